@@ -1,0 +1,1 @@
+"""Arrays, kernels and envs, resident on one device."""

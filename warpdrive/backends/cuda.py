@@ -1,0 +1,223 @@
+"""The CUDA backend: compile to a cubin, load it, launch it on a stream that torch shares.
+
+Two parts, each with two interchangeable ways:
+
+* compile to a cubin: NVRTC when it is there (a CUDA build of torch brings it), else nvcc;
+* load and launch: PyCUDA when it is installed, else cuda.bindings (a CUDA build of torch brings it).
+
+So a GPU machine needs no CUDA toolkit. Launches and torch work go to one stream, so they are
+ordered without a synchronisation and can be captured together in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from warpdrive.backends.base import Backend, LaunchShape, Module, Source, show_source_line
+from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
+from warpdrive.cache import cache_key, cached, read_entry
+from warpdrive.errors import BackendError, CompileError
+from warpdrive.signature import Signature
+
+_FLAGS = ("-std=c++17", "-lineinfo")
+_MAX_STATIC_SHARED = 48 * 1024
+
+
+class CudaBackend(Backend):
+    """One GPU.
+
+    Args:
+        index: which GPU.
+        debug: compile with full debug information (slow kernels; for cuda-gdb and compute-sanitizer).
+        driver: "auto", "pycuda" or "bindings".
+    Raises:
+        BackendError: no GPU, or the driver asked for is not installed.
+    """
+
+    name = "cuda"
+    prefers_one_thread = False
+
+    def __init__(self, index: int = 0, debug: bool = False, driver: str = "auto") -> None:
+        if not torch.cuda.is_available():
+            built = "" if torch.version.cuda else " This torch is built without CUDA: reinstall it from pypi.org."
+            raise BackendError(f"no GPU here, or no driver for it (nvidia-smi tells).{built} Or use env_backend: cpu.")
+        if index >= torch.cuda.device_count():
+            raise BackendError(f"no GPU cuda:{index}: there are {torch.cuda.device_count()}. Use cuda:0.")
+        self.device = torch.device("cuda", index)
+        self.debug = debug
+        self.driver = _driver(index, driver)
+        major, minor = torch.cuda.get_device_capability(index)
+        self.arch = f"sm_{major}{minor}"
+        self.stream = torch.cuda.ExternalStream(self.driver.stream_handle, device=self.device)
+        """torch's view of the stream. Capture on it: `torch.cuda.graph(graph, stream=backend.stream)`."""
+        torch.cuda.set_stream(self.stream)
+
+    def compile(self, source: Source) -> Module:
+        cubin = compile_to_cubin(source, self.arch, debug=self.debug)
+        return CudaModule(self.driver, self.driver.load(cubin), source)
+
+    def synchronize(self) -> None:
+        self.driver.synchronize()
+
+    def __str__(self) -> str:
+        return f"{self.arch}, launches by {self.driver.name}"
+
+
+class CudaModule(Module):
+    """A loaded cubin."""
+
+    def __init__(self, driver: Driver, handle: object, source: Source) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._source = source
+        self._functions: dict[str, object] = {}
+
+    def prepare(
+        self, signature: Signature, arguments: Sequence[torch.Tensor | float | int | bool], shape: LaunchShape
+    ) -> Callable[[], None]:
+        function = self._functions.get(signature.name)
+        if function is None:
+            function = self._driver.function(self._handle, signature.name)
+            self._functions[signature.name] = function
+        if shape.shared_bytes > _MAX_STATIC_SHARED:
+            self._driver.allow_shared_bytes(function, shape.shared_bytes)
+        return self._driver.prepare(function, signature, tuple(arguments), shape)
+
+
+_drivers: dict[tuple[int, str], Driver] = {}
+
+
+def _driver(index: int, name: str) -> Driver:
+    """One driver, and so one stream, a GPU and process."""
+    if name == "auto":
+        name = "pycuda" if PyCudaDriver.is_installed() else "bindings"
+    kinds = {"pycuda": PyCudaDriver, "bindings": BindingsDriver}
+    if name not in kinds:
+        raise BackendError(f"unknown driver '{name}'. Choose auto, pycuda or bindings.")
+    if (index, name) not in _drivers:
+        _drivers[index, name] = kinds[name](index)
+    return _drivers[index, name]
+
+
+def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: bool = False) -> bytes:
+    """Machine code for `arch` ("sm_90"); from the cache if it was compiled before. Needs no GPU.
+
+    Args:
+        compiler: "nvrtc", "nvcc", or "auto" for the first of them that is here.
+    Raises:
+        CompileError: the source is wrong.
+        BackendError: the compiler is not here.
+    """
+    if compiler == "auto":
+        compiler = "nvrtc" if _nvrtc() is not None else "nvcc"
+    flags = [f"-arch={arch}", *_FLAGS, *(["-G"] if debug else []), *source.options]
+    flags += [f"-I{folder}" for folder in source.all_include_folders()]
+    version, run = (_nvrtc_version(), _run_nvrtc) if compiler == "nvrtc" else (_nvcc_version(), _run_nvcc)
+    unit = f'{source.constants}\n#line 1 "{source.path}"\n{source.text}'
+    key = cache_key([compiler, version, *flags, unit, source.included_text()])
+    return read_entry(cached(key, ".cubin", lambda: run(source, unit, flags)))
+
+
+def _nvrtc():
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()  # loads the library, which may be missing where the bindings are not
+        return nvrtc
+    except Exception:  # ImportError, or whatever a half-installed library raises
+        return None
+
+
+def _nvrtc_version() -> str:
+    nvrtc = _nvrtc()
+    if nvrtc is None:
+        raise BackendError("NVRTC is not here. Install it with `pip install nvidia-cuda-nvrtc cuda-bindings`.")
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"nvrtc {major}.{minor}"
+
+
+def _run_nvrtc(source: Source, unit: str, flags: list[str]) -> bytes:
+    nvrtc = _nvrtc()
+
+    def check(result, *values):
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise BackendError(f"NVRTC failed on {source.path}: {nvrtc.nvrtcGetErrorString(result)[1].decode()}.")
+        return values[0] if values else None
+
+    program = check(*nvrtc.nvrtcCreateProgram(unit.encode(), source.path.encode(), 0, [], []))
+    try:
+        options = [flag.encode() for flag in flags]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * check(*nvrtc.nvrtcGetProgramLogSize(program))
+            check(*nvrtc.nvrtcGetProgramLog(program, log))
+            raise CompileError(_read_diagnostics(log.decode(errors="replace").rstrip("\0"), source))
+        cubin = b" " * check(*nvrtc.nvrtcGetCUBINSize(program))
+        check(*nvrtc.nvrtcGetCUBIN(program, cubin))
+        return cubin
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvcc() -> str | None:
+    found = shutil.which("nvcc")
+    return found or next((str(path) for path in [Path("/usr/local/cuda/bin/nvcc")] if path.is_file()), None)
+
+
+def _nvcc_version() -> str:
+    nvcc = _nvcc()
+    if nvcc is None:
+        raise BackendError(
+            "no compiler for CUDA here: neither NVRTC nor nvcc. "
+            "`pip install nvidia-cuda-nvrtc cuda-bindings` brings one, or put nvcc on the PATH."
+        )
+    return subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def _run_nvcc(source: Source, unit: str, flags: list[str]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        unit_path, cubin_path = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        unit_path.write_text(unit)
+        command = [_nvcc(), "-cubin", *flags, str(unit_path), "-o", str(cubin_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompileError(_read_diagnostics(done.stdout + done.stderr, source))
+        return cubin_path.read_bytes()
+
+
+_DIAGNOSTIC = re.compile(r"^(.+?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.*)$")
+
+
+def _read_diagnostics(log: str, source: Source) -> str:
+    """The first errors of an NVRTC or nvcc log as `file:line:column: error`, source line and caret."""
+    lines, shown = log.splitlines(), []
+    for number, line in enumerate(lines):
+        match = _DIAGNOSTIC.match(line)
+        if not match:
+            continue
+        path, row, message = match.group(1), int(match.group(2)), match.group(3)
+        after = lines[number + 1 : number + 6]
+        caret = next((index for index, text in enumerate(after) if text.strip() == "^"), None)
+        text, column = source.text, 1
+        if caret is not None:
+            # the log indents the source line; the file's own line tells by how much
+            column = after[caret].index("^") + 1
+            own = text.splitlines()[row - 1] if path == source.path and row <= text.count("\n") + 1 else ""
+            if own.strip():
+                logged = after[caret - 1]
+                column -= (len(logged) - len(logged.lstrip())) - (len(own) - len(own.lstrip()))
+        elif path != source.path:
+            text = ""
+        if path != source.path and Path(path).is_file():
+            text = Path(path).read_text()
+        shown.append(show_source_line(f"error: {message}", path, row, max(column, 1), text))
+        if len(shown) == 5:
+            break
+    return "\n".join(shown) or f"{source.path}: the compiler failed:\n{log.strip()}"

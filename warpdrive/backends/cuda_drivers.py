@@ -1,0 +1,183 @@
+"""Who loads cubins and launches kernels on a GPU: PyCUDA, or cuda.bindings. Both do the same.
+
+A driver owns one stream of the GPU's primary context, the context that torch uses.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from warpdrive.backends.base import LaunchShape
+from warpdrive.errors import BackendError, KernelError
+from warpdrive.signature import Signature
+
+_STRUCT_CODES = {
+    torch.float32: "f", torch.float64: "d", torch.int32: "i", torch.uint32: "I", torch.int64: "q", torch.uint64: "Q",
+    torch.int16: "h", torch.uint16: "H", torch.int8: "b", torch.uint8: "B", torch.bool: "?",
+}  # fmt: skip
+
+
+class Driver(ABC):
+    """Loads cubins and launches kernels on one GPU."""
+
+    name: str
+    stream_handle: int
+
+    @classmethod
+    @abstractmethod
+    def is_installed(cls) -> bool: ...
+
+    @abstractmethod
+    def load(self, cubin: bytes) -> object:
+        """A module handle."""
+
+    @abstractmethod
+    def function(self, module: object, name: str) -> object:
+        """The handle of the kernel `name`."""
+
+    @abstractmethod
+    def allow_shared_bytes(self, function: object, num_bytes: int) -> None:
+        """Raises the kernel's limit of dynamic shared memory, which starts at 48 KB."""
+
+    @abstractmethod
+    def prepare(self, function: object, signature: Signature, arguments: tuple, shape: LaunchShape) -> Callable:
+        """A launch with everything packed; it keeps the tensors alive."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for the stream. Raises KernelError if a launch failed."""
+
+
+def _pack(signature: Signature, arguments: tuple) -> list[tuple[str, object]]:
+    """(struct code, value) a parameter; a tensor becomes its address."""
+    return [
+        ("P", argument.data_ptr()) if parameter.is_pointer else (_STRUCT_CODES[parameter.dtype], argument)
+        for parameter, argument in zip(signature.parameters, arguments, strict=True)
+    ]
+
+
+class PyCudaDriver(Driver):
+    """PyCUDA, the extra `[cuda]`. This class is the only place that imports it."""
+
+    name = "PyCUDA"
+
+    def __init__(self, index: int) -> None:
+        try:
+            import pycuda.driver as cuda
+        except Exception as error:  # ImportError, or a build for another CUDA
+            raise BackendError(
+                f"PyCUDA cannot be imported ({error}). Install it with `pip install 'warpdrive[cuda]'`, "
+                "or leave the driver to 'auto'."
+            ) from None
+        torch.zeros(1, device=f"cuda:{index}")  # torch makes the primary context first
+        cuda.init()
+        self._cuda = cuda
+        self._context = cuda.Device(index).retain_primary_context()
+        self._context.push()
+        atexit.register(self._context.pop)  # PyCUDA aborts the process if a context is left
+        self._stream = cuda.Stream()
+        self.stream_handle = self._stream.handle
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return importlib.util.find_spec("pycuda") is not None
+
+    def load(self, cubin: bytes) -> object:
+        return self._cuda.module_from_buffer(cubin)
+
+    def function(self, module: object, name: str) -> object:
+        return module.get_function(name)
+
+    def allow_shared_bytes(self, function: object, num_bytes: int) -> None:
+        function.set_attribute(self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, num_bytes)
+
+    def prepare(self, function: object, signature: Signature, arguments: tuple, shape: LaunchShape) -> Callable:
+        packed = _pack(signature, arguments)
+        buffer = struct.pack("".join(code for code, _ in packed), *(value for _, value in packed))
+        launch, stream, shared_bytes = function._launch_kernel, self._stream, shape.shared_bytes
+        grid, block = (shape.num_blocks, 1, 1), (*shape.block, 1)
+
+        def call(_kept_alive=arguments) -> None:
+            launch(grid, block, buffer, shared_bytes, stream)
+
+        return call
+
+    def synchronize(self) -> None:
+        try:
+            self._stream.synchronize()
+        except self._cuda.Error as error:
+            raise KernelError(f"a kernel failed on the GPU: {error}. Run it on the CPU in debug mode.") from None
+
+
+class BindingsDriver(Driver):
+    """cuda.bindings, NVIDIA's own Python bindings, for modules and streams; libcuda itself for launches."""
+
+    name = "cuda.bindings"
+
+    def __init__(self, index: int) -> None:
+        try:
+            from cuda.bindings import driver as cuda
+        except ImportError as error:
+            raise BackendError(
+                f"neither PyCUDA nor cuda.bindings can be imported ({error}). `pip install cuda-bindings` mends it."
+            ) from None
+        self._cuda = cuda
+        torch.zeros(1, device=f"cuda:{index}")  # torch makes the primary context and makes it current
+        torch.cuda.set_device(index)
+        self._context = self._check(*cuda.cuCtxGetCurrent())
+        self._stream = self._check(*cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self.stream_handle = int(self._stream)
+        self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return importlib.util.find_spec("cuda.bindings") is not None
+
+    def load(self, cubin: bytes) -> object:
+        return self._check(*self._cuda.cuModuleLoadData(cubin))
+
+    def function(self, module: object, name: str) -> object:
+        return self._check(*self._cuda.cuModuleGetFunction(module, name.encode()))
+
+    def allow_shared_bytes(self, function: object, num_bytes: int) -> None:
+        attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._check(*self._cuda.cuFuncSetAttribute(function, attribute, num_bytes))
+
+    def prepare(self, function: object, signature: Signature, arguments: tuple, shape: LaunchShape) -> Callable:
+        packed = _pack(signature, arguments)
+        values = [ctypes.create_string_buffer(struct.pack(code, value)) for code, value in packed]
+        addresses = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
+        launch = self._launch
+        words = [int(function), shape.num_blocks, 1, 1, *shape.block, 1, shape.shared_bytes]
+        # converted once: ctypes would convert plain ints anew at every launch
+        packed_words = tuple(kind(word) for kind, word in zip(launch.argtypes, words, strict=False))
+        packed_words += (ctypes.c_void_p(self.stream_handle), ctypes.cast(addresses, ctypes.c_void_p), None)
+
+        def call(_kept_alive=(arguments, values, addresses)) -> None:
+            if result := launch(*packed_words):
+                raise KernelError(self._message(self._cuda.CUresult(result), signature.name))
+
+        return call
+
+    def synchronize(self) -> None:
+        (result,) = self._cuda.cuStreamSynchronize(self._stream)
+        if result != self._cuda.CUresult.CUDA_SUCCESS:
+            raise KernelError(self._message(result, None))
+
+    def _check(self, result: object, *values: object) -> object:
+        if result != self._cuda.CUresult.CUDA_SUCCESS:
+            raise BackendError(self._message(result, None))
+        return values[0] if values else None
+
+    def _message(self, result: object, kernel: str | None) -> str:
+        text = self._cuda.cuGetErrorString(result)[1]
+        what = f"kernel '{kernel}' could not be launched" if kernel else "a kernel failed on the GPU"
+        return f"{what}: {text.decode() if text else result}. Run it on the CPU in debug mode."

@@ -1,0 +1,179 @@
+"""Named torch tensors on one device: what kernels read and write is what the trainer reads and writes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from warpdrive.errors import ArrayError
+from warpdrive.signature import CTYPES
+
+START = "start_"
+"""`start_x` [E, ...] is what array `x` restarts from, env by env."""
+POOL = "pool_"
+"""`pool_x` [P, ...] holds P starts of array `x`; a restarting env takes the same row of every pool."""
+
+
+class DataManager:
+    """Owns every array of a run. An array is pushed once, then lives on the device under its name.
+
+    data = DataManager("cuda")
+    data.push("x", np.zeros((num_envs, num_agents), np.float32))
+    data["x"] += 1.0                # a torch tensor, the very memory that kernels see
+    data.pull("x")                  # a numpy copy
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self._arrays: dict[str, torch.Tensor] = {}
+        self._constant: set[str] = set()
+
+    def push(self, name: str, array: Any, const: bool = False) -> torch.Tensor:
+        """Copies an array to the device and names it.
+
+        Args:
+            name: a C identifier; kernels receive the array by this name.
+            array: numpy array, torch tensor, or what `numpy.asarray` takes. Copied.
+            const: kernels may only read it (`const float* name`).
+        Returns:
+            The tensor on the device.
+        Raises:
+            ArrayError: the name is taken or no identifier, or kernels cannot take the dtype.
+        """
+        if not isinstance(array, torch.Tensor):
+            array = self._from_numpy(name, np.asarray(array))
+        tensor = torch.empty(array.shape, dtype=array.dtype, device=self.device).copy_(array)
+        return self.add(name, tensor, const)
+
+    def add(self, name: str, tensor: torch.Tensor, const: bool = False) -> torch.Tensor:
+        """Names a tensor that is already on the device. No copy.
+
+        Raises:
+            ArrayError: the name is taken or no identifier; or dtype, device or layout do not fit kernels.
+        """
+        if not name.isidentifier():
+            raise ArrayError(f"'{name}' cannot name an array: kernels need a C identifier, such as 'heading'.")
+        if name in self._arrays:
+            raise ArrayError(f"array '{name}' is there already. Write into it: data['{name}'].copy_(new_values).")
+        if tensor.dtype not in CTYPES:
+            raise ArrayError(self._refuse_dtype(name, str(tensor.dtype).removeprefix("torch.")))
+        if not self._is_here(tensor):
+            raise ArrayError(
+                f"array '{name}' is on {tensor.device}, this DataManager on {self.device}. Use data.push('{name}', ...)."
+            )
+        if not tensor.is_contiguous():
+            raise ArrayError(f"array '{name}' is not contiguous. Give data.add a tensor.contiguous().")
+        self._arrays[name] = tensor.detach()
+        if const:
+            self._constant.add(name)
+        return self._arrays[name]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The live tensor: writing into it is seen by the next kernel."""
+        try:
+            return self._arrays[name]
+        except KeyError:
+            raise ArrayError(f"no array '{name}'. {self.nearest(name)}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def names(self) -> list[str]:
+        """Names in the order of their push."""
+        return list(self._arrays)
+
+    def is_const(self, name: str) -> bool:
+        """Whether kernels may only read the array."""
+        return name in self._constant
+
+    def pull(self, name: str) -> np.ndarray:
+        """A numpy copy of the array, after all work queued so far."""
+        tensor = self[name]
+        if tensor.dtype is torch.bfloat16:
+            tensor = tensor.float()
+        return tensor.to("cpu", copy=True).numpy()
+
+    def save_start(self, *names: str) -> None:
+        """Keeps the arrays' values of now as `start_<name>`: ended envs restart from them."""
+        for name in names:
+            if START + name in self:
+                self[START + name].copy_(self[name])
+            else:
+                self.add(START + name, self[name].clone(), const=True)
+
+    def push_pool(self, **rows: Any) -> None:
+        """Start pools: each array [P, ...] holds P starts of the array it is named for.
+
+        A restarting env draws one row and takes it from every array of the pool, so rows must hold
+        whole states: push the observation of each state with it.
+
+        Raises:
+            ArrayError: an array is unknown, or shapes, dtypes or numbers of rows disagree.
+        """
+        num_rows = {name: len(values) for name, values in rows.items()}
+        if len(set(num_rows.values())) > 1:
+            raise ArrayError(f"the arrays of a pool need the same number of rows, got {num_rows}.")
+        for name, values in rows.items():
+            array = self[name]
+            if not isinstance(values, torch.Tensor):
+                values = self._from_numpy(name, np.asarray(values))
+            if tuple(values.shape[1:]) != tuple(array.shape[1:]) or values.dtype != array.dtype:
+                raise ArrayError(
+                    f"pool rows of '{name}' are {list(values.shape[1:])} {values.dtype}, one env of the array is "
+                    f"{list(array.shape[1:])} {array.dtype}. Make them agree."
+                )
+            self.push(POOL + name, values, const=True)
+
+    def bytes_held(self) -> dict[str, int]:
+        """Bytes on the device, by array."""
+        return {name: tensor.numel() * tensor.element_size() for name, tensor in self._arrays.items()}
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of all arrays, on the device: all there is to know to go on later."""
+        return {name: tensor.clone() for name, tensor in self._arrays.items()}
+
+    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        """Writes a snapshot back into the same memory. Nothing is written if anything does not fit.
+
+        Raises:
+            ArrayError: the snapshot has other names, shapes or dtypes.
+        """
+        if missing := [name for name in self._arrays if name not in snapshot]:
+            raise ArrayError(f"the snapshot lacks {missing}: it was taken of other arrays.")
+        if unknown := [name for name in snapshot if name not in self._arrays]:
+            raise ArrayError(f"the snapshot holds {unknown}, which are no arrays here: it was taken of others.")
+        for name, value in snapshot.items():
+            array = self[name]
+            if value.shape != array.shape or value.dtype != array.dtype:
+                raise ArrayError(
+                    f"'{name}' is {list(value.shape)} {value.dtype} in the snapshot and "
+                    f"{list(array.shape)} {array.dtype} here."
+                )
+        for name, value in snapshot.items():
+            self[name].copy_(value)
+
+    def nearest(self, name: str) -> str:
+        """A hint for a wrong name: `Did you mean 'x'?`, else the names there are."""
+        near = difflib.get_close_matches(name, self._arrays, 1)
+        return f"Did you mean '{near[0]}'?" if near else f"Pushed so far: {', '.join(self._arrays) or 'nothing'}."
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.device.type and self.device.index in (None, tensor.device.index)
+
+    def _from_numpy(self, name: str, array: np.ndarray) -> torch.Tensor:
+        try:
+            return torch.from_numpy(np.array(array, order="C", copy=True))
+        except TypeError:
+            raise ArrayError(self._refuse_dtype(name, str(array.dtype))) from None
+
+    @staticmethod
+    def _refuse_dtype(name: str, dtype: str) -> str:
+        taken = ", ".join(str(known).removeprefix("torch.") for known in CTYPES)
+        return (
+            f"kernels cannot take '{name}' as {dtype} (they take {taken}). "
+            f"Push it as float32: data.push('{name}', numpy.asarray({name}, dtype='float32'))."
+        )

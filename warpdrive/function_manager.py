@@ -1,0 +1,265 @@
+"""From a `.cu` file and constants to kernels whose parameters are wired to arrays by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warpdrive.backends.base import Backend, LaunchShape, Source
+from warpdrive.data_manager import DataManager
+from warpdrive.errors import SignatureError, WiringError
+from warpdrive.signature import Parameter, Signature, blank_comments, read_signatures
+
+MAX_THREADS = 1024
+"""Threads in one block, on every GPU."""
+
+Constant = bool | int | float | Sequence[int] | Sequence[float]
+
+_CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+_AGENT_LOOP = re.compile(r"\benv_index\s*\(|\bagent_stride\s*\(|\+=\s*blockDim\s*\.\s*x\b")
+_ELEMENT_LOOP = re.compile(r"\bglobal_thread\s*\(")
+
+
+class FunctionManager:
+    """Compiles one source and launches its kernels.
+
+    functions = FunctionManager(data, Path("tag.cu"), {"NUM_AGENTS": 5}, num_envs=2000, num_agents=5)
+    functions.launch("tag_step")                              # every parameter takes the array of its name
+    step = functions.prepare("tag_step", reward=rewards[t])   # a view in place of an array, packed once
+    step()                                                    # about a microsecond
+
+    How many threads a kernel gets follows from how it is written:
+
+    * loops over agents (`agent_stride()`, `+= blockDim.x`) or asks for `env_index()`: any number is right,
+      so a GPU gives an env a thread an agent (at most 1,024) and the CPU one thread;
+    * loops over elements from `global_thread()`: enough threads for one an agent of every env;
+    * anything else takes `blockIdx.x` for its env and `threadIdx.x` for its agent: exactly one thread an agent.
+
+    Args:
+        data: where arrays come from.
+        source: path of the `.cu` file, or its text.
+        constants: name -> number, or a sequence of numbers. Names are capitals.
+        num_envs, num_agents: the grid; also the constants NUM_ENVS and NUM_AGENTS.
+        backend: who compiles and launches; chosen by `data.device` if not given.
+        threads_per_env: threads of a kernel that is right for any number; chosen if not given.
+        include_folders, options: for the compiler.
+        name: what messages call a source given as text.
+    Raises:
+        SignatureError, CompileError: the source is wrong.
+        WiringError: a constant is.
+    """
+
+    def __init__(
+        self,
+        data: DataManager,
+        source: Path | str,
+        constants: Mapping[str, Constant] | None = None,
+        num_envs: int = 1,
+        num_agents: int = 1,
+        backend: Backend | None = None,
+        threads_per_env: int | None = None,
+        include_folders: Sequence[Path] = (),
+        options: Sequence[str] = (),
+        name: str = "<source>",
+    ) -> None:
+        if backend is None:
+            from warpdrive.backends import choose_backend
+
+            backend = choose_backend(device=data.device)
+        self.data = data
+        self.backend = backend
+        self.num_envs = num_envs
+        self.num_agents = num_agents
+        path = str(source) if isinstance(source, Path) else name
+        text = source.read_text() if isinstance(source, Path) else source
+        self.signatures = read_signatures(text, path)
+        if not self.signatures:
+            raise SignatureError(f'{path}: no kernel in it. A kernel is `extern "C" __global__ void name(...)`.')
+        self._code = blank_comments(text, keep_strings=False)
+        self._threads_per_env = threads_per_env or self._choose_threads()
+        constants = {
+            **(constants or {}),
+            "NUM_ENVS": num_envs,
+            "NUM_AGENTS": num_agents,
+            "THREADS_PER_ENV": self._threads_per_env,
+            "ENVS_PER_BLOCK": 1,
+        }
+        self.source = Source(
+            path, text, write_constants(constants), self.signatures, tuple(include_folders), tuple(options)
+        )
+        self._module = backend.compile(self.source)
+        self._calls: dict[str, Callable[[], None]] = {}
+
+    def launch(self, kernel: str, **overrides: Any) -> None:
+        """Launches a kernel over all envs; returns at once on a GPU.
+
+        Args:
+            overrides: parameter name -> a tensor to use in place of the array of that name (a contiguous view
+                of the array's shape), or the value of a number parameter.
+        Raises:
+            WiringError: a parameter has no array, or an array does not fit its parameter.
+        """
+        if overrides:
+            self.prepare(kernel, **overrides)()
+            return
+        call = self._calls.get(kernel)
+        if call is None:
+            call = self._calls[kernel] = self.prepare(kernel)
+        call()
+
+    def prepare(self, kernel: str, **overrides: Any) -> Callable[[], None]:
+        """A launch that was checked and packed once; see `launch`. Calling it takes about a microsecond."""
+        signature = self.signature(kernel)
+        names = {parameter.name for parameter in signature.parameters}
+        for name in overrides:
+            if name not in names:
+                raise WiringError(
+                    f"kernel '{kernel}' has no parameter '{name}'. It has: {', '.join(sorted(names)) or 'none'}."
+                )
+        arguments = [self._argument(kernel, parameter, overrides) for parameter in signature.parameters]
+        return self._module.prepare(signature, arguments, self.launch_shape(kernel))
+
+    def signature(self, kernel: str) -> Signature:
+        """Raises WiringError if there is no such kernel."""
+        if kernel not in self.signatures:
+            raise WiringError(
+                f"{self.source.path}: no kernel '{kernel}'. It has: {', '.join(self.signatures)}. "
+                f'Write it as `extern "C" __global__ void {kernel}(...)`.'
+            )
+        return self.signatures[kernel]
+
+    def launch_shape(self, kernel: str) -> LaunchShape:
+        """Blocks and threads of a kernel; the class says by which rule."""
+        body = reachable_code(self._code, kernel)
+        if _ELEMENT_LOOP.search(body):
+            num_elements = self.num_envs * self.num_agents
+            threads = min(256, num_elements)
+            return LaunchShape(-(-num_elements // threads), (threads, 1))
+        if _AGENT_LOOP.search(body):
+            return LaunchShape(self.num_envs, (self._threads_per_env, 1))
+        if self.num_agents > MAX_THREADS:
+            raise WiringError(
+                f"kernel '{kernel}' takes threadIdx.x for its agent, but a block has at most {MAX_THREADS} threads and "
+                f"an env {self.num_agents} agents. Loop over agents: "
+                "`for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride())`."
+            )
+        return LaunchShape(self.num_envs, (self.num_agents, 1))
+
+    def _choose_threads(self) -> int:
+        if self.backend.prefers_one_thread:
+            return 1
+        return min(-(-self.num_agents // 32) * 32, MAX_THREADS) if self.backend.name == "cuda" else self.num_agents
+
+    def _argument(self, kernel: str, parameter: Parameter, overrides: Mapping[str, Any]) -> Any:
+        name = parameter.name
+        if not parameter.is_pointer:
+            if not isinstance(overrides.get(name), (bool, int, float)):
+                raise WiringError(
+                    f"kernel '{kernel}' takes a number as '{name}'. Give it at launch, {name}=..., "
+                    f"or make it a constant, {name.upper()}."
+                )
+            return overrides[name]
+        if name not in overrides and name not in self.data:
+            raise WiringError(
+                f"kernel '{kernel}' has a parameter '{name}', but no array '{name}' was pushed. "
+                f"{self.data.nearest(name)}"
+            )
+        tensor = overrides.get(name, self.data[name] if name in self.data else None)
+        self._check(kernel, parameter, tensor)
+        return tensor
+
+    def _check(self, kernel: str, parameter: Parameter, tensor: Any) -> None:
+        name = parameter.name
+        if not isinstance(tensor, torch.Tensor):
+            raise WiringError(
+                f"kernel '{kernel}' takes an array as '{name}', got {type(tensor).__name__}. Give it a torch tensor."
+            )
+        if tensor.dtype != parameter.dtype:
+            has, wants = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, parameter.dtype))
+            raise WiringError(
+                f"kernel '{kernel}' takes '{name}' as {wants} (`{parameter}`), but it is {has}. "
+                f"Push it as {wants}: data.push('{name}', {name}.astype('{wants}'))."
+            )
+        if tensor.device != self.backend.device:
+            raise WiringError(
+                f"kernel '{kernel}' runs on {self.backend.device}, but '{name}' is on {tensor.device}. "
+                f"Give a tensor.to('{self.backend.device}')."
+            )
+        if not tensor.is_contiguous():
+            raise WiringError(
+                f"kernel '{kernel}' takes '{name}' as one piece of memory, but the tensor given is strided "
+                f"({list(tensor.shape)}, strides {list(tensor.stride())}). Give a tensor.contiguous()."
+            )
+        if name not in self.data:
+            return
+        if tuple(tensor.shape) != tuple(self.data[name].shape):
+            raise WiringError(
+                f"kernel '{kernel}' takes '{name}' as {list(self.data[name].shape)}, got {list(tensor.shape)}. "
+                "Give a view of the array's shape."
+            )
+        if self.data.is_const(name) and not parameter.is_const:
+            raise WiringError(
+                f"kernel '{kernel}' may write '{name}', which was pushed as constant. "
+                f"Declare the parameter `const {parameter}`, or push the array without const=True."
+            )
+
+
+def reachable_code(code: str, function: str) -> str:
+    """The body of a function and of every function of the same text that it calls. `code` has no comments."""
+    bodies: dict[str, str] = {}
+    waiting = [function]
+    while waiting:
+        name = waiting.pop()
+        if name in bodies:
+            continue
+        bodies[name] = ""
+        for start in re.finditer(rf"\b{name}\s*\([^;{{}}]*?\)\s*(?:const\s*)?\{{", code):
+            depth, position = 1, start.end()
+            while depth and position < len(code):
+                depth += {"{": 1, "}": -1}.get(code[position], 0)
+                position += 1
+            bodies[name] += code[start.end() : position]
+        waiting += re.findall(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(", bodies[name])
+    return "\n".join(bodies.values())
+
+
+def write_constants(constants: Mapping[str, Constant]) -> str:
+    """Lines of C++: `constexpr int NUM_AGENTS = 5;`. Floats are float, not double; sequences become arrays.
+
+    Raises:
+        WiringError: a name is not in capitals, or a value is no number.
+    """
+    lines = []
+    for name, value in constants.items():
+        if not _CONSTANT_NAME.fullmatch(name):
+            raise WiringError(f"constant '{name}': names are capitals, digits and _, such as '{name.upper()}'.")
+        if isinstance(value, (Sequence, tuple)) and not isinstance(value, str) and len(value):
+            kinds = {_literal(name, item)[0] for item in value}
+            kind = "float" if "float" in kinds else kinds.pop()
+            items = ", ".join(_literal(name, float(item) if kind == "float" else item)[1] for item in value)
+            lines.append(f"__constant__ const {kind} {name}[{len(value)}] = {{{items}}};")
+        else:
+            kind, literal = _literal(name, value)
+            lines.append(f"constexpr {kind} {name} = {literal};")
+    return "\n".join(lines)
+
+
+def _literal(name: str, value: Any) -> tuple[str, str]:
+    if hasattr(value, "item"):
+        value = value.item()  # a numpy number
+    if isinstance(value, bool):
+        return "bool", str(value).lower()
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise WiringError(f"constant '{name}' = {value} does not fit 64 bits. Make it an array.")
+        return ("int", str(value)) if -(2**31) < value < 2**31 else ("long long", f"{value}ll")
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise WiringError(f"constant '{name}' is {value}. Use a finite number, or INFINITY in the source.")
+        literal = torch.tensor(value, dtype=torch.float32).item()
+        return "float", f"{literal!r}f"
+    raise WiringError(f"constant '{name}' is a {type(value).__name__}. Constants are numbers, or sequences of them.")

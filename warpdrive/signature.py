@@ -1,0 +1,139 @@
+"""Reads `extern "C" __global__ void f(const float* x, ...)` into names and dtypes.
+
+A parameter's name is the name of the array it receives, so the source text is the only place
+where a kernel's arguments are listed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from warpdrive.errors import SignatureError
+
+DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "int": torch.int32,
+    "unsigned int": torch.uint32,
+    "long long": torch.int64,
+    "unsigned long long": torch.uint64,
+    "short": torch.int16,
+    "unsigned short": torch.uint16,
+    "signed char": torch.int8,
+    "char": torch.int8,
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+    "__half": torch.float16,
+    "__nv_bfloat16": torch.bfloat16,
+}
+"""C type of a kernel's parameter -> dtype of the array it takes."""
+
+CTYPES = {dtype: ctype for ctype, dtype in reversed(DTYPES.items())}
+"""dtype of an array -> C type of the parameter that takes it."""
+
+_ALIASES = {
+    "unsigned": "unsigned int",
+    "int32_t": "int",
+    "uint32_t": "unsigned int",
+    "int64_t": "long long",
+    "uint64_t": "unsigned long long",
+    "long long int": "long long",
+    "unsigned long long int": "unsigned long long",
+    "int16_t": "short",
+    "uint16_t": "unsigned short",
+    "int8_t": "signed char",
+    "uint8_t": "unsigned char",
+    "half": "__half",
+}
+
+_NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_KERNEL = re.compile(
+    r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"
+    r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)"
+)
+_IGNORED = {"__restrict__", "__restrict", "restrict", "volatile"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel: `const float* x` is Parameter("x", "float", float32, True, True)."""
+
+    name: str
+    ctype: str
+    dtype: torch.dtype
+    is_pointer: bool
+    is_const: bool
+
+    def __str__(self) -> str:
+        return f"{'const ' if self.is_const else ''}{self.ctype}{'*' if self.is_pointer else ''} {self.name}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A kernel's name, parameters in order, and the line of the source on which it starts."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    line: int
+
+
+def blank_comments(text: str, keep_strings: bool = True) -> str:
+    """`text` with comments (and, if asked, strings) turned to spaces; lines and columns stay where they were."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match.group(0)
+        if found.startswith('"') and keep_strings:
+            return found
+        return re.sub(r"[^\n]", " ", found)
+
+    return _NOT_CODE.sub(blank, text)
+
+
+def read_signatures(text: str, path: str = "<source>") -> dict[str, Signature]:
+    """Every kernel of a CUDA C source, by name, in the order of the source.
+
+    Raises:
+        SignatureError: a parameter has no name, or a type that no array can have; or two kernels share a name.
+    """
+    code = blank_comments(text)
+    signatures: dict[str, Signature] = {}
+    for match in _KERNEL.finditer(code):
+        name, line = match.group(1), code.count("\n", 0, match.start()) + 1
+        if name in signatures:
+            raise SignatureError(
+                f"{path}:{line}: kernel '{name}' is defined twice (first on line {signatures[name].line}). Rename one."
+            )
+        parameters = tuple(
+            _read_parameter(part, name, f"{path}:{line}")
+            for part in match.group(2).split(",")
+            if part.strip() not in ("", "void")
+        )
+        names = [parameter.name for parameter in parameters]
+        for repeated in {n for n in names if names.count(n) > 1}:
+            raise SignatureError(
+                f"{path}:{line}: kernel '{name}' has two parameters named '{repeated}'. Rename one."
+            )
+        signatures[name] = Signature(name, parameters, line)
+    return signatures
+
+
+def _read_parameter(text: str, kernel: str, place: str) -> Parameter:
+    words = re.findall(r"\w+|\*|&|\[|\]|<|>|::", text)
+    shown = " ".join(text.split())
+    way_out = f"A kernel's parameters are `TYPE* name` or `TYPE name`, TYPE one of: {', '.join(DTYPES)}."
+    words = [word for word in words if word not in _IGNORED]
+    if len(words) < 2 or not re.fullmatch(r"[A-Za-z_]\w*", words[-1]) or words[-1] in DTYPES:
+        raise SignatureError(f"{place}: kernel '{kernel}': cannot read the parameter `{shown}`. {way_out}")
+    *words, name = words
+    num_stars = words.count("*")
+    is_const = "const" in words[: words.index("*")] if num_stars else "const" in words
+    ctype = " ".join(word for word in words if word not in ("const", "*"))
+    ctype = _ALIASES.get(ctype, ctype)
+    if ctype not in DTYPES or num_stars > 1:
+        raise SignatureError(
+            f"{place}: kernel '{kernel}': no array can be given to the parameter `{shown}`. {way_out}"
+        )
+    return Parameter(name, ctype, DTYPES[ctype], bool(num_stars), is_const)
