@@ -1,0 +1,161 @@
+"""What an env is: the rules of one simulated world, written as a config, arrays, constants and kernels."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from warpdrive.errors import ConfigError, EnvError
+
+ENVS_PACKAGE = "cuda_envs"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The agents that share a policy, and what one of them sees and does."""
+
+    agents: range
+    """Their places on the agent axis, one slice."""
+    observation_space: spaces.Box
+    """Of one agent, [feature] float32."""
+    action_space: spaces.Discrete | spaces.MultiDiscrete
+    """Of one agent."""
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Number of actions of each head."""
+        if isinstance(self.action_space, spaces.Discrete):
+            return (int(self.action_space.n),)
+        return tuple(int(size) for size in self.action_space.nvec)
+
+
+class Env:
+    """One world. Derive from it in `<env>/<env>.py`, beside the kernels in `<env>/<env>.cu`.
+
+    class Tag(Env):
+        Config = TagConfig                       # a frozen dataclass with a default for every field
+        num_agents = 5
+        episode_length = 100                     # steps until `truncated`; None if there is no limit
+        groups = {"tagger": Group(...), ...}     # in agent order, every agent in one of them
+
+        def arrays(self):                        # the first state of one env, without the env axis
+            return {"x": np.zeros(5, np.float32), ...}
+
+        def constants(self):                     # name -> number, for the kernels
+            return {"GRID_LENGTH": self.config.grid_length}
+
+    The kernels: `<env>_step` reads `action` and writes `observation`, `reward`, `terminated` and `truncated`
+    besides the env's own arrays; `<env>_reset`, if there is one, restarts envs that ended (see EnvironmentReset).
+    """
+
+    Config: ClassVar[type]
+    num_agents: int
+    episode_length: int | None
+    groups: Mapping[str, Group]
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = self.Config() if config is None else config
+
+    @property
+    def name(self) -> str:
+        """The name of the file that defines the env: kernels are `<name>_step`, `<name>_reset`."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def source(self) -> Path:
+        """The `.cu` file, beside the `.py`."""
+        return Path(sys.modules[type(self).__module__].__file__).with_suffix(".cu")
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The first state of one env, without the env axis; every copy starts from it."""
+        raise NotImplementedError
+
+    def constants(self) -> dict[str, Any]:
+        """Numbers for the kernels, by name in capitals; sequences become arrays."""
+        return {}
+
+    def check(self) -> None:
+        """Raises EnvError where the definition contradicts itself."""
+        place, expected = f"env '{self.name}'", 0
+        for name, group in self.groups.items():
+            if group.agents.start != expected or group.agents.step != 1 or not len(group.agents):
+                raise EnvError(
+                    f"{place}: group '{name}' has agents {list(group.agents)[:8]}, expected a slice from {expected} on. "
+                    "Groups cover the agent axis in order, without gap or overlap."
+                )
+            expected = group.agents.stop
+        if expected != self.num_agents:
+            raise EnvError(f"{place}: groups cover {expected} agents of {self.num_agents}. Every agent needs one.")
+        first = next(iter(self.groups.values()))
+        for name, group in self.groups.items():
+            if group.observation_space.shape != first.observation_space.shape:
+                raise EnvError(
+                    f"{place}: group '{name}' observes {group.observation_space.shape}, others "
+                    f"{first.observation_space.shape}. All agents share one array 'observation': pad the smaller."
+                )
+            if group.head_sizes != first.head_sizes:
+                raise EnvError(
+                    f"{place}: group '{name}' has actions {group.head_sizes}, others {first.head_sizes}. "
+                    "All agents share one array 'action': use the larger action space."
+                )
+        for name, array in self.arrays().items():
+            if np.issubdtype(np.asarray(array).dtype, np.floating) and not np.isfinite(array).all():
+                raise EnvError(f"{place}: array '{name}' starts with a NaN or an infinity. Start it with numbers.")
+
+
+def load_env(name: str, config: Mapping[str, Any] | Any = None) -> Env:
+    """An env by the name of its folder in cuda_envs, or from outside as `my_package.soccer:Soccer`.
+
+    Args:
+        config: a mapping of what differs from the defaults, or a Config; None for the defaults.
+    Raises:
+        ConfigError: no such env, or a key or value its Config does not take.
+    """
+    kind = _env_class(name)
+    if config is None or isinstance(config, Mapping):
+        from warpdrive.config import build
+
+        config = build(kind.Config, config or {}, path="env")
+    env = kind(config)
+    env.check()
+    return env
+
+
+def list_envs() -> list[str]:
+    """Names of the envs that come with the framework."""
+    spec = importlib.util.find_spec(ENVS_PACKAGE)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    return sorted(cu.stem for folder in folders for cu in folder.glob("*/*.cu") if cu.parent.name == cu.stem)
+
+
+def _env_class(name: str) -> type[Env]:
+    module_name, _, class_name = name.partition(":")
+    if not class_name:
+        if not re.fullmatch(r"[a-z0-9_]+", name) or name not in list_envs():
+            near = difflib.get_close_matches(name, list_envs(), 1)
+            hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(list_envs())}."
+            raise ConfigError(f"unknown env '{name}'. {hint} An env of your own is 'my_package.my_env:MyEnv'.")
+        module_name = f"{ENVS_PACKAGE}.{name}.{name}"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"env '{name}': {error}. Is its folder on PYTHONPATH?") from None
+    if class_name:
+        if not isinstance(found := getattr(module, class_name, None), type) or not issubclass(found, Env):
+            raise ConfigError(f"env '{name}': {module_name} has no Env named '{class_name}'.")
+        return found
+    return next(
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Env) and kind.__module__ == module_name
+    )

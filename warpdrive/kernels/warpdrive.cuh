@@ -1,0 +1,110 @@
+// The words kernels are written in. With them one source runs with any number of threads an env:
+// one a agent on a GPU, several envs to a block, or a single thread on a CPU.
+//
+//   const int env = env_index();
+//   if (env >= NUM_ENVS) return;
+//   ENV_SHARED(float, x, NUM_AGENTS);
+//   for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) { ... }
+//   env_sync();
+//
+// What one loop leaves for the next goes in an array (shared or not), never in a local: the next
+// loop may run on another thread. NUM_ENVS and NUM_AGENTS are constants that the framework sets, as
+// are ENVS_PER_BLOCK and THREADS_PER_ENV.
+#pragma once
+
+#ifndef INFINITY  // NVRTC has no <math.h>
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+// A block is (threads of one env, envs in the block).
+__device__ __forceinline__ int env_index()
+{
+    return blockIdx.x * ENVS_PER_BLOCK + (ENVS_PER_BLOCK == 1 ? 0 : threadIdx.y);
+}
+
+// Which of the block's envs this thread works for.
+__device__ __forceinline__ int env_slot()
+{
+    return ENVS_PER_BLOCK == 1 ? 0 : threadIdx.y;
+}
+
+__device__ __forceinline__ int first_agent()
+{
+    return threadIdx.x;
+}
+
+__device__ __forceinline__ int agent_stride()
+{
+    return THREADS_PER_ENV;
+}
+
+// Every thread of this env waits here for the others; what they wrote before is seen after.
+// Threads of other envs in the block may be anywhere else, or have returned.
+__device__ __forceinline__ void env_sync()
+{
+    if (THREADS_PER_ENV == 1) return;
+    if (ENVS_PER_BLOCK == 1) {
+        __syncthreads();
+    } else {
+        // The framework packs envs only as powers of two of at most 32 threads: an env is a part of one warp.
+        const unsigned lane = (threadIdx.y * THREADS_PER_ENV) & 31u;
+        const unsigned lanes = THREADS_PER_ENV >= 32 ? 0xffffffffu : (1u << (THREADS_PER_ENV & 31)) - 1u;
+        __syncwarp(lanes << lane);
+    }
+}
+
+// Shared memory of one env: `ENV_SHARED(float, x, NUM_AGENTS);` declares `float* x`.
+#define ENV_SHARED(type, name, count)                     \
+    __shared__ type name##_of_block[ENVS_PER_BLOCK][count]; \
+    type* const name = name##_of_block[env_slot()]
+
+// Combines value[0] .. value[COUNT - 1] in an order that does not depend on how many threads there are:
+// lane i of at most 32 takes i, i + 32, i + 64 ..., then the lanes are combined from the first to the last.
+// Every thread of the env calls it and gets the result; what was written to `value` must be visible (env_sync).
+//   partial  [REDUCE_LANES] shared memory of this env; free again after the next env_sync
+constexpr int REDUCE_LANES = 32;
+
+template <int COUNT, typename T, typename Combine>
+__device__ __forceinline__ T env_reduce(const T* value, T* partial, Combine combine)
+{
+    constexpr int lanes = COUNT < REDUCE_LANES ? COUNT : REDUCE_LANES;
+    for (int lane = first_agent(); lane < lanes; lane += agent_stride()) {
+        T result = value[lane];
+        for (int i = lane + REDUCE_LANES; i < COUNT; i += REDUCE_LANES) result = combine(result, value[i]);
+        partial[lane] = result;
+    }
+    env_sync();
+    T result = partial[0];
+    for (int lane = 1; lane < lanes; ++lane) result = combine(result, partial[lane]);
+    return result;
+}
+
+template <int COUNT, typename T>
+__device__ __forceinline__ T env_sum(const T* value, T* partial)
+{
+    return env_reduce<COUNT>(value, partial, [](T a, T b) { return a + b; });
+}
+
+template <int COUNT, typename T>
+__device__ __forceinline__ T env_min(const T* value, T* partial)
+{
+    return env_reduce<COUNT>(value, partial, [](T a, T b) { return b < a ? b : a; });
+}
+
+template <int COUNT, typename T>
+__device__ __forceinline__ T env_max(const T* value, T* partial)
+{
+    return env_reduce<COUNT>(value, partial, [](T a, T b) { return a < b ? b : a; });
+}
+
+// One thread an element, for kernels that do not care for envs: i = global_thread(); i < N; i += num_global_threads().
+__device__ __forceinline__ long long global_thread()
+{
+    const long long block_threads = (long long)blockDim.x * blockDim.y;
+    return blockIdx.x * block_threads + threadIdx.y * blockDim.x + threadIdx.x;
+}
+
+__device__ __forceinline__ long long num_global_threads()
+{
+    return (long long)gridDim.x * blockDim.x * blockDim.y;
+}

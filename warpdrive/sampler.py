@@ -1,0 +1,128 @@
+"""Actions from logits: every head of every agent of a policy group in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from warpdrive.backends.base import KERNELS_FOLDER, Backend
+from warpdrive.data_manager import DataManager
+from warpdrive.errors import ShapeError
+from warpdrive.function_manager import FunctionManager
+
+SOURCE: Path = KERNELS_FOLDER / "sampler.cu"
+
+
+class Sampler:
+    """Draws categorical and multi-discrete actions, with their log-probability and entropy beside them.
+
+    A draw depends on (seed, env, agent, env step) alone: not on how many envs there are, nor on the
+    launch. In a CUDA graph each replay draws anew, as `env_step` has moved on.
+
+    Args:
+        data: holds `seed` [2] uint32 and `env_step` [env] int32; a sampler without an env makes them,
+            and then counts its own calls in `env_step`.
+        num_envs: E.
+        agents: the group's agents, within num_agents of the env.
+        head_sizes: number of actions of each head; Discrete(5) is (5,).
+        seed: used only if `data` has none.
+    """
+
+    def __init__(
+        self,
+        data: DataManager,
+        num_envs: int,
+        agents: range,
+        num_agents: int,
+        head_sizes: Sequence[int],
+        backend: Backend | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.data = data
+        self.agents = agents
+        self.head_sizes = tuple(head_sizes)
+        if "seed" not in data:
+            data.push("seed", seed_words(seed))
+        self._counts = "env_step" not in data
+        if self._counts:
+            data.push("env_step", np.zeros(num_envs, np.int32))
+        self.logits_shape = (num_envs, len(agents), sum(self.head_sizes))
+        self._row_shape = (num_envs, len(agents))
+        heads = () if len(self.head_sizes) == 1 else (len(self.head_sizes),)
+        self._action_shape = (num_envs, num_agents, *heads)
+        constants = {
+            "ALL_AGENTS": num_agents,
+            "FIRST_AGENT": agents.start,
+            "NUM_HEADS": len(self.head_sizes),
+            "HEAD_SIZES": self.head_sizes,
+            "NUM_LOGITS": sum(self.head_sizes),
+        }
+        self._functions = FunctionManager(data, SOURCE, constants, num_envs, len(agents), backend)
+
+    def prepare(
+        self,
+        logits: torch.Tensor,
+        action: torch.Tensor,
+        log_prob: torch.Tensor,
+        entropy: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        greedy: bool = False,
+    ) -> Callable[[], None]:
+        """A launch, packed once.
+
+        Args:
+            logits: [E, agents of the group, sum of head sizes] float32, heads side by side. Read.
+            action: [E, agents of the env] int32, or [E, agents of the env, heads] if there are several
+                heads. Only the group's columns are written.
+            log_prob, entropy: [E, agents of the group] float32, summed over heads, nats. Written.
+            mask: as logits, bool: actions that may be taken, at least one a head.
+            greedy: take the likeliest action, the lowest of equals, instead of drawing.
+        Raises:
+            ShapeError, WiringError: an array does not fit.
+        """
+        for name, tensor, shape in (
+            ("logits", logits, self.logits_shape),
+            ("action", action, self._action_shape),
+            ("log_prob", log_prob, self._row_shape),
+            ("entropy", entropy, self._row_shape),
+            ("mask", mask, self.logits_shape),
+        ):
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise ShapeError(f"sampler: '{name}' must be {list(shape)}, got {list(tensor.shape)}.")
+        kernel = "best_actions" if greedy else "sample_actions"
+        arrays = {"logits": logits, "action": action, "log_prob": log_prob, "entropy": entropy}
+        if mask is not None:
+            kernel, arrays["mask"] = f"{kernel}_masked", mask
+        return self._functions.prepare(kernel, **arrays)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        action: torch.Tensor | None = None,
+        log_prob: torch.Tensor | None = None,
+        entropy: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        greedy: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draws once; see `prepare`. Outputs not given are made.
+
+        Returns:
+            action, log_prob, entropy.
+        """
+        device = self.data.device
+        action = torch.zeros(self._action_shape, dtype=torch.int32, device=device) if action is None else action
+        log_prob = torch.empty(self._row_shape, device=device) if log_prob is None else log_prob
+        entropy = torch.empty(self._row_shape, device=device) if entropy is None else entropy
+        self.prepare(logits.contiguous(), action, log_prob, entropy, mask, greedy)()
+        if self._counts:
+            self.data["env_step"] += 1
+        return action, log_prob, entropy
+
+
+def seed_words(seed: int) -> np.ndarray:
+    """A seed of up to 64 bits as the array `seed` [2] uint32, low word first."""
+    seed %= 2**64
+    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)

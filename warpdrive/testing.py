@@ -1,0 +1,182 @@
+"""The conformance kit: what every env must do, whoever wrote it.
+
+from warpdrive.testing import check_env
+check_env("tag_gridworld")                        # raises EnvError at the first failure
+check_env("my_package.soccer:Soccer", device="cuda", num_players=4)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from warpdrive.backends import choose_backend
+from warpdrive.backends.base import Backend
+from warpdrive.env import Env, load_env
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import EnvError
+
+NUM_ENVS = 7
+NUM_STEPS = 40
+SEED = 12345
+
+Trace = dict[str, np.ndarray]
+
+
+def check_env(env: str | Env, device: str | torch.device = "cpu", **config: Any) -> list[str]:
+    """Runs every check of the kit on one env and device.
+
+    Args:
+        env: a name for `load_env`, with `config` being what differs from its defaults; or an Env.
+        device: where to run it.
+    Returns:
+        A line a check that passed.
+    Raises:
+        EnvError: a check failed; the message names the check, the array, the env and the step.
+    """
+    env = load_env(env, config) if isinstance(env, str) else env
+    backend = choose_backend(device=device)
+    debug = choose_backend(device=device, debug=True)
+    return [
+        _check_spaces(env, backend),
+        _check_same_seed(env, backend),
+        _check_batch_invariance(env, backend),
+        _check_block_invariance(env, backend),
+        _check_reset_touches_only_ended(env, backend),
+        _check_const_unchanged(env, backend),
+        _check_debug(env, debug),
+    ]
+
+
+def random_actions(env: Env, num_envs: int, num_steps: int, seed: int = SEED) -> np.ndarray:
+    """[step, env, agent, ...] int32: env i does the same among any number of envs."""
+    group = next(iter(env.groups.values()))
+    sizes = np.array(group.head_sizes)
+    shape = (num_steps, env.num_agents, *(() if group.action_space.shape == () else (len(sizes),)))
+    draws = [np.random.default_rng([seed, i]).integers(0, sizes.max() * 1000, shape) for i in range(num_envs)]
+    return (np.stack(draws, axis=1) % (sizes if group.action_space.shape else sizes[0])).astype(np.int32)
+
+
+def run_trace(
+    env: Env,
+    backend: Backend,
+    num_envs: int = NUM_ENVS,
+    num_steps: int = NUM_STEPS,
+    threads_per_env: int | None = None,
+    seed: int = SEED,
+) -> Trace:
+    """Random play: name of an array with an env axis -> [step, env, ...], after each step and its resets."""
+    wrapper = EnvWrapper(env, num_envs, backend=backend, seed=seed, threads_per_env=threads_per_env)
+    wrapper.reset()
+    names = [name for name in wrapper.data.names() if name not in ("seed", "final_observation", "num_truncated")]
+    frames: dict[str, list[np.ndarray]] = {name: [wrapper.data.pull(name)] for name in names}
+    for action in random_actions(env, num_envs, num_steps):
+        wrapper.step(torch.from_numpy(action))
+        for name in names:
+            frames[name].append(wrapper.data.pull(name))
+    return {name: np.stack(frame) for name, frame in frames.items()}
+
+
+def compare_traces(what: str, ours: Trace, theirs: Trace, tolerance: float = 0.0) -> None:
+    """Raises EnvError naming the first array, step and env that differ by more than `tolerance` (relative, floats)."""
+    for name, trace in ours.items():
+        other = theirs[name]
+        if tolerance and np.issubdtype(trace.dtype, np.floating):
+            differs = ~np.isclose(trace, other, rtol=tolerance, atol=tolerance)
+        else:
+            differs = trace != other
+        if differs.any():
+            step, env = np.argwhere(differs)[0][:2]
+            raise EnvError(
+                f"{what}: array '{name}' of env {env} differs from step {step} on "
+                f"({trace[tuple(np.argwhere(differs)[0])]} against {other[tuple(np.argwhere(differs)[0])]})."
+            )
+
+
+def _check_spaces(env: Env, backend: Backend) -> str:
+    env.check()
+    trace = run_trace(env, backend)
+    for name, group in env.groups.items():
+        seen = trace["observation"][:, :, group.agents.start : group.agents.stop]
+        space = group.observation_space
+        bad = ~np.isfinite(seen) | (seen < space.low) | (seen > space.high)
+        if bad.any():
+            step, index, agent, feature = np.argwhere(bad)[0]
+            raise EnvError(
+                f"env '{env.name}': group '{name}' observes {seen[step, index, agent, feature]} "
+                f"(step {step}, env {index}, agent {agent + group.agents.start}, feature {feature}), outside its space "
+                f"[{space.low[feature]}, {space.high[feature]}]. Mend the kernel, or widen the space."
+            )
+    if not np.isfinite(trace["reward"]).all():
+        raise EnvError(f"env '{env.name}': a reward is not finite.")
+    both = trace["terminated"] & trace["truncated"]
+    if both.any():
+        step, index = np.argwhere(both)[0]
+        raise EnvError(f"env '{env.name}': env {index} was both terminated and truncated in step {step}. Choose one.")
+    return "observations are finite and inside the space; an episode ends one way"
+
+
+def _check_same_seed(env: Env, backend: Backend) -> str:
+    compare_traces(f"env '{env.name}', same seed twice", run_trace(env, backend), run_trace(env, backend))
+    return "same seed, same bits"
+
+
+def _check_batch_invariance(env: Env, backend: Backend) -> str:
+    few, many = run_trace(env, backend, NUM_ENVS), run_trace(env, backend, 10 * NUM_ENVS)
+    first = {name: trace[:, :NUM_ENVS] for name, trace in many.items()}
+    compare_traces(f"env '{env.name}', {NUM_ENVS} envs against {10 * NUM_ENVS}", few, first)
+    return "an env does the same among few and among many"
+
+
+def _check_block_invariance(env: Env, backend: Backend) -> str:
+    usual = run_trace(env, backend)
+    for threads in (1, 3, 32, 64):
+        compare_traces(
+            f"env '{env.name}', {threads} threads an env", run_trace(env, backend, threads_per_env=threads), usual
+        )
+    return "the number of threads does not matter"
+
+
+def _check_reset_touches_only_ended(env: Env, backend: Backend) -> str:
+    wrapper = EnvWrapper(env, NUM_ENVS, backend=backend, seed=SEED)
+    wrapper.reset()
+    for action in random_actions(env, NUM_ENVS, 3):
+        wrapper.step(torch.from_numpy(action))
+    data = wrapper.data
+    data["terminated"].zero_()
+    data["truncated"].zero_()
+    data["truncated"][::2] = True
+    before = data.snapshot()
+    wrapper.prepare_reset()()
+    for name, array in before.items():
+        if name in ("seed", "env_step", "num_truncated", "final_observation"):
+            continue
+        touched = (data[name][1::2] != array[1::2]).flatten(1).any(1) if array.dim() > 1 else (
+            data[name][1::2] != array[1::2]
+        )
+        if touched.any():
+            index = 2 * int(touched.nonzero()[0]) + 1
+            raise EnvError(f"env '{env.name}': the reset wrote '{name}' of env {index}, which had not ended.")
+    return "a reset touches only envs that ended"
+
+
+def _check_const_unchanged(env: Env, backend: Backend) -> str:
+    wrapper = EnvWrapper(env, NUM_ENVS, backend=backend, seed=SEED)
+    wrapper.reset()
+    parameters = [p for s in wrapper.functions.signatures.values() for p in s.parameters]
+    written = {p.name for p in parameters if not p.is_const}
+    read = {p.name for p in parameters} - written - {"action", "terminated", "truncated", "env_step"}
+    before = wrapper.data.snapshot()
+    for action in random_actions(env, NUM_ENVS, 10):
+        wrapper.step(torch.from_numpy(action))
+    for name in read:
+        if name in before and not torch.equal(before[name], wrapper.data[name]):
+            raise EnvError(f"env '{env.name}': '{name}' is read by const pointers only, and yet it changed.")
+    return "what is const stays as it was"
+
+
+def _check_debug(env: Env, debug: Backend) -> str:
+    run_trace(env, debug, num_envs=3, num_steps=10)
+    return "debug mode finds nothing" if debug.name == "cpu" else "runs when compiled for debugging"
