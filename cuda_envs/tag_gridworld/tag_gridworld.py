@@ -1,0 +1,107 @@
+"""Grid-world Tag: taggers chase one runner on a grid.
+
+Each step an agent stays or moves one cell; who would leave the grid stops at its edge and pays for it. The
+episode terminates when a tagger stands on the runner's cell and is truncated after `episode_length` steps.
+
+Source: the rules of WarpDrive's TagGridWorld (Lan et al. 2021, arXiv:2108.13976).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from warpdrive.env import Env, Group
+from warpdrive.errors import EnvError
+
+
+@dataclass(frozen=True)
+class TagGridworldConfig:
+    num_taggers: int = 10
+    """At least 1; there is one runner besides."""
+    grid_length: int = 10
+    """A side has grid_length + 1 cells."""
+    episode_length: int = 100
+    """Steps."""
+    starting_location_x: tuple[int, ...] | None = None
+    """A cell an agent, taggers first; None: taggers in the middle, the runner in the corner."""
+    starting_location_y: tuple[int, ...] | None = None
+    wall_hit_penalty: float = 0.1
+    """Taken from whoever tries to leave the grid."""
+    tag_reward_for_tagger: float = 10.0
+    """Paid to every tagger when one of them tags the runner."""
+    tag_penalty_for_runner: float = 2.0
+    """Taken from the runner when it is tagged."""
+    step_cost_for_tagger: float = 0.01
+    """Taken from each tagger, and paid to the runner, in a step without a tag."""
+    use_full_observation: bool = True
+    """All positions and types; else an agent's own position and that of its opponent."""
+
+
+class TagGridworld(Env):
+    """Agents 0 .. num_taggers - 1 are taggers, the last agent is the runner.
+
+    Observation, full: [x of all][y of all][type of all][one-hot of self][time]; 4 N + 1 features.
+    Partial: own x, own y, other x, other y, own type, time; "other" is the runner for a tagger, and the nearest
+    tagger for the runner. Positions are in grid lengths, time in episode lengths, the type of the runner is 1.
+
+    Actions: 0 stay, 1 x + 1, 2 x - 1, 3 y + 1, 4 y - 1.
+    """
+
+    Config = TagGridworldConfig
+    config: TagGridworldConfig
+
+    def __init__(self, config: TagGridworldConfig | None = None) -> None:
+        super().__init__(config)
+        config = self.config
+        for name in ("num_taggers", "grid_length", "episode_length"):
+            if getattr(config, name) < 1:
+                raise EnvError(f"env.{name} must be at least 1, got {getattr(config, name)}.")
+        self.num_agents = config.num_taggers + 1
+        self.episode_length = config.episode_length
+        middle = config.grid_length // 2
+        default = (*[middle] * config.num_taggers, 0)
+        self._start_x = self._starting_location("starting_location_x", default)
+        self._start_y = self._starting_location("starting_location_y", default)
+        self.num_features = 4 * self.num_agents + 1 if config.use_full_observation else 6
+        seen = spaces.Box(0.0, 1.0, (self.num_features,), np.float32)
+        moves = spaces.Discrete(5)
+        self.groups = {
+            "tagger": Group(range(config.num_taggers), seen, moves),
+            "runner": Group(range(config.num_taggers, self.num_agents), seen, moves),
+        }
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "x": np.array(self._start_x, np.int32),
+            "y": np.array(self._start_y, np.int32),
+            "time_step": np.zeros((), np.int32),
+        }
+
+    def constants(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "GRID_LENGTH": config.grid_length,
+            "EPISODE_LENGTH": config.episode_length,
+            "START_X": self._start_x,
+            "START_Y": self._start_y,
+            "WALL_HIT_PENALTY": float(config.wall_hit_penalty),
+            "TAG_REWARD_FOR_TAGGER": float(config.tag_reward_for_tagger),
+            "TAG_PENALTY_FOR_RUNNER": float(config.tag_penalty_for_runner),
+            "STEP_COST_FOR_TAGGER": float(config.step_cost_for_tagger),
+            "USE_FULL_OBSERVATION": config.use_full_observation,
+            "NUM_FEATURES": self.num_features,
+        }
+
+    def _starting_location(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        cells = getattr(self.config, name)
+        if cells is None:
+            return default
+        if len(cells) != self.num_agents:
+            raise EnvError(f"env.{name} has {len(cells)} cells for {self.num_agents} agents. Give one an agent.")
+        if not all(0 <= cell <= self.config.grid_length for cell in cells):
+            raise EnvError(f"env.{name} leaves the grid: cells are 0 to {self.config.grid_length}, got {list(cells)}.")
+        return tuple(cells)
