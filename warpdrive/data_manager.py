@@ -79,6 +79,12 @@ class DataManager:
         except KeyError:
             raise ArrayError(f"no array '{name}'. {self.nearest(name)}") from None
 
+    def __setitem__(self, name: str, values: Any) -> None:
+        """Writes into the array's memory: `data["x"] = 0.0`, `data["x"] += 1.0`. Shapes broadcast."""
+        array = self[name]
+        if values is not array:
+            array.copy_(torch.as_tensor(values, dtype=array.dtype).expand(array.shape))
+
     def __contains__(self, name: object) -> bool:
         return name in self._arrays
 

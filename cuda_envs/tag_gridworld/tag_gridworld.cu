@@ -25,24 +25,24 @@ __device__ __forceinline__ Distance nearest_tagger(const int* x, const int* y, D
 //   scene        [NUM_FEATURES] scratch
 //   observation  [env, agent, feature]  written
 __device__ __forceinline__ void observe(
-    const int* x, const int* y, int nearest, int time, float* scene, int env, float* observation)
+    const int* x, const int* y, int nearest, int time, float* __restrict__ scene, int env,
+    float* __restrict__ observation)
 {
-    float* const rows = observation + (long long)env * NUM_AGENTS * NUM_FEATURES;
+    float* __restrict__ const rows = observation + (long long)env * NUM_AGENTS * NUM_FEATURES;
     const float now = (float)time / EPISODE_LENGTH;
     if (USE_FULL_OBSERVATION) {
-        // All see the same scene but for the one-hot of themselves.
+        // All see the same scene, each with a one-hot of itself after it.
         for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
             scene[agent] = (float)x[agent] / GRID_LENGTH;
             scene[NUM_AGENTS + agent] = (float)y[agent] / GRID_LENGTH;
             scene[2 * NUM_AGENTS + agent] = agent == RUNNER ? 1.0f : 0.0f;
-            scene[3 * NUM_AGENTS + agent] = 0.0f;
         }
-        if (first_agent() == 0) scene[4 * NUM_AGENTS] = now;
         env_sync();
         for (int agent = 0; agent < NUM_AGENTS; ++agent) {
-            for (int i = first_agent(); i < NUM_FEATURES; i += agent_stride()) {
-                rows[agent * NUM_FEATURES + i] = scene[i] + (i == 3 * NUM_AGENTS + agent ? 1.0f : 0.0f);
-            }
+            float* __restrict__ const row = rows + agent * NUM_FEATURES;
+            for (int i = first_agent(); i < 3 * NUM_AGENTS; i += agent_stride()) row[i] = scene[i];
+            for (int i = first_agent(); i < NUM_AGENTS; i += agent_stride()) row[3 * NUM_AGENTS + i] = i == agent;
+            if (first_agent() == 0) row[4 * NUM_AGENTS] = now;
         }
     } else {
         for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {

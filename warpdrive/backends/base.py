@@ -96,9 +96,9 @@ class Backend(ABC):
 
 
 def show_source_line(message: str, path: str, line: int, column: int, text: str) -> str:
-    """`path:line:column: message`, then the line of `text` and a caret below the column. Both count from 1."""
+    """`path:line:column: error: message`, then the line of `text` and a caret below the column. Both count from 1."""
     lines = text.splitlines()
-    shown = f"{path}:{line}:{column}: {message}"
+    shown = f"{path}:{line}:{column}: error: {message}"
     if 1 <= line <= len(lines):
         source = lines[line - 1].expandtabs(4)
         column += 3 * lines[line - 1][: column - 1].count("\t")

@@ -217,7 +217,7 @@ def _read_diagnostics(log: str, source: Source) -> str:
             text = ""
         if path != source.path and Path(path).is_file():
             text = Path(path).read_text()
-        shown.append(show_source_line(f"error: {message}", path, row, max(column, 1), text))
+        shown.append(show_source_line(message, path, row, max(column, 1), text))
         if len(shown) == 5:
             break
     return "\n".join(shown) or f"{source.path}: the compiler failed:\n{log.strip()}"

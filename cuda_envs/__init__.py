@@ -1,0 +1,1 @@
+"""Envs. A folder `<env>/` with `<env>.py` and `<env>.cu` is an env named `<env>`; nothing registers it."""

@@ -1,0 +1,118 @@
+"""The kernel against the oracle, which another hand wrote from the rules alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from oracles import tag_gridworld as oracle
+
+from cuda_envs.tag_gridworld.tag_gridworld import TagGridworld, TagGridworldConfig
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import EnvError
+from warpdrive.testing import check_env
+
+NUM_CONFIGS = 200
+NUM_ENVS = 6
+
+
+def random_config(index: int) -> TagGridworldConfig:
+    rng = np.random.default_rng([7, index])
+    num_taggers, grid_length = int(rng.choice([1, 2, 3, 4, 5, 9, 31, 32, 40])), int(rng.choice([1, 2, 3, 5, 10, 100]))
+    cells = [tuple(int(c) for c in rng.integers(0, grid_length + 1, num_taggers + 1)) for _ in range(2)]
+    chosen = bool(rng.integers(2))
+    return TagGridworldConfig(
+        num_taggers=num_taggers,
+        grid_length=grid_length,
+        episode_length=int(rng.integers(1, 25)),
+        starting_location_x=cells[0] if chosen else None,
+        starting_location_y=cells[1] if chosen else None,
+        wall_hit_penalty=round(float(rng.uniform(0, 1)), 3),
+        tag_reward_for_tagger=round(float(rng.uniform(0, 10)), 3),
+        tag_penalty_for_runner=round(float(rng.uniform(0, 5)), 3),
+        step_cost_for_tagger=round(float(rng.uniform(0, 0.1)), 3),
+        use_full_observation=bool(rng.integers(2)),
+    )
+
+
+def compare_with_oracle(index: int, backend) -> int:
+    """Steps of 6 envs over a few episodes; returns how many tags there were."""
+    config = random_config(index)
+    parameters = oracle.TagGridworldParameters(**asdict(config))
+    env = EnvWrapper(TagGridworld(config), NUM_ENVS, backend=backend)
+    observation, _ = env.reset()
+    state, start = oracle.start(parameters, NUM_ENVS), oracle.start(parameters, NUM_ENVS)
+    np.testing.assert_allclose(observation.cpu().numpy(), oracle.observe(parameters, state), atol=1e-6)
+    rng, num_tags = np.random.default_rng([8, index]), 0
+    for _ in range(30):
+        action = rng.integers(0, 5, (NUM_ENVS, env.num_agents)).astype(np.int32)
+        state, reward, terminated, truncated, seen = oracle.step(parameters, state, action)
+        env.data["action"].copy_(torch.from_numpy(action))
+        env.prepare_step()()
+        data = env.data
+        for name in ("x", "y", "time_step"):
+            np.testing.assert_array_equal(data.pull(name), state[name], err_msg=name)
+        np.testing.assert_array_equal(data.pull("terminated"), terminated)
+        np.testing.assert_array_equal(data.pull("truncated"), truncated)
+        np.testing.assert_allclose(data.pull("reward"), reward, atol=1e-6)
+        np.testing.assert_allclose(data.pull("observation"), seen, atol=1e-6)
+        env.prepare_reset()()
+        ended = terminated | truncated
+        state = {name: np.where(ended.reshape(-1, *[1] * (array.ndim - 1)), start[name], array)
+                 for name, array in state.items()}  # fmt: skip
+        for name in ("x", "y", "time_step"):
+            np.testing.assert_array_equal(data.pull(name), state[name], err_msg=f"{name} after reset")
+        expected = np.where(ended[:, None, None], oracle.observe(parameters, start), seen)
+        np.testing.assert_allclose(data.pull("observation"), expected, atol=1e-6)
+        num_tags += int(terminated.sum())
+    return num_tags
+
+
+@pytest.mark.timeout(900)
+def test_kernel_equals_the_oracle_over_200_random_configurations(backend):
+    if backend.name == "cpu":
+        with ThreadPoolExecutor(2) as pool:  # nearly all the time is the compiler's
+            tags = list(pool.map(lambda index: compare_with_oracle(index, backend), range(NUM_CONFIGS)))
+    else:
+        tags = [compare_with_oracle(index, backend) for index in range(NUM_CONFIGS)]
+    assert len(tags) == NUM_CONFIGS
+    assert sum(count > 0 for count in tags) > 50, "hardly a tag: the comparison would see little"
+
+
+@pytest.mark.parametrize("use_full_observation", [True, False])
+@pytest.mark.parametrize("num_taggers", [4, 40])
+def test_passes_the_conformance_kit(device, num_taggers, use_full_observation):
+    passed = check_env(
+        "tag_gridworld", device, num_taggers=num_taggers, use_full_observation=use_full_observation,
+        grid_length=4, episode_length=15,
+    )  # fmt: skip
+    assert len(passed) == 7
+
+
+def test_more_than_1024_agents(backend):
+    config = TagGridworldConfig(num_taggers=1499, grid_length=20, use_full_observation=False)
+    env = EnvWrapper(TagGridworld(config), 2, backend=backend)
+    env.reset()
+    action = np.tile(np.arange(1500, dtype=np.int32) % 5, (2, 1))
+    env.step(action)
+    parameters = oracle.TagGridworldParameters(**asdict(config))
+    state, reward, _, _, seen = oracle.step(parameters, oracle.start(parameters, 2), action)
+    np.testing.assert_array_equal(env.data.pull("x"), state["x"])
+    np.testing.assert_allclose(env.data.pull("reward"), reward, atol=1e-6)
+    np.testing.assert_allclose(env.data.pull("observation"), seen, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_taggers": 0}, "num_taggers must be at least 1"),
+        ({"starting_location_x": (1, 2)}, "2 cells for 11 agents"),
+        ({"starting_location_y": (11,) * 11}, "cells are 0 to 10"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(config, words):
+    with pytest.raises(EnvError, match=words):
+        TagGridworld(TagGridworldConfig(**config))

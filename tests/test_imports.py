@@ -1,0 +1,106 @@
+"""The floors hold: cuda_envs -> warpdrive <- trainers, no circle inside a package, nothing optional at import time."""
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What each package may import beside itself and the standard library.
+FLOORS = {
+    "warpdrive": {"torch", "numpy", "gymnasium", "yaml", "pycuda", "cuda"},
+    "cuda_envs": {"warpdrive", "numpy", "gymnasium"},
+    "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", "matplotlib"},
+}
+# What a plain install may lack: imported inside the function that needs it.
+OPTIONAL = {"pycuda", "cuda", "matplotlib"}
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """Dotted name -> file, for every module of `package`."""
+    names = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imports_of(name: str, path: Path, at_import_time: bool) -> set[str]:
+    """Dotted names that the file imports: everywhere in it, or only those met while it is being imported itself.
+
+    `from a import b` gives `a.b`, be b a module or a name in one.
+    """
+    found = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = _start_of_relative(name, path, node.level) if node.level else []
+            source = ".".join(start + ([node.module] if node.module else []))
+            found |= {f"{source}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
+        inside = ast.iter_child_nodes(node)
+        if at_import_time and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if at_import_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            inside = iter(node.orelse)
+        waiting += inside
+    return found
+
+
+def _start_of_relative(name: str, path: Path, level: int) -> list[str]:
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    return package[: len(package) - level + 1]
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_package_imports_only_what_lies_below_it(package):
+    allowed = FLOORS[package] | {package} | sys.stdlib_module_names
+    above = {
+        f"{path.relative_to(ROOT)} imports {imported}"
+        for name, path in modules_of(package).items()
+        for imported in imports_of(name, path, at_import_time=False)
+        if imported.split(".")[0] not in allowed
+    }
+    assert not above
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_optional_packages_are_imported_lazily(package):
+    eager = {
+        f"{path.relative_to(ROOT)} imports {imported}"
+        for name, path in modules_of(package).items()
+        for imported in imports_of(name, path, at_import_time=True)
+        if imported.split(".")[0] in OPTIONAL
+    }
+    assert not eager
+
+
+def test_pycuda_is_imported_in_one_file():
+    files = {
+        str(path.relative_to(ROOT))
+        for package in FLOORS
+        for name, path in modules_of(package).items()
+        if any(imported.split(".")[0] == "pycuda" for imported in imports_of(name, path, at_import_time=False))
+    }
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_modules_of_a_package_import_each_other_in_no_circle(package):
+    modules = modules_of(package)
+    graph = {
+        name: {
+            imported if imported in modules else imported.rpartition(".")[0]
+            for imported in imports_of(name, path, at_import_time=True)
+            if imported.split(".")[0] == package
+        }
+        for name, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # CycleError names the circle

@@ -1,0 +1,60 @@
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from warpdrive.cache import cache_folder, cache_key, cached, read_entry
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path / "cache"))
+
+
+def test_an_entry_is_built_once():
+    builds = []
+
+    def build():
+        builds.append(1)
+        return b"machine code"
+
+    for _ in range(3):
+        assert read_entry(cached("key", ".cubin", build)) == b"machine code"
+    assert len(builds) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_a_damaged_entry_is_built_again(damage):
+    path = cached("key", ".so", lambda: b"machine code")
+    content = path.read_bytes()
+    path.write_bytes({"truncated": content[:-1], "flipped": b"X" + content[1:], "empty": b""}[damage])
+    assert read_entry(cached("key", ".so", lambda: b"machine code")) == b"machine code"
+    assert path.read_bytes() == content
+
+
+def test_a_failed_build_leaves_nothing():
+    with pytest.raises(ZeroDivisionError):
+        cached("key", ".so", lambda: 1 // 0)
+    assert os.listdir(cache_folder()) == []
+
+
+def test_the_folder_is_the_users_alone():
+    assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+
+
+def test_every_part_of_a_key_counts_and_so_does_where_it_ends():
+    assert len({cache_key(parts) for parts in (["a", "b"], ["ab"], ["a", "c"], ["a", "b", ""])}) == 4
+
+
+def test_many_processes_at_once_agree(tmp_path):
+    code = (
+        "from warpdrive.cache import cached, read_entry\n"
+        "import os\n"
+        "entry = read_entry(cached('key', '.so', lambda: b'x' * 1_000_000))\n"
+        "assert entry == b'x' * 1_000_000\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(8)]
+    assert [process.wait() for process in processes] == [0] * 8
+    assert len(os.listdir(cache_folder())) == 1

@@ -1,0 +1,41 @@
+"""Every shipped kernel compiles for every architecture, by both compilers, without a GPU."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from compile_only import CompileOnlyBackend
+
+from warpdrive.backends.cuda import _nvrtc
+from warpdrive.env import list_envs, load_env
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.function_manager import FunctionManager
+from warpdrive.sampler import Sampler
+
+ENVS = [(name, {}) for name in list_envs()] + [("tag_gridworld", {"use_full_observation": False, "num_taggers": 999})]
+
+COMPILERS = [
+    pytest.param("nvcc", marks=pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")),
+    pytest.param("nvrtc", marks=pytest.mark.skipif(_nvrtc() is None, reason="there is no NVRTC here")),
+]
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_every_shipped_kernel_compiles(compiler, arch):
+    backend = CompileOnlyBackend(compiler, arch)
+    for name, config in ENVS:
+        env = EnvWrapper(load_env(name, config), num_envs=10, backend=backend)
+        assert f"{name}_step" in backend.compiled
+    Sampler(env.data, 10, range(1, 3), env.num_agents, (5, 3), backend)
+    for source, constants in trainer_kernels():
+        FunctionManager(env.data, source, constants, 10, env.num_agents, backend)
+    assert {"restart_ended", "sample_actions_masked", "gae"} <= set(backend.compiled)
+
+
+def trainer_kernels():
+    from trainers.metrics import EPISODES_SOURCE
+    from trainers.returns import GAE_SOURCE
+
+    return []

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+import torch
+
+from warpdrive.data_manager import DataManager
+from warpdrive.errors import ArrayError
+
+
+def manager(device: str) -> DataManager:
+    data = DataManager(device)
+    data.push("x", np.arange(6, dtype=np.float32).reshape(2, 3))
+    data.push("alive", np.array([True, False]))
+    return data
+
+
+def test_pull_gives_a_copy_of_what_was_pushed(device):
+    data = manager(device)
+    pulled = data.pull("x")
+    assert pulled.dtype == np.float32
+    assert pulled.tolist() == [[0, 1, 2], [3, 4, 5]]
+    pulled[0, 0] = 9
+    assert data["x"][0, 0].item() == 0
+
+
+def test_the_tensor_is_live_and_push_copies(device):
+    data = DataManager(device)
+    mine = torch.zeros(2, device=device)
+    data.push("x", mine)
+    mine += 1
+    assert data.pull("x").tolist() == [0, 0]
+    data["x"] += 5
+    assert data.pull("x").tolist() == [5, 5]
+
+
+def test_add_takes_the_very_memory(device):
+    data = DataManager(device)
+    mine = torch.zeros(2, device=device)
+    data.add("x", mine)
+    assert data["x"].data_ptr() == mine.data_ptr()
+
+
+def test_arrays_of_every_dtype_go_there_and_back(device):
+    data = DataManager(device)
+    for dtype in ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"):
+        data.push(f"a_{dtype}", np.array([0, 1, 100], dtype))
+        assert data.pull(f"a_{dtype}").dtype == dtype
+        assert data.pull(f"a_{dtype}").tolist() == np.array([0, 1, 100], dtype).tolist()
+
+
+@pytest.mark.parametrize("array", [np.array([1 + 2j]), np.array(["a"]), np.array([object()]), np.zeros(2, "datetime64[s]")])
+def test_a_dtype_kernels_cannot_take_is_refused_with_the_fix(array):
+    with pytest.raises(ArrayError, match=r"cannot take 'x' as .*data.push\('x', numpy.asarray\(x, dtype='float32'\)\)"):
+        DataManager().push("x", array)
+
+
+def test_a_name_is_pushed_once():
+    data = manager("cpu")
+    with pytest.raises(ArrayError, match=r"'x' is there already.*copy_"):
+        data.push("x", np.zeros(2))
+
+
+def test_a_name_is_an_identifier():
+    with pytest.raises(ArrayError, match="C identifier"):
+        DataManager().push("not a name", np.zeros(2))
+
+
+def test_an_unknown_array_names_the_nearest():
+    data = DataManager()
+    data.push("heading", np.zeros(2))
+    with pytest.raises(ArrayError, match="no array 'headnig'. Did you mean 'heading'?"):
+        data["headnig"]
+
+
+def test_bytes_are_counted_by_array():
+    assert manager("cpu").bytes_held() == {"x": 24, "alive": 2}
+
+
+def test_restore_brings_back_every_array_in_the_same_memory(device):
+    data = manager(device)
+    address = data["x"].data_ptr()
+    snapshot = data.snapshot()
+    data["x"].zero_()
+    data["alive"].zero_()
+    data.restore(snapshot)
+    assert data["x"].data_ptr() == address
+    assert data.pull("x").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert data.pull("alive").tolist() == [True, False]
+
+
+def test_a_snapshot_that_does_not_fit_changes_nothing():
+    data = manager("cpu")
+    snapshot = data.snapshot()
+    data["x"].zero_()
+    for wrong in (
+        {"x": snapshot["x"]},
+        {**snapshot, "more": torch.zeros(1)},
+        {**snapshot, "alive": torch.zeros(3, dtype=torch.bool)},
+        {**snapshot, "alive": torch.zeros(2)},
+    ):
+        with pytest.raises(ArrayError):
+            data.restore(wrong)
+        assert data.pull("x").tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_a_pool_needs_rows_that_fit():
+    data = manager("cpu")
+    with pytest.raises(ArrayError, match="same number of rows"):
+        data.push_pool(x=np.zeros((4, 3), np.float32), alive=np.zeros(5, bool))
+    with pytest.raises(ArrayError, match=r"pool rows of 'x' are \[2\]"):
+        data.push_pool(x=np.zeros((4, 2), np.float32))
+    with pytest.raises(ArrayError, match="float64"):
+        data.push_pool(x=np.zeros((4, 3)))
