@@ -25,10 +25,17 @@ class DataManager:
     data.push("x", np.zeros((num_envs, num_agents), np.float32))
     data["x"] += 1.0                # a torch tensor, the very memory that kernels see
     data.pull("x")                  # a numpy copy
+
+    Args:
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
     """
 
-    def __init__(self, device: str | torch.device = "cpu") -> None:
+    def __init__(self, device: str | torch.device = "auto") -> None:
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", 0)
         self._arrays: dict[str, torch.Tensor] = {}
         self._constant: set[str] = set()
 
@@ -61,7 +68,7 @@ class DataManager:
             raise ArrayError(f"array '{name}' is there already. Write into it: data['{name}'].copy_(new_values).")
         if tensor.dtype not in CTYPES:
             raise ArrayError(self._refuse_dtype(name, str(tensor.dtype).removeprefix("torch.")))
-        if not self._is_here(tensor):
+        if tensor.device != self.device:
             raise ArrayError(
                 f"array '{name}' is on {tensor.device}, this DataManager on {self.device}. Use data.push('{name}', ...)."
             )
@@ -166,9 +173,6 @@ class DataManager:
         """A hint for a wrong name: `Did you mean 'x'?`, else the names there are."""
         near = difflib.get_close_matches(name, self._arrays, 1)
         return f"Did you mean '{near[0]}'?" if near else f"Pushed so far: {', '.join(self._arrays) or 'nothing'}."
-
-    def _is_here(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self.device.type and self.device.index in (None, tensor.device.index)
 
     def _from_numpy(self, name: str, array: np.ndarray) -> torch.Tensor:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 from compile_only import CompileOnlyBackend
@@ -12,6 +13,8 @@ from warpdrive.env import list_envs, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.function_manager import FunctionManager
 from warpdrive.sampler import Sampler
+
+TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers" / "kernels"
 
 ENVS = [(name, {}) for name in list_envs()] + [("tag_gridworld", {"use_full_observation": False, "num_taggers": 999})]
 
@@ -29,13 +32,6 @@ def test_every_shipped_kernel_compiles(compiler, arch):
         env = EnvWrapper(load_env(name, config), num_envs=10, backend=backend)
         assert f"{name}_step" in backend.compiled
     Sampler(env.data, 10, range(1, 3), env.num_agents, (5, 3), backend)
-    for source, constants in trainer_kernels():
-        FunctionManager(env.data, source, constants, 10, env.num_agents, backend)
-    assert {"restart_ended", "sample_actions_masked", "gae"} <= set(backend.compiled)
-
-
-def trainer_kernels():
-    from trainers.metrics import EPISODES_SOURCE
-    from trainers.returns import GAE_SOURCE
-
-    return []
+    for source in sorted(TRAINER_KERNELS.glob("*.cu")):
+        FunctionManager(env.data, source, num_envs=10, num_agents=env.num_agents, backend=backend)
+    assert {"restart_ended", "sample_actions_masked", "gae", "episodes"} <= set(backend.compiled)

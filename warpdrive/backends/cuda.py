@@ -57,6 +57,7 @@ class CudaBackend(Backend):
         self.arch = f"sm_{major}{minor}"
         self.stream = torch.cuda.ExternalStream(self.driver.stream_handle, device=self.device)
         """torch's view of the stream. Capture on it: `torch.cuda.graph(graph, stream=backend.stream)`."""
+        torch.cuda.synchronize(self.device)  # what torch did so far was on another stream
         torch.cuda.set_stream(self.stream)
 
     def compile(self, source: Source) -> Module:
