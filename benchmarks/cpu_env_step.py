@@ -12,10 +12,10 @@ import numpy as np
 from report import NUM_REPEATS, ROOT, median, time_calls, write_report
 
 sys.path.insert(0, str(ROOT / "tests"))
-from oracles import tag_gridworld as oracle  # noqa: E402
+from oracles import tag_gridworld as oracle
 
-from warpdrive.backends.cpu import CpuBackend  # noqa: E402
-from warpdrive.env_wrapper import EnvWrapper  # noqa: E402
+from warpdrive.backends.cpu import CpuBackend
+from warpdrive.env_wrapper import EnvWrapper
 
 
 def main() -> None:

@@ -70,7 +70,8 @@ class DataManager:
             raise ArrayError(self._refuse_dtype(name, str(tensor.dtype).removeprefix("torch.")))
         if tensor.device != self.device:
             raise ArrayError(
-                f"array '{name}' is on {tensor.device}, this DataManager on {self.device}. Use data.push('{name}', ...)."
+                f"array '{name}' is on {tensor.device}, this DataManager on {self.device}. "
+                f"Use data.push('{name}', ...), which copies it there."
             )
         if not tensor.is_contiguous():
             raise ArrayError(f"array '{name}' is not contiguous. Give data.add a tensor.contiguous().")

@@ -90,7 +90,7 @@ class Env:
         for name, group in self.groups.items():
             if group.agents.start != expected or group.agents.step != 1 or not len(group.agents):
                 raise EnvError(
-                    f"{place}: group '{name}' has agents {list(group.agents)[:8]}, expected a slice from {expected} on. "
+                    f"{place}: group '{name}' has agents {list(group.agents)[:8]}, expected a slice from {expected}. "
                     "Groups cover the agent axis in order, without gap or overlap."
                 )
             expected = group.agents.stop

@@ -72,7 +72,7 @@ class EnvWrapper:
         own_reset = f"{self.env.name}_reset"
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
         if own is None:
-            self.data.save_start(*self.env.arrays(), *(["observation"] if "observation" not in self.env.arrays() else []))
+            self.data.save_start(*{**self.env.arrays(), "observation": None})
         self._reset = EnvironmentReset(
             self.data, num_envs, self.num_agents, self.backend, own, keep_terminated=self._steps_alone
         )

@@ -11,7 +11,11 @@ from warpdrive.backends.base import Backend
 from warpdrive.data_manager import POOL, START, DataManager
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
-from warpdrive.signature import CTYPES
+from warpdrive.signature import CTYPES, Signature, read_signatures
+
+BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned int* seed, int* env_step,
+    int* num_truncated, float* observation, float* final_observation"""
+"""Parameters that the kernel has whatever the env."""
 
 
 class EnvironmentReset:
@@ -19,14 +23,12 @@ class EnvironmentReset:
 
     An env restarts from, in this order of choice:
 
-    * its own kernel `<env>_reset`, launched over all envs, which must act only where
-      `terminated[env] || truncated[env]`;
+    * its own kernel `<env>_reset`, which must act only where `terminated[env] || truncated[env]`;
     * a row of the pools (`data.push_pool`), drawn by (seed, env, step), the same for all arrays;
     * its saved start (`data.save_start`).
 
     The launch also counts the env's steps (`env_step`), and keeps the observation before the reset where
     an episode was truncated, since its future still has a value: `final_observation[num_truncated[env], env]`.
-    With an own kernel this is a launch of its own, ahead of it.
 
     Args:
         data: holds terminated, truncated [E] bool; seed [2] uint32; env_step, num_truncated [E] int32;
@@ -47,72 +49,94 @@ class EnvironmentReset:
         keep_terminated: bool = False,
     ) -> None:
         self.data = data
-        self._own = own
-        prefix = POOL if any(name.startswith(POOL) for name in data.names()) else START
-        arrays = [] if own else [name for name in data.names() if prefix + name in data]
-        if not own and not arrays:
-            raise EnvError(
-                "there is nothing to restart from: write a kernel <env>_reset, or data.save_start(...), "
-                "or data.push_pool(...)."
-            )
-        if not own and "observation" not in arrays:
-            raise EnvError(
-                f"a restart would leave the old observation beside a new state. Add 'observation' to the "
-                f"{'pool' if prefix == POOL else 'saved start'}, or write a kernel <env>_reset."
-            )
         constants = {"NUM_KEPT": len(data["final_observation"]), "KEEP_TERMINATED": keep_terminated}
-        text = _write_kernel(data, arrays, prefix)
+        if own:
+            functions, kernel = own
+            text = _write_own(data, functions, kernel)
+            constants |= functions.constants
+            threads, folders = functions.launch_shape(kernel).block[0], functions.source.all_include_folders()
+        else:
+            text = _write_copies(data)
+            threads, folders = None, ()
         self._functions = FunctionManager(
-            data, text, constants, num_envs, num_agents, backend, name="<restart_ended>"
-        )
+            data, text, constants, num_envs, num_agents, backend, threads, folders,
+            name="<restart_ended>", only=("restart_ended",),
+        )  # fmt: skip
         self._everyone = torch.ones(num_envs, dtype=torch.bool, device=data.device)
 
     def prepare(self, **overrides: Any) -> Callable[[], None]:
-        """A launch, packed once. `overrides` stand in for arrays: observation=, terminated=, truncated= ..."""
-        kernel = "restart_ended"
-        calls = [self._functions.prepare(kernel, **self._taken(self._functions, kernel, overrides))]
-        if self._own:
-            functions, own_kernel = self._own
-            calls.append(functions.prepare(own_kernel, **self._taken(functions, own_kernel, overrides)))
-        if len(calls) == 1:
-            return calls[0]
-        first, second = calls
-
-        def call() -> None:
-            first()
-            second()
-
-        return call
+        """The launch, packed once. `overrides` stand in for arrays: observation=, terminated=, truncated= ..."""
+        return self._functions.prepare("restart_ended", **overrides)
 
     def force(self, **overrides: Any) -> None:
         """Restarts every env, whatever it is at."""
         nobody = torch.zeros_like(self._everyone)
         self.prepare(**{**overrides, "terminated": self._everyone, "truncated": nobody})()
 
-    @staticmethod
-    def _taken(functions: FunctionManager, kernel: str, overrides: dict[str, Any]) -> dict[str, Any]:
-        names = {parameter.name for parameter in functions.signature(kernel).parameters}
-        return {name: value for name, value in overrides.items() if name in names}
 
-
-def _write_kernel(data: DataManager, arrays: list[str], prefix: str) -> str:
-    """The kernel `restart_ended`: its parameters are the arrays to restart and what they restart from."""
+def _write_copies(data: DataManager) -> str:
+    """`restart_ended` for saved starts and pools: its parameters are the arrays and what they restart from."""
+    prefix = POOL if any(name.startswith(POOL) for name in data.names()) else START
+    arrays = [name for name in data.names() if prefix + name in data]
+    if not arrays:
+        raise EnvError(
+            "there is nothing to restart from: write a kernel <env>_reset, or data.save_start(...), "
+            "or data.push_pool(...)."
+        )
+    if "observation" not in arrays:
+        raise EnvError(
+            "a restart would leave the old observation beside a new state. Add 'observation' to the "
+            f"{'pool' if prefix == POOL else 'saved start'}, or write a kernel <env>_reset."
+        )
     parameters, copies = [], []
     for name in arrays:
         ctype, size = CTYPES[data[name].dtype], data[name][0].numel()
         if name != "observation":
             parameters.append(f"{ctype}* {name}")
         parameters.append(f"const {ctype}* {prefix}{name}")
-        copies.append(f"    copy_row({name}, env, {prefix}{name}, row, {size});")
+        copies.append(f"copy_row({name}, env, {prefix}{name}, row, {size});")
     row = "env"
-    if prefix == POOL and arrays:
-        num_rows = len(data[POOL + arrays[0]])
-        row = f"Random(seed, env, 0, step, STREAM_RESET).below({num_rows})"
-    return f"""#include "reset.cuh"
+    if prefix == POOL:
+        row = f"Random(seed, env, 0, step, STREAM_RESET).below({len(data[POOL + arrays[0]])})"
+    return _write_kernel(data, "", parameters, ["if (!ended) return;", f"const long long row = {row};", *copies])
+
+
+def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> str:
+    """`restart_ended` around an env's own reset kernel, which is compiled as a device function for it."""
+    source, own = functions.source, functions.signature(kernel)
+    known = {parameter.name: parameter for parameter in _bookkeeping().parameters}
+    parameters = []
+    for parameter in own.parameters:
+        if parameter.name not in known:
+            parameters.append(str(parameter))
+        elif not parameter.is_const and known[parameter.name].is_const:
+            raise EnvError(
+                f"{source.path}:{own.line}: kernel '{kernel}' may write '{parameter.name}', which it must only read. "
+                f"Declare it `const {parameter}`."
+            )
+    as_device_function = f"""#pragma push_macro("__global__")
+#undef __global__
+#define __global__ __device__
+#line 1 "{source.path}"
+{source.text}
+#line 1 "<restart_ended>"
+#pragma pop_macro("__global__")
+"""
+    names = ", ".join(parameter.name for parameter in own.parameters)
+    after = ["env_sync();  // the last observation is kept before it is overwritten", f"{kernel}({names});"]
+    return _write_kernel(data, as_device_function, parameters, after)
+
+
+def _bookkeeping() -> Signature:
+    return read_signatures(f'extern "C" __global__ void bookkeeping({BOOKKEEPING}) {{}}')["bookkeeping"]
+
+
+def _write_kernel(data: DataManager, before: str, parameters: list[str], restart: list[str]) -> str:
+    body = "\n    ".join(restart)
+    return f"""{before}#include "reset.cuh"
 
 extern "C" __global__ void restart_ended(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, int* env_step, int* num_truncated,
-    float* observation, float* final_observation{"".join(", " + parameter for parameter in parameters)})
+    {", ".join([BOOKKEEPING, *parameters])})
 {{
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -126,8 +150,6 @@ extern "C" __global__ void restart_ended(
         if (keep) num_truncated[env] = kept + 1;
     }}
     if (keep) keep_observation(observation, final_observation, env, kept, {data["observation"][0].numel()});
-    if (!ended) return;
-    const long long row = {row};
-{chr(10).join(copies) if copies else "    (void)row;"}
+    {body}
 }}
 """

@@ -79,7 +79,7 @@ def test_numbers_are_given_at_launch(backend):
     functions = FunctionManager(data, text, backend=backend)
     functions.launch("put", i=1, value=2.5, also=True)
     assert data.pull("x").tolist() == [0.0, 2.5]
-    with pytest.raises(WiringError, match="takes a number as 'value'. Give it at launch, value=..., or make it a const"):
+    with pytest.raises(WiringError, match="a number as 'value'. Give it at launch, value=..., or make it a const"):
         functions.launch("put", i=1, also=True)
 
 
@@ -89,7 +89,8 @@ def test_constants_reach_the_kernel_with_their_types(backend):
     text = """
     extern "C" __global__ void f(double* out)
     {
-        out[0] = COUNT; out[1] = (double)TENTH; out[2] = FLAG; out[3] = (double)BIG; out[4] = SIZES[1]; out[5] = sizeof(TENTH);
+        out[0] = COUNT; out[1] = (double)TENTH; out[2] = FLAG; out[3] = (double)BIG; out[4] = SIZES[1];
+        out[5] = sizeof(TENTH);
     }
     """
     constants = {"COUNT": -3, "TENTH": 0.1, "FLAG": True, "BIG": 2**40, "SIZES": (4, np.int64(7))}

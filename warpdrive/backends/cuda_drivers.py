@@ -117,7 +117,7 @@ class PyCudaDriver(Driver):
 
 
 class BindingsDriver(Driver):
-    """cuda.bindings, NVIDIA's own Python bindings, for modules and streams; libcuda itself for launches."""
+    """cuda.bindings, NVIDIA's own Python bindings."""
 
     name = "cuda.bindings"
 
@@ -134,8 +134,6 @@ class BindingsDriver(Driver):
         self._context = self._check(*cuda.cuCtxGetCurrent())
         self._stream = self._check(*cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.stream_handle = int(self._stream)
-        self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
-        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
 
     @classmethod
     def is_installed(cls) -> bool:
@@ -155,15 +153,14 @@ class BindingsDriver(Driver):
         packed = _pack(signature, arguments)
         values = [ctypes.create_string_buffer(struct.pack(code, value)) for code, value in packed]
         addresses = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
-        launch = self._launch
-        words = [int(function), shape.num_blocks, 1, 1, *shape.block, 1, shape.shared_bytes]
-        # converted once: ctypes would convert plain ints anew at every launch
-        packed_words = tuple(kind(word) for kind, word in zip(launch.argtypes, words, strict=False))
-        packed_words += (ctypes.c_void_p(self.stream_handle), ctypes.cast(addresses, ctypes.c_void_p), None)
+        launch, stream, address = self._cuda.cuLaunchKernel, self._stream, ctypes.addressof(addresses)
+        grid, block, shared_bytes = (shape.num_blocks, 1, 1), (*shape.block, 1), shape.shared_bytes
+        success = self._cuda.CUresult.CUDA_SUCCESS
 
         def call(_kept_alive=(arguments, values, addresses)) -> None:
-            if result := launch(*packed_words):
-                raise KernelError(self._message(self._cuda.CUresult(result), signature.name))
+            (result,) = launch(function, *grid, *block, shared_bytes, stream, address, 0)
+            if result is not success:
+                raise KernelError(self._message(result, signature.name))
 
         return call
 

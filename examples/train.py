@@ -1,0 +1,12 @@
+"""Trains what a YAML file says: `python examples/train.py --config tag.yaml [key=value ...]`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installation
+
+from trainers.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main(folder=HERE))

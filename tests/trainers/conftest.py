@@ -1,0 +1,50 @@
+"""What the trainer's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.config import Config
+from trainers.read_config import read_config
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Tests share their cores with others; tiny matrices gain nothing from a second thread."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, device: str):
+    """A function that makes the Config of a small run of grid-world Tag, in a folder of its own."""
+
+    def make(**changes: object) -> Config:
+        mapping = {
+            "name": "tag_gridworld",
+            "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
+            "trainer": {
+                "num_envs": 6,
+                "train_batch_size": 60,
+                "total_timesteps": 180,
+                "device": device,
+                "seed": 5,
+            },
+            "policy": {"tagger": {"lr": 0.01}, "runner": {"model": {"fc_dims": [8]}}},
+            "saving": {"basedir": str(tmp_path / "runs"), "metrics_log_freq": 1},
+        }
+        for path, value in changes.items():
+            section = mapping
+            *parents, key = path.split("__")
+            for parent in parents:
+                section = section[parent]
+            section[key] = value
+        return read_config(mapping)
+
+    return make

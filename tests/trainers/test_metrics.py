@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from trainers.metrics import append_jsonl
+from trainers.trainer import Trainer
+
+
+def by_hand(rollouts):
+    """Mean return of each agent and mean length over the episodes that ended, from (reward, ended) of each rollout."""
+    reward = torch.cat([reward for reward, _ in rollouts]).double()
+    ended = torch.cat([ended for _, ended in rollouts])
+    num_envs = reward.shape[1]
+    returns, lengths = [], []
+    for env in range(num_envs):
+        first = 0
+        for t in range(len(reward)):
+            if ended[t, env]:
+                returns.append(reward[first : t + 1, env].sum(0))
+                lengths.append(t + 1 - first)
+                first = t + 1
+    return torch.stack(returns).mean(0), sum(lengths) / len(lengths), len(lengths)
+
+
+def play(trainer, num_rollouts):
+    rollouts = []
+    for _ in range(num_rollouts):
+        trainer.iterate()
+        rollout = trainer.rollout
+        rollouts.append((rollout.reward.cpu().clone(), (rollout.terminated | rollout.truncated).cpu()))
+    return rollouts
+
+
+def test_returns_and_lengths_run_on_across_rollouts(tiny):
+    trainer = Trainer(tiny())
+    rollouts = play(trainer, 4)
+    returns, length, number = by_hand(rollouts)
+    metrics = trainer.metrics.report({})
+    assert metrics["rollout/num_episodes"] == number
+    assert metrics["rollout/ep_len_mean"] == pytest.approx(length)
+    assert metrics["rollout/tagger/ep_rew_mean"] == pytest.approx(returns[:2].mean().item(), abs=1e-4)
+    assert metrics["rollout/runner/ep_rew_mean"] == pytest.approx(returns[2].item(), abs=1e-4)
+    assert metrics["rollout/ep_rew_mean"] == pytest.approx(returns.mean().item(), abs=1e-4)
+
+
+def test_a_report_starts_the_sums_anew(tiny):
+    trainer = Trainer(tiny())
+    first = play(trainer, 2)
+    both = trainer.metrics.report({})
+    second = play(trainer, 2)
+    rest = trainer.metrics.report({})
+    assert both["rollout/num_episodes"] == by_hand(first)[2]
+    assert both["rollout/num_episodes"] + rest["rollout/num_episodes"] == by_hand(first + second)[2]
+
+
+def test_no_episode_ended_leaves_the_means_out(tiny):
+    trainer = Trainer(tiny())
+    assert trainer.metrics.report({}) == {"rollout/num_episodes": 0.0}
+
+
+def test_figures_of_device_and_host_arrive_under_their_policy(tiny):
+    trainer = Trainer(tiny())
+    on_device = torch.tensor(2.5, device=trainer.env.device)
+    metrics = trainer.metrics.report({"tagger": {"entropy": on_device, "learning_rate": 0.125}})
+    assert metrics["train/tagger/entropy"] == 2.5
+    assert metrics["train/tagger/learning_rate"] == 0.125
+
+
+def test_shared_policy_reports_groups_too(tiny):
+    trainer = Trainer(tiny(policy={"shared": {}}))
+    play(trainer, 2)
+    metrics = trainer.metrics.report({})
+    weighted = (2 * metrics["rollout/tagger/ep_rew_mean"] + metrics["rollout/runner/ep_rew_mean"]) / 3
+    assert metrics["rollout/shared/ep_rew_mean"] == pytest.approx(weighted)
+
+
+def test_jsonl_has_a_line_per_report_and_no_nan(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_jsonl(path, {"a": 1.0, "b": math.nan})
+    append_jsonl(path, {"a": 2.0})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 1.0, "b": None}, {"a": 2.0}]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+import torch
+
+from trainers.read_config import read_config
+from trainers.trainer import Trainer, total_env_steps
+
+
+def sha256_of_parameters(trainer: Trainer) -> str:
+    digest = hashlib.sha256()
+    for policy in trainer.policies.values():
+        for tensor in policy.state_dict().values():
+            digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_same_seed_gives_the_same_parameters(tiny):
+    digests = []
+    for _ in range(2):
+        trainer = Trainer(tiny())
+        for _ in range(3):
+            trainer.iterate()
+        digests.append(sha256_of_parameters(trainer))
+    assert digests[0] == digests[1]
+
+
+def test_another_seed_gives_others(tiny):
+    digests = []
+    for seed in (1, 2):
+        trainer = Trainer(tiny(trainer__seed=seed))
+        trainer.iterate()
+        digests.append(sha256_of_parameters(trainer))
+    assert digests[0] != digests[1]
+
+
+def test_run_folder_holds_what_the_interface_names(tiny, capsys):
+    trainer = Trainer(tiny(saving__model_params_save_freq=2))
+    trainer.train()
+    path = trainer.run.path
+    assert path.name.startswith("tag_gridworld__a2c__seed5__")
+    names = ("config.yaml", "config.resolved.yaml", "command.txt", "env.json", "metrics.jsonl", "log.txt")
+    assert [name for name in names if not (path / name).is_file()] == []
+    assert sorted(one.name for one in (path / "checkpoints").iterdir()) == [
+        "last",
+        "step_000000000120",
+        "step_000000000180",
+    ]
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["time/total_timesteps"] for line in lines] == [60, 120, 180]
+    expected = {
+        "rollout/ep_rew_mean",
+        "rollout/tagger/ep_rew_mean",
+        "rollout/runner/ep_rew_mean",
+        "rollout/ep_len_mean",
+        "time/fps",
+        "time/agent_steps_per_s",
+        "time/iterations",
+    } | {
+        f"train/{policy}/{name}"
+        for policy in ("tagger", "runner")
+        for name in ("policy_loss", "value_loss", "entropy", "explained_variance", "learning_rate", "grad_norm")
+    }
+    assert expected <= lines[-1].keys()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("device: ")
+    assert any(line.startswith("mean return of tagger: ") for line in printed)
+    assert (path / "log.txt").read_text().splitlines() == printed
+
+
+def test_learning_curve_is_drawn(tiny):
+    pytest.importorskip("matplotlib")
+    trainer = Trainer(tiny())
+    trainer.train()
+    assert (trainer.run.path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_resolved_config_makes_the_same_run(tiny):
+    trainer = Trainer(tiny(policy__tagger={"lr": [[0, 0.01], [120, 0.002]]}))
+    assert read_config(trainer.run.path / "config.resolved.yaml") == trainer.config
+
+
+def test_second_run_of_the_same_minute_gets_a_folder_of_its_own(tiny):
+    first, second = Trainer(tiny()), Trainer(tiny())
+    assert first.run.path != second.run.path
+
+
+def test_length_in_episodes_counts_whole_episodes(tiny):
+    config = tiny(trainer__num_episodes=30, trainer__total_timesteps=None)
+    trainer = Trainer(config)
+    assert total_env_steps(config, trainer.env.env) == 210  # 30 episodes of 7 steps
+    assert trainer.num_iterations == 4  # 60 env steps each
+
+
+def test_taggers_learn_to_catch_a_runner_that_stays(tiny):
+    """On a 5 x 5 grid taggers start 2 + 2 steps from the runner, who never moves.
+
+    Played at random an episode of 7 steps seldom ends in a tag; played well each does, and pays 10.
+    A wrong sign anywhere in the loss, the advantage or the reward makes the mean return fall.
+    """
+    config = tiny(
+        trainer__num_envs=64,
+        trainer__train_batch_size=64 * 14,
+        trainer__total_timesteps=64 * 14 * 100,
+        policy={"tagger": {"lr": 0.01, "gamma": 0.95}, "runner": {"to_train": False}},
+        saving__metrics_log_freq=15,
+    )
+    trainer = Trainer(config)
+    with torch.no_grad():
+        trainer.policies["runner"].policy_head.bias[0] = 100.0
+    trainer.train()
+    first, last = trainer.run.first_and_last_returns()["tagger"]
+    assert first < 7.5
+    assert last > 9.0

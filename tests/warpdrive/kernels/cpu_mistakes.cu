@@ -1,0 +1,132 @@
+// Planted mistakes, one a kernel. The tests look for the line of the comment that starts with the kernel's name.
+#include <assert.h>
+
+extern "C" __global__ void correct(const float* x, float* out)
+{
+    __shared__ float tile[8];
+    tile[threadIdx.x] = x[blockIdx.x * 8 + threadIdx.x];
+    __syncthreads();
+    float value = tile[7 - threadIdx.x];
+    for (int i = 0; i < 2; ++i) {
+        __syncthreads();
+        tile[7 - threadIdx.x] = value;
+        __syncthreads();
+        value = tile[threadIdx.x];
+    }
+    __syncwarp();
+    out[blockIdx.x * 8 + threadIdx.x] = value;
+    if (threadIdx.x == 3) return;
+    __syncthreads();
+}
+
+extern "C" __global__ void missing_barrier(const float* x, float* out)
+{
+    __shared__ float tile[8];
+    tile[threadIdx.x] = x[blockIdx.x * 8 + threadIdx.x];
+    out[blockIdx.x * 8 + threadIdx.x] = tile[7 - threadIdx.x];  // missing_barrier
+}
+
+// The second write may come before another thread's first read.
+extern "C" __global__ void missing_second_barrier(const float* x, float* out)
+{
+    __shared__ float tile[8];
+    tile[threadIdx.x] = x[blockIdx.x * 8 + threadIdx.x];
+    __syncthreads();
+    const float value = tile[7 - threadIdx.x];
+    tile[threadIdx.x] = -value;
+    __syncthreads();
+    out[blockIdx.x * 8 + threadIdx.x] = tile[threadIdx.x];
+}
+
+extern "C" __global__ void race_of_blocks(const float* x, float* out)
+{
+    if (threadIdx.x == 0) out[5] = x[blockIdx.x * 8];  // race_of_blocks
+}
+
+extern "C" __global__ void lost_additions(int* out)
+{
+    out[3] = out[3] + 1;  // lost_additions
+}
+
+extern "C" __global__ void index_out_of_range(float* out, int offset)
+{
+    out[(int)(blockIdx.x * 8 + threadIdx.x) + offset] = 1.0f;  // index_out_of_range
+}
+
+extern "C" __global__ void shared_index_out_of_range(float* out, int offset)
+{
+    __shared__ float tile[8];
+    tile[threadIdx.x + offset] = 1.0f;  // shared_index_out_of_range
+    __syncthreads();
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+
+extern "C" __global__ void unset_shared(float* out)
+{
+    __shared__ float tile[9];
+    tile[threadIdx.x] = 1.0f;
+    __syncthreads();
+    out[blockIdx.x * 8 + threadIdx.x] = tile[threadIdx.x + 1];
+}
+
+extern "C" __global__ void unset_local(float* out, int n)
+{
+    float value;
+    if (n > 5) value = 1.0f;
+    out[blockIdx.x * 8 + threadIdx.x] = value;
+}
+
+extern "C" __global__ void unset_local_array(float* out, int n)
+{
+    float value[4];
+    for (int i = 0; i < n; ++i) value[i] = 1.0f;
+    out[blockIdx.x * 8 + threadIdx.x] = value[threadIdx.x % 4];
+}
+
+extern "C" __global__ void failed_assert(float* out)
+{
+    assert(threadIdx.x < 6);  // failed_assert
+    out[threadIdx.x] = 0.0f;
+}
+
+extern "C" __global__ void division_by_zero(int* out, int divisor)
+{
+    out[threadIdx.x] = 10 / (divisor + (int)threadIdx.x - 4);  // division_by_zero
+}
+
+extern "C" __global__ void divergent_barrier(int* out)
+{
+    if (threadIdx.x < 4) {
+        __syncthreads();
+    } else {
+        out[threadIdx.x] = 1;
+        __syncthreads();  // divergent_barrier
+    }
+}
+
+extern "C" __global__ void deadlock(int* out)
+{
+    if (threadIdx.x < 2) {
+        __syncwarp(0xffu);
+    } else {
+        __syncthreads();  // deadlock
+    }
+    out[0] = 1;
+}
+
+__device__ int deep(int n)
+{
+    volatile char pad[1024];
+    pad[n & 1023] = 1;
+    return n ? deep(n - 1) + pad[0] : 0;  // stack_overflow
+}
+
+extern "C" __global__ void stack_overflow(int* out, int n)
+{
+    out[threadIdx.x] = deep(n);
+}
+
+extern "C" __global__ void signed_overflow(int* out)
+{
+    out[threadIdx.x] = 2147483647 + (int)threadIdx.x;  // signed_overflow
+}

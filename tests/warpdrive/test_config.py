@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pytest
+
+from warpdrive.config import (
+    Between,
+    Count,
+    Fraction,
+    Hints,
+    Number,
+    Schedule,
+    build,
+    value_at,
+)
+from warpdrive.config_file import dump_yaml, load_yaml, override, parse_yaml
+from warpdrive.errors import ConfigError, EnvError
+
+
+@dataclass(frozen=True)
+class Wheels:
+    sizes: tuple[Count, ...] = (1, 2)
+    place: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Car:
+    num_seats: Count = 4
+    weight: float = 1.5
+    share: Fraction = 0.5
+    is_red: bool = False
+    label: str | None = None
+    kind: Literal["van", "truck"] = "van"
+    speed: Annotated[Number, Between(0)] = 2.0
+    wheels: Wheels = field(default_factory=Wheels)
+    trailers: dict[str, Wheels] = field(default_factory=dict)
+    spare: Wheels | None = None
+
+    def __post_init__(self) -> None:
+        if self.label == "forbidden":
+            raise EnvError("label must not be forbidden.")
+
+
+def car(text: str) -> Car:
+    return build(Car, parse_yaml(text, "car.yaml"))
+
+
+def errors(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        car(text)
+    return str(caught.value).splitlines()
+
+
+READ = [
+    ("weight: 1e-3", "weight", 0.001),
+    ("weight: 1E+3", "weight", 1000.0),
+    ("weight: .5", "weight", 0.5),
+    ("weight: 2", "weight", 2.0),
+    ("num_seats: 1e3", "num_seats", 1000),
+    ("num_seats: 20_000", "num_seats", 20000),
+    ("is_red: true", "is_red", True),
+    ("label: yes", "label", "yes"),
+    ("label: '010'", "label", "010"),
+    ('label: "12:30:45"', "label", "12:30:45"),
+    ("label:", "label", None),
+    ("label: 2026-11-21", "label", "2026-11-21"),
+    ("wheels: {sizes: [3]}", "wheels", Wheels((3,))),
+    ("wheels: {place: [1, 2]}", "wheels", Wheels(place=(1, 2))),
+    ("wheels:", "wheels", Wheels()),
+    ("trailers: {a: {sizes: [5]}}", "trailers", {"a": Wheels((5,))}),
+    ("spare: {sizes: [6]}", "spare", Wheels((6,))),
+    ("spare:", "spare", None),
+    ("speed: [[0, 1e-3], [10, 0]]", "speed", Schedule(((0, 0.001), (10, 0.0)))),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "value"), READ)
+def test_values_are_read_as_people_mean_them(text, key, value):
+    found = getattr(car(text), key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+WRONG = [
+    ("num_seats: ten", "car.yaml:1: num_seats: expected a whole number of at least 1, got 'ten'"),
+    ("num_seats: 2000.5", "car.yaml:1: num_seats: expected a whole number of at least 1, got 2000.5"),
+    ("num_seats: yes", "car.yaml:1: num_seats: expected a whole number of at least 1, got 'yes'"),
+    ("num_seats: true", "car.yaml:1: num_seats: expected a whole number of at least 1, got true"),
+    ("num_seats: -5", "car.yaml:1: num_seats: expected a whole number of at least 1, got -5"),
+    ("num_seats: .inf", "car.yaml:1: num_seats: expected a whole number of at least 1, got .inf"),
+    ("num_seats:", "car.yaml:1: num_seats: expected a whole number of at least 1, got nothing"),
+    ("weight: .nan", "car.yaml:1: weight: expected a number, got .nan"),
+    ("weight: '1'", "car.yaml:1: weight: expected a number, got '1'"),
+    ("share: 1.5", "car.yaml:1: share: expected a number from 0 to 1, got 1.5"),
+    ("is_red: 'False'", "car.yaml:1: is_red: expected true or false, got 'False' as text. Write false without quotes."),
+    ("is_red: on", "car.yaml:1: is_red: expected true or false, got 'on'. Write true."),
+    ("is_red: 1", "car.yaml:1: is_red: expected true or false, got 1"),
+    ("label: 3", "car.yaml:1: label: expected text, got 3"),
+    ("label: [1]", "car.yaml:1: label: expected text, got [1]"),
+    ("kind: trukc", "car.yaml:1: kind: unknown 'trukc'. Did you mean 'truck'? (van, truck)"),
+    ("wheels: 4", "car.yaml:1: wheels: expected keys and values, got 4"),
+    ("wheels:\n  sizes: 4", "car.yaml:2: wheels.sizes: expected a list of whole numbers, got 4"),
+    ("wheels:\n  sizes: [4, x]", "car.yaml:2: wheels.sizes: expected a whole number of at least 1, got 'x'"),
+    ("wheels: {place: [1]}", "car.yaml:1: wheels.place: expected a list of 2 whole numbers, got [1]"),
+    ("wheels: {size: [1]}", "car.yaml:1: wheels.size: unknown key. Did you mean 'sizes'? (known: sizes, place)"),
+    ("speed: -1", "car.yaml:1: speed: expected a number or a schedule of at least 0, got -1"),
+    ("speed: [[0, -1]]", "car.yaml:1: speed: expected a number or a schedule of at least 0, got [[0, -1]]"),
+    ("speed: [[1000, 1e-3], [500, 1e-4]]", "car.yaml:1: speed: schedule steps must increase, but 500 follows 1000."),
+    ("speed: [1, 2]", "car.yaml:1: speed: expected a schedule [[step, value], ...], got the point 1"),
+    ("speed: []", "car.yaml:1: speed: expected a schedule [[step, value], ...] of at least one point, got []"),
+    ("label: forbidden", "car.yaml:1: label must not be forbidden."),
+    (
+        "num_seats: 010",
+        "car.yaml:1: num_seats: '010' is 8-based in one YAML and 10-based in another. Write 10, or quote it.",
+    ),
+    (
+        "label: 12:30:45",
+        "car.yaml:1: label: '12:30:45' is a number to the base 60 in one YAML and text in another. Quote it.",
+    ),
+    ("num_seats: 3\nnum_seats: 4", "car.yaml:2: num_seats: given twice (first on line 1)."),
+    ("wheels:\n  sizes: [1]\n\n  sizes: [2]", "car.yaml:4: wheels.sizes: given twice (first on line 2)."),
+    ("", "car.yaml: is empty. A config has at least `name: <env>`."),
+    ("# a comment", "car.yaml: is empty. A config has at least `name: <env>`."),
+    ("- a\n- b", "car.yaml:1: expected `key: value` lines at the top, got ['a', 'b']"),
+    ("wheels:\n\tsizes: [1]", "car.yaml:2: a tab. YAML is indented by spaces."),
+    ("wheels: {sizes: [1, 2\n", "car.yaml:1: the bracket '[' is not closed."),
+    ("wheels: {sizes: [1]\n", "car.yaml:1: the bracket '{' is not closed."),
+    ("a: b: c", "car.yaml:1: mapping values are not allowed here"),
+    ("label: a\n---\nlabel: b", "car.yaml:2: a second document starts here; a config is one document."),
+    ("label: a\0", "car.yaml:1: holds the character U+0000, which YAML does not allow"),
+    ("[1]: 2", "car.yaml:1: a key is one word."),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), WRONG)
+def test_one_line_says_where_and_what(text, line):
+    assert errors(text) == [line]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("label: !!python/object/apply:os.system ['touch x']", "a tag can run code"),
+        ("label: !!str 3", "a tag can run code"),
+        ("label: &a x", "'&a' is not allowed"),
+        ("label: *a", "'*a' is not allowed"),
+        ("label: " + "[" * 2000, "nested more than 32 deep"),
+        ("a:\n" + "".join(" " * i + "a:\n" for i in range(1, 40)), "nested more than 32 deep"),
+    ],
+)
+def test_what_could_harm_is_refused(text, why):
+    (line,) = errors(text)
+    assert line.startswith("car.yaml:")
+    assert why in line
+
+
+def test_all_mistakes_come_at_once_with_their_lines():
+    assert errors("num_seats: x\nweight: y\nwheels:\n  sizes: z\n") == [
+        "car.yaml:1: num_seats: expected a whole number of at least 1, got 'x'",
+        "car.yaml:2: weight: expected a number, got 'y'",
+        "car.yaml:4: wheels.sizes: expected a list of whole numbers, got 'z'",
+    ]
+
+
+def test_twenty_lines_are_enough():
+    lines = errors("\n".join(f"unknown_{i}: 1" for i in range(25)))
+    assert len(lines) == 21
+    assert lines[-1] == "... and 5 more"
+
+
+def test_unknown_keys_are_helped_by_synonym_section_and_sentence():
+    hints = Hints({"pace": "speed", "drivers": "num_drivers"}, {"fuel": "say how much."}, {"num_drivers": "team"})
+    with pytest.raises(ConfigError) as caught:
+        build(Car, {"pace": 1, "num_drivers": 2, "drivers": 3, "fuel": 1, "wieght": 1}, path="car", hints=hints)
+    assert [line.partition(" (known")[0] for line in str(caught.value).splitlines()] == [
+        "car.pace: unknown key. Did you mean 'speed'?",
+        "car.num_drivers: unknown key. Did you mean 'team.num_drivers'?",
+        "car.drivers: unknown key. Did you mean 'team.num_drivers'?",
+        "car.fuel: say how much.",
+        "car.wieght: unknown key. Did you mean 'weight'?",
+    ]
+
+
+@dataclass(frozen=True)
+class Needs:
+    must: int
+
+
+def test_missing_key_is_named():
+    with pytest.raises(ConfigError, match=r"^must: is missing\.$"):
+        build(Needs, {})
+
+
+def test_missing_file_names_the_nearest(tmp_path):
+    (tmp_path / "tag_gridworld.yaml").write_text("name: x\n")
+    with pytest.raises(ConfigError, match=r"tag_gridwrld\.yaml: no such file\. Did you mean 'tag_gridworld\.yaml'\?"):
+        load_yaml(tmp_path / "tag_gridwrld.yaml")
+
+
+def test_files_that_are_no_config_are_refused(tmp_path):
+    big, latin = tmp_path / "big.yaml", tmp_path / "latin.yaml"
+    big.write_bytes(b"a" * (2**20 + 1))
+    latin.write_bytes("a: 1\nb: \u00e9\n".encode("latin-1"))
+    not_utf8 = r"latin\.yaml:2: not UTF-8 \(byte 0xe9\)"
+    for path, why in ((big, "at most 1 MiB"), (latin, not_utf8), (tmp_path, "a folder")):
+        with pytest.raises(ConfigError, match=why):
+            load_yaml(path)
+
+
+def test_override_replaces_and_makes_sections():
+    section = parse_yaml("num_seats: 2\n", "car.yaml")
+    override(section, "num_seats", "7", "command line")
+    override(section, "wheels.sizes", "[9]", "command line")
+    assert build(Car, section) == Car(num_seats=7, wheels=Wheels((9,)))
+    override(section, "num_seats", "x", "command line")
+    with pytest.raises(ConfigError, match="^command line: num_seats: expected a whole number"):
+        build(Car, section)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "why"),
+    [("num_seats.a", "1", "'num_seats' is 2, which holds no keys"), ("wheels.sizes", "[1", "is not closed")],
+)
+def test_bad_override_is_refused(path, text, why):
+    with pytest.raises(ConfigError, match=f"^command line: {path}: .*{why}"):
+        override(parse_yaml("num_seats: 2\n", "car.yaml"), path, text, "command line")
+
+
+def test_schedule_is_linear_between_points_and_constant_beyond():
+    schedule = Schedule(((10, 1.0), (20, 3.0), (40, 0.0)))
+    assert [value_at(schedule, step) for step in (0, 10, 15, 20, 30, 40, 99)] == [1.0, 1.0, 2.0, 3.0, 1.5, 0.0, 0.0]
+    assert value_at(0.25, 99) == 0.25
+
+
+def test_what_is_written_reads_back_as_it_was():
+    value = {
+        "texts": ["010", "1e-3", "yes", "12:30:45", "null", "true", "", "a: b", "#x"],
+        "numbers": [1, 2.5e-7, 1e30, True, None],
+        "car": Car(speed=Schedule(((0, 1.0), (5, 0.5)))),
+    }
+    read = parse_yaml(dump_yaml(value), "written.yaml")
+    assert read["texts"] == value["texts"]
+    assert read["numbers"] == value["numbers"]
+    assert build(Car, read["car"]) == value["car"]

@@ -1,0 +1,268 @@
+"""CUDA C on the CPU: every feature by its result, whatever the number of cores; and what the compilers refuse."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from warpdrive.backends.base import LaunchShape, Source
+from warpdrive.backends.cpu import CpuBackend, CpuModule
+from warpdrive.backends.cpu_compiler import find_compiler
+from warpdrive.errors import BackendError, CompileError, KernelError
+from warpdrive.signature import read_signatures
+
+FEATURES = Path(__file__).parent / "kernels" / "cpu_features.cu"
+
+COMPILERS = [
+    pytest.param(name, marks=pytest.mark.skipif(not shutil.which(name), reason=f"{name} is not installed"))
+    for name in ("g++", "clang++")
+]
+
+
+def read_source(text: str, path: str = "test.cu", constants: str = "") -> Source:
+    return Source(path, text, constants, read_signatures(text))
+
+
+def load(backend: CpuBackend, path: Path = FEATURES) -> CpuModule:
+    return backend.compile(read_source(path.read_text(), str(path), "constexpr float BIAS = 100.0f;"))
+
+
+def launch(module: CpuModule, kernel: str, *arguments, blocks: int = 1, block=(1, 1), shared_bytes: int = 0) -> None:
+    shape = LaunchShape(blocks, block, shared_bytes)
+    module.prepare(module.source.signatures[kernel], arguments, shape)()
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+@pytest.fixture(scope="module", params=COMPILERS)
+def compiler(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def fast(compiler: str) -> CpuModule:
+    return load(CpuBackend(num_threads=2, compiler=compiler))
+
+
+@pytest.fixture(scope="module", params=["fast", "debug"])
+def module(request: pytest.FixtureRequest, compiler: str) -> CpuModule:
+    if request.param == "debug":
+        return load(CpuBackend(debug=True, compiler=compiler))
+    return request.getfixturevalue("fast")
+
+
+# ---- features
+
+
+def test_every_thread_of_a_two_dimensional_block_knows_its_place(module):
+    out = ints(3, 2, 4, 4)
+    launch(module, "indices", out, blocks=3, block=(4, 2))
+    for block in range(3):
+        for y in range(2):
+            for x in range(4):
+                assert out[block, y, x].tolist() == [block, x, y, 3]
+
+
+def test_dynamic_shared_memory_constant_memory_and_constants_of_the_config(module):
+    x, out = torch.arange(12.0).reshape(3, 4), torch.zeros(3)
+    launch(module, "dynamic_sum", x, out, 4, blocks=3, block=(8, 1), shared_bytes=32)
+    assert out.tolist() == [6 + 1 + 100, 22 + 2 + 100, 38 + 3 + 100]
+
+
+def test_after_a_barrier_every_thread_sees_what_the_others_wrote(module):
+    x, out = torch.arange(64.0).reshape(2, 32), torch.zeros(2, 32)
+    launch(module, "reversed", x, out, blocks=2, block=(32, 1))
+    assert torch.equal(out, x.flip(1))
+
+
+def test_barriers_count_predicates_of_the_block(module):
+    out = ints(50, 3)
+    launch(module, "votes", out, 49, block=(50, 1))
+    assert (out == torch.tensor([1, 0, 17])).all()
+    launch(module, "votes", out, 50, block=(50, 1))
+    assert (out == torch.tensor([0, 1, 17])).all()
+
+
+@pytest.mark.parametrize("num_threads", [32, 50])
+def test_warp_shuffles_and_votes_also_in_a_partial_warp(module, num_threads):
+    out = ints(64, 8)
+    launch(module, "shuffles", out, num_threads, block=(64, 1))
+    for thread in range(num_threads):
+        start = thread // 32 * 32
+        end = min(start + 32, num_threads)
+        up = thread - 1 if thread > start else thread
+        down = thread + 2 if thread + 2 < end else thread
+        third = thread // 8 * 8 + 3
+        flipped = thread ^ 1
+        fifth = start + (5 if thread - start < 16 else 20)
+        assert out[thread].tolist() == [
+            up,
+            down,
+            third if third < end else thread,
+            flipped if flipped < end else thread,
+            len(range(start, end, 4)),
+            1,
+            1,
+            fifth if fifth < end else thread,
+        ]
+
+
+def test_threads_that_returned_are_not_waited_for(module):
+    out = ints(64) - 1
+    launch(module, "early_return", out, block=(64, 1))
+    assert out.tolist() == [-1 if thread % 3 == 1 else 43 for thread in range(64)]
+
+
+def test_atomics_lose_no_update_and_device_variables_last(module):
+    i = torch.tensor([0, -1, 5, 0, 0, 0], dtype=torch.int32)
+    u, f, calls = torch.zeros(2, dtype=torch.uint32), torch.zeros(1), ints(1)
+    launch(module, "read_num_calls", calls)
+    before = calls.item()
+    launch(module, "atomics", i, u, f, blocks=40, block=(25, 1))
+    launch(module, "read_num_calls", calls)
+    assert i.tolist() == [1000, 999, -999, 7, 9, -2000]
+    assert u.tolist() == [0, 0xFFFFFFFF] and f.item() == 500.0
+    assert calls.item() - before == 1000
+
+
+def test_device_functions_of_numbers(module):
+    out = torch.zeros(14)
+    launch(module, "math", out)
+    assert out.tolist() == [7, 4, 1, 2, 0.5, 0.25, 0, 2, 2**31, 2, 31, 4, 1, 1]
+
+
+def test_a_product_is_rounded_before_it_is_added(module):
+    x = torch.tensor([1 + 2**-12, 1 + 2**-11])
+    out = torch.ones(1)
+    launch(module, "rounds_twice", x, out)
+    assert out.item() == 0.0
+
+
+def test_printf_prints_once_and_a_true_assert_is_silent(module, capfd):
+    out = ints(2)
+    launch(module, "says_hello", out, block=(2, 1))
+    import ctypes
+
+    ctypes.CDLL(None).fflush(None)
+    assert out.tolist() == [1, 1]
+    assert capfd.readouterr().out == "hello from the kernel\n"
+
+
+# ---- launches
+
+
+def test_results_are_the_same_bits_on_one_and_two_threads(fast, compiler):
+    one = load(CpuBackend(num_threads=1, compiler=compiler))
+    x = torch.rand(64, generator=torch.Generator().manual_seed(1))
+    outs = []
+    for module in (one, fast):
+        out = torch.zeros(64)
+        call = module.prepare(module.source.signatures["heavy"], [x, out], LaunchShape(64))
+        for _ in range(3):  # from the second on, the measured work decides who runs it
+            out.zero_()
+            call()
+        outs.append(out)
+    assert torch.equal(*outs) and outs[0].abs().min() > 0
+
+
+def test_a_prepared_launch_reads_its_arrays_anew(fast):
+    x, out = torch.zeros(1, 4), torch.zeros(1)
+    call = fast.prepare(fast.source.signatures["dynamic_sum"], [x, out, 4], LaunchShape(1, (4, 1), 16))
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        call()
+        assert out.item() == 4 * value + 101
+
+
+def test_a_failed_assert_is_an_error_without_debug_mode_too(fast):
+    out = ints(8)
+    with pytest.raises(KernelError, match=r"'says_hello', block 0, thread 0: .*cpu_features.cu:\d+: .*blockDim.x == 2"):
+        launch(fast, "says_hello", out, block=(8, 1))
+    launch(fast, "says_hello", out, block=(2, 1))
+    assert out.tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_too_large_a_block_is_refused(fast):
+    with pytest.raises(KernelError, match="a block of 2000 x 1 threads. Use 1 to 1024"):
+        launch(fast, "indices", ints(8000, 4), block=(2000, 1))
+
+
+# ---- what the compilers refuse
+
+
+def refusal(compiler: str, text: str, constants: str = "") -> str:
+    with pytest.raises(CompileError) as caught:
+        CpuBackend(compiler=compiler).compile(read_source(text, "rules.cu", constants))
+    return str(caught.value)
+
+
+def test_a_syntax_error_shows_file_line_column_and_caret(compiler):
+    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n    x[0] = 1 +;\n}\n')
+    first, source, caret = message.splitlines()[:3]
+    assert first.startswith("rules.cu:3:15: ") and source == "        x[0] = 1 +;"
+    assert caret == " " * (4 + 14) + "^"
+
+
+def test_an_undeclared_name_is_shown_behind_tabs_and_letters_of_two_bytes(compiler):
+    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n\t/* é */ x[0] = spead;\n}\n')
+    first, source, caret = message.splitlines()[:3]
+    assert first.startswith("rules.cu:3:17: ") and "spead" in first
+    assert caret.index("^") == source.index("spead")
+
+
+def test_a_wrong_type_is_shown_where_it_is(compiler):
+    message = refusal(compiler, 'extern "C" __global__ void f(float* x, int n)\n{\n    int* y = x;\n}\n')
+    column = 14 if compiler == "g++" else 10  # the value, or the variable
+    assert message.startswith(f"rules.cu:3:{column}: ") and "int" in message.splitlines()[0]
+
+
+def test_at_most_five_errors_are_shown(compiler):
+    lines = "".join(f"    x[{i}] = unknown_{i};\n" for i in range(9))
+    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n' + lines + "}\n")
+    assert message.count("^") == 5 and "rules.cu:7:" in message
+
+
+def test_a_missing_include_and_a_bad_constant_are_shown(compiler):
+    assert refusal(compiler, '#include "nowhere.cuh"\n').startswith("rules.cu:1:10: ")
+    assert refusal(compiler, "\n", "constexpr int N = M;").startswith("<constants>:1:19: ")
+
+
+def test_a_function_that_is_only_declared_is_an_error(compiler):
+    text = '__device__ int far_away(int);\nextern "C" __global__ void f(int* x)\n{\n    x[0] = far_away(1);\n}\n'
+    assert "far_away" in refusal(compiler, text)
+
+
+def test_too_large_a_local_array_is_an_error(compiler):
+    loop = "    for (int i = 0; i < 50000; ++i) y[i] = x[i];\n"
+    text = 'extern "C" __global__ void f(int* x)\n{\n    int y[50000];\n' + loop + "    x[0] = y[x[1]];\n}\n"
+    assert "rules.cu:" in (message := refusal(compiler, text)) and "shared memory" in message
+
+
+def test_a_missing_compiler_is_one_line_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendError, match=r"^no C\+\+ compiler: install g\+\+ .* or set CXX\.$"):
+        CpuBackend()
+    with pytest.raises(BackendError, match=r"^the compiler 'g\+\+-99' is not installed: install"):
+        CpuBackend(compiler="g++-99")
+
+
+def test_a_compiler_that_does_not_work_is_named():
+    with pytest.raises(BackendError, match="does not work as a C\\+\\+17 compiler"):
+        CpuBackend(compiler=f"{sys.executable} -c 1")
+
+
+def test_cxx_and_the_number_of_threads_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("CXX", "g++-99")
+    with pytest.raises(BackendError, match="g\\+\\+-99"):
+        find_compiler()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("WARPDRIVE_NUM_THREADS", "3")
+    assert CpuBackend().num_threads == 3
+    monkeypatch.setenv("WARPDRIVE_NUM_THREADS", "many")
+    with pytest.raises(BackendError, match="WARPDRIVE_NUM_THREADS is 'many'"):
+        CpuBackend()

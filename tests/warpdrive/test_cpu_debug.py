@@ -1,0 +1,152 @@
+"""Debug mode finds each planted mistake, names it, leaves the arrays alone, and later launches work."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from warpdrive.backends.base import LaunchShape, Source
+from warpdrive.backends.cpu import CpuBackend, CpuModule
+from warpdrive.errors import KernelError
+from warpdrive.signature import read_signatures
+
+MISTAKES = Path(__file__).parent / "kernels" / "cpu_mistakes.cu"
+TEXT = MISTAKES.read_text()
+
+
+@pytest.fixture(scope="module")
+def module() -> CpuModule:
+    return CpuBackend(debug=True).compile(Source(str(MISTAKES), TEXT, "", read_signatures(TEXT)))
+
+
+def line_of(kernel: str) -> int:
+    """The line of the planted mistake."""
+    return next(i for i, line in enumerate(TEXT.splitlines(), 1) if line.endswith(f"// {kernel}"))
+
+
+def launch(module: CpuModule, kernel: str, *arguments) -> None:
+    module.prepare(module.source.signatures[kernel], arguments, LaunchShape(3, (8, 1)))()
+
+
+def mistake(module: CpuModule, kernel: str, *arguments) -> str:
+    """The error of a launch of 3 blocks of 8 threads, after which a correct kernel must still work."""
+    before = [argument.clone() for argument in arguments if isinstance(argument, torch.Tensor)]
+    with pytest.raises(KernelError) as caught:
+        launch(module, kernel, *arguments)
+    after = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True)), "a failed launch wrote"
+    x, out = numbers(), torch.zeros(3, 8)
+    launch(module, "correct", x, out)
+    assert torch.equal(out, x.flip(1))
+    message = str(caught.value)
+    assert message.startswith(f"kernel '{kernel}', ") and message.endswith(".")
+    assert "\n" not in message
+    return message
+
+
+def numbers() -> torch.Tensor:
+    return torch.arange(24.0).reshape(3, 8) + 1
+
+
+def ints() -> torch.Tensor:
+    return torch.zeros(24, dtype=torch.int32)
+
+
+def test_a_correct_kernel_writes_what_it_writes_without_debug_mode(module):
+    x, out = numbers(), torch.zeros(3, 8)
+    launch(module, "correct", x, out)
+    assert torch.equal(out, x.flip(1))
+
+
+def test_a_missing_barrier_is_found(module):
+    message = mistake(module, "missing_barrier", numbers(), torch.zeros(3, 8))
+    assert "'out'[0, 0] (env 0)" in message and "depends on the order of threads" in message
+
+
+def test_a_missing_barrier_before_a_second_write_is_found(module):
+    message = mistake(module, "missing_second_barrier", numbers(), torch.zeros(3, 8))
+    assert "'out'[0, 0] (env 0) is -8.0 when" in message and "missing barrier" in message
+
+
+def test_a_race_of_blocks_is_found(module):
+    message = mistake(module, "race_of_blocks", numbers(), torch.zeros(3, 8))
+    assert "'out'[0, 5] (env 0) is 17.0 when threads run first to last and 1.0 when" in message
+
+
+def test_an_index_behind_the_end_is_found(module):
+    message = mistake(module, "index_out_of_range", torch.zeros(3, 8), 1)
+    assert f"block 2, thread 7: {MISTAKES}:{line_of('index_out_of_range')}: index 24 is out of" in message
+    assert "24 elements (shape [3, 8])" in message
+
+
+def test_an_index_far_behind_the_end_is_found(module):
+    message = mistake(module, "index_out_of_range", torch.zeros(3, 8), 1_000_000)
+    assert "block 0, thread 0" in message and "index 1000000 is out of range of 'out'" in message
+
+
+def test_an_index_below_zero_is_found(module):
+    message = mistake(module, "index_out_of_range", torch.zeros(3, 8), -1)
+    assert f"block 0, thread 0: {MISTAKES}:{line_of('index_out_of_range')}: index -1 is out of range" in message
+
+
+def test_an_index_out_of_range_of_a_view_is_found_among_its_neighbours(module):
+    rollout = torch.zeros(2, 3, 8)
+    message = mistake(module, "index_out_of_range", rollout[0], 1)
+    assert "index 24 is out of range of 'out'" in message and not rollout.any()
+
+
+def test_an_index_out_of_range_of_a_shared_array_is_found(module):
+    message = mistake(module, "shared_index_out_of_range", torch.zeros(24), 3)
+    assert f"block 0, thread 5: {MISTAKES}:{line_of('shared_index_out_of_range')}: index 8 is out of range" in message
+
+
+def test_a_read_of_shared_memory_that_was_never_written_is_found(module):
+    message = mistake(module, "unset_shared", torch.zeros(3, 8))
+    assert "'out'[0, 7] (env 0)" in message and "reads shared memory or a local before writing it" in message
+
+
+@pytest.mark.parametrize("kernel", ["unset_local", "unset_local_array"])
+def test_a_read_of_a_local_that_was_never_written_is_found(module, kernel):
+    if not module.zero_entries:
+        pytest.skip("this compiler cannot fill locals (-ftrivial-auto-var-init)")
+    message = mistake(module, kernel, torch.zeros(3, 8), 3)
+    index = 0 if kernel == "unset_local" else 3
+    assert f"'out'[0, {index}] (env 0)" in message and "before writing it" in message
+
+
+def test_a_failed_assert_is_found(module):
+    message = mistake(module, "failed_assert", torch.zeros(8))
+    assert f"block 0, thread 6: {MISTAKES}:{line_of('failed_assert')}: assertion failed: threadIdx.x < 6" in message
+
+
+def test_an_integer_division_by_zero_is_found(module):
+    message = mistake(module, "division_by_zero", ints(), 0)
+    assert f"block 0, thread 4: {MISTAKES}:{line_of('division_by_zero')}: integer division by zero" in message
+
+
+def test_a_divergent_barrier_is_found(module):
+    message = mistake(module, "divergent_barrier", ints())
+    line = line_of("divergent_barrier")
+    assert f"block 0, thread 4: {MISTAKES}:{line}: divergent barrier" in message
+    assert f"thread 0 waits at {MISTAKES}:{line - 3}" in message
+
+
+def test_a_deadlock_is_found(module):
+    message = mistake(module, "deadlock", ints())
+    line = line_of("deadlock")
+    assert f"block 0, thread 2: {MISTAKES}:{line}: deadlock: 6 of 8 live threads" in message
+    assert f"thread 0 waits in a warp primitive at {MISTAKES}:{line - 2}" in message
+
+
+def test_a_stack_overflow_is_found(module):
+    message = mistake(module, "stack_overflow", ints(), 1000)
+    assert "block 0, thread 0: " in message and "stack overflow: more than 131072 bytes" in message
+
+
+def test_a_launch_on_parts_of_one_tensor_keeps_them_together(module):
+    both = torch.cat([numbers(), torch.zeros(3, 8)])
+    launch(module, "correct", both[:3], both[3:])
+    assert torch.equal(both[3:], both[:3].flip(1))
+    same = numbers()
+    launch(module, "correct", same, same)
+    assert torch.equal(same, numbers().flip(1))

@@ -1,0 +1,272 @@
+"""Checkpoints: a folder of safetensors and JSON, complete or not there at all. No pickle is ever read.
+
+    checkpoints/step_000001000000/
+        policy.<name>.safetensors   parameters
+        optim.<name>.safetensors    what the optimiser remembers of them
+        env.safetensors             every array of the envs
+        rng.json                    states of the generators
+        manifest.json               SHA-256 of every file; written last
+    checkpoints/last                points to the newest
+
+A checkpoint is written to a temporary folder beside its place, flushed to the disk and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import nn
+
+from warpdrive.errors import CheckpointError
+from warpdrive.version import __version__
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+RNG = "rng.json"
+LAST = "last"
+KEEP = 3
+
+Tensors = Mapping[str, torch.Tensor]
+
+_TEMPORARY = ".tmp-"
+_FOLDER = re.compile(r"step_[0-9]{12}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: `tensors` by file ("policy.shared", "env") and name, on the CPU."""
+
+    path: Path
+    progress: dict[str, Any]
+    tensors: dict[str, dict[str, torch.Tensor]]
+    rng: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, env_steps: int, tensors: Mapping[str, Tensors], rng: Mapping[str, Any], progress: Mapping[str, Any]
+) -> Path:
+    """Writes a checkpoint into `folder`, points `last` to it and removes all but the newest three.
+
+    Args:
+        folder: the run's `checkpoints`; made if missing.
+        env_steps: names the checkpoint.
+        tensors: file name without ending -> name -> tensor, on any device.
+        rng, progress: what JSON takes.
+    Returns:
+        Its folder.
+    Raises:
+        OSError: the disk is full or cannot be written; then the older checkpoints are as they were.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    place = folder / f"step_{env_steps:012d}"
+    beside = folder / f"{_TEMPORARY}{place.name}-{os.getpid()}"
+    try:
+        beside.mkdir()
+        files = {f"{name}.safetensors": _to_bytes(ones) for name, ones in tensors.items()}
+        files[RNG] = _to_json(rng)
+        for name, content in files.items():
+            _write(beside / name, content)
+        manifest = {
+            "format": FORMAT,
+            "version": __version__,
+            "env_steps": env_steps,
+            "progress": dict(progress),
+            "files": {
+                name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in sorted(files.items())
+            },
+        }
+        manifest["sha256"] = _sha256(_to_json(manifest))
+        _write(beside / MANIFEST, _to_json(manifest))
+        _flush_folder(beside)
+        if place.exists():  # the same step, saved again
+            os.rename(place, folder / f"{_TEMPORARY}{place.name}-old-{os.getpid()}")
+        os.rename(beside, place)
+        _flush_folder(folder)
+        _point_last_to(place)
+    finally:
+        remove_leftovers(folder)
+    for old in list_checkpoints(folder)[:-KEEP]:
+        shutil.rmtree(old)
+    return place
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint, or what `checkpoints/last` points to, after checking every byte of it.
+
+    Raises:
+        CheckpointError: names the file that is missing, damaged or unknown.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such checkpoint. It is a folder, such as checkpoints/step_000001000000.")
+    path = path.resolve()
+    manifest = _read_manifest(path / MANIFEST)
+    contents = {}
+    for name, expected in manifest["files"].items():
+        content = _read(path / name)
+        if len(content) != expected["bytes"]:
+            raise CheckpointError(
+                f"{path / name}: damaged: {len(content)} bytes of {expected['bytes']}. Use an older checkpoint."
+            )
+        if _sha256(content) != expected["sha256"]:
+            raise CheckpointError(f"{path / name}: damaged: it is not what was written. Use an older checkpoint.")
+        contents[name] = content
+    tensors = {
+        name.removesuffix(".safetensors"): _from_bytes(path / name, content)
+        for name, content in contents.items()
+        if name.endswith(".safetensors")
+    }
+    return Checkpoint(path, manifest["progress"], tensors, json.loads(contents[RNG]))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a run's `checkpoints` folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what an interrupted save left behind."""
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one safetensors file.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or no safetensors file.
+    """
+    return _from_bytes(path, _read(path))
+
+
+def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> None:
+    """Writes parameters into a module, in place. Nothing is written if anything does not fit.
+
+    Raises:
+        CheckpointError: a name, shape or dtype differs.
+    """
+    restore_tensors(module.state_dict(), tensors, file)
+
+
+def restore_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
+    """Copies tensors of the same names, shapes and dtypes in place; see `restore_module`."""
+    if missing := [name for name in into if name not in tensors]:
+        raise CheckpointError(f"{file}: lacks {', '.join(missing[:3])}. It was saved by another kind of run.")
+    if unknown := [name for name in tensors if name not in into]:
+        raise CheckpointError(f"{file}: holds {', '.join(unknown[:3])}, which is not in this run.")
+    for name, tensor in tensors.items():
+        if tensor.shape != into[name].shape or tensor.dtype != into[name].dtype:
+            raise CheckpointError(
+                f"{file}: '{name}' is {list(tensor.shape)} {tensor.dtype}, but {list(into[name].shape)} "
+                f"{into[name].dtype} in this run. Take the config that it was saved with."
+            )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            into[name].copy_(tensor)
+
+
+def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What an optimiser remembers, as "<parameter>/<what>"; empty before its first step."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in module.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    """Gives an optimiser back what `optimizer_tensors` took."""
+    parameters = dict(module.named_parameters())
+    optimizer.state.clear()
+    for full_name, tensor in tensors.items():
+        name, _, key = full_name.rpartition("/")
+        optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device, copy=True)
+
+
+def _to_bytes(tensors: Tensors) -> bytes:
+    return tensors_to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def _from_bytes(path: Path, content: bytes) -> dict[str, torch.Tensor]:
+    if content[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise CheckpointError(f"{path}: a pickle, which can run code when it is read. Only safetensors are.")
+    try:
+        return tensors_from_bytes(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: no complete safetensors file ({' '.join(str(error).split())}).") from None
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    content = _read(path)
+    damaged = CheckpointError(f"{path}: damaged: it is not what was written. Use an older checkpoint.")
+    try:
+        manifest = json.loads(content)
+        sha256 = manifest.pop("sha256")
+        body = _to_json(manifest)
+        whole = _to_json({**manifest, "sha256": sha256})
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        raise damaged from None
+    if sha256 != _sha256(body) or whole != content:
+        raise damaged
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"{path}: of format {manifest['format']}, this version reads {FORMAT}.")
+    if RNG not in manifest["files"] or any(Path(name).name != name for name in manifest["files"]):
+        raise damaged
+    return manifest
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _point_last_to(place: Path) -> None:
+    beside = place.parent / f"{_TEMPORARY}{LAST}-{os.getpid()}"
+    beside.symlink_to(place.name)
+    os.replace(beside, place.parent / LAST)
+    _flush_folder(place.parent)
+
+
+def _to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

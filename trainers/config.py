@@ -1,0 +1,138 @@
+"""What a run is made of: dataclasses whose fields are the keys of the YAML file.
+
+Imports no torch: a mistake in a config is told before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Size
+
+Name = Annotated[str, Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a name of letters, digits, '_', '-' and '.'")]
+"""Part of a path: it must not lead out of its folder."""
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """`trainer:` how much is done, and where."""
+
+    num_envs: Count = 100
+    """Copies of the env that are stepped at once."""
+    train_batch_size: Count = 10_000
+    """Env steps of one iteration, over all envs: each env makes train_batch_size / num_envs."""
+    num_episodes: Count | None = None
+    """Length of the run in whole episodes, over all envs. Give this or total_timesteps."""
+    total_timesteps: Count | None = None
+    """Length of the run in env steps, over all envs; rounded up to whole iterations."""
+    env_backend: Literal["auto", "cuda", "cpu", "pycuda", "bindings"] = "auto"
+    """Who runs the kernels. auto: a GPU when there is one; pycuda, bindings: a GPU, through this driver."""
+    device: Annotated[str, Matching(r"auto|cpu|cuda(:[0-9]+)?", "auto, cpu, cuda or cuda:N")] = "auto"
+    """Where arrays and networks live."""
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 1
+    """Same seed, same machine, same config: the same run, bit for bit."""
+    num_gpus: Annotated[int, Between(1, 1)] = 1
+    """GPUs to train on; one, so far."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that each env makes in one iteration."""
+        return self.train_batch_size // self.num_envs
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`policy.<name>.model:` the network."""
+
+    type: str = "mlp"
+    """A file of trainers/policies."""
+    fc_dims: tuple[Count, ...] = (32, 32)
+    """Width of each hidden layer."""
+    model_ckpt_filepath: str | None = None
+    """A policy.<name>.safetensors to start from."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """`policy.<name>:` what every algorithm's config begins with."""
+
+    algorithm: str = "A2C"
+    """A file of trainers/algorithms."""
+    to_train: bool = True
+    """false: the policy acts and stays as it is."""
+    gamma: Fraction = 0.99
+    """Discount of one step."""
+    gae_lambda: Fraction = 0.95
+    """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
+    lr: Annotated[Number, Between(0)] = 1e-3
+    """Adam's step size. A schedule counts env steps."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass(frozen=True)
+class SavingConfig:
+    """`saving:` what is written, and how often."""
+
+    metrics_log_freq: Count = 10
+    """Iterations from one report to the next."""
+    model_params_save_freq: Size = 0
+    """Iterations from one checkpoint to the next; 0: one at the end. There is always one at the end."""
+    basedir: str = "runs"
+    """Folder of the run folders."""
+    name: Name | None = None
+    """First word of the run folder's name; the env's name if not given."""
+    tag: Name | None = None
+    """A word of your own in the run folder's name."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run, checked: every part fits the others."""
+
+    name: str
+    """The env: a folder of cuda_envs, or "my_package.soccer:Soccer"."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """The env's own config, as given."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    policy: Mapping[str, PolicyConfig] = field(default_factory=dict)
+    """By name: `shared` for all agents, or one per group of the env."""
+    saving: SavingConfig = field(default_factory=SavingConfig)
+
+
+SHARED = "shared"
+"""The policy of all agents."""
+
+SYNONYMS = {
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "ent_coef": "entropy_coeff",
+    "vf_coef": "vf_loss_coeff",
+    "clip_range": "clip_param",
+    "clip_coef": "clip_param",
+    "clip_epsilon": "clip_param",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    "ppo_epoch": "num_epochs",
+    "hidden_sizes": "fc_dims",
+    "save_freq": "model_params_save_freq",
+    "discount": "gamma",
+}
+"""Other libraries' names -> ours."""
+
+_NUM_STEPS = "unknown key. The steps of an iteration are trainer.train_batch_size / trainer.num_envs: give those."
+SENTENCES = {
+    "n_steps": _NUM_STEPS,
+    "num_steps": _NUM_STEPS,
+    "batch_size": "unknown key: it means the minibatch in one library and the whole batch in another. "
+    "Did you mean 'trainer.train_batch_size' (env steps of an iteration, over all envs)?",
+    "normalize_return": "unknown key: returns are not normalised in this version. Leave it out.",
+}
+"""Other libraries' names that need a sentence."""
+
+
+def hints_for(section: str, known: Mapping[str, list[str]]) -> Hints:
+    """Hints for a section's unknown keys; `known` gives the keys of every section."""
+    elsewhere = {key: other for other, keys in known.items() if other != section for key in keys}
+    return Hints(SYNONYMS, SENTENCES, elsewhere)

@@ -1,0 +1,47 @@
+#include "warpdrive.cuh"
+
+// Adds up the returns and lengths of the episodes that ended in a rollout. Episodes run on across rollouts.
+// Sums are kept env by env, so their order, and with it their last bit, never changes.
+//   reward          [step, env, agent]                                            read
+//   terminated      [step, env]                                                   read
+//   truncated       [step, env]                                                   read
+//   running_return  [env, agent]  of the episode under way                        read, written
+//   running_length  [env]         steps of the episode under way                  read, written
+//   return_sum      [env, agent]  of the episodes ended since the last report     read, written
+//   length_sum      [env]         likewise                                        read, written
+//   num_ended       [env]         episodes ended since the last report            read, written
+//   num_steps       of the rollout
+extern "C" __global__ void episodes(const float* reward, const bool* terminated, const bool* truncated,
+                                    float* running_return, int* running_length, float* return_sum, int* length_sum,
+                                    int* num_ended, int num_steps)
+{
+    const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
+    for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
+        const int env = (int)(row / NUM_AGENTS);
+        const bool counts = row % NUM_AGENTS == 0;  // the first agent counts for its env, alone: no other reads these
+        float episode_return = running_return[row];
+        float ended_return = return_sum[row];
+        int length = counts ? running_length[env] : 0;
+        int ended_length = counts ? length_sum[env] : 0;
+        int ended = counts ? num_ended[env] : 0;
+        for (int t = 0; t < num_steps; ++t) {
+            episode_return += reward[t * num_rows + row];
+            length += 1;
+            const long long step_env = (long long)t * NUM_ENVS + env;
+            if (terminated[step_env] || truncated[step_env]) {
+                ended_return += episode_return;
+                ended_length += length;
+                ended += 1;
+                episode_return = 0.0f;
+                length = 0;
+            }
+        }
+        running_return[row] = episode_return;
+        return_sum[row] = ended_return;
+        if (counts) {
+            running_length[env] = length;
+            length_sum[env] = ended_length;
+            num_ended[env] = ended;
+        }
+    }
+}

@@ -1,0 +1,191 @@
+"""From a YAML file to a Config in which every part fits the others. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainers.algorithms import ALGORITHMS, find_algorithm
+from trainers.config import (
+    SHARED,
+    Config,
+    ModelConfig,
+    PolicyConfig,
+    SavingConfig,
+    TrainerConfig,
+    hints_for,
+)
+from trainers.policies import check_network
+from warpdrive.config import Problems, Section, build, did_you_mean, to_section, unknown_key
+from warpdrive.config_file import load_yaml, override
+from warpdrive.env import Env, load_env
+from warpdrive.errors import ConfigError, EnvError
+
+TOP_KEYS = [field.name for field in dataclasses.fields(Config)]
+
+
+def read_config(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[tuple[str, str]] = (),
+    allow_import: bool = True,
+) -> Config:
+    """Reads and checks a config.
+
+    Args:
+        source: a YAML file, or the mapping that one would hold.
+        overrides: (dotted key, YAML value) pairs that replace what the file says.
+        allow_import: whether `name` may import an env from outside, "my_package.soccer:Soccer".
+    Raises:
+        ConfigError: every mistake, one a line.
+    """
+    section = to_section(source) if isinstance(source, Mapping) else load_yaml(source)
+    for key, text in overrides:
+        override(section, key, text, "command line")
+    return _Reader(section, allow_import).read()
+
+
+class _Reader:
+    """Reads a config part by part and keeps all that is wrong."""
+
+    def __init__(self, section: Section, allow_import: bool) -> None:
+        self.top = section
+        self.problems = Problems()
+        self.allow_import = allow_import
+        policies = [find_algorithm(name)[1] for name in ALGORITHMS]
+        self.known = {
+            "trainer": _keys(TrainerConfig),
+            "saving": _keys(SavingConfig),
+            "policy.<name>": sorted({key for one in policies for key in _keys(one)}),
+            "policy.<name>.model": _keys(ModelConfig),
+        }
+
+    def read(self) -> Config:
+        for key in self.top:
+            if key not in TOP_KEYS:
+                message = unknown_key(key, TOP_KEYS, hints_for("", self.known))
+                self.problems.add(self.top.marks[key], key, message)
+        env = self._env()
+        trainer = self._part("trainer", TrainerConfig)
+        saving = self._part("saving", SavingConfig)
+        policy = self._policies(env)
+        if trainer is not None:
+            self._check_trainer(trainer, env)
+        self.problems.raise_if_any()
+        return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving)
+
+    def _part(self, key: str, cls: type) -> Any:
+        return self._build(cls, self.top.get(key), key, key, self.top.marks.get(key, ""))
+
+    def _build(self, cls: type, mapping: Any, path: str, section: str, mark: str) -> Any:
+        if mapping is not None and not isinstance(mapping, Mapping):
+            self.problems.add(mark, path, f"expected keys and values, got {mapping!r}")
+            return None
+        return build(cls, mapping, path=path, hints=hints_for(section, self.known), problems=self.problems)
+
+    def _env(self) -> Env | None:
+        """The env with this config, as far as it can be made: its groups and episode length matter here."""
+        name, mark = self.top.get("name"), self.top.marks.get("name", self.top.mark)
+        if not isinstance(name, str):
+            wrong = "is missing: the env's name." if name is None else f"expected the env's name, got {name!r}"
+            self.problems.add(mark, "name", wrong)
+            return None
+        if ":" in name and not self.allow_import:
+            self.problems.add(mark, "name", f"'{name}' imports code from outside. Allow it with --allow-import.")
+            return None
+        try:
+            default = load_env(name)
+        except (ConfigError, EnvError) as error:
+            self.problems.add(mark, "name", " ".join(str(error).split()))
+            return None
+        config = self._build(default.Config, self.top.get("env"), "env", "env", self.top.marks.get("env", ""))
+        if config is None:
+            return default  # its groups have the same names, most of the time
+        try:
+            return load_env(name, config)
+        except (EnvError, ConfigError) as error:
+            key = re.match(r"env\.(\w+)", str(error))
+            section = self.top.get("env")
+            marks = section.marks if isinstance(section, Section) else {}
+            mark = marks.get(key.group(1), self.top.marks.get("env", "")) if key else self.top.marks.get("env", "")
+            self.problems.add(mark, "" if key else "env", " ".join(str(error).split()))
+            return None
+
+    def _policies(self, env: Env | None) -> dict[str, PolicyConfig]:
+        section = self.top.get("policy")
+        if section is None:
+            section = {SHARED: None}
+        mark = self.top.marks.get("policy", self.top.mark)
+        if not isinstance(section, Mapping):
+            self.problems.add(mark, "policy", f"expected policies by name, got {section!r}")
+            return {}
+        marks = section.marks if isinstance(section, Section) else {}
+        policies = {name: self._policy(name, one, marks.get(name, mark)) for name, one in section.items()}
+        if env is not None:
+            self._check_coverage(list(policies), env, marks, mark)
+        return policies
+
+    def _policy(self, name: str, section: Any, mark: str) -> PolicyConfig | None:
+        path = f"policy.{name}"
+        marks = section.marks if isinstance(section, Section) else {}
+        algorithm = section.get("algorithm", PolicyConfig.algorithm) if isinstance(section, Mapping) else None
+        try:
+            cls = find_algorithm(PolicyConfig.algorithm if algorithm is None else str(algorithm))[1]
+        except ConfigError as error:
+            self.problems.add(marks.get("algorithm", mark), f"{path}.algorithm", str(error))
+            return None
+        config = self._build(cls, section, path, "policy.<name>", mark)
+        if config is None:
+            return None
+        try:
+            check_network(config.model.type)
+        except ConfigError as error:
+            model = section.get("model")
+            model_marks = model.marks if isinstance(model, Section) else {}
+            self.problems.add(model_marks.get("type", mark), f"{path}.model.type", str(error))
+        return config
+
+    def _check_coverage(self, names: list[str], env: Env, marks: Mapping[str, str], mark: str) -> None:
+        if names == [SHARED]:
+            return
+        groups = list(env.groups)
+        unknown = [name for name in names if name not in groups and name != SHARED]
+        missing = [name for name in groups if name not in names]
+        for name in unknown:
+            known = [*missing, SHARED] if missing else groups
+            message = f"no agents are called '{name}'.{did_you_mean(name, known)} ({', '.join([*groups, SHARED])})"
+            self.problems.add(marks.get(name, mark), f"policy.{name}", message)
+        if SHARED in names:
+            message = "covers all agents: there can be no other policy beside it."
+            self.problems.add(marks.get(SHARED, mark), f"policy.{SHARED}", message)
+            return
+        for name in missing:
+            agents = env.groups[name].agents
+            number = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}"
+            message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
+            self.problems.add(mark, "policy", message)
+
+    def _check_trainer(self, trainer: TrainerConfig, env: Env | None) -> None:
+        section = self.top.get("trainer")
+        marks = section.marks if isinstance(section, Section) else {}
+
+        def add(key: str, message: str) -> None:
+            self.problems.add(marks.get(key, self.top.marks.get("trainer", "")), f"trainer.{key}", message)
+
+        size, num_envs = trainer.train_batch_size, trainer.num_envs
+        if size % num_envs:
+            below = size // num_envs * num_envs
+            nearest = f"{below} and {below + num_envs}" if below else f"{num_envs}"
+            add("train_batch_size", f"{size} is no multiple of num_envs ({num_envs}). The nearest that are: {nearest}.")
+        if trainer.num_episodes is not None and trainer.total_timesteps is not None:
+            add("num_episodes", "given beside total_timesteps: both say how long to train. Give one.")
+        elif trainer.num_episodes is None and trainer.total_timesteps is None:
+            add("total_timesteps", "is missing: how long to train, in env steps (or num_episodes, in episodes).")
+        elif trainer.num_episodes is not None and env is not None and env.episode_length is None:
+            add("num_episodes", f"the episodes of '{self.top['name']}' have no fixed length. Give total_timesteps.")
+
+
+def _keys(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]

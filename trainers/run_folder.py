@@ -1,0 +1,135 @@
+"""The folder of a run: what was asked for, on what machine, and what came out."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy
+import torch
+from rich.console import Console
+
+from trainers.config import Config
+from trainers.metrics import append_jsonl
+from warpdrive.backends.base import Backend
+from warpdrive.config_file import dump_yaml
+from warpdrive.errors import ConfigError
+from warpdrive.version import __version__
+
+
+class RunFolder:
+    """Made at the start of a run; every line printed is also in its log.txt.
+
+    Args:
+        config: names the folder `<env>__<algorithm>__seed<seed>__<date>`, in `saving.basedir`.
+        name: names it instead.
+        source: the text of the config file, kept as it was.
+        command: what was typed.
+    """
+
+    def __init__(self, config: Config, name: str | None = None, source: str | None = None, command: Sequence[str] = ()):
+        self.path = _make_folder(Path(config.saving.basedir), name, config)
+        self.console = Console(highlight=False, soft_wrap=True)
+        resolved = dump_yaml(config)
+        (self.path / "config.yaml").write_text(resolved if source is None else source, encoding="utf-8")
+        (self.path / "config.resolved.yaml").write_text(resolved, encoding="utf-8")
+        (self.path / "command.txt").write_text(shlex.join(command or sys.argv) + "\n", encoding="utf-8")
+        self.metrics: list[dict[str, float]] = []
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_machine(self, backend: Backend) -> None:
+        """env.json: enough to tell two machines apart."""
+        is_gpu = backend.device.type == "cuda"
+        machine = {
+            "warpdrive": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "torch_threads": torch.get_num_threads(),
+            "backend": str(backend) if is_gpu else backend.name,
+            "device": str(backend.device),
+            "gpu": torch.cuda.get_device_name(backend.device) if is_gpu else None,
+            "cuda": torch.version.cuda,
+        }
+        (self.path / "env.json").write_text(json.dumps(machine, indent=1) + "\n", encoding="utf-8")
+
+    def say(self, line: str, style: str | None = None) -> None:
+        """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
+        if self.console.is_terminal:
+            self.console.print(line, style=style, markup=False)
+        else:
+            print(line, flush=True)
+        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Adds a line to metrics.jsonl."""
+        self.metrics.append(dict(metrics))
+        append_jsonl(self.path / "metrics.jsonl", metrics)
+
+    def draw_learning_curve(self) -> Path | None:
+        """learning_curve.png: mean returns over env steps. None where matplotlib is missing or nothing ended."""
+        names = [name for name in _mean_returns(self.metrics) if name != "rollout/ep_rew_mean"]
+        if not names or importlib.util.find_spec("matplotlib") is None:
+            return None
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 3 * len(names)), layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
+            points = [(one["time/total_timesteps"], one[name]) for one in self.metrics if name in one]
+            axes.plot(*zip(*points, strict=True))
+            axes.set(title=name, xlabel="env steps", ylabel="mean return of an episode")
+            axes.grid(alpha=0.3)
+        path = self.path / "learning_curve.png"
+        figure.savefig(path, dpi=100)
+        return path
+
+    def first_and_last_returns(self) -> dict[str, tuple[float, float]]:
+        """By group: its mean return in the first and in the last report that had one."""
+        returns = {}
+        for name in _mean_returns(self.metrics):
+            values = [metrics[name] for metrics in self.metrics if name in metrics]
+            returns[name.removeprefix("rollout/").removesuffix("ep_rew_mean").rstrip("/")] = (values[0], values[-1])
+        return returns
+
+
+def _mean_returns(metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for one in metrics for name in one if name.endswith("ep_rew_mean")))
+
+
+def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise ConfigError(f"--run-name: expected a name of letters, digits, '_', '-' and '.', got {name!r}")
+    if name is None:
+        algorithms = "-".join(dict.fromkeys(policy.algorithm.lower() for policy in config.policy.values()))
+        first = config.saving.name or re.sub(r"[^A-Za-z0-9_]+", "-", config.name)
+        words = [first, algorithms, config.saving.tag, f"seed{config.trainer.seed}", f"{_now():%Y%m%d-%H%M}"]
+        name = "__".join(word for word in words if word)
+    basedir.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        path = basedir / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+    raise ConfigError(f"{basedir}: holds 999 runs named {name} already. Name this one: --run-name.")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now()

@@ -1,0 +1,257 @@
+"""Trainer: collects rollouts, lets each policy's algorithm learn from them, reports and saves."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainers import checkpoint
+from trainers.algorithms import find_algorithm
+from trainers.config import SHARED, Config, TrainerConfig
+from trainers.metrics import Metrics
+from trainers.policies import find_network
+from trainers.policies.heads import CategoricalHeads
+from trainers.returns import GAE
+from trainers.rollout import Rollout
+from trainers.run_folder import RunFolder
+from warpdrive.backends import choose_backend, why_this_device
+from warpdrive.backends.base import Backend
+from warpdrive.env import Env, load_env
+from warpdrive.env_wrapper import EnvWrapper
+
+
+class Trainer:
+    """A run, from a config.
+
+    trainer = Trainer(read_config("tag.yaml"))
+    trainer.train()
+    trainer.run.path                        # the run folder
+    trainer.policies["tagger"](observation) # logits, value
+
+    An iteration is one rollout and one update of each policy; between two reports the host waits for
+    nothing that the device does.
+
+    Args:
+        config: see `read_config`.
+        run_name: the run folder's name, made of the config's if not given.
+        source: the text of the config file, kept in the run folder.
+        command: what was typed, likewise.
+    """
+
+    def __init__(
+        self, config: Config, run_name: str | None = None, source: str | None = None, command: Sequence[str] = ()
+    ) -> None:
+        self.config = config
+        settings = config.trainer
+        env = load_env(config.name, config.env)
+        self.backend = make_backend(settings)
+        self.run = RunFolder(config, run_name, source, command)
+        self.run.say(why_this_device(self.backend), style="bold")
+        self.run.write_machine(self.backend)
+        seed_everything(settings.seed)
+
+        self.env = EnvWrapper(
+            env,
+            settings.num_envs,
+            seed=settings.seed,
+            backend=self.backend,
+            final_observations=max_truncations(env, settings.num_steps),
+        )
+        agents = {SHARED: range(env.num_agents)} if SHARED in config.policy else _agents_of_groups(env)
+        generator = torch.Generator().manual_seed(settings.seed)
+        self.policies = {name: self._make_policy(name, generator) for name in agents}
+        pairs = {name: (policy, agents[name]) for name, policy in self.policies.items()}
+        self.rollout = Rollout(self.env, pairs, settings.num_steps)
+        gae = GAE(self.rollout)
+        self.algorithms = {}
+        for name, group in self.rollout.groups.items():
+            policy_config = config.policy[name]
+            if policy_config.to_train:
+                estimate = gae.prepare(group, policy_config.gamma, policy_config.gae_lambda)
+                algorithm = find_algorithm(policy_config.algorithm)[0]
+                self.algorithms[name] = algorithm(policy_config, group, estimate)
+        self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
+
+        self.iteration = 0
+        self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
+        self.env.reset()
+        self.rollout.begin()
+
+    @property
+    def env_steps(self) -> int:
+        """Steps made so far, over all envs."""
+        return self.iteration * self.config.trainer.train_batch_size
+
+    def train(self) -> None:
+        """Runs all iterations that are left; reports, and saves as often as the config says and at the end."""
+        saving = self.config.saving
+        self._announce()
+        reported_at, reported_iteration = time.perf_counter(), self.iteration
+        started_at = reported_at
+        while self.iteration < self.num_iterations:
+            figures = self.iterate()
+            is_last = self.iteration == self.num_iterations
+            if self.iteration % saving.metrics_log_freq == 0 or is_last:
+                metrics = self.metrics.report(figures)  # waits for the device
+                now = time.perf_counter()
+                self._report(metrics, now - reported_at, self.iteration - reported_iteration)
+                reported_at, reported_iteration = now, self.iteration
+            if is_last or (saving.model_params_save_freq and self.iteration % saving.model_params_save_freq == 0):
+                self.save()
+        self._conclude(time.perf_counter() - started_at)
+
+    def iterate(self) -> dict[str, dict[str, torch.Tensor | float]]:
+        """One rollout and one update of each policy.
+
+        Returns:
+            policy -> debug figures, on the device.
+        """
+        self.rollout.collect()
+        self.metrics.add_rollout()
+        env_steps = self.env_steps
+        figures = {name: algorithm.update(env_steps) for name, algorithm in self.algorithms.items()}
+        self.iteration += 1
+        return figures
+
+    def save(self) -> Path:
+        """Writes a checkpoint of now into the run folder."""
+        self.env.data["observation"].copy_(self.rollout.observation[-1])  # what the envs show now
+        tensors = {"env": self.env.data.snapshot()}
+        for name, policy in self.policies.items():
+            tensors[f"policy.{name}"] = policy.state_dict()
+        for name, algorithm in self.algorithms.items():
+            tensors[f"optim.{name}"] = checkpoint.optimizer_tensors(self.policies[name], algorithm.optimizer)
+        progress = {"iteration": self.iteration, "seed": self.config.trainer.seed}
+        return checkpoint.save_checkpoint(self.run.checkpoints, self.env_steps, tensors, _generators(), progress)
+
+    def restore(self, path: Path) -> None:
+        """Takes over a checkpoint, to go on exactly from there.
+
+        Raises:
+            CheckpointError: it is damaged, or of another kind of run. Nothing but the networks may have changed then.
+        """
+        saved = checkpoint.load_checkpoint(path)
+        for name, policy in self.policies.items():
+            file = f"policy.{name}.safetensors"
+            checkpoint.restore_module(policy, saved.tensors.get(f"policy.{name}", {}), saved.path / file)
+        checkpoint.restore_tensors(
+            {name: self.env.data[name] for name in self.env.data.names()},
+            saved.tensors.get("env", {}),
+            saved.path / "env.safetensors",
+        )
+        for name, algorithm in self.algorithms.items():
+            tensors = saved.tensors.get(f"optim.{name}", {})
+            checkpoint.restore_optimizer(self.policies[name], algorithm.optimizer, tensors)
+        _restore_generators(saved.rng)
+        self.iteration = int(saved.progress["iteration"])
+        self.rollout.begin()
+
+    def _make_policy(self, name: str, generator: torch.Generator) -> torch.nn.Module:
+        model = self.config.policy[name].model
+        group = next(iter(self.env.groups.values()))  # all groups see and act in arrays of one shape
+        num_features = int(group.observation_space.shape[0])
+        heads = CategoricalHeads(group.head_sizes)
+        policy = find_network(model.type)(model, num_features, heads.num_logits, generator)
+        if model.model_ckpt_filepath is not None:
+            file = Path(model.model_ckpt_filepath)
+            checkpoint.restore_module(policy, checkpoint.load_tensors(file), file)
+        return policy.to(self.env.device)
+
+    def _announce(self) -> None:
+        settings = self.config.trainer
+        self.run.say(
+            f"{self.config.name}: {settings.num_envs:,} envs x {self.env.num_agents} agents, "
+            f"{settings.num_steps} steps an iteration, {self.num_iterations} iterations"
+        )
+        self.run.say(f"run folder: {self.run.path}")
+
+    def _report(self, metrics: dict[str, float], seconds: float, num_iterations: int) -> None:
+        steps = num_iterations * self.config.trainer.train_batch_size
+        metrics = {
+            "time/total_timesteps": self.env_steps,
+            "time/iterations": self.iteration,
+            "time/fps": steps / seconds,
+            "time/agent_steps_per_s": steps * self.env.num_agents / seconds,
+            **metrics,
+        }
+        if self.env.device.type == "cuda":
+            metrics["health/gpu_mem_mb"] = torch.cuda.max_memory_allocated(self.env.device) / 2**20
+        self.run.log(metrics)
+        returns = "".join(
+            f"  {name} {metrics[f'rollout/{name}/ep_rew_mean']:+8.3f}"
+            for name in self.metrics.groups
+            if f"rollout/{name}/ep_rew_mean" in metrics
+        )
+        length = f"  length {metrics['rollout/ep_len_mean']:6.1f}" if "rollout/ep_len_mean" in metrics else ""
+        self.run.say(f"env steps {self.env_steps:12,}{returns}{length}  {metrics['time/fps']:12,.0f} env steps/s")
+
+    def _conclude(self, seconds: float) -> None:
+        fps = self.num_iterations * self.config.trainer.train_batch_size / seconds
+        self.run.say(f"trained {self.env_steps:,} env steps in {seconds:.1f} s ({fps:,.0f} env steps/s)")
+        for name, (first, last) in self.run.first_and_last_returns().items():
+            if name:
+                self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
+        self.run.draw_learning_curve()
+        self.run.say(f"checkpoint: {self.run.checkpoints / checkpoint.LAST}")
+
+
+def make_backend(settings: TrainerConfig) -> Backend:
+    """The backend that `env_backend` and `device` ask for."""
+    driver = settings.env_backend if settings.env_backend in ("pycuda", "bindings") else "auto"
+    env_backend = settings.env_backend if driver == "auto" else "cuda"
+    return choose_backend(env_backend, settings.device, driver=driver)
+
+
+def max_truncations(env: Env, num_steps: int) -> int:
+    """How often one env can be truncated in a rollout of `num_steps`."""
+    if env.episode_length is None:
+        return num_steps
+    return math.ceil(num_steps / env.episode_length)  # truncations are an episode length apart
+
+
+def total_env_steps(config: Config, env: Env) -> int:
+    """Length of a run in env steps, over all envs."""
+    settings = config.trainer
+    if settings.total_timesteps is not None:
+        return settings.total_timesteps
+    return settings.num_episodes * env.episode_length
+
+
+def seed_everything(seed: int) -> None:
+    """Python's, numpy's and torch's own generators, for code of the user's that draws from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _agents_of_groups(env: Env) -> dict[str, range]:
+    return {name: group.agents for name, group in env.groups.items()}
+
+
+def _generators() -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state()
+    states = {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return states
+
+
+def _restore_generators(states: dict[str, Any]) -> None:
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(states["torch"]), dtype=torch.uint8))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(states["cuda"]), dtype=torch.uint8))

@@ -1,0 +1,293 @@
+"""Builds CUDA C sources into shared libraries with g++ or clang++."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from warpdrive.backends.base import KERNELS_FOLDER, Source, show_source_line
+from warpdrive.cache import cache_key, cached
+from warpdrive.errors import BackendError, CompileError
+
+MAX_SHARED_BYTES = 227 * 1024
+"""Dynamic shared memory of a block, as on an H100."""
+
+MAX_FRAME_BYTES = 64 * 1024
+"""Locals of one thread, half of the stack that cpu_fiber.h gives it; more is refused when a kernel is compiled."""
+
+NUM_ERRORS_SHOWN = 5
+
+_SHIM_FILES = ("cpu_abi.h", "cpu_atomics.h", "cpu_checks.h", "cpu_math.h", "cpu_shim.h", "cpu_warp.h")
+_RUNTIME_FILES = ("cpu_abi.h", "cpu_fiber.h", "cpu_block.h", "cpu_runtime.cpp")
+
+# Floating point follows CUDA's rules: every operation rounds once, nothing is contracted or reordered.
+_KERNEL_FLAGS = [
+    "-std=c++17",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-UNDEBUG",
+]
+_DEBUG_CHECKS = "bounds,alignment,null,shift-exponent,float-cast-overflow,integer-divide-by-zero,unreachable,return"
+_ERROR = re.compile(
+    r"^(?P<path>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<message>.*)$", re.M
+)
+_UNDEFINED = re.compile(r"^(?:\S+: )?(?P<path>[^\s:]+):(?P<line>\d+): undefined reference to [`'](?P<name>.*)'$", re.M)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a source is built: for speed, for debug mode, or under sanitizers.
+
+    `locals_hold` is what debug mode puts into every local that the kernel leaves unset: "pattern" or "zero".
+    """
+
+    debug: bool = False
+    sanitize: tuple[str, ...] = ()
+    locals_hold: str = "pattern"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A g++ or clang++ that works on this machine.
+
+    `command` may hold several words, such as "ccache g++". `description` is all the macros that it predefines
+    for this processor: its version and every instruction set it will use.
+    """
+
+    command: tuple[str, ...]
+    target_flags: tuple[str, ...]
+    description: str
+
+    @property
+    def is_clang(self) -> bool:
+        return "__clang__" in self.description
+
+    def supports(self, flag: str) -> bool:
+        return _supports(self.command, flag)
+
+    def flags(self, variant: Variant) -> list[str]:
+        flags = [*_KERNEL_FLAGS, *self.target_flags, f"-Wframe-larger-than={MAX_FRAME_BYTES}"]
+        if self.is_clang:
+            flags.append("-Werror=frame-larger-than")
+        else:
+            flags[-1] = f"-Werror=frame-larger-than={MAX_FRAME_BYTES}"
+            flags += ["-fno-semantic-interposition", "-fno-gnu-unique", "-fno-extern-tls-init"]
+        if "__x86_64__" in self.description:
+            flags.append("-fcf-protection=none")  # a shadow stack forbids fibers
+        if "undefined" not in variant.sanitize:
+            flags.append("-fwrapv")
+        if variant.debug:
+            flags += ["-O1", "-g", "-fno-omit-frame-pointer", "-DWARPDRIVE_CPU_DEBUG"]
+            flags += [f"-fsanitize={_DEBUG_CHECKS}", "-fno-sanitize-recover=all"]
+            if self.supports(f"-ftrivial-auto-var-init={variant.locals_hold}"):
+                flags.append(f"-ftrivial-auto-var-init={variant.locals_hold}")
+            if not self.is_clang:  # these passes of g++ take such a local for unset all the same
+                flags += ["-fno-tree-fre", "-fno-tree-ccp"]
+        elif variant.sanitize:
+            # Frames grow under a sanitizer, and so do its stacks.
+            flags = [flag for flag in flags if "frame-larger-than" not in flag]
+            flags += ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={','.join(variant.sanitize)}"]
+        else:
+            flags += ["-O3", "-g1"]
+        return flags
+
+
+def find_compiler(compiler: str | None = None) -> Compiler:
+    """`compiler`, else $CXX, else g++, else clang++.
+
+    Raises:
+        BackendError: there is none, or it does not work.
+    """
+    named = compiler or os.environ.get("CXX")
+    for command in [shlex.split(named)] if named else [["g++"], ["clang++"]]:
+        if shutil.which(command[0]):
+            return _examine(tuple(command))
+    missing = f"the compiler '{named}' is not installed" if named else "no C++ compiler"
+    raise BackendError(f"{missing}: install g++ (Debian/Ubuntu: apt install g++) or set CXX.")
+
+
+@functools.lru_cache
+def _examine(command: tuple[str, ...]) -> Compiler:
+    list_macros = ("-dM", "-E", "-x", "c++", "-std=c++17", os.devnull)
+    for target_flags in (("-march=native",), ()):  # some compilers do not know the machine they run on
+        result = run_tool([*command, *target_flags, *list_macros])
+        if result.returncode == 0 and "__GNUC__" in result.stdout:
+            return Compiler(command, target_flags, result.stdout)
+    raise BackendError(
+        f"'{shlex.join(command)}' does not work as a C++17 compiler: {_first_line(result.stderr)}. "
+        "Install g++ (Debian/Ubuntu: apt install g++) or set CXX."
+    )
+
+
+@functools.lru_cache
+def _supports(command: tuple[str, ...], flag: str) -> bool:
+    return run_tool([*command, flag, "-E", "-x", "c++", os.devnull]).returncode == 0
+
+
+def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LC_ALL": "C"}
+    environment.pop("LD_PRELOAD", None)  # a sanitizer preloaded into Python is not for the compiler
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
+
+
+def build_runtime(compiler: Compiler) -> Path:
+    """The library that launches kernels, cpu_runtime.cpp."""
+    flags = ["-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-Wl,-z,now"]
+    if "__x86_64__" in compiler.description:
+        flags.append("-fcf-protection=none")
+    texts = [(KERNELS_FOLDER / name).read_text() for name in _RUNTIME_FILES]
+
+    def build() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "runtime.so"
+            source = KERNELS_FOLDER / "cpu_runtime.cpp"
+            result = run_tool([*compiler.command, *flags, str(source), "-o", str(library), "-lpthread"])
+            if result.returncode:
+                raise BackendError(
+                    f"'{shlex.join(compiler.command)}' cannot build the CPU runtime:\n{result.stderr.strip()}\n"
+                    "Set CXX to a g++ or clang++ with C++17."
+                )
+            return library.read_bytes()
+
+    return cached(cache_key(["cpu runtime", *flags, *compiler.command, compiler.description, *texts]), ".so", build)
+
+
+def build_kernels(compiler: Compiler, source: Source, variant: Variant) -> Path:
+    """The library of a source's kernels.
+
+    Raises:
+        CompileError: shows the first errors on the user's own lines.
+    """
+    text = _translation_unit(source)
+    flags = [*compiler.flags(variant), *source.options]
+    shim = [(KERNELS_FOLDER / name).read_text() for name in _SHIM_FILES]
+    shim += [path.read_text() for path in sorted((KERNELS_FOLDER / "cpu_shadow").glob("*.h"))]
+    key = cache_key([text, source.included_text(), *flags, *compiler.command, compiler.description, *shim])
+    return cached(key, ".so", lambda: _build(compiler, source, variant, text, flags))
+
+
+def _translation_unit(source: Source) -> str:
+    """The user's text, unchanged, between the shim and the table of entry points."""
+    entries = "".join(f'    {{"{name}", &warpdrive_cpu::Kernel<&{name}>::entry}},\n' for name in source.signatures)
+    constants = source.constants.rstrip("\n")
+    path = source.path.replace("\\", "\\\\").replace('"', '\\"')
+    return (
+        f'#include "cpu_shim.h"\n#line 1 "<constants>"\n{constants}\n#line 1 "{path}"\n{source.text}\n'
+        '#line 1 "<entry points>"\n'
+        'extern "C" __attribute__((visibility("default"))) const warpdrive_cpu::NamedEntry warpdrive_cpu_entries[];\n'
+        f"const warpdrive_cpu::NamedEntry warpdrive_cpu_entries[] = {{\n{entries}    {{nullptr, nullptr}},\n}};\n"
+    )
+
+
+def _build(compiler: Compiler, source: Source, variant: Variant, text: str, flags: list[str]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernels.cpp").write_text(text)
+        quoted = [Path(source.path).resolve().parent, *source.include_folders, KERNELS_FOLDER]
+        includes = [word for place in quoted for word in ("-iquote", str(Path(place).resolve()))]
+        includes.append(f"-I{KERNELS_FOLDER / 'cpu_shadow'}")
+        plain = ["-fno-diagnostics-color", "-fno-caret-diagnostics", f"-ferror-limit={NUM_ERRORS_SHOWN}"]
+        if not compiler.is_clang:
+            plain = ["-fdiagnostics-color=never", "-fno-diagnostics-show-caret", "-fdiagnostics-column-unit=byte"]
+            plain = [flag for flag in plain if compiler.supports(flag)]
+        arguments = [*flags, *includes, *plain, f"-fdebug-prefix-map={folder}={os.getcwd()}"]
+        result = run_tool([*compiler.command, *arguments, "-c", "kernels.cpp", "-o", "kernels.o"], folder)
+        if result.returncode:
+            raise CompileError(_explain(source, result.stderr))
+
+        objects = ["kernels.o"]
+        if names := undefined_thread_locals(Path(folder, "kernels.o").read_bytes()):
+            Path(folder, "shared.s").write_text(_dynamic_shared_memory(names))
+            objects.append("shared.s")
+        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,now", "-Wl,-z,relro"]
+        if variant.sanitize:
+            link.append(f"-fsanitize={','.join(variant.sanitize)}")
+            if compiler.is_clang:
+                link.append("-shared-libsan")
+        else:
+            link.append("-Wl,-z,defs")  # a function that is declared only is an error now, not when it is called
+        result = run_tool([*compiler.command, *link, *objects, "-o", "kernels.so", "-lm"], folder)
+        if result.returncode:
+            raise CompileError(_explain(source, result.stderr))
+        return Path(folder, "kernels.so").read_bytes()
+
+
+def _dynamic_shared_memory(names: Sequence[str]) -> str:
+    """Assembly that defines every `extern __shared__ T name[];`: all of them name the same bytes, as in CUDA."""
+    lines = ['.section .tbss,"awT",%nobits', ".p2align 7"]
+    for name in names:
+        lines += [f".globl {name}", f".hidden {name}", f".type {name},%object", f"{name}:"]
+    return "\n".join([*lines, f".zero {MAX_SHARED_BYTES}", '.section .note.GNU-stack,"",%progbits', ""])
+
+
+def undefined_thread_locals(file: bytes) -> list[str]:
+    """Names of the thread-local variables that a 64-bit ELF object file uses and does not define."""
+    symbol_table, thread_local, undefined = 2, 6, 0
+    (sections_at,) = struct.unpack_from("<Q", file, 40)
+    entry_size, num_sections = struct.unpack_from("<HH", file, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", file, sections_at + i * entry_size) for i in range(num_sections)]
+    names = []
+    for _, kind, _, _, offset, size, link, _, _, _ in sections:
+        if kind != symbol_table:
+            continue
+        strings_at = sections[link][4]
+        for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", file[offset : offset + size]):
+            if info & 15 == thread_local and section == undefined:
+                end = file.index(b"\0", strings_at + name)
+                names.append(file[strings_at + name : end].decode())
+    return names
+
+
+def _explain(source: Source, output: str) -> str:
+    """A compiler's first errors, each with the line of the user's file that it is about."""
+    shown = []
+    for error in _ERROR.finditer(output):
+        path, line, message = error["path"], int(error["line"]), error["message"].removeprefix("error: ")
+        if re.search(r"frame.*(larger than|exceeds limit)", message):
+            message = f"the local arrays of a thread take more than {MAX_FRAME_BYTES} bytes. Put them in shared memory."
+        text = _text_of(path, source)
+        lines = text.splitlines()
+        column = int(error["column"] or 1)
+        if line <= len(lines):  # the compilers count bytes
+            column = len(lines[line - 1].encode()[: column - 1].decode(errors="replace")) + 1
+        block = show_source_line(message, path, line, column, text)
+        if block not in shown:
+            shown.append(block)
+    for missing in _UNDEFINED.finditer(output):
+        path, line = missing["path"], int(missing["line"])
+        message = f"'{missing['name']}' is declared but not defined. Define it, or include the file that does."
+        block = show_source_line(message, path, line, 1, _text_of(path, source))
+        if block not in shown:
+            shown.append(block)
+    if not shown:
+        return f"{source.path}: the compiler refused it:\n{output.strip()}"
+    return "\n".join(shown[:NUM_ERRORS_SHOWN])
+
+
+def _text_of(path: str, source: Source) -> str:
+    if path == source.path:
+        return source.text
+    if path == "<constants>":
+        return source.constants
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "it says nothing"

@@ -1,0 +1,317 @@
+// Launches kernels compiled with cpu_shim.h: shares out blocks over OS threads, and in debug mode catches faults.
+// Built once per machine into a shared library; see warpdrive/backends/cpu.py.
+#include <link.h>
+#include <signal.h>
+#include <time.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "cpu_block.h"
+
+namespace warpdrive_cpu {
+
+// ---- one OS thread
+struct Worker {
+    explicit Worker(bool is_debug) : fibers(is_debug), block(fibers) {}
+    Fibers fibers;
+    Block block;
+};
+
+static thread_local Worker* running = nullptr;  // set while this OS thread is inside a launch
+
+// Debug mode's fibers have guard pages. All fibers having one would use up the kernel's table of mappings.
+static Worker& worker(bool is_debug) {
+    static thread_local Worker plain(false);
+    if (!is_debug) return plain;
+    static thread_local Worker guarded(true);
+    return guarded;
+}
+
+static void fiber_main() {
+    Block& block = running->block;  // a fiber never leaves its OS thread
+    if (block.fibers.is_sanitized()) block.fibers.finish_switch(nullptr);
+    block.run_threads();
+}
+
+static char fence_tag;
+static const Scheduler kScheduler = {
+    [](Block* block, unsigned thread, int predicate, Place place) { return block->barrier(thread, predicate, place); },
+    [](Block* block, unsigned thread, uint32_t mask, uint64_t value, Place place, bool orders_memory,
+       WarpValues* values) { block->meet(thread, mask, value, place, orders_memory, values); },
+    [](Block* block, unsigned thread) { return block->live_lanes(thread / 32); },
+    [] {
+        release(&fence_tag);
+        acquire(&fence_tag);
+    },
+    [](Block* block, unsigned thread, Place place, const char* what) { block->fail(thread, place, 0, "%s", what); },
+};
+
+// ---- shared memory is the kernel library's thread-local storage
+struct Segment {
+    uintptr_t address;  // in: anything in the library
+    char* data;
+    size_t size;
+};
+
+static int find_thread_local(dl_phdr_info* library, size_t, void* argument) {
+    Segment* segment = static_cast<Segment*>(argument);
+    bool is_it = false;
+    for (int i = 0; i < library->dlpi_phnum; ++i) {
+        const auto& header = library->dlpi_phdr[i];
+        const uintptr_t start = library->dlpi_addr + header.p_vaddr;
+        is_it |= header.p_type == PT_LOAD && segment->address >= start && segment->address < start + header.p_memsz;
+    }
+    if (!is_it) return 0;
+    for (int i = 0; i < library->dlpi_phnum; ++i) {
+        if (library->dlpi_phdr[i].p_type != PT_TLS || !library->dlpi_tls_data) continue;
+        segment->data = static_cast<char*>(library->dlpi_tls_data);
+        segment->size = library->dlpi_phdr[i].p_memsz;
+    }
+    return 1;
+}
+
+// What is not relocation read-only of a library's writable segment: the variables that kernels can change.
+static int find_variables(dl_phdr_info* library, size_t, void* argument) {
+    Segment* segment = static_cast<Segment*>(argument);
+    bool is_it = false;
+    uintptr_t start = 0, end = 0, constant_end = 0;
+    for (int i = 0; i < library->dlpi_phnum; ++i) {
+        const auto& header = library->dlpi_phdr[i];
+        const uintptr_t address = library->dlpi_addr + header.p_vaddr;
+        if (header.p_type == PT_GNU_RELRO) constant_end = address + header.p_memsz;
+        if (header.p_type != PT_LOAD) continue;
+        is_it |= segment->address >= address && segment->address < address + header.p_memsz;
+        if (header.p_flags & PF_W) {
+            start = address;
+            end = address + header.p_memsz;
+        }
+    }
+    if (!is_it) return 0;
+    start = std::max(start, constant_end);
+    segment->data = reinterpret_cast<char*>(start);
+    segment->size = end > start ? end - start : 0;
+    return 1;
+}
+
+// ---- blocks
+static bool run_block(Worker& mine, Launch* launch, uint64_t place) {
+    const uint64_t index = launch->options & kReverse ? launch->num_blocks - 1 - place : place;
+    mine.block.view.scheduler = &kScheduler;
+    mine.block.set_up(launch, index);
+    if (launch->options & kDebug) {
+        mine.block.view.first = mine.block.view.limit = 0;
+        launch->entry(&mine.block.view, launch->arguments);  // no threads: only makes thread-local storage exist
+        Segment shared{reinterpret_cast<uintptr_t>(launch->entry), nullptr, 0};
+        dl_iterate_phdr(find_thread_local, &shared);
+        if (shared.size) memset(shared.data, static_cast<int>(launch->fill), shared.size);
+    }
+    mine.block.run(fiber_main);
+    if (!launch->failed.load(std::memory_order_relaxed)) return true;
+    mine.fibers.abandon_all();
+    return false;
+}
+
+// A launch shared among OS threads.
+struct Job {
+    Launch* launch;
+    uint64_t chunk;
+    int num_threads;
+    std::atomic<uint64_t> next{0};
+    std::atomic<int> num_busy{0}, num_here{0};
+    char start_tag, end_tag;
+
+    void work(int thread) {
+        if (launch->options & kSpread) meet();
+        Worker& mine = worker(launch->options & kDebug);
+        Worker* before = running;
+        running = &mine;
+        acquire(&start_tag);
+        if (launch->options & kSpread) {
+            for (uint64_t i = thread; i < launch->num_blocks && run_some(mine, i, i + 1); i += num_threads) {
+            }
+        } else {
+            for (;;) {
+                const uint64_t first = next.fetch_add(chunk, std::memory_order_relaxed);
+                if (first >= launch->num_blocks) break;
+                if (!run_some(mine, first, std::min<uint64_t>(first + chunk, launch->num_blocks))) break;
+            }
+        }
+        release(&end_tag);
+        running = before;
+    }
+
+    // Nobody starts before all are here. Otherwise who comes late has been ordered after the others' blocks, by the
+    // pool's mutex, and ThreadSanitizer sees no race.
+    void meet() {
+        ++num_here;
+        while (num_here.load() < num_threads) std::this_thread::yield();
+    }
+
+    bool run_some(Worker& mine, uint64_t first, uint64_t limit) {
+        for (uint64_t i = first; i < limit; ++i) {
+            if (launch->failed.load(std::memory_order_relaxed) || !run_block(mine, launch, i)) return false;
+        }
+        return true;
+    }
+};
+
+// ---- the pool of OS threads
+class Pool {
+public:
+    void run(Job& job) {
+        std::lock_guard<std::mutex> one_launch_at_a_time(launch_);
+        while (static_cast<int>(threads_.size()) < job.num_threads - 1) {
+            const int id = static_cast<int>(threads_.size()) + 1;
+            threads_.emplace_back([this, id] { serve(id); });
+        }
+        release(&job.start_tag);
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            job_ = &job;
+            ++number_;
+            // Spread blocks have a fixed thread each, which must come even if the others have finished.
+            if (job.launch->options & kSpread) job.num_busy = job.num_threads - 1;
+        }
+        wake_.notify_all();
+        job.work(0);
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!(job.launch->options & kSpread)) job_ = nullptr;  // who has not come yet need not come
+        idle_.wait(lock, [&] { return job.num_busy.load() == 0; });
+        job_ = nullptr;
+        acquire(&job.end_tag);
+    }
+
+private:
+    void serve(int id) {
+        uint64_t seen = 0;
+        for (;;) {
+            Job* job;
+            {
+                std::unique_lock<std::mutex> lock(mutex_);
+                wake_.wait(lock, [&] { return number_ != seen; });
+                seen = number_;
+                job = job_;
+                if (!job || id >= job->num_threads) continue;
+                if (!(job->launch->options & kSpread)) ++job->num_busy;
+            }
+            job->work(id);
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (--job->num_busy == 0) idle_.notify_all();
+        }
+    }
+
+    std::mutex launch_, mutex_;
+    std::condition_variable wake_, idle_;
+    std::vector<std::thread> threads_;
+    Job* job_ = nullptr;
+    uint64_t number_ = 0;
+};
+
+// Never deleted: its threads may outlive the interpreter's other parts. A forked child has none of them and
+// starts afresh.
+static Pool* pool = new Pool;
+static const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+
+// Waking the pool costs several microseconds, which two threads win back from about twice that on.
+static const int64_t kWorthSharing = 20000;
+
+static int64_t now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
+}
+
+static void run(Launch* launch) {
+    const uint64_t num_threads = uint64_t{launch->threads_x} * launch->threads_y;
+    if (launch->expected < 0) launch->expected = static_cast<int64_t>(launch->num_blocks * num_threads) * 20;
+    const int available = static_cast<int>(std::min<uint64_t>(launch->num_threads, launch->num_blocks));
+    const bool is_shared = available > 1 && (launch->expected >= kWorthSharing || (launch->options & kSpread));
+    Job job{launch, launch->num_blocks, is_shared ? available : 1};
+    const int64_t start = now();
+    if (is_shared) {
+        job.chunk = std::max<uint64_t>(1, launch->num_blocks / (available * 8ull));
+        pool->run(job);
+    } else {
+        job.work(0);
+    }
+    launch->expected = (now() - start) * job.num_threads;
+}
+
+// ---- faults, caught only while a debug launch runs
+static const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+static struct sigaction old_actions[5];
+
+static void on_fault(int signal, siginfo_t* info, void* state) {
+    if (!running || !running->fibers.current()) {  // not in a kernel: whoever was there before decides
+        for (int i = 0; i < 5; ++i) {
+            if (kSignals[i] == signal) sigaction(signal, &old_actions[i], nullptr);
+        }
+        return;  // and the fault happens again
+    }
+    uintptr_t instruction = 0;
+    const ucontext_t* machine = static_cast<ucontext_t*>(state);
+#if defined(__x86_64__)
+    instruction = static_cast<uintptr_t>(machine->uc_mcontext.gregs[REG_RIP]);
+#else
+    instruction = machine->uc_mcontext.pc;
+#endif
+    Block& block = running->block;
+    const unsigned thread = block.fibers.current()->thread;
+    char* address = static_cast<char*>(info->si_addr);
+    const Place unknown{nullptr, 0};
+    if (signal == SIGFPE) {
+        block.fail(thread, unknown, instruction,
+                   "integer division by zero. A GPU would go on with garbage: test the divisor.");
+    } else if (signal == SIGILL || signal == SIGTRAP) {
+        block.fail(thread, unknown, instruction,
+                   "the compiler proved that this line has no meaning in C++ and put a trap there. Rewrite it.");
+    } else if (block.fibers.is_overflow(address)) {
+        block.fail(thread, unknown, instruction,
+                   "stack overflow: more than %zu bytes of locals and calls. Use smaller arrays or less recursion.",
+                   kStack);
+    }
+    // Python knows which array lies there.
+    block.fail(thread, unknown, instruction, "@%zx", reinterpret_cast<uintptr_t>(address));
+}
+
+static void run_guarded(Launch* launch) {
+    static std::mutex one_at_a_time;
+    static char signal_stack[64 << 10];
+    std::lock_guard<std::mutex> lock(one_at_a_time);
+    stack_t stack{}, old_stack{};
+    stack.ss_sp = signal_stack;
+    stack.ss_size = sizeof signal_stack;
+    sigaltstack(&stack, &old_stack);
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // we leave the handler by switching stacks
+    for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &action, &old_actions[i]);
+    run(launch);
+    for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &old_actions[i], nullptr);
+    sigaltstack(&old_stack, nullptr);
+}
+
+}  // namespace warpdrive_cpu
+
+// ---- what Python calls
+extern "C" __attribute__((visibility("default"))) int warpdrive_cpu_run(warpdrive_cpu::Launch* launch) {
+    launch->failed.store(0, std::memory_order_relaxed);
+    if (launch->options & warpdrive_cpu::kDebug) {
+        warpdrive_cpu::run_guarded(launch);
+    } else {
+        warpdrive_cpu::run(launch);
+    }
+    return launch->failed.load(std::memory_order_relaxed);
+}
+
+// The `__device__` variables of the library that holds `address`. Returns their size in bytes.
+extern "C" __attribute__((visibility("default"))) size_t warpdrive_cpu_variables(uintptr_t address, char** data) {
+    warpdrive_cpu::Segment segment{address, nullptr, 0};
+    dl_iterate_phdr(warpdrive_cpu::find_variables, &segment);
+    *data = segment.data;
+    return segment.size;
+}

@@ -1,0 +1,3 @@
+// Stands in for <cuda_runtime_api.h>: the shim has what kernels need of it.
+#pragma once
+#include "../cpu_shim.h"
