@@ -112,9 +112,10 @@ struct Block {
         view.is_muted = of->options & kMuted;
     }
 
-    // Runs the block to its end, or to the launch's first error.
-    void run(void (*fiber_main)()) {
+    // Runs the block to its end, or to the launch's first error, and after it those up to `end_block`.
+    void run(void (*fiber_main)(), uint64_t end_block) {
         main_ = fiber_main;
+        end_block_ = end_block;
         if (under_tsan()) fibers.reserve(num_threads, main_);
         acquire(&end_tag);  // shared memory is this OS thread's, block after block
         release(&start_tag);
@@ -146,6 +147,12 @@ struct Block {
                 place = limit - 1;
                 num_started = limit;
                 finish_places(first, limit);
+            }
+            // Nobody is left in this block: the same fiber goes on with the next, which saves two switches.
+            if (num_live == 0 && view.block_index.x + 1 < end_block_) {
+                fiber->parked_thread = -1;
+                set_up(launch, view.block_index.x + 1);
+                continue;
             }
             fibers.give_back(fiber);
             pass_on(place, fiber);
@@ -235,6 +242,7 @@ struct Block {
 
 private:
     void (*main_)() = nullptr;
+    uint64_t end_block_ = 0;
 
     static bool is_same(const Place& a, const Place& b) { return a.line == b.line && strcmp(a.file, b.file) == 0; }
 

@@ -98,7 +98,8 @@ static int find_variables(dl_phdr_info* library, size_t, void* argument) {
 }
 
 // ---- blocks
-static bool run_block(Worker& mine, Launch* launch, uint64_t place) {
+// Runs blocks from `place` on, at most up to `limit`. Returns where to go on; 0 after an error.
+static uint64_t run_blocks(Worker& mine, Launch* launch, uint64_t place, uint64_t limit) {
     const uint64_t index = launch->options & kReverse ? launch->num_blocks - 1 - place : place;
     mine.block.view.scheduler = &kScheduler;
     mine.block.set_up(launch, index);
@@ -109,10 +110,12 @@ static bool run_block(Worker& mine, Launch* launch, uint64_t place) {
         dl_iterate_phdr(find_thread_local, &shared);
         if (shared.size) memset(shared.data, static_cast<int>(launch->fill), shared.size);
     }
-    mine.block.run(fiber_main);
-    if (!launch->failed.load(std::memory_order_relaxed)) return true;
+    const bool is_plain = !(launch->options & kDebug) && !mine.fibers.is_sanitized();
+    const uint64_t end = is_plain ? limit : place + 1;
+    mine.block.run(fiber_main, is_plain ? limit : 0);
+    if (!launch->failed.load(std::memory_order_relaxed)) return end;
     mine.fibers.abandon_all();
-    return false;
+    return 0;
 }
 
 // A launch shared among OS threads.
@@ -152,8 +155,10 @@ struct Job {
     }
 
     bool run_some(Worker& mine, uint64_t first, uint64_t limit) {
-        for (uint64_t i = first; i < limit; ++i) {
-            if (launch->failed.load(std::memory_order_relaxed) || !run_block(mine, launch, i)) return false;
+        for (uint64_t i = first; i < limit;) {
+            if (launch->failed.load(std::memory_order_relaxed)) return false;
+            i = run_blocks(mine, launch, i, limit);
+            if (i == 0) return false;
         }
         return true;
     }

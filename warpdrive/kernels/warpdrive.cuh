@@ -30,7 +30,7 @@ __device__ __forceinline__ int env_slot()
 
 __device__ __forceinline__ int first_agent()
 {
-    return threadIdx.x;
+    return THREADS_PER_ENV == 1 ? 0 : threadIdx.x;  // a constant lets the compiler unroll
 }
 
 __device__ __forceinline__ int agent_stride()
@@ -40,23 +40,35 @@ __device__ __forceinline__ int agent_stride()
 
 // Every thread of this env waits here for the others; what they wrote before is seen after.
 // Threads of other envs in the block may be anywhere else, or have returned.
-__device__ __forceinline__ void env_sync()
+#ifdef WARPDRIVE_CPU  // debug mode tells one env_sync() from another by its line
+#define PLACE_PARAMETER warpdrive_cpu::Place place = WARPDRIVE_HERE
+#define PLACE_ALONE place
+#define PLACE_NEXT , place
+#else
+#define PLACE_PARAMETER
+#define PLACE_ALONE
+#define PLACE_NEXT
+#endif
+__device__ __forceinline__ void env_sync(PLACE_PARAMETER)
 {
     if (THREADS_PER_ENV == 1) return;
     if (ENVS_PER_BLOCK == 1) {
-        __syncthreads();
+        __syncthreads(PLACE_ALONE);
     } else {
         // The framework packs envs only as powers of two of at most 32 threads: an env is a part of one warp.
         const unsigned lane = (threadIdx.y * THREADS_PER_ENV) & 31u;
         const unsigned lanes = THREADS_PER_ENV >= 32 ? 0xffffffffu : (1u << (THREADS_PER_ENV & 31)) - 1u;
-        __syncwarp(lanes << lane);
+        __syncwarp(lanes << lane PLACE_NEXT);
     }
 }
+#undef PLACE_PARAMETER
+#undef PLACE_ALONE
+#undef PLACE_NEXT
 
-// Shared memory of one env: `ENV_SHARED(float, x, NUM_AGENTS);` declares `float* x`.
-#define ENV_SHARED(type, name, count)                     \
+// Shared memory of one env: `ENV_SHARED(float, x, NUM_AGENTS);` declares `float x[NUM_AGENTS]`.
+#define ENV_SHARED(type, name, count)                       \
     __shared__ type name##_of_block[ENVS_PER_BLOCK][count]; \
-    type* const name = name##_of_block[env_slot()]
+    type(&name)[count] = name##_of_block[env_slot()]
 
 // Combines value[0] .. value[COUNT - 1] in an order that does not depend on how many threads there are:
 // lane i of at most 32 takes i, i + 32, i + 64 ..., then the lanes are combined from the first to the last.
