@@ -20,6 +20,8 @@ class CompileOnlyBackend(Backend):
     def compile(self, source: Source) -> Module:
         cubin = compile_to_cubin(source, self.arch, self.compiler)
         assert cubin[:4] == b"\x7fELF"
+        for kernel in source.signatures:
+            assert f".text.{kernel}\0".encode() in cubin, f"the cubin has no code of kernel '{kernel}'"
         self.compiled += source.signatures
         return _NoModule()
 

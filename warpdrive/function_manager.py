@@ -48,7 +48,6 @@ class FunctionManager:
         threads_per_env: threads of a kernel that is right for any number; chosen if not given.
         include_folders, options: for the compiler.
         name: what messages call a source given as text.
-        only: the kernels to make launchable; all of them if not given.
     Raises:
         SignatureError, CompileError: the source is wrong.
         WiringError: a constant is.
@@ -66,7 +65,6 @@ class FunctionManager:
         include_folders: Sequence[Path] = (),
         options: Sequence[str] = (),
         name: str = "<source>",
-        only: Sequence[str] | None = None,
     ) -> None:
         if backend is None:
             from warpdrive.backends import choose_backend
@@ -78,8 +76,7 @@ class FunctionManager:
         self.num_agents = num_agents
         path = str(source) if isinstance(source, Path) else name
         text = source.read_text() if isinstance(source, Path) else source
-        signatures = read_signatures(text, path)
-        self.signatures = {kernel: signatures[kernel] for kernel in only or signatures}
+        self.signatures = read_signatures(text, path)
         if not self.signatures:
             raise SignatureError(f'{path}: no kernel in it. A kernel is `extern "C" __global__ void name(...)`.')
         self._code = blank_comments(text, keep_strings=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from warpdrive.signature import CTYPES, Signature, read_signatures
 BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned int* seed, int* env_step,
     int* num_truncated, float* observation, float* final_observation"""
 """Parameters that the kernel has whatever the env."""
+
+_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\([^)]*\)")  # kernels alone may have them
 
 
 class EnvironmentReset:
@@ -59,9 +62,8 @@ class EnvironmentReset:
             text = _write_copies(data)
             threads, folders = None, ()
         self._functions = FunctionManager(
-            data, text, constants, num_envs, num_agents, backend, threads, folders,
-            name="<restart_ended>", only=("restart_ended",),
-        )  # fmt: skip
+            data, text, constants, num_envs, num_agents, backend, threads, folders, name="<restart_ended>"
+        )
         self._everyone = torch.ones(num_envs, dtype=torch.bool, device=data.device)
 
     def prepare(self, **overrides: Any) -> Callable[[], None]:
@@ -114,17 +116,11 @@ def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> st
                 f"{source.path}:{own.line}: kernel '{kernel}' may write '{parameter.name}', which it must only read. "
                 f"Declare it `const {parameter}`."
             )
-    as_device_function = f"""#pragma push_macro("__global__")
-#undef __global__
-#define __global__ __device__
-#line 1 "{source.path}"
-{source.text}
-#line 1 "<restart_ended>"
-#pragma pop_macro("__global__")
-"""
+    device_functions = _LAUNCH_BOUNDS.sub("", source.text.replace("__global__", "__device__"))
+    before = f'#line 1 "{source.path}"\n{device_functions}\n#line 1 "<restart_ended>"\n'
     names = ", ".join(parameter.name for parameter in own.parameters)
     after = ["env_sync();  // the last observation is kept before it is overwritten", f"{kernel}({names});"]
-    return _write_kernel(data, as_device_function, parameters, after)
+    return _write_kernel(data, before, parameters, after)
 
 
 def _bookkeeping() -> Signature:
