@@ -59,9 +59,12 @@ def test_a_sanitizer_finds_the_mistake_and_nothing_else(sanitizer, mistake, argu
         environment = sanitizer_environment([sanitizer])
     except BackendError as error:
         pytest.skip(str(error))
+    environment = {**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    if subprocess.run([sys.executable, "-c", ""], env=environment).returncode:
+        pytest.skip(f"this compiler's {sanitizer} sanitizer cannot even start Python here")
     result = subprocess.run(
         [sys.executable, "-c", LAUNCH_CORRECT_THEN_MISTAKE, str(MISTAKES), sanitizer, mistake, arguments],
-        env={**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env=environment,
         capture_output=True,
         text=True,
     )

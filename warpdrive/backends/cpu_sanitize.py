@@ -12,7 +12,8 @@ from pathlib import Path
 from warpdrive.backends.cpu_compiler import Compiler, find_compiler, run_tool
 from warpdrive.errors import BackendError
 
-_LIBRARIES = {"address": "asan", "thread": "tsan"}
+_LIBRARIES = {"address": "asan", "thread": "tsan", "undefined": "ubsan_standalone"}
+_SYMBOLS = {"address": "__asan_init", "thread": "__tsan_init", "undefined": "__ubsan_handle_add_overflow"}
 
 _OPTIONS = {
     # Python and torch keep memory until they exit, which is no leak of a kernel.
@@ -27,7 +28,7 @@ def sanitizer_environment(kinds: Sequence[str], compiler: str | None = None) -> 
     """Environment variables for a Python process that launches kernels under these sanitizers."""
     found = find_compiler(compiler)
     environment = dict(_OPTIONS[kind] for kind in kinds)
-    libraries = [str(_library(kind, found)) for kind in kinds if kind in _LIBRARIES]
+    libraries = [str(_library(kind, found)) for kind in kinds if _must_be_preloaded(kind, found)]
     if libraries:
         # The sanitizer looks for libstdc++'s functions when it starts, so that comes in with it.
         environment["LD_PRELOAD"] = " ".join([*libraries, str(_file(found, "libstdc++.so.6"))])
@@ -38,7 +39,7 @@ def require_preloaded(kinds: Sequence[str], compiler: Compiler) -> None:
     """Raises BackendError with the command to run if a sanitizer's library is not in this process."""
     process = ctypes.CDLL(None)
     for kind in kinds:
-        if kind not in _LIBRARIES or hasattr(process, f"__{_LIBRARIES[kind]}_init"):
+        if not _must_be_preloaded(kind, compiler) or hasattr(process, _SYMBOLS[kind]):
             continue
         name, value = _OPTIONS[kind]
         library = f"$({shlex.join(compiler.command)} -print-file-name={_file_name(kind, compiler)})"
@@ -48,12 +49,16 @@ def require_preloaded(kinds: Sequence[str], compiler: Compiler) -> None:
         )
 
 
+def _must_be_preloaded(kind: str, compiler: Compiler) -> bool:
+    return kind != "undefined" or compiler.is_clang  # g++'s is an ordinary library that kernels load themselves
+
+
 def _library(kind: str, compiler: Compiler) -> Path:
     path = _file(compiler, _file_name(kind, compiler))
     if not path.is_absolute():
         raise BackendError(
             f"'{shlex.join(compiler.command)}' has no {kind} sanitizer ({path}). "
-            "Install it (Debian/Ubuntu: it comes with g++), or set CXX to a compiler that has it."
+            "Install it (Debian/Ubuntu: it comes with g++, and in libclang-rt-14-dev for clang), or set CXX to a compiler that has it."
         )
     return path
 
