@@ -58,6 +58,14 @@ def commit() -> str:
     return os.environ.get("WARPDRIVE_COMMIT") or done.stdout.strip() or "unknown"
 
 
+def _without_out(words: list[str]) -> list[str]:
+    """A command line without `--out FOLDER`: where the file went has no part in the figure."""
+    if "--out" not in words:
+        return words
+    at = words.index("--out")
+    return words[:at] + words[at + 2 :]
+
+
 def device_name(backend: Backend) -> str:
     if backend.name == "cuda":
         return torch.cuda.get_device_name(backend.device)
@@ -68,7 +76,7 @@ def write_report(name: str, backend: Backend, results: Any, folder: Path | None 
     """Writes `results` to NAME.json with command, commit, device and versions beside them, and prints it."""
     report = {
         "benchmark": name,
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *_without_out(sys.argv)]),
         "commit": commit(),
         "device": device_name(backend),
         "backend": str(backend) if backend.name == "cuda" else "cpu",
