@@ -32,12 +32,13 @@ def main() -> None:
             trainer.train()
             returns = {name: pair for name, pair in trainer.run.first_and_last_returns().items() if name}
             runs.append({"seed": seed, "seconds": round(time.perf_counter() - start, 1), "returns": returns})
+    least_rise = {name: min(run["returns"][name][1] - run["returns"][name][0] for run in runs) for name in returns}
     results = {
         "config": path.name,
         "env_steps": trainer.env_steps,
         "num_envs": trainer.env.num_envs,
         "runs": runs,
-        "least_rise": {name: min(run["returns"][name][1] - run["returns"][name][0] for run in runs) for name in returns},
+        "least_rise": least_rise,
     }
     write_report(f"learning_{path.stem}_{trainer.backend.name}", trainer.backend, results, arguments.out)
 
