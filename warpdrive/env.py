@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from warpdrive.errors import ConfigError, EnvError
+from warpdrive.layout import Layout
 
 ENVS_PACKAGE = "cuda_envs"
 
@@ -26,17 +27,19 @@ class Group:
 
     agents: range
     """Their places on the agent axis, one slice."""
-    observation_space: spaces.Box
-    """Of one agent, [feature] float32."""
-    action_space: spaces.Discrete | spaces.MultiDiscrete
+    observation_space: spaces.Box | spaces.Dict
+    """Of one agent: [feature] float32, or several such under names."""
+    action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box
     """Of one agent."""
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Number of actions of each head."""
+        """Number of actions of each head; none for a Box."""
         if isinstance(self.action_space, spaces.Discrete):
             return (int(self.action_space.n),)
-        return tuple(int(size) for size in self.action_space.nvec)
+        if isinstance(self.action_space, spaces.MultiDiscrete):
+            return tuple(int(size) for size in self.action_space.nvec)
+        return ()
 
 
 class Env:
@@ -56,6 +59,10 @@ class Env:
 
     The kernels: `<env>_step` reads `action` and writes `observation`, `reward`, `terminated` and `truncated`
     besides the env's own arrays; `<env>_reset`, if there is one, restarts envs that ended (see EnvironmentReset).
+    Groups that see or act differently have arrays of their own, `observation_<group>`, `action_<group>` (see Layout).
+
+    Two arrays have a meaning if an env has them: `active` [agent] bool, whether an agent is in the game; and
+    `action_mask` [agent, sum of head sizes] bool (or `action_mask_<group>`), which actions may be taken.
     """
 
     Config: ClassVar[type]
@@ -80,6 +87,10 @@ class Env:
         """The first state of one env, without the env axis; every copy starts from it."""
         raise NotImplementedError
 
+    def pool(self) -> dict[str, np.ndarray] | None:
+        """Starts to draw from, name -> [row, ...]; every row a whole start, observations too. None: no pool."""
+        return None
+
     def constants(self) -> dict[str, Any]:
         """Numbers for the kernels, by name in capitals; sequences become arrays."""
         return {}
@@ -96,18 +107,7 @@ class Env:
             expected = group.agents.stop
         if expected != self.num_agents:
             raise EnvError(f"{place}: groups cover {expected} agents of {self.num_agents}. Every agent needs one.")
-        first = next(iter(self.groups.values()))
-        for name, group in self.groups.items():
-            if group.observation_space.shape != first.observation_space.shape:
-                raise EnvError(
-                    f"{place}: group '{name}' observes {group.observation_space.shape}, others "
-                    f"{first.observation_space.shape}. All agents share one array 'observation': pad the smaller."
-                )
-            if group.head_sizes != first.head_sizes:
-                raise EnvError(
-                    f"{place}: group '{name}' has actions {group.head_sizes}, others {first.head_sizes}. "
-                    "All agents share one array 'action': use the larger action space."
-                )
+        Layout(self.groups)
         for name, array in self.arrays().items():
             if np.issubdtype(np.asarray(array).dtype, np.floating) and not np.isfinite(array).all():
                 raise EnvError(f"{place}: array '{name}' starts with a NaN or an infinity. Start it with numbers.")

@@ -14,8 +14,12 @@ from warpdrive.data_manager import DataManager
 from warpdrive.env import Env, Group, load_env
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
+from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout
 from warpdrive.reset import EnvironmentReset
 from warpdrive.sampler import seed_words
+
+Tensors = torch.Tensor | dict[str, Any]
+"""A tensor, or a dict of them by group, by key, or both."""
 
 
 class EnvWrapper:
@@ -28,9 +32,11 @@ class EnvWrapper:
 
     Everything returned is a live tensor on the device: the next step writes into it.
 
-    Arrays in `data`, besides the env's own: observation [E, A, F] float32; action [E, A] int32, or
-    [E, A, heads]; reward [E, A] float32; terminated, truncated [E] bool; seed [2] uint32; env_step [E] int32,
-    steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E] (see EnvironmentReset).
+    Arrays in `data`, besides the env's own: observation [E, A, F] float32; action [E, A] int32, [E, A, heads]
+    int32, or [E, A, n] float32 for a Box; reward [E, A] float32; terminated, truncated [E] bool; seed [2] uint32;
+    env_step [E] int32, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
+    (see EnvironmentReset). Groups that see or act differently have arrays of their own: `layout` names them, and
+    what reset() and step() give and take is then a dict by group, or by key for a Dict space, or both.
 
     Args:
         env: a name for `load_env`, or an Env.
@@ -64,6 +70,7 @@ class EnvWrapper:
         self.backend = backend or choose_backend(device=device)
         self.device = self.backend.device
         self.data = DataManager(self.device)
+        self.layout = Layout(self.groups)
         self._steps_alone = final_observations is None
         self._push_arrays(seed, 1 if final_observations is None else final_observations)
         self.functions = FunctionManager(
@@ -71,12 +78,19 @@ class EnvWrapper:
         )
         own_reset = f"{self.env.name}_reset"
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
-        if own is None:
-            self.data.save_start(*{**self.env.arrays(), "observation": None})
+        pool = self.env.pool()
+        if own is None and pool is not None:
+            self.data.push_pool(**pool)
+        elif own is None:
+            self.data.save_start(*dict.fromkeys([*self.env.arrays(), *self.layout.observations]))
         self._reset = EnvironmentReset(
             self.data, num_envs, self.num_agents, self.backend, own, keep_terminated=self._steps_alone
         )
-        self._info = {"final_observation": self.data["final_observation"][0]} if self._steps_alone else {}
+        self._observation = self._by_group({name: self.data[name] for name in self.layout.observations})
+        self._info = {}
+        if self._steps_alone:
+            final = {name: self.data[FINAL + name][0] for name in self.layout.observations}
+            self._info["final_observation"] = self._by_group(final)
         self.after_step: list[Callable[[], None]] = []
         """Called by step() when the step is done and nothing has restarted yet (see EpisodeRecorder)."""
         self._step_call = self.prepare_step()
@@ -86,7 +100,7 @@ class EnvWrapper:
     def groups(self) -> Mapping[str, Group]:
         return self.env.groups
 
-    def reset(self, seed: int | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def reset(self, seed: int | None = None) -> tuple[Tensors, dict[str, Tensors]]:
         """Restarts every env, with a new seed if one is given.
 
         Returns:
@@ -97,25 +111,22 @@ class EnvWrapper:
             self.data["env_step"].zero_()
         self._reset.force()
         self.data["num_truncated"].zero_()
-        return self.data["observation"], self._info
+        return self._observation, self._info
 
     def step(
-        self, action: torch.Tensor | np.ndarray | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        self, action: torch.Tensor | np.ndarray | Mapping[str, Any] | None = None
+    ) -> tuple[Tensors, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Tensors]]:
         """Advances every env once; envs that end restart, and `observation` is the new episode's.
 
         Args:
-            action: [E, A] or [E, A, heads], integers; None to use what is in data["action"].
+            action: [E, A] or [E, A, heads] integers, [E, A, n] floats for a Box; by group where groups act
+                differently. None to use what is in data["action"].
         Returns:
             observation [E, A, F], reward [E, A], terminated [E], truncated [E], and info with
             "final_observation" [E, A, F]: what an ended episode saw last, valid where an env ended.
         """
         if action is not None:
-            array = self.data["action"]
-            action = torch.as_tensor(action)
-            if action.shape != array.shape:
-                raise EnvError(f"action must be {list(array.shape)} (env, agent, ...), got {list(action.shape)}.")
-            array.copy_(action)
+            self._take_action(action)
         self._step_call()
         for call in self.after_step:
             call()
@@ -123,7 +134,7 @@ class EnvWrapper:
             self.data["num_truncated"].zero_()
         self._reset_call()
         data = self.data
-        return data["observation"], data["reward"], data["terminated"], data["truncated"], self._info
+        return self._observation, data["reward"], data["terminated"], data["truncated"], self._info
 
     def prepare_step(self, **overrides: torch.Tensor) -> Callable[[], None]:
         """One launch of `<env>_step`, packed once; `overrides` are views in place of arrays."""
@@ -138,25 +149,47 @@ class EnvWrapper:
         """The launch that restarts ended envs, packed once; see EnvironmentReset."""
         return self._reset.prepare(**overrides)
 
+    def _by_group(self, arrays: Mapping[str, torch.Tensor]) -> Tensors:
+        """Observation arrays as reset() and step() give them: alone if there is one, else by group, key or both."""
+        if list(arrays) == [OBSERVATION]:
+            return arrays[OBSERVATION]
+        by_group = {}
+        for group, places in self.layout.observation.items():
+            by_key = {key: arrays[place.array] for key, place in places.items()}
+            by_group[group] = by_key.get("", by_key)
+        groups_share = len(arrays) == len(next(iter(self.layout.observation.values())))
+        return next(iter(by_group.values())) if groups_share else by_group
+
+    def _take_action(self, action: Any) -> None:
+        names = list(self.layout.actions)
+        given = action if isinstance(action, Mapping) else {ACTION: action}
+        by_array = {self.layout.action[name].array if name in self.groups else name: a for name, a in given.items()}
+        if sorted(by_array) != sorted(names):
+            raise EnvError(f"actions are expected for {names}, got {list(given)}. Give a dict by group.")
+        for name, values in by_array.items():
+            array, values = self.data[name], torch.as_tensor(values)
+            if values.shape != array.shape:
+                raise EnvError(f"{name} must be {list(array.shape)} (env, agent, ...), got {list(values.shape)}.")
+            array.copy_(values)
+
     def _push_arrays(self, seed: int, num_kept: int) -> None:
         num_envs, num_agents, data = self.num_envs, self.num_agents, self.data
         own = self.env.arrays()
         for name, array in own.items():
             array = np.asarray(array)
             data.push(name, np.broadcast_to(array, (num_envs, *array.shape)))
-        group = next(iter(self.groups.values()))
-        observation_shape = (num_envs, num_agents, *group.observation_space.shape)
-        heads = () if len(group.head_sizes) == 1 and len(group.action_space.shape) == 0 else (len(group.head_sizes),)
-        for name, shape, dtype in (
-            ("observation", observation_shape, np.float32),
-            ("action", (num_envs, num_agents, *heads), np.int32),
+        needed = [
             ("reward", (num_envs, num_agents), np.float32),
             ("terminated", (num_envs,), np.bool_),
             ("truncated", (num_envs,), np.bool_),
             ("env_step", (num_envs,), np.int32),
             ("num_truncated", (num_envs,), np.int32),
-            ("final_observation", (num_kept, *observation_shape), np.float32),
-        ):
+        ]
+        for array in (*self.layout.observations.values(), *self.layout.actions.values()):
+            needed.append((array.name, (num_envs, array.num_agents, *array.shape), array.dtype))
+        for array in self.layout.observations.values():
+            needed.append((FINAL + array.name, (num_kept, num_envs, array.num_agents, *array.shape), array.dtype))
+        for name, shape, dtype in needed:
             if name not in own:
                 data.push(name, np.zeros(shape, dtype))
             elif tuple(data[name].shape) != shape or data.pull(name).dtype != dtype:

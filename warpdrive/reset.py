@@ -12,11 +12,12 @@ from warpdrive.backends.base import Backend
 from warpdrive.data_manager import POOL, START, DataManager
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
+from warpdrive.layout import FINAL
 from warpdrive.signature import CTYPES, Signature, read_signatures
 
 BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned int* seed, int* env_step,
-    int* num_truncated, float* observation, float* final_observation"""
-"""Parameters that the kernel has whatever the env."""
+    int* num_truncated"""
+"""Parameters that the kernel has whatever the env; each observation array and where it is kept come after them."""
 
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\([^)]*\)")  # kernels alone may have them
 
@@ -32,10 +33,11 @@ class EnvironmentReset:
 
     The launch also counts the env's steps (`env_step`), and keeps the observation before the reset where
     an episode was truncated, since its future still has a value: `final_observation[num_truncated[env], env]`.
+    Every array with a `final_<name>` beside it is kept so.
 
     Args:
         data: holds terminated, truncated [E] bool; seed [2] uint32; env_step, num_truncated [E] int32;
-            observation [E, ...]; final_observation [K, E, ...].
+            observation [E, ...] and final_observation [K, E, ...], or several such pairs.
         own: the functions of the env and the name of its reset kernel.
         keep_terminated: keep the last observation of terminated episodes as well.
     Raises:
@@ -52,7 +54,7 @@ class EnvironmentReset:
         keep_terminated: bool = False,
     ) -> None:
         self.data = data
-        constants = {"NUM_KEPT": len(data["final_observation"]), "KEEP_TERMINATED": keep_terminated}
+        constants = {"NUM_KEPT": len(data[FINAL + _observations(data)[0]]), "KEEP_TERMINATED": keep_terminated}
         if own:
             functions, kernel = own
             text = _write_own(data, functions, kernel)
@@ -85,15 +87,16 @@ def _write_copies(data: DataManager) -> str:
             "there is nothing to restart from: write a kernel <env>_reset, or data.save_start(...), "
             "or data.push_pool(...)."
         )
-    if "observation" not in arrays:
+    observations = _observations(data)
+    if missing := [name for name in observations if name not in arrays]:
         raise EnvError(
-            "a restart would leave the old observation beside a new state. Add 'observation' to the "
+            f"a restart would leave the old observation beside a new state. Add '{missing[0]}' to the "
             f"{'pool' if prefix == POOL else 'saved start'}, or write a kernel <env>_reset."
         )
     parameters, copies = [], []
     for name in arrays:
         ctype, size = CTYPES[data[name].dtype], data[name][0].numel()
-        if name != "observation":
+        if name not in observations:
             parameters.append(f"{ctype}* {name}")
         parameters.append(f"const {ctype}* {prefix}{name}")
         copies.append(f"copy_row({name}, env, {prefix}{name}, row, {size});")
@@ -106,7 +109,7 @@ def _write_copies(data: DataManager) -> str:
 def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> str:
     """`restart_ended` around an env's own reset kernel, which is compiled as a device function for it."""
     source, own = functions.source, functions.signature(kernel)
-    known = {parameter.name: parameter for parameter in _bookkeeping().parameters}
+    known = {parameter.name: parameter for parameter in _bookkeeping(data).parameters}
     parameters = []
     for parameter in own.parameters:
         if parameter.name not in known:
@@ -123,16 +126,29 @@ def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> st
     return _write_kernel(data, before, parameters, after)
 
 
-def _bookkeeping() -> Signature:
-    return read_signatures(f'extern "C" __global__ void bookkeeping({BOOKKEEPING}) {{}}')["bookkeeping"]
+def _observations(data: DataManager) -> list[str]:
+    """Arrays whose last values of an episode are kept."""
+    return [name for name in data.names() if FINAL + name in data]
+
+
+def _bookkeeping(data: DataManager) -> Signature:
+    parameters = [BOOKKEEPING]
+    for name in _observations(data):
+        ctype = CTYPES[data[name].dtype]
+        parameters += [f"{ctype}* {name}", f"{ctype}* {FINAL}{name}"]
+    return read_signatures(f'extern "C" __global__ void bookkeeping({", ".join(parameters)}) {{}}')["bookkeeping"]
 
 
 def _write_kernel(data: DataManager, before: str, parameters: list[str], restart: list[str]) -> str:
+    parameters = [*map(str, _bookkeeping(data).parameters), *parameters]
     body = "\n    ".join(restart)
+    keep = "\n        ".join(
+        f"keep_observation({name}, {FINAL}{name}, env, kept, {data[name][0].numel()});" for name in _observations(data)
+    )
     return f"""{before}#include "reset.cuh"
 
 extern "C" __global__ void restart_ended(
-    {", ".join([BOOKKEEPING, *parameters])})
+    {", ".join(parameters)})
 {{
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -145,7 +161,9 @@ extern "C" __global__ void restart_ended(
         env_step[env] = step;
         if (keep) num_truncated[env] = kept + 1;
     }}
-    if (keep) keep_observation(observation, final_observation, env, kept, {data["observation"][0].numel()});
+    if (keep) {{
+        {keep}
+    }}
     {body}
 }}
 """

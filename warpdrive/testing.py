@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
+from warpdrive.data_manager import POOL, START
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
+from warpdrive.layout import FINAL, Layout, parts
 
 NUM_ENVS = 7
 NUM_STEPS = 40
 SEED = 12345
+
+_NOT_TRACED = ("seed", "num_truncated")
+_KEPT = (FINAL, START, POOL)
 
 Trace = dict[str, np.ndarray]
 
@@ -50,13 +56,31 @@ def check_env(env: str | Env, device: str | torch.device = "cpu", **config: Any)
     ]
 
 
-def random_actions(env: Env, num_envs: int, num_steps: int, seed: int = SEED) -> np.ndarray:
-    """[step, env, agent, ...] int32: env i does the same among any number of envs."""
-    group = next(iter(env.groups.values()))
-    sizes = np.array(group.head_sizes)
-    shape = (num_steps, env.num_agents, *(() if group.action_space.shape == () else (len(sizes),)))
-    draws = [np.random.default_rng([seed, i]).integers(0, sizes.max() * 1000, shape) for i in range(num_envs)]
-    return (np.stack(draws, axis=1) % (sizes if group.action_space.shape else sizes[0])).astype(np.int32)
+def random_actions(env: Env, num_envs: int, num_steps: int, seed: int = SEED) -> list[dict[str, torch.Tensor]]:
+    """For each step, by action array: [env, agent, ...]. Env i does the same among any number of envs.
+
+    Actions of a Box go a little beyond its bounds, as a policy's do.
+    """
+    steps: list[dict[str, torch.Tensor]] = [{} for _ in range(num_steps)]
+    layout = Layout(env.groups)
+    for number, (name, array) in enumerate(layout.actions.items()):
+        group = next(env.groups[group] for group, place in layout.action.items() if place.array == name)
+        draws = []
+        for index in range(num_envs):
+            rng, shape = np.random.default_rng([seed, number, index]), (num_steps, array.num_agents, *array.shape)
+            if isinstance(group.action_space, spaces.Box):
+                low, high = (np.nan_to_num(bound, posinf=3, neginf=-3) for bound in bounds(group.action_space))
+                draws.append(rng.uniform(low - 0.1, high + 0.1, shape).astype(np.float32))
+            else:
+                sizes = np.array(group.head_sizes).reshape(array.shape)
+                draws.append((rng.integers(0, 2**31, shape) % sizes).astype(np.int32))
+        for step, action in enumerate(np.stack(draws, axis=1)):
+            steps[step][name] = torch.from_numpy(action)
+    return steps
+
+
+def bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    return space.low.astype(np.float64), space.high.astype(np.float64)
 
 
 def run_trace(
@@ -70,10 +94,10 @@ def run_trace(
     """Random play: name of an array with an env axis -> [step, env, ...], after each step and its resets."""
     wrapper = EnvWrapper(env, num_envs, backend=backend, seed=seed, threads_per_env=threads_per_env)
     wrapper.reset()
-    names = [name for name in wrapper.data.names() if name not in ("seed", "final_observation", "num_truncated")]
+    names = [name for name in wrapper.data.names() if name not in _NOT_TRACED and not name.startswith(_KEPT)]
     frames: dict[str, list[np.ndarray]] = {name: [wrapper.data.pull(name)] for name in names}
     for action in random_actions(env, num_envs, num_steps):
-        wrapper.step(torch.from_numpy(action))
+        wrapper.step(action)
         for name in names:
             frames[name].append(wrapper.data.pull(name))
     return {name: np.stack(frame) for name, frame in frames.items()}
@@ -98,17 +122,19 @@ def compare_traces(what: str, ours: Trace, theirs: Trace, tolerance: float = 0.0
 def _check_spaces(env: Env, backend: Backend) -> str:
     env.check()
     trace = run_trace(env, backend)
-    for name, group in env.groups.items():
-        seen = trace["observation"][:, :, group.agents.start : group.agents.stop]
-        space = group.observation_space
-        bad = ~np.isfinite(seen) | (seen < space.low) | (seen > space.high)
-        if bad.any():
-            step, index, agent, feature = np.argwhere(bad)[0]
-            raise EnvError(
-                f"env '{env.name}': group '{name}' observes {seen[step, index, agent, feature]} "
-                f"(step {step}, env {index}, agent {agent + group.agents.start}, feature {feature}), outside its space "
-                f"[{space.low[feature]}, {space.high[feature]}]. Mend the kernel, or widen the space."
-            )
+    for group, places in Layout(env.groups).observation.items():
+        for key, place in places.items():
+            space = parts(env.groups[group].observation_space)[key]
+            seen = trace[place.array][:, :, place.columns]
+            bad = ~np.isfinite(seen) | (seen < space.low) | (seen > space.high)
+            if bad.any():
+                step, index, agent, *feature = (int(i) for i in np.argwhere(bad)[0])
+                agent_id = agent + env.groups[group].agents.start
+                raise EnvError(
+                    f"env '{env.name}': '{place.array}' of group '{group}' is {seen[tuple(np.argwhere(bad)[0])]} "
+                    f"(step {step}, env {index}, agent {agent_id}, feature {feature}), outside its space "
+                    f"[{space.low[tuple(feature)]}, {space.high[tuple(feature)]}]. Mend the kernel, or widen the space."
+                )
     if not np.isfinite(trace["reward"]).all():
         raise EnvError(f"env '{env.name}': a reward is not finite.")
     both = trace["terminated"] & trace["truncated"]
@@ -143,7 +169,7 @@ def _check_reset_touches_only_ended(env: Env, backend: Backend) -> str:
     wrapper = EnvWrapper(env, NUM_ENVS, backend=backend, seed=SEED)
     wrapper.reset()
     for action in random_actions(env, NUM_ENVS, 3):
-        wrapper.step(torch.from_numpy(action))
+        wrapper.step(action)
     data = wrapper.data
     data["terminated"].zero_()
     data["truncated"].zero_()
@@ -151,7 +177,7 @@ def _check_reset_touches_only_ended(env: Env, backend: Backend) -> str:
     before = data.snapshot()
     wrapper.prepare_reset()()
     for name, array in before.items():
-        if name in ("seed", "env_step", "num_truncated", "final_observation"):
+        if name in ("seed", "env_step", "num_truncated") or name.startswith(_KEPT):
             continue
         touched = (data[name][1::2] != array[1::2]).flatten(1).any(1) if array.dim() > 1 else (
             data[name][1::2] != array[1::2]
@@ -167,10 +193,11 @@ def _check_const_unchanged(env: Env, backend: Backend) -> str:
     wrapper.reset()
     parameters = [p for s in wrapper.functions.signatures.values() for p in s.parameters]
     written = {p.name for p in parameters if not p.is_const}
-    read = {p.name for p in parameters} - written - {"action", "terminated", "truncated", "env_step"}
+    read = {p.name for p in parameters} - written - {"terminated", "truncated", "env_step"}
+    read -= set(wrapper.layout.actions)
     before = wrapper.data.snapshot()
     for action in random_actions(env, NUM_ENVS, 10):
-        wrapper.step(torch.from_numpy(action))
+        wrapper.step(action)
     for name in read:
         if name in before and not torch.equal(before[name], wrapper.data[name]):
             raise EnvError(f"env '{env.name}': '{name}' is read by const pointers only, and yet it changed.")

@@ -15,8 +15,9 @@ __device__ __forceinline__ void copy_row(T* to, long long to_row, const T* from,
 //   observation        [env, agent, feature]        what was seen after the last step    read
 //   final_observation  [kept, env, agent, feature]  what truncated episodes saw last     written
 //   num_kept           how many of this env are there already; beyond NUM_KEPT nothing is kept
+template <typename T>
 __device__ __forceinline__ void keep_observation(
-    const float* observation, float* final_observation, int env, int num_kept, int size)
+    const T* observation, T* final_observation, int env, int num_kept, int size)
 {
     if (num_kept >= NUM_KEPT) return;
     copy_row(final_observation, (long long)num_kept * NUM_ENVS + env, observation, env, size);
