@@ -19,10 +19,8 @@ def env_alone(trainer: Trainer):
     rollout, env = trainer.rollout, trainer.env
     calls = []
     for t in range(rollout.num_steps):
-        flags = {"terminated": rollout.terminated[t], "truncated": rollout.truncated[t]}
-        views = {"observation": rollout.observation[t + 1], **flags}
-        calls.append(env.prepare_step(action=rollout.action[t], reward=rollout.reward[t], **views))
-        calls.append(env.prepare_reset(**views))
+        calls.append(env.prepare_step(**rollout.slots(t)))
+        calls.append(env.prepare_reset(**rollout.slots(t)))
 
     def play() -> None:
         env.data["num_truncated"].zero_()

@@ -19,7 +19,7 @@ from trainers.metrics import Metrics
 from trainers.policies import find_network
 from trainers.policies.heads import CategoricalHeads
 from trainers.returns import GAE
-from trainers.rollout import Rollout
+from trainers.rollout import Rollout, group_of, places_of
 from trainers.run_folder import RunFolder
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
@@ -122,7 +122,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Writes a checkpoint of now into the run folder."""
-        self.env.data["observation"].copy_(self.rollout.observation[-1])  # what the envs show now
+        self.rollout.end()
         tensors = {"env": self.env.data.snapshot()}
         for name, policy in self.policies.items():
             tensors[f"policy.{name}"] = policy.state_dict()
@@ -155,9 +155,9 @@ class Trainer:
 
     def _make_policy(self, name: str, generator: torch.Generator) -> torch.nn.Module:
         model = self.config.policy[name].model
-        group = next(iter(self.env.groups.values()))  # all groups see and act in arrays of one shape
-        num_features = int(group.observation_space.shape[0])
-        heads = CategoricalHeads(group.head_sizes)
+        place, _ = places_of(self.env, name)
+        num_features = math.prod(self.env.layout.observations[place.array].shape)
+        heads = CategoricalHeads.of_space(group_of(self.env, name).action_space)
         policy = find_network(model.type)(model, num_features, heads.num_logits, generator)
         if model.model_ckpt_filepath is not None:
             file = Path(model.model_ckpt_filepath)

@@ -138,15 +138,10 @@ class EnvWrapper:
 
     def prepare_step(self, **overrides: torch.Tensor) -> Callable[[], None]:
         """One launch of `<env>_step`, packed once; `overrides` are views in place of arrays."""
-        kernel = f"{self.env.name}_step"
-        names = {parameter.name for parameter in self.functions.signature(kernel).parameters}
-        for name in overrides:
-            if name not in names and name not in self.data:
-                raise EnvError(f"kernel '{kernel}' and its env have no array '{name}'. {self.data.nearest(name)}")
-        return self.functions.prepare(kernel, **{name: view for name, view in overrides.items() if name in names})
+        return self.functions.prepare_with(f"{self.env.name}_step", overrides)
 
     def prepare_reset(self, **overrides: torch.Tensor) -> Callable[[], None]:
-        """The launch that restarts ended envs, packed once; see EnvironmentReset."""
+        """The launch that restarts ended envs, packed once; `overrides` as for the step. See EnvironmentReset."""
         return self._reset.prepare(**overrides)
 
     def _by_group(self, arrays: Mapping[str, torch.Tensor]) -> Tensors:

@@ -124,6 +124,18 @@ class FunctionManager:
         arguments = [self._argument(kernel, parameter, overrides) for parameter in signature.parameters]
         return self._module.prepare(signature, arguments, self.launch_shape(kernel))
 
+    def prepare_with(self, kernel: str, views: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+        """As `prepare`, with those of `views` that the kernel has a parameter for.
+
+        Raises:
+            WiringError: a view stands in for no array at all.
+        """
+        names = {parameter.name for parameter in self.signature(kernel).parameters}
+        for name in views:
+            if name not in names and name not in self.data:
+                raise WiringError(f"kernel '{kernel}': no array '{name}'. {self.data.nearest(name)}")
+        return self.prepare(kernel, **{name: view for name, view in views.items() if name in names})
+
     def signature(self, kernel: str) -> Signature:
         """Raises WiringError if there is no such kernel."""
         if kernel not in self.signatures:

@@ -70,7 +70,7 @@ class EnvironmentReset:
 
     def prepare(self, **overrides: Any) -> Callable[[], None]:
         """The launch, packed once. `overrides` stand in for arrays: observation=, terminated=, truncated= ..."""
-        return self._functions.prepare("restart_ended", **overrides)
+        return self._functions.prepare_with("restart_ended", overrides)
 
     def force(self, **overrides: Any) -> None:
         """Restarts every env, whatever it is at."""

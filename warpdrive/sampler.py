@@ -26,9 +26,11 @@ class Sampler:
         data: holds `seed` [2] uint32 and `env_step` [env] int32; a sampler without an env makes them,
             and then counts its own calls in `env_step`.
         num_envs: E.
-        agents: the group's agents, within num_agents of the env.
+        agents: the group's agents among all of the env.
+        num_agents: agents that the action array holds: all of the env, or the group alone.
         head_sizes: number of actions of each head; Discrete(5) is (5,).
         seed: used only if `data` has none.
+        first_column: where the group starts in the action array; the first agent's number if not given.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Sampler:
         head_sizes: Sequence[int],
         backend: Backend | None = None,
         seed: int = 0,
+        first_column: int | None = None,
     ) -> None:
         self.data = data
         self.agents = agents
@@ -54,7 +57,8 @@ class Sampler:
         heads = () if len(self.head_sizes) == 1 else (len(self.head_sizes),)
         self._action_shape = (num_envs, num_agents, *heads)
         constants = {
-            "ALL_AGENTS": num_agents,
+            "NUM_COLUMNS": num_agents,
+            "FIRST_COLUMN": agents.start if first_column is None else first_column,
             "FIRST_AGENT": agents.start,
             "NUM_HEADS": len(self.head_sizes),
             "HEAD_SIZES": self.head_sizes,
@@ -75,8 +79,8 @@ class Sampler:
 
         Args:
             logits: [E, agents of the group, sum of head sizes] float32, heads side by side. Read.
-            action: [E, agents of the env] int32, or [E, agents of the env, heads] if there are several
-                heads. Only the group's columns are written.
+            action: [E, num_agents] int32, or [E, num_agents, heads] if there are several heads. Only the
+                group's columns are written.
             log_prob, entropy: [E, agents of the group] float32, summed over heads, nats. Written.
             mask: as logits, bool: actions that may be taken, at least one a head.
             greedy: take the likeliest action, the lowest of equals, instead of drawing.

@@ -1,7 +1,7 @@
 // Draws actions from logits: all heads of all agents of one policy group in one launch.
 //
-// Constants: NUM_AGENTS agents of the group, of the env's ALL_AGENTS, the first being FIRST_AGENT;
-// NUM_HEADS heads with HEAD_SIZES actions each, NUM_LOGITS in all.
+// Constants: NUM_AGENTS agents of the group, the first being the env's FIRST_AGENT, which act in column FIRST_COLUMN
+// and on of the NUM_COLUMNS of the action array; NUM_HEADS heads with HEAD_SIZES actions each, NUM_LOGITS in all.
 #include "warpdrive.cuh"
 #include "random.cuh"
 
@@ -56,14 +56,15 @@ __device__ __forceinline__ void draw_all(
     const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
     for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
         const int env = (int)(row / NUM_AGENTS);
-        const int agent = FIRST_AGENT + (int)(row % NUM_AGENTS);
-        Random random(seed, env, agent, env_step[env], STREAM_ACTION);
+        const int agent = (int)(row % NUM_AGENTS);
+        const long long column = (long long)env * NUM_COLUMNS + FIRST_COLUMN + agent;
+        Random random(seed, env, FIRST_AGENT + agent, env_step[env], STREAM_ACTION);
         const float* logit = logits + row * NUM_LOGITS;
         const bool* allowed = mask ? mask + row * NUM_LOGITS : nullptr;
         float row_log_prob = 0.0f;
         float row_entropy = 0.0f;
         for (int head = 0; head < NUM_HEADS; ++head) {
-            action[((long long)env * ALL_AGENTS + agent) * NUM_HEADS + head] =
+            action[column * NUM_HEADS + head] =
                 draw_action<GREEDY>(logit, allowed, HEAD_SIZES[head], random, row_log_prob, row_entropy);
             logit += HEAD_SIZES[head];
             if (allowed) allowed += HEAD_SIZES[head];
@@ -75,7 +76,7 @@ __device__ __forceinline__ void draw_all(
 
 //   logits    [env, agent of the group, logit]  heads side by side       read
 //   seed      [2], env_step [env]               name the draws           read
-//   action    [env, agent of the env, head]     0 .. HEAD_SIZES - 1      written in the group's columns
+//   action    [env, column, head]           0 .. HEAD_SIZES - 1          written in the group's columns
 //   log_prob  [env, agent of the group]         summed over heads, nats  written
 //   entropy   [env, agent of the group]         summed over heads, nats  written
 extern "C" __global__ void sample_actions(
