@@ -47,7 +47,7 @@ class EnvWrapper:
         backend: instead of `device`.
         final_observations: K, how many truncated episodes an env may have before the caller zeroes
             `num_truncated`. None: one, zeroed by every step(), and terminated episodes keep theirs too.
-        threads_per_env: see FunctionManager.
+        threads_per_env, envs_per_block: see FunctionManager.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class EnvWrapper:
         backend: Backend | None = None,
         final_observations: int | None = None,
         threads_per_env: int | None = None,
+        envs_per_block: int | None = None,
     ) -> None:
         if num_envs < 1:
             raise EnvError(f"num_envs must be at least 1, got {num_envs}.")
@@ -74,7 +75,14 @@ class EnvWrapper:
         self._steps_alone = final_observations is None
         self._push_arrays(seed, 1 if final_observations is None else final_observations)
         self.functions = FunctionManager(
-            self.data, self.env.source, self.env.constants(), num_envs, self.num_agents, self.backend, threads_per_env
+            self.data,
+            self.env.source,
+            self.env.constants(),
+            num_envs,
+            self.num_agents,
+            self.backend,
+            threads_per_env,
+            envs_per_block,
         )
         own_reset = f"{self.env.name}_reset"
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
@@ -84,7 +92,14 @@ class EnvWrapper:
         elif own is None:
             self.data.save_start(*dict.fromkeys([*self.env.arrays(), *self.layout.observations]))
         self._reset = EnvironmentReset(
-            self.data, num_envs, self.num_agents, self.backend, own, keep_terminated=self._steps_alone
+            self.data,
+            num_envs,
+            self.num_agents,
+            self.backend,
+            own,
+            self._steps_alone,
+            threads_per_env,
+            envs_per_block,
         )
         self._observation = self._by_group({name: self.data[name] for name in self.layout.observations})
         self._info = {}

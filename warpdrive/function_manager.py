@@ -20,7 +20,10 @@ MAX_THREADS = 1024
 Constant = bool | int | float | Sequence[int] | Sequence[float]
 
 _CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+PACKED_THREADS = 128
+"""Threads of a block that several small envs share."""
 _AGENT_LOOP = re.compile(r"\benv_index\s*\(|\bagent_stride\s*\(|\+=\s*blockDim\s*\.\s*x\b")
+_OWN_INDEX = re.compile(r"\b(?:blockIdx|blockDim|threadIdx|gridDim|__syncthreads)\b")
 _ELEMENT_LOOP = re.compile(r"\bglobal_thread\s*\(")
 
 
@@ -35,7 +38,8 @@ class FunctionManager:
     How many threads a kernel gets follows from how it is written:
 
     * loops over agents (`agent_stride()`, `+= blockDim.x`) or asks for `env_index()`: any number is right,
-      so a GPU gives an env a thread an agent (at most 1,024) and the CPU one thread;
+      so a GPU gives an env a thread an agent (at most 1,024) and the CPU one thread. Where no kernel of the
+      source has an index of its own, small envs share a block on a GPU, and a warp;
     * loops over elements from `global_thread()`: enough threads for one an agent of every env;
     * anything else takes `blockIdx.x` for its env and `threadIdx.x` for its agent: exactly one thread an agent.
 
@@ -45,7 +49,8 @@ class FunctionManager:
         constants: name -> number, or a sequence of numbers. Names are capitals.
         num_envs, num_agents: the grid; also the constants NUM_ENVS and NUM_AGENTS.
         backend: who compiles and launches; chosen by `data.device` if not given.
-        threads_per_env: threads of a kernel that is right for any number; chosen if not given.
+        threads_per_env, envs_per_block: of kernels that are right for any number; chosen if not given. Several envs
+            a block need a power of two of at most 32 threads each.
         include_folders, options: for the compiler.
         name: what messages call a source given as text.
     Raises:
@@ -62,6 +67,7 @@ class FunctionManager:
         num_agents: int = 1,
         backend: Backend | None = None,
         threads_per_env: int | None = None,
+        envs_per_block: int | None = None,
         include_folders: Sequence[Path] = (),
         options: Sequence[str] = (),
         name: str = "<source>",
@@ -80,14 +86,14 @@ class FunctionManager:
         if not self.signatures:
             raise SignatureError(f'{path}: no kernel in it. A kernel is `extern "C" __global__ void name(...)`.')
         self._code = blank_comments(text, keep_strings=False)
-        self._threads_per_env = threads_per_env or self._choose_threads()
+        self.threads_per_env, self.envs_per_block = self._choose_block(threads_per_env, envs_per_block)
         self.constants = dict(constants or {})
         constants = {
             **self.constants,
             "NUM_ENVS": num_envs,
             "NUM_AGENTS": num_agents,
-            "THREADS_PER_ENV": self._threads_per_env,
-            "ENVS_PER_BLOCK": 1,
+            "THREADS_PER_ENV": self.threads_per_env,
+            "ENVS_PER_BLOCK": self.envs_per_block,
         }
         self.source = Source(
             path, text, write_constants(constants), self.signatures, tuple(include_folders), tuple(options)
@@ -153,7 +159,9 @@ class FunctionManager:
             threads = min(256, num_elements)
             return LaunchShape(-(-num_elements // threads), (threads, 1))
         if _AGENT_LOOP.search(body):
-            return LaunchShape(self.num_envs, (self._threads_per_env, 1))
+            if _OWN_INDEX.search(body):
+                return LaunchShape(self.num_envs, (self.threads_per_env, 1))
+            return LaunchShape(-(-self.num_envs // self.envs_per_block), (self.threads_per_env, self.envs_per_block))
         if self.num_agents > MAX_THREADS:
             raise WiringError(
                 f"kernel '{kernel}' takes threadIdx.x for its agent, but a block has at most {MAX_THREADS} threads and "
@@ -162,10 +170,28 @@ class FunctionManager:
             )
         return LaunchShape(self.num_envs, (self.num_agents, 1))
 
-    def _choose_threads(self) -> int:
-        if self.backend.prefers_one_thread:
-            return 1
-        return min(-(-self.num_agents // 32) * 32, MAX_THREADS) if self.backend.name == "cuda" else self.num_agents
+    def _choose_block(self, threads: int | None, envs: int | None) -> tuple[int, int]:
+        """Threads of an env, and envs of a block."""
+        bodies = [reachable_code(self._code, kernel) for kernel in self.signatures]
+        can_pack = self.can_pack = not any(_AGENT_LOOP.search(body) and _OWN_INDEX.search(body) for body in bodies)
+        if threads is None:
+            if self.backend.prefers_one_thread:
+                threads = 1
+            elif self.backend.name != "cuda":
+                threads = min(self.num_agents, MAX_THREADS)
+            elif can_pack and self.num_agents <= 16:
+                threads = 1 << (self.num_agents - 1).bit_length()
+            else:
+                threads = min(-(-self.num_agents // 32) * 32, MAX_THREADS)
+        if envs is None:
+            fits = self.backend.name == "cuda" and can_pack and threads in (1, 2, 4, 8, 16)
+            envs = min(PACKED_THREADS // threads, self.num_envs) if fits else 1
+        if envs > 1 and (not can_pack or threads not in (1, 2, 4, 8, 16, 32) or threads * envs > MAX_THREADS):
+            raise WiringError(
+                f"{envs} envs of {threads} threads cannot share a block: kernels must be written with env_index() and "
+                f"env_sync() alone, threads be a power of two up to 32, and both together at most {MAX_THREADS}."
+            )
+        return threads, envs
 
     def _argument(self, kernel: str, parameter: Parameter, overrides: Mapping[str, Any]) -> Any:
         name = parameter.name

@@ -40,6 +40,7 @@ class EnvironmentReset:
             observation [E, ...] and final_observation [K, E, ...], or several such pairs.
         own: the functions of the env and the name of its reset kernel.
         keep_terminated: keep the last observation of terminated episodes as well.
+        threads_per_env, envs_per_block: see FunctionManager; with an own kernel they are that kernel's.
     Raises:
         EnvError: there is nothing to restart from, or a pool has no observation.
     """
@@ -52,6 +53,8 @@ class EnvironmentReset:
         backend: Backend | None = None,
         own: tuple[FunctionManager, str] | None = None,
         keep_terminated: bool = False,
+        threads_per_env: int | None = None,
+        envs_per_block: int | None = None,
     ) -> None:
         self.data = data
         constants = {"NUM_KEPT": len(data[FINAL + _observations(data)[0]]), "KEEP_TERMINATED": keep_terminated}
@@ -59,12 +62,13 @@ class EnvironmentReset:
             functions, kernel = own
             text = _write_own(data, functions, kernel)
             constants |= functions.constants
-            threads, folders = functions.launch_shape(kernel).block[0], functions.source.all_include_folders()
+            threads, envs = functions.launch_shape(kernel).block
+            folders = functions.source.all_include_folders()
         else:
             text = _write_copies(data)
-            threads, folders = None, ()
+            threads, envs, folders = threads_per_env, envs_per_block, ()
         self._functions = FunctionManager(
-            data, text, constants, num_envs, num_agents, backend, threads, folders, name="<restart_ended>"
+            data, text, constants, num_envs, num_agents, backend, threads, envs, folders, name="<restart_ended>"
         )
         self._everyone = torch.ones(num_envs, dtype=torch.bool, device=data.device)
 
