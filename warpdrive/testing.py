@@ -2,11 +2,21 @@
 
 from warpdrive.testing import check_env
 check_env("tag_gridworld")                        # raises EnvError at the first failure
-check_env("my_package.soccer:Soccer", device="cuda", num_players=4)
+check_env("my_package.soccer:Soccer", device="cuda", players_per_team=4)
+
+python -m warpdrive.testing my_package.soccer:Soccer players_per_team=4      # one env
+python -m warpdrive.testing                                                  # all that are shipped, on all devices
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,11 +24,11 @@ import torch
 from gymnasium import spaces
 
 from warpdrive.backends import choose_backend
-from warpdrive.backends.base import Backend
+from warpdrive.backends.base import SANITIZERS, Backend
 from warpdrive.data_manager import POOL, START
-from warpdrive.env import Env, load_env
+from warpdrive.env import Env, list_envs, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
+from warpdrive.errors import EnvError, WarpDriveError
 from warpdrive.layout import FINAL, Layout, parts
 
 NUM_ENVS = 7
@@ -33,12 +43,15 @@ _KEPT = (FINAL, START, POOL)
 Trace = dict[str, np.ndarray]
 
 
-def check_env(env: str | Env, device: str | torch.device = "cpu", **config: Any) -> list[str]:
+def check_env(
+    env: str | Env, device: str | torch.device = "cpu", sanitize: bool = False, **config: Any
+) -> list[str]:
     """Runs every check of the kit on one env and device.
 
     Args:
         env: a name for `load_env`, with `config` being what differs from its defaults; or an Env.
         device: where to run it.
+        sanitize: on the CPU, also play under the address, undefined and thread sanitizers, each in a process.
     Returns:
         A line a check that passed.
     Raises:
@@ -55,6 +68,7 @@ def check_env(env: str | Env, device: str | torch.device = "cpu", **config: Any)
         _check_reset_touches_only_ended(env, backend),
         _check_const_unchanged(env, backend),
         _check_debug(env, debug),
+        *([_check_sanitizers(env)] if backend.name == "cpu" and sanitize else []),
     ]
 
 
@@ -221,3 +235,62 @@ def _check_const_unchanged(env: Env, backend: Backend) -> str:
 def _check_debug(env: Env, debug: Backend) -> str:
     run_trace(env, debug, num_envs=3, num_steps=10)
     return "debug mode finds nothing" if debug.name == "cpu" else "runs when compiled for debugging"
+
+
+def _check_sanitizers(env: Env) -> str:
+    from warpdrive.backends.cpu_sanitize import sanitizer_environment
+
+    name = f"{type(env).__module__}:{type(env).__qualname__}"
+    for kind in SANITIZERS:
+        environment = {**os.environ, **sanitizer_environment([kind])}
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        config = json.dumps(asdict(env.config))
+        command = [sys.executable, "-m", "warpdrive.testing", name, "--play-under", kind, config]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            report = "\n".join((done.stdout + done.stderr).strip().splitlines()[:30])
+            raise EnvError(f"env '{env.name}': the {kind} sanitizer reports:\n{report}")
+    return f"the sanitizers report nothing ({', '.join(SANITIZERS)})"
+
+
+def _play_under(name: str, kind: str, config: dict[str, Any]) -> None:
+    backend = choose_backend("cpu", sanitize=(kind,))
+    run_trace(load_env(name, config), backend, num_envs=3, num_steps=10)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; see the head of this file. Exits with 1 if a check failed."""
+    parser = argparse.ArgumentParser(prog="python -m warpdrive.testing", description="Checks what every env must do.")
+    parser.add_argument("env", nargs="?", help="a name, or my_package.my_env:MyEnv; all shipped envs if not given")
+    parser.add_argument("config", nargs="*", metavar="key=value", help="what differs from the env's defaults")
+    parser.add_argument("--device", help="cpu or cuda; all there are if not given")
+    parser.add_argument("--sanitize", action="store_true", help="also play under the CPU's sanitizers")
+    parser.add_argument("--play-under", metavar="SANITIZER", help=argparse.SUPPRESS)
+    options = parser.parse_intermixed_args(argv)
+    sys.path.insert(0, os.getcwd())
+    if options.play_under:
+        _play_under(options.env, options.play_under, json.loads(options.config[0]))
+        return 0
+    import yaml
+
+    config = {key: yaml.safe_load(value) for key, _, value in (pair.partition("=") for pair in options.config)}
+    names = [options.env] if options.env else list_envs()
+    devices = [options.device] if options.device else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    num_passed = num_failed = 0
+    for name in names:
+        for device in devices:
+            try:
+                passed = check_env(load_env(name, config), device, options.sanitize)
+                num_passed += 1
+                print(f"ok      {name} on {device}: {len(passed)} checks", flush=True)
+                if options.env:
+                    print("".join(f"        {line}\n" for line in passed), end="")
+            except WarpDriveError as error:
+                num_failed += 1
+                print(f"failed  {name} on {device}: {error}", flush=True)
+    print(f"{num_passed} passed, {num_failed} failed ({len(names)} envs on {', '.join(devices)})")
+    return int(num_failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
