@@ -1,0 +1,452 @@
+"""The five classic control envs against Gymnasium's own, step by step from the same state."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from warpdrive.backends.base import Backend
+from warpdrive.env import load_env
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import EnvError
+from warpdrive.testing import check_env
+
+NUM_ENVS = 1000
+TOLERANCE = 1e-5
+MOST_NEAR = 5  # of 1,000 states: within the tolerance of a threshold, where rounding decides
+LEAST_SEEN = 5  # of 1,000 states: meet each branch
+
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One env, and what the tests must know of it.
+
+    draw: a generator -> states (name -> [env]) and actions [env], as near walls and goals as the branches need.
+    margin: a state after the step -> by how much it is, or is not, terminated.
+    branches: state, action, state after the step -> name of a branch -> where it was taken.
+    observe: state -> [env, feature].
+    attributes: set on Gymnasium's env, for a config that is not the default.
+    """
+
+    name: str
+    gymnasium_id: str
+    draw: Callable[[np.random.Generator], tuple[Columns, np.ndarray]]
+    branches: Callable[[Columns, np.ndarray, Columns], Mapping[str, np.ndarray]]
+    observe: Callable[[Columns], list[np.ndarray]]
+    start: Mapping[str, tuple[float, float]]
+    margin: Callable[[Columns], np.ndarray] = lambda state: np.full(NUM_ENVS, np.inf)
+    angles: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def near(rng: np.random.Generator, low: float, high: float, *places: float, spread: float = 0.01) -> np.ndarray:
+    """Uniform in [low, high], but half of the values within `spread` of one of the places, as float32."""
+    spots = rng.choice(places, NUM_ENVS)
+    spots = rng.uniform(np.maximum(spots - spread, low), np.minimum(spots + spread, high))
+    return np.where(rng.random(NUM_ENVS) < 0.5, rng.uniform(low, high, NUM_ENVS), spots).astype(np.float32)
+
+
+def at(values: np.ndarray, place: float) -> np.ndarray:
+    """Which are the place, exactly or as a float32."""
+    return np.abs(values - place) < 1e-6
+
+
+# ---------------------------------------------------------------------------------------------------- the cases
+
+MAX_THETA = math.radians(12)
+
+
+def draw_cartpole(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
+    state = {
+        "x": near(rng, -2.45, 2.45, -2.4, 2.4, spread=0.05),
+        "x_velocity": near(rng, -4, 4, 0),
+        "theta": near(rng, -0.22, 0.22, -MAX_THETA, MAX_THETA),
+        "theta_velocity": near(rng, -4, 4, 0),
+    }
+    return state, rng.integers(0, 2, NUM_ENVS)
+
+
+def cartpole(**changes: Any) -> Case:
+    return Case(
+        "cartpole",
+        "CartPole-v1",
+        draw_cartpole,
+        margin=lambda state: np.maximum(np.abs(state["x"]) - 2.4, np.abs(state["theta"]) - MAX_THETA),
+        branches=lambda state, action, after: {
+            "pushed left": action == 0,
+            "pushed right": action == 1,
+            "out on the left": after["x"] < -2.4,
+            "out on the right": after["x"] > 2.4,
+            "fell to the left": after["theta"] < -MAX_THETA,
+            "fell to the right": after["theta"] > MAX_THETA,
+            "stands": (np.abs(after["x"]) < 2.4) & (np.abs(after["theta"]) < MAX_THETA),
+        },
+        observe=lambda state: list(state.values()),
+        start=dict.fromkeys(("x", "x_velocity", "theta", "theta_velocity"), (-0.05, 0.05)),
+        **changes,
+    )
+
+
+def draw_mountain_car(goal: float, goal_velocity: float, rng: np.random.Generator) -> Columns:
+    return {
+        "position": near(rng, -1.2, 0.6, -1.2, goal, 0.6, spread=0.05),
+        "velocity": near(rng, -0.07, 0.07, -0.07, goal_velocity, 0.07, spread=0.003),
+    }
+
+
+def mountain_car_branches(
+    goal: float, goal_velocity: float, state: Columns, action: np.ndarray, after: Columns
+) -> Mapping[str, np.ndarray]:
+    position, velocity = after["position"], after["velocity"]
+    return {
+        "pushed left": action < 0,
+        "coasts": action == 0,
+        "pushed right": action > 0,
+        "as fast as may be to the left": at(velocity, -0.07),
+        "as fast as may be to the right": at(velocity, 0.07),
+        "stopped at the left wall": at(position, -1.2) & (velocity == 0),
+        "held at the right wall": at(position, 0.6),
+        "at the goal": (position >= goal) & (velocity >= goal_velocity),
+        "at the goal, too slow": (position >= goal) & (velocity < goal_velocity),
+        "under way": (position > -1.19) & (position < goal),
+    }
+
+
+def mountain_car(goal_velocity: float = 0.0) -> Case:
+    def draw(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
+        return draw_mountain_car(0.5, goal_velocity, rng), rng.integers(0, 3, NUM_ENVS)
+
+    return Case(
+        "mountain_car",
+        "MountainCar-v0",
+        draw,
+        margin=lambda state: mountain_car_margin(0.5, goal_velocity, state),
+        branches=lambda state, action, after: mountain_car_branches(0.5, goal_velocity, state, action - 1, after),
+        observe=lambda state: list(state.values()),
+        start={"position": (-0.6, -0.4), "velocity": (0.0, 0.0)},
+        config={"goal_velocity": goal_velocity},
+        arguments={"goal_velocity": goal_velocity},
+    )
+
+
+def mountain_car_margin(goal: float, goal_velocity: float, state: Columns) -> np.ndarray:
+    return np.minimum(state["position"] - goal, state["velocity"] - goal_velocity)
+
+
+def continuous_mountain_car(goal_velocity: float = 0.0) -> Case:
+    def draw(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
+        return draw_mountain_car(0.45, goal_velocity, rng), near(rng, -1.5, 1.5, -1, 0, 1, spread=0.0)
+
+    def branches(state: Columns, action: np.ndarray, after: Columns) -> Mapping[str, np.ndarray]:
+        found = mountain_car_branches(0.45, goal_velocity, state, action, after)
+        return {**found, "throttle below -1": action < -1, "throttle above 1": action > 1}
+
+    return Case(
+        "continuous_mountain_car",
+        "MountainCarContinuous-v0",
+        draw,
+        margin=lambda state: mountain_car_margin(0.45, goal_velocity, state),
+        branches=branches,
+        observe=lambda state: list(state.values()),
+        start={"position": (-0.6, -0.4), "velocity": (0.0, 0.0)},
+        config={"goal_velocity": goal_velocity},
+        arguments={"goal_velocity": goal_velocity},
+    )
+
+
+def draw_acrobot(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
+    """As fast as energetic play gets, and a few as fast as the rules allow."""
+    fast = rng.random(NUM_ENVS) < 0.1
+    state = {
+        "theta1": near(rng, -math.pi, math.pi, -math.pi, math.pi, spread=0.1),
+        "theta2": near(rng, -math.pi, math.pi, -math.pi, math.pi, spread=0.1),
+        "theta1_velocity": rng.uniform(-6, 6, NUM_ENVS).astype(np.float32),
+        "theta2_velocity": rng.uniform(-9, 9, NUM_ENVS).astype(np.float32),
+    }
+    for name, limit in (("theta1_velocity", 4 * math.pi), ("theta2_velocity", 9 * math.pi)):
+        state[name][fast] = rng.uniform(-limit, limit, fast.sum())
+    return state, rng.integers(0, 3, NUM_ENVS)
+
+
+def height(state: Columns) -> np.ndarray:
+    return -np.cos(state["theta1"]) - np.cos(state["theta1"] + state["theta2"])
+
+
+def acrobot_branches(state: Columns, action: np.ndarray, after: Columns) -> Mapping[str, np.ndarray]:
+    found = {f"torque {torque}": action == torque + 1 for torque in (-1, 0, 1)}
+    found |= {"at the goal": height(after) > 1, "below the goal": height(after) < 1}
+    for name, limit in (("theta1_velocity", 4 * math.pi), ("theta2_velocity", 9 * math.pi)):
+        found |= {f"{name} at its least": after[name] == -limit, f"{name} at its greatest": after[name] == limit}
+    for name in ("theta1", "theta2"):
+        change = after[name] - state[name]
+        found |= {f"{name} wrapped downwards": change < -math.pi, f"{name} wrapped upwards": change > math.pi}
+    return found
+
+
+ACROBOT = Case(
+    "acrobot",
+    "Acrobot-v1",
+    draw_acrobot,
+    margin=lambda state: height(state) - 1,
+    branches=acrobot_branches,
+    observe=lambda state: [
+        *(wave(state[name]) for name in ("theta1", "theta2") for wave in (np.cos, np.sin)),
+        state["theta1_velocity"],
+        state["theta2_velocity"],
+    ],
+    start=dict.fromkeys(("theta1", "theta2", "theta1_velocity", "theta2_velocity"), (-0.1, 0.1)),
+    angles=("theta1", "theta2"),
+)
+
+
+def draw_pendulum(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
+    state = {
+        "theta": near(rng, -10, 10, -math.pi, 0, math.pi, spread=0.1),
+        "theta_velocity": near(rng, -8, 8, -8, 8, spread=0.5),
+    }
+    return state, near(rng, -3, 3, -2, 2, spread=0.0)
+
+
+def pendulum(**changes: Any) -> Case:
+    return Case(
+        "pendulum",
+        "Pendulum-v1",
+        draw_pendulum,
+        branches=lambda state, action, after: {
+            "torque below -2": action < -2,
+            "torque above 2": action > 2,
+            "torque as asked": np.abs(action) < 2,
+            "as fast as may be to one side": after["theta_velocity"] == -8,
+            "as fast as may be to the other": after["theta_velocity"] == 8,
+            "slower": np.abs(after["theta_velocity"]) < 8,
+            "more than a half turn": after["theta"] > math.pi,
+            "less than a half turn back": after["theta"] < -math.pi,
+        },
+        observe=lambda state: [np.cos(state["theta"]), np.sin(state["theta"]), state["theta_velocity"]],
+        start={"theta": (-math.pi, math.pi), "theta_velocity": (-1.0, 1.0)},
+        angles=("theta",),
+        **changes,
+    )
+
+
+DEFAULTS = [cartpole(), mountain_car(), continuous_mountain_car(), ACROBOT, pendulum()]
+# The same kernels with other constants.
+HEAVY_POLE = {"gravity": 3.7, "cart_mass": 2.0, "pole_mass": 0.7, "pole_half_length": 0.8, "force": 15.0}
+OTHERS = [
+    cartpole(
+        config={**HEAVY_POLE, "sutton_barto_reward": True, "episode_length": 30},
+        arguments={"sutton_barto_reward": True},
+        attributes={
+            "gravity": 3.7,
+            "masspole": 0.7,
+            "total_mass": 2.7,
+            "length": 0.8,
+            "polemass_length": 0.7 * 0.8,
+            "force_mag": 15.0,
+        },
+    ),
+    mountain_car(goal_velocity=0.02),
+    continuous_mountain_car(goal_velocity=0.02),
+    pendulum(
+        config={"gravity": 9.81, "mass": 1.5, "length": 0.7},
+        arguments={"g": 9.81},
+        attributes={"m": 1.5, "l": 0.7},
+    ),
+]
+
+default_cases = pytest.mark.parametrize("case", DEFAULTS, ids=[case.name for case in DEFAULTS])
+all_cases = pytest.mark.parametrize(
+    "case", [*DEFAULTS, *OTHERS], ids=[case.name for case in DEFAULTS] + [f"{case.name}_changed" for case in OTHERS]
+)
+
+
+@functools.cache
+def make_env(case: Case, backend: Backend, num_envs: int = NUM_ENVS) -> EnvWrapper:
+    """Every test resets it or writes its whole state, so that all can share it."""
+    return EnvWrapper(case.name, num_envs, backend=backend, seed=3, env_config=case.config)
+
+
+def pull_state(case: Case, env: EnvWrapper) -> Columns:
+    return {name: env.data.pull(name) for name in case.start}
+
+
+# ---------------------------------------------------------------------------------------------------- a step
+
+
+def step_gymnasium(
+    case: Case, state: Columns, action: np.ndarray
+) -> tuple[Columns, np.ndarray, np.ndarray, np.ndarray]:
+    """State, observation, reward and `terminated` after one step of Gymnasium's env, in float64."""
+    env = gymnasium.make(case.gymnasium_id, **case.arguments).unwrapped
+    for name, value in case.attributes.items():
+        assert hasattr(env, name)
+        setattr(env, name, value)
+    env.reset()
+    box = isinstance(env.action_space, gymnasium.spaces.Box)
+    rows, observations, rewards, ends = [], [], [], []
+    for row, act in zip(np.stack(list(state.values()), axis=1).astype(np.float64), action, strict=True):
+        env.state = row
+        env.steps_beyond_terminated = None  # cart-pole's: it has not ended before
+        observation, reward, terminated, _, _ = env.step(np.array([act], np.float64) if box else act)
+        rows.append(np.array(env.state, np.float64))
+        observations.append(observation)
+        rewards.append(reward)
+        ends.append(terminated)
+    columns = dict(zip(state, np.stack(rows).T, strict=True))
+    return columns, np.stack(observations), np.array(rewards), np.array(ends)
+
+
+def difference(case: Case, name: str, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    apart = np.abs(ours.astype(np.float64) - theirs)
+    return np.abs((apart + math.pi) % (2 * math.pi) - math.pi) if name in case.angles else apart
+
+
+def is_tame(case: Case, state: Columns, action: np.ndarray, after: Columns) -> np.ndarray:
+    """Where the step itself does not magnify the rounding of its float32 state beyond the tolerance.
+
+    Only the acrobot's does anywhere: its Runge-Kutta steps of 0.2 s are too long for links that spin very fast.
+    """
+    if case.name != "acrobot":
+        return np.ones(NUM_ENVS, bool)
+    rounded = {name: np.nextafter(column, np.float32(np.inf)) for name, column in state.items()}
+    moved, _, _, _ = step_gymnasium(case, rounded, action)
+    return np.all([difference(case, name, moved[name], after[name]) < 0.3 * TOLERANCE for name in state], axis=0)
+
+
+@all_cases
+def test_a_step_equals_gymnasiums(case, backend):
+    rng = np.random.default_rng(11)
+    state, action = case.draw(rng)
+    env = make_env(case, backend)
+    time_step = rng.choice([0, env.env.episode_length - 2, env.env.episode_length - 1], NUM_ENVS)
+    for name, column in state.items():
+        env.data[name] = column
+    env.data["time_step"] = time_step
+    env.data["action"] = action.reshape(env.data["action"].shape)
+    env.prepare_step()()
+    after, observation, reward, terminated = step_gymnasium(case, state, action)
+
+    tame = is_tame(case, state, action, after)
+    assert tame.mean() > 0.98
+    ours = pull_state(case, env)
+    clear = (np.abs(case.margin(after)) > TOLERANCE) & ~beside_left_wall(ours, after)
+    assert (~clear).sum() <= MOST_NEAR
+    sure = tame & clear
+    for name in state:
+        assert difference(case, name, ours[name], after[name])[sure].max() < TOLERANCE, name
+    assert np.abs(env.data.pull("observation")[:, 0] - observation)[sure].max() < TOLERANCE
+    assert np.abs(env.data.pull("reward")[:, 0] - reward)[sure].max() < TOLERANCE
+    np.testing.assert_array_equal(env.data.pull("terminated")[sure], terminated[sure])
+
+    time_is_up = time_step + 1 >= env.env.episode_length
+    np.testing.assert_array_equal(env.data.pull("truncated"), time_is_up & ~env.data.pull("terminated"))
+    np.testing.assert_array_equal(env.data.pull("time_step"), time_step + 1)
+
+    branches = {
+        **case.branches(state, action, after),
+        "truncated": time_is_up & ~terminated,
+        "ended neither way": ~time_is_up & ~terminated,
+    }
+    if case.name != "pendulum":
+        branches |= {"terminated": terminated & ~time_is_up, "terminated in the last step": terminated & time_is_up}
+    seen = {name: int((sure & taken).sum()) for name, taken in branches.items()}
+    assert not {name: count for name, count in seen.items() if count < LEAST_SEEN}
+
+
+def beside_left_wall(ours: Columns, theirs: Columns) -> np.ndarray:
+    """Where rounding decides whether a mountain car hit the wall, which stops it."""
+    if "position" not in ours:
+        return np.zeros(NUM_ENVS, bool)
+    stops_one = (ours["velocity"] == 0) ^ (theirs["velocity"] == 0)
+    return stops_one & (np.abs(theirs["position"] + 1.2) < TOLERANCE)
+
+
+# ---------------------------------------------------------------------------------------------------- episodes
+
+
+@default_cases
+def test_starts_are_drawn_as_gymnasium_draws_them(case, backend):
+    env = make_env(case, backend)
+    env.reset(seed=5)
+    episodes = []
+    for _ in range(10):
+        observation, _ = env.reset()
+        state = pull_state(case, env)
+        np.testing.assert_allclose(observation.cpu().numpy()[:, 0], np.stack(case.observe(state), -1), atol=1e-6)
+        assert (env.data.pull("time_step") == 0).all()
+        episodes.append(np.stack(list(state.values()), axis=-1))
+    starts = np.concatenate(episodes).astype(np.float64)  # [10,000, part of the state]
+    low, high = np.array(list(case.start.values())).T
+    assert (starts >= low - 1e-7).all() and (starts <= high + 1e-7).all()
+    variance = (high - low) ** 2 / 12
+    # Five standard deviations, of the mean and of the variance of 10,000 uniform numbers.
+    np.testing.assert_array_less(np.abs(starts.mean(0) - (low + high) / 2), 5 * np.sqrt(variance / 1e4) + 1e-7)
+    np.testing.assert_array_less(np.abs(starts.var(0) - variance), 5 * variance * math.sqrt(0.8 / 1e4) + 1e-12)
+    drawn = starts[:, high > low]
+    assert len(np.unique(drawn, axis=0)) > 9_900  # two float32 may coincide
+    correlation = np.corrcoef(np.concatenate([drawn[:-1], drawn[1:]], axis=1).T)  # of parts, and of neighbouring envs
+    assert np.abs(correlation - np.eye(len(correlation))).max() < 0.06
+
+
+@default_cases
+def test_an_env_starts_alike_among_few_and_among_many(case, backend):
+    few, many = make_env(case, backend, 4), make_env(case, backend)
+    few.reset(seed=9)
+    many.reset(seed=9)
+    for _ in range(3):
+        few.reset()
+        many.reset()
+        for name, column in pull_state(case, few).items():
+            np.testing.assert_array_equal(column, many.data.pull(name)[:4])
+
+
+@default_cases
+def test_an_episode_is_truncated_at_episode_length(case, backend):
+    env = make_env(case, backend)
+    env.reset()
+    episode_length = env.env.episode_length
+    assert episode_length == gymnasium.spec(case.gymnasium_id).max_episode_steps
+    env.data["time_step"] = episode_length - 2
+    action = np.zeros(tuple(env.data["action"].shape))
+    _, _, terminated, truncated, _ = env.step(action)
+    assert not terminated.any() and not truncated.any()
+    seen, _, terminated, truncated, info = env.step(action)
+    assert not terminated.any() and truncated.all()
+    assert (env.data.pull("time_step") == 0).all()
+    assert not (seen == info["final_observation"]).all(-1).any()
+
+
+@default_cases
+def test_spaces_are_gymnasiums(case):
+    theirs, ours = gymnasium.make(case.gymnasium_id), load_env(case.name).groups["agent"]
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+
+
+@default_cases
+def test_passes_the_conformance_kit(case, device):
+    assert len(check_env(case.name, device, episode_length=15)) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        *((case.name, {"episode_length": 0}, "episode_length must be at least 1, got 0") for case in DEFAULTS),
+        ("cartpole", {"pole_mass": 0.0}, "pole_mass must be above 0"),
+        ("pendulum", {"length": -1.0}, "length must be above 0"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(name, config, words):
+    with pytest.raises(EnvError, match=words):
+        load_env(name, config)

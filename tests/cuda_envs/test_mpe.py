@@ -1,0 +1,261 @@
+"""The multi-particle envs against mpe2, from the same state and action, one step at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpdrive.env import load_env
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import EnvError
+from warpdrive.testing import check_env
+
+NUM_STATES = 1000
+TOLERANCE = 1e-5
+
+CONFIGS = [
+    ("simple_spread", {}),
+    ("simple_spread", {"N": 5, "local_ratio": 0.2, "continuous_actions": True}),
+    ("simple_spread", {"N": 1, "continuous_actions": True}),
+    ("simple_tag", {}),
+    ("simple_tag", {"continuous_actions": True}),
+    ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 1}),
+    ("simple_tag", {"num_good": 3, "num_adversaries": 1, "num_obstacles": 0, "continuous_actions": True}),
+]
+CONDITIONS = {
+    "simple_spread": ("overlapping agents", "a contact just setting in"),
+    "simple_tag": ("overlapping agents", "a contact just setting in", "outside the arena", "too fast"),
+}
+
+
+@dataclass
+class States:
+    """Float32: position, velocity [state, agent, 2], landmark [state, landmark, 2], action [state, agent, ...]."""
+
+    position: np.ndarray
+    velocity: np.ndarray
+    landmark: np.ndarray
+    action: np.ndarray
+
+
+def mpe2_env(name: str, config: dict[str, Any]):
+    """mpe2's env of the same rules, whose episodes have no end."""
+    module = pytest.importorskip(f"mpe2.{name}_v3", reason="needs mpe2, an extra of the tests", exc_type=ImportError)
+    env = module.parallel_env(max_cycles=10**9, **config)
+    env.reset(seed=1)
+    return env
+
+
+def random_states(num_agents: int, num_landmarks: int, continuous: bool, seed: int) -> States:
+    """A third over the arena and beyond, a third in a heap, and a third each at about a contact's distance of the next.
+
+    Float32, as the kernels hold them, so that both start from the same numbers.
+    """
+    rng, num_entities = np.random.default_rng(seed), num_agents + num_landmarks
+    shape = (NUM_STATES, num_entities, 2)
+    kind = np.arange(NUM_STATES)[:, None, None] % 3
+    spread_out, heap = rng.uniform(-1.3, 1.3, shape), rng.uniform(-0.12, 0.12, shape)
+    angle = rng.uniform(0, 2 * np.pi, shape[:2])
+    direction = np.stack([np.cos(angle), np.sin(angle)], -1)
+    length = rng.choice([0.1, 0.125, 0.15, 0.25, 0.275, 0.3], shape[:2]) + rng.normal(0, 2e-3, shape[:2])
+    chain = np.cumsum(length[..., None] * direction, axis=1)
+    place = np.where(kind == 0, spread_out, np.where(kind == 1, heap, chain))
+    place += np.where(kind == 0, 0, rng.uniform(-0.9, 0.9, (NUM_STATES, 1, 2)))
+    position, landmark = np.split(place.astype(np.float32), [num_agents], axis=1)
+    velocity = rng.normal(0, rng.choice([0.0, 0.5, 1.2], (NUM_STATES, 1, 1)), position.shape).astype(np.float32)
+    if continuous:
+        action = rng.uniform(0, 1, (*position.shape[:2], 5)).astype(np.float32)
+    else:
+        action = rng.integers(0, 5, position.shape[:2]).astype(np.int32)
+    return States(position, velocity, landmark, action)
+
+
+def step_mpe2(env, states: States) -> dict[str, np.ndarray]:
+    """One step from each state: position, velocity, reward [state, agent], and observation_<group>."""
+    world, names = env.unwrapped.world, env.possible_agents
+    found: dict[str, list] = {}
+    for position, velocity, landmark, action in zip(
+        states.position, states.velocity, states.landmark, states.action, strict=True
+    ):
+        for agent, at, by in zip(world.agents, position, velocity, strict=True):
+            agent.state.p_pos, agent.state.p_vel = at.astype(np.float64), by.astype(np.float64)
+        for entity, at in zip(world.landmarks, landmark, strict=True):
+            entity.state.p_pos = at.astype(np.float64)
+        given = {name: act if act.ndim else int(act) for name, act in zip(names, action, strict=True)}
+        observation, reward, terminated, truncated, _ = env.step(given)
+        assert not any(terminated.values()) and not any(truncated.values())
+        seen: dict[str, list] = {}
+        for name in names:
+            seen.setdefault(f"observation_{name.split('_')[0]}", []).append(observation[name])
+        row = {name: np.stack(rows) for name, rows in seen.items()}
+        row["position"] = np.stack([agent.state.p_pos for agent in world.agents])
+        row["velocity"] = np.stack([agent.state.p_vel for agent in world.agents])
+        row["reward"] = np.array([reward[name] for name in names])
+        for name, array in row.items():
+            found.setdefault(name, []).append(array)
+    return {name: np.stack(rows) for name, rows in found.items()}
+
+
+def step_ours(env: EnvWrapper, states: States) -> dict[str, np.ndarray]:
+    """The same by one launch over as many envs as there are states."""
+    landmark = "landmark_position" if env.env.name == "simple_spread" else "obstacle_position"
+    env.data["position"], env.data["velocity"] = states.position, states.velocity
+    env.data[landmark], env.data["action"] = states.landmark, states.action
+    env.prepare_step()()
+    assert not env.data.pull("terminated").any()
+    np.testing.assert_array_equal(env.data.pull(landmark), states.landmark)
+    names = ["position", "velocity", "reward", *env.layout.observations]
+    found = {name: env.data.pull(name) for name in names}
+    if "observation" in found:
+        found["observation_agent"] = found.pop("observation")
+    return found
+
+
+def condition_counts(env, states: States, after: dict[str, np.ndarray]) -> dict[str, int]:
+    """States in which something happened that the comparison must not miss."""
+    world = env.unwrapped.world
+    entities = [*world.agents, *(landmark for landmark in world.landmarks if landmark.collide)]
+    radius = np.array([entity.size for entity in entities])
+    place = np.concatenate([states.position, states.landmark], axis=1)[:, : len(entities)]
+    distance = np.linalg.norm(place[:, :, None] - place[:, None], axis=-1)
+    overlap = (radius[:, None] + radius - distance) * ~np.eye(len(entities), dtype=bool)
+    speed = np.linalg.norm(after["velocity"], axis=-1)
+    limit = np.array([agent.max_speed or np.inf for agent in world.agents])
+    happened = {
+        "overlapping agents": (overlap[:, : len(world.agents), : len(world.agents)] > 0.01).any((1, 2)),
+        "a contact just setting in": ((np.abs(overlap) < 3e-3) & (overlap != 0)).any((1, 2)),
+        "outside the arena": (np.abs(after["position"][:, -1]) > 1).any(1),
+        "too fast": (np.abs(speed - limit) < 1e-9).any(1),
+    }
+    return {name: int(where.sum()) for name, where in happened.items()}
+
+
+@pytest.mark.parametrize(("name", "config"), CONFIGS)
+def test_a_step_from_1000_random_states_equals_mpe2s(backend, name, config):
+    oracle = mpe2_env(name, config)
+    env = EnvWrapper(name, NUM_STATES, backend=backend, env_config=config)
+    num_landmarks = len(oracle.unwrapped.world.landmarks)
+    states = random_states(env.num_agents, num_landmarks, bool(config.get("continuous_actions")), seed=env.num_agents)
+    expected, found = step_mpe2(oracle, states), step_ours(env, states)
+    if env.num_agents > 1:
+        counts = condition_counts(oracle, states, expected)
+        assert all(counts[condition] >= 50 for condition in CONDITIONS[name]), counts
+    assert sorted(found) == sorted(expected)
+    for array, values in expected.items():
+        np.testing.assert_allclose(found[array], values, rtol=TOLERANCE, atol=TOLERANCE, err_msg=array)
+
+
+@pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
+def test_spaces_are_mpe2s(name):
+    for continuous in (False, True):
+        oracle, env = (
+            mpe2_env(name, {"continuous_actions": continuous}),
+            load_env(name, {"continuous_actions": continuous}),
+        )
+        assert env.episode_length == 25
+        assert [agent.rpartition("_")[0] for agent in oracle.possible_agents] == [
+            group for group, what in env.groups.items() for _ in what.agents
+        ]
+        for agent in oracle.possible_agents:
+            group = env.groups[agent.rpartition("_")[0]]
+            assert group.observation_space == oracle.observation_space(agent)
+            assert group.action_space == oracle.action_space(agent)
+
+
+def test_simple_tag_observes_16_and_14_numbers(backend):
+    env = EnvWrapper("simple_tag", 2, backend=backend)
+    observation, _ = env.reset()
+    assert {name: tuple(seen.shape) for name, seen in observation.items()} == {
+        "adversary": (2, 3, 16),
+        "agent": (2, 1, 14),
+    }
+
+
+def test_actions_beyond_the_box_count_as_its_bounds(backend):
+    env = EnvWrapper("simple_spread", 1, backend=backend, env_config={"N": 1, "continuous_actions": True})
+    env.reset()
+    env.step(np.array([[[0.0, -3.0, 7.0, 1.5, 0.25]]], np.float32))
+    np.testing.assert_allclose(env.data.pull("velocity")[0, 0], [0.5, -0.375], atol=1e-6)
+
+
+def test_agents_on_one_point_keep_numbers(backend):
+    env = EnvWrapper("simple_tag", 1, backend=backend)
+    env.reset()
+    env.data["position"].zero_()
+    env.data["action"].zero_()
+    env.prepare_step()()
+    assert env.data.pull("reward").tolist() == [[30.0, 30.0, 30.0, -30.0]]
+    assert np.isfinite(env.data.pull("velocity")).all()
+
+
+def test_an_episode_is_truncated_by_its_length_and_starts_anew(backend):
+    env = EnvWrapper("simple_tag", 3, backend=backend)
+    env.reset()
+    ends = []
+    for _ in range(51):
+        _, _, terminated, truncated, _ = env.step(np.full((3, 4), 2, np.int32))
+        assert not terminated.any()
+        ends.append(truncated.tolist())
+        if truncated.all():
+            assert not env.data["velocity"].any()
+    assert [number for number, end in enumerate(ends, 1) if all(end)] == [25, 50]
+    assert sum(map(any, ends)) == 2
+    assert env.data.pull("time_step").tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("simple_spread", {"position": 1.0, "landmark_position": 1.0}),
+        ("simple_tag", {"position": 1.0, "obstacle_position": 0.9}),
+    ],
+)
+def test_starts_are_uniform_and_the_same_among_few_envs_and_many(backend, name, limits):
+    few, many = (EnvWrapper(name, num_envs, backend=backend, seed=5) for num_envs in (4, 400))
+    starts = []
+    for env in (few, many):
+        env.reset()
+        assert not env.data["velocity"].any()
+        starts.append({array: env.data.pull(array) for array in limits})
+    for array, limit in limits.items():
+        np.testing.assert_array_equal(starts[0][array], starts[1][array][:4])
+        start = starts[1][array]
+        assert np.abs(start).max() <= limit
+        for values in start.reshape(400, -1).T:  # one coordinate of one entity, over envs
+            assert np.abs(values).max() > 0.97 * limit
+            assert len(np.unique(values)) > 390
+            share, _ = np.histogram(values, bins=4, range=(-limit, limit))
+            assert share.min() > 65, "100 are expected in each quarter, with a deviation of 9"
+        between = np.corrcoef(start.reshape(400, -1).T) - np.eye(start[0].size)
+        assert np.abs(between).max() < 0.25, "coordinates are drawn apart"
+    few.reset(seed=6)
+    assert (few.data.pull("position") != starts[0]["position"]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("simple_spread", {}),
+        ("simple_tag", {}),
+        ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
+    ],
+)
+def test_passes_the_conformance_kit(device, name, config):
+    assert len(check_env(name, device, **config)) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("simple_spread", {"N": 0}, "env.N must be at least 1, got 0"),
+        ("simple_spread", {"local_ratio": 1.5}, "local_ratio must be from 0 to 1, got 1.5"),
+        ("simple_tag", {"num_good": 0}, "num_good must be at least 1, got 0"),
+        ("simple_tag", {"num_obstacles": -1}, "num_obstacles must be at least 0, got -1"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(name, config, words):
+    with pytest.raises(EnvError, match=words):
+        load_env(name, config)

@@ -1,0 +1,450 @@
+"""Continuous Tag in plain numpy: the rules that every other implementation is compared with.
+
+Taggers chase runners over a square. Every function works on all envs at once. Nothing here is random and nothing
+resets: a caller draws the start, and starts ended envs again, itself. States and rewards are float32. Distances are
+float64, from float32 positions, so that who is near and who is tagged is as good as exact; `margins` tells where
+float32 distances could decide otherwise.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+State = dict[str, np.ndarray]
+"""[E, N] float32: `x`, `y`, 0 to grid_length; `speed`, 0 to the agent's top speed; `direction`, radians, 0 is along x;
+`acceleration`, added to the speed at each step until it changes. `active`: [E, N] bool, in the game.
+`time_step`: [E] int32, steps since the start."""
+
+RUNNER = 0
+TAGGER = 1
+
+NUM_BLOCKS = 7
+"""dx, dy, dv, da, dtheta, type and active, each with one feature per agent seen."""
+
+NUM_RELATIVE_BLOCKS = 5
+"""The blocks up to dtheta: differences from the observing agent."""
+
+FULL_TURN = np.float32(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class TagContinuousParameters:
+    """Parameters of the env, with the published defaults.
+
+    Raises:
+        ValueError: a parameter is out of its bounds, or a list does not have one item per agent.
+    """
+
+    num_taggers: int = 1
+    num_runners: int = 10
+
+    grid_length: float = 10.0
+    """Side of the square."""
+
+    episode_length: int = 100
+    """Steps after which an episode with a runner left is truncated."""
+
+    starting_location_x: tuple[float, ...] | None = None
+    """Unused, like the next four: `start` is given what they would lead to."""
+
+    starting_location_y: tuple[float, ...] | None = None
+    starting_directions: tuple[float, ...] | None = None
+    start: str = "random"
+    seed: int | None = None
+
+    max_speed: float = 1.0
+
+    skill_level_runner: float = 1.0
+    """Times `max_speed` is a runner's top speed."""
+
+    skill_level_tagger: float = 1.0
+    """Times `max_speed` is a tagger's top speed."""
+
+    max_acceleration: float = 1.0
+    min_acceleration: float = -1.0
+    max_turn: float = math.pi / 2
+    min_turn: float = -math.pi / 2
+
+    num_acceleration_levels: int = 10
+    """Choices of acceleration besides none."""
+
+    num_turn_levels: int = 10
+    """Choices of turn besides none."""
+
+    edge_hit_penalty: float = 0.0
+    """Added to the reward, so at most 0, like the other penalties."""
+
+    use_full_observation: bool = True
+    """Whether an agent sees everyone, or only the nearest agents in the game."""
+
+    num_other_agents_observed: int = 2
+    """How many agents a partial observation shows."""
+
+    tagging_distance: float = 0.01
+    """Part of grid_length within which a runner is tagged."""
+
+    tag_reward_for_tagger: float = 1.0
+    """Per runner tagged."""
+
+    step_penalty_for_tagger: float = 0.0
+    tag_penalty_for_runner: float = -1.0
+    step_reward_for_runner: float = 0.0
+
+    end_of_game_reward_for_runner: float = 1.0
+    """For being in the game after the last step of a full-length episode."""
+
+    runner_exits_game_after_tagged: bool = True
+
+    agent_types: tuple[int, ...] | None = None
+    """1 for a tagger and 0 for a runner, per agent. None: taggers first."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_taggers", "num_runners", "grid_length", "episode_length"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}. Give more than 0.")
+        at_least_0 = ("num_acceleration_levels", "num_turn_levels", "num_other_agents_observed")
+        for name in at_least_0 + (
+            "tag_reward_for_tagger",
+            "step_reward_for_runner",
+            "end_of_game_reward_for_runner",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}. Give at least 0.")
+        for name in ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner"):
+            if getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, and is added. Give at most 0.")
+        if not 0 <= self.tagging_distance <= 1:
+            raise ValueError(f"tagging_distance is {self.tagging_distance}. Give a part of grid_length, 0 to 1.")
+        if not self.use_full_observation and self.num_other_agents_observed > self.num_agents - 1:
+            raise ValueError(
+                f"num_other_agents_observed is {self.num_other_agents_observed}. Give at most {self.num_agents - 1}, "
+                f"one less than the {self.num_agents} agents."
+            )
+        for name in ("starting_location_x", "starting_location_y", "starting_directions", "agent_types"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.num_agents:
+                raise ValueError(f"{name} has {len(values)} items for {self.num_agents} agents. Give one per agent.")
+        if self.start not in ("random", "fixed"):
+            raise ValueError(f"start is {self.start!r}. Give 'random' or 'fixed'.")
+        expected = [RUNNER] * self.num_runners + [TAGGER] * self.num_taggers
+        if self.agent_types is not None and sorted(self.agent_types) != expected:
+            raise ValueError(
+                f"agent_types is {self.agent_types}. Give {self.num_taggers} times 1, for the taggers, and "
+                f"{self.num_runners} times 0, for the runners."
+            )
+
+    @property
+    def num_agents(self) -> int:
+        """N: taggers and runners."""
+        return self.num_taggers + self.num_runners
+
+    @property
+    def num_features(self) -> int:
+        """F: length of one agent's observation."""
+        num_others = self.num_agents - 1 if self.use_full_observation else self.num_other_agents_observed
+        return NUM_BLOCKS * num_others + 1
+
+    @cached_property
+    def is_tagger(self) -> np.ndarray:
+        """[N] bool."""
+        if self.agent_types is None:
+            return np.arange(self.num_agents) < self.num_taggers
+        return np.array(self.agent_types) == TAGGER
+
+    @cached_property
+    def taggers(self) -> np.ndarray:
+        """Ids of the taggers, ascending."""
+        return np.flatnonzero(self.is_tagger)
+
+    @cached_property
+    def runners(self) -> np.ndarray:
+        """Ids of the runners, ascending."""
+        return np.flatnonzero(~self.is_tagger)
+
+    @cached_property
+    def top_speed(self) -> np.ndarray:
+        """[N] float32."""
+        skill = np.where(self.is_tagger, self.skill_level_tagger, self.skill_level_runner)
+        return (self.max_speed * skill).astype(np.float32)
+
+    @cached_property
+    def acceleration_table(self) -> np.ndarray:
+        """[num_acceleration_levels + 1] float32, what each action adds to the acceleration."""
+        return _table(self.min_acceleration, self.max_acceleration, self.num_acceleration_levels)
+
+    @cached_property
+    def turn_table(self) -> np.ndarray:
+        """[num_turn_levels + 1] float32, radians that each action adds to the direction."""
+        return _table(self.min_turn, self.max_turn, self.num_turn_levels)
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How far each decision was from going the other way. Infinite where there is nothing to decide.
+
+    A neighbour margin of 0 is an exact tie, which is certain when the two agents share a place, as in a corner.
+    """
+
+    neighbour: np.ndarray
+    """[E, N] float64, smallest difference of two distances that decides which agents are seen, and in which order."""
+
+    neighbour_relative: np.ndarray
+    """[E, N] float64, the same, with each difference divided by the larger of its two distances."""
+
+    threshold: np.ndarray
+    """[E, N] float64, from a runner's distance to its nearest tagger to the distance at which it is tagged."""
+
+    second_tagger: np.ndarray
+    """[E, N] float64, from a runner's distance to its nearest tagger to that to its second nearest."""
+
+
+def start(parameters: TagContinuousParameters, x: np.ndarray, y: np.ndarray, direction: np.ndarray) -> State:
+    """State at time step 0: everyone at rest and in the game.
+
+    Args:
+        x, y: [E, N], 0 to grid_length.
+        direction: [E, N], radians, kept as given.
+    Raises:
+        ValueError: the shapes differ, or are not [E, N], or a coordinate is off the square.
+    """
+    given = {name: np.array(value, dtype=np.float32) for name, value in (("x", x), ("y", y), ("direction", direction))}
+    num_agents = parameters.num_agents
+    for name, value in given.items():
+        if value.ndim != 2 or value.shape[1] != num_agents or value.shape != given["x"].shape:
+            raise ValueError(
+                f"{name} has shape {value.shape}. Give x, y and direction alike, [num_envs, {num_agents}]."
+            )
+    for name in ("x", "y"):
+        if not ((given[name] >= 0) & (given[name] <= np.float32(parameters.grid_length))).all():
+            raise ValueError(f"{name} is off the square. Give coordinates from 0 to {parameters.grid_length}.")
+    shape = given["x"].shape
+    return {
+        **given,
+        "speed": np.zeros(shape, dtype=np.float32),
+        "acceleration": np.zeros(shape, dtype=np.float32),
+        "active": np.ones(shape, dtype=bool),
+        "time_step": np.zeros(shape[0], dtype=np.int32),
+    }
+
+
+def observe(parameters: TagContinuousParameters, state: State, active: np.ndarray) -> np.ndarray:
+    """What each agent sees of the state.
+
+    Args:
+        state: positions and speeds after the move. Its `active` is not read.
+        active: [E, N] bool, in the game before anyone was tagged in this step.
+    Returns:
+        [E, N, F] float32, in blocks by feature, each with one number per other agent seen, then the time step divided
+        by episode_length. The blocks are dx, dy, divided by the square's diagonal; dv, da, of speed and acceleration,
+        divided by max_speed; dtheta, of direction, not wrapped, divided by a full turn; type, 1 for a tagger; active.
+        Full: others are all by id. An agent out of the game sees only types and who is active.
+        Partial: others are the num_other_agents_observed nearest in the game, nearest first, the lowest id on ties,
+        with zeros for those missing. An agent out of the game sees zeros.
+    """
+    num_envs, num_agents = active.shape
+    if parameters.use_full_observation:
+        other = np.arange(num_agents - 1)
+        other = other + (other >= np.arange(num_agents)[:, None])
+        other = np.broadcast_to(other, (num_envs, *other.shape))
+        known = np.ones((1, 1, 1), dtype=bool)
+        related = active[:, :, None]
+    else:
+        other, distance_squared = _nearest_others(state, active, parameters.num_other_agents_observed)
+        known = related = np.isfinite(distance_squared)
+    index = other + num_agents * np.arange(num_envs)[:, None, None]
+    diagonal = np.float32(math.sqrt(2) * parameters.grid_length)
+    speed_scale = np.float32(parameters.max_speed + 1e-10)
+
+    observation = np.zeros((num_envs, num_agents, parameters.num_features), dtype=np.float32)
+    blocks = observation[:, :, :-1].reshape(num_envs, num_agents, NUM_BLOCKS, other.shape[2])
+    scales = {
+        "x": diagonal,
+        "y": diagonal,
+        "speed": speed_scale,
+        "acceleration": speed_scale,
+        "direction": FULL_TURN,
+    }
+    for block, (name, scale) in enumerate(scales.items()):
+        difference = np.take(state[name], index) - state[name][:, :, None]
+        blocks[:, :, block] = np.where(related, difference / scale, np.float32(0))
+    blocks[:, :, NUM_RELATIVE_BLOCKS] = known & parameters.is_tagger[other]
+    blocks[:, :, NUM_RELATIVE_BLOCKS + 1] = known & np.take(active, index)
+    time = state["time_step"].astype(np.float32) / np.float32(parameters.episode_length)
+    observation[:, :, -1] = active * time[:, None]
+    return observation
+
+
+def move(parameters: TagContinuousParameters, state: State, action: np.ndarray) -> tuple[State, np.ndarray]:
+    """The first half of a step: everyone moves, and nobody is tagged yet.
+
+    Args:
+        state: read, never written.
+        action: [E, N, 2] int, indices into `acceleration_table` and `turn_table`. 0 changes nothing.
+    Returns:
+        The state after the move, and whether each agent hit an edge, [E, N] bool.
+    Raises:
+        ValueError: `action` has another shape than [E, N, 2], or a value that is not an index.
+    """
+    action = np.asarray(action)
+    if action.shape != (*state["x"].shape, 2):
+        raise ValueError(
+            f"action has shape {action.shape}, the state {state['x'].shape}. Give an acceleration and a turn per agent."
+        )
+    tables = (parameters.acceleration_table, parameters.turn_table)
+    for part, table in enumerate(tables):
+        chosen = action[:, :, part]
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(table)):
+            raise ValueError(
+                f"action[:, :, {part}] goes from {chosen.min()} to {chosen.max()}. Give actions from 0 to "
+                f"{len(table) - 1}."
+            )
+    added, turn = (table[action[:, :, part]] for part, table in enumerate(tables))
+    active = state["active"]
+
+    acceleration = state["acceleration"] + added
+    direction = np.mod(state["direction"] + turn, FULL_TURN)
+    # A tiny negative angle plus a full turn rounds to a full turn.
+    direction = np.where(direction < FULL_TURN, direction, np.float32(0)) * active
+    speed = np.clip(state["speed"] + acceleration, np.float32(0), parameters.top_speed) * active
+    acceleration[(speed <= 0) | (speed >= parameters.top_speed)] = 0
+
+    wanted_x = state["x"] + speed * np.cos(direction)
+    wanted_y = state["y"] + speed * np.sin(direction)
+    grid_length = np.float32(parameters.grid_length)
+    x = np.clip(wanted_x, np.float32(0), grid_length)
+    y = np.clip(wanted_y, np.float32(0), grid_length)
+    moved = {
+        "x": x,
+        "y": y,
+        "speed": speed,
+        "direction": direction,
+        "acceleration": acceleration,
+        "active": active.copy(),
+        "time_step": state["time_step"] + np.int32(1),
+    }
+    return moved, (x != wanted_x) | (y != wanted_y)
+
+
+def step(
+    parameters: TagContinuousParameters, state: State, action: np.ndarray
+) -> tuple[State, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Moves every agent, observes, then tags.
+
+    Args:
+        state: read, never written.
+        action: [E, N, 2] int, indices into `acceleration_table` and `turn_table`. 0 changes nothing.
+    Returns:
+        The new state; reward [E, N] float32; terminated [E] bool, no runner is left; truncated [E] bool, out of time
+        with a runner left; observation [E, N, F] float32 of everyone after the move, and in the game or not as before
+        the tags, on an episode's last step too.
+    Raises:
+        ValueError: `action` has another shape than [E, N, 2], or a value that is not an index.
+    """
+    new_state, hit = move(parameters, state, action)
+    active = new_state["active"]
+    observation = observe(parameters, new_state, active)
+
+    each_step = np.where(parameters.is_tagger, parameters.step_penalty_for_tagger, parameters.step_reward_for_runner)
+    reward = active * (np.float32(parameters.edge_hit_penalty) * hit + each_step.astype(np.float32))
+
+    runners = parameters.runners
+    num_envs, num_agents = active.shape
+    distance_squared = _tagger_distance_squared(parameters, new_state)
+    nearest = parameters.taggers[np.argmin(distance_squared, axis=2)]  # the first of equals, so the lowest id
+    near = np.sqrt(distance_squared.min(axis=2)) < parameters.tagging_distance * parameters.grid_length
+    tagged = active[:, runners] & near
+    tagged_by = (nearest + num_agents * np.arange(num_envs)[:, None])[tagged]
+    num_tagged = np.bincount(tagged_by, minlength=num_envs * num_agents).reshape(num_envs, num_agents)
+    reward += np.float32(parameters.tag_reward_for_tagger) * num_tagged.astype(np.float32)
+    reward[:, runners] += np.float32(parameters.tag_penalty_for_runner) * tagged
+
+    still_active = active[:, runners]
+    if parameters.runner_exits_game_after_tagged:
+        still_active = still_active & ~tagged
+    new_state["active"] = active.copy()
+    new_state["active"][:, runners] = still_active
+    last = new_state["time_step"] == parameters.episode_length
+    reward[:, runners] += np.float32(parameters.end_of_game_reward_for_runner) * (last[:, None] & still_active)
+
+    terminated = ~still_active.any(axis=1)
+    truncated = ~terminated & (new_state["time_step"] >= parameters.episode_length)
+    return new_state, reward, terminated, truncated, observation
+
+
+def margins(parameters: TagContinuousParameters, state_after_move: State) -> Margins:
+    """How close the decisions of a step were.
+
+    Args:
+        state_after_move: what `move` returns, so with everyone still in the game who is tagged in this step.
+    """
+    active = state_after_move["active"]
+    neighbour = np.full(active.shape, np.inf)
+    neighbour_relative = neighbour.copy()
+    if not parameters.use_full_observation and parameters.num_other_agents_observed:
+        # One more than is seen: the last one seen against the first one not seen is a decision too.
+        num_ranked = min(parameters.num_other_agents_observed + 1, parameters.num_agents - 1)
+        _, distance_squared = _nearest_others(state_after_move, active, num_ranked)
+        distance = np.sqrt(distance_squared)
+        near, far = distance[:, :, :-1], distance[:, :, 1:]
+        exists = np.isfinite(far)
+        gap = np.subtract(far, near, out=np.full(far.shape, np.inf), where=exists)
+        relative_gap = np.divide(gap, far, out=np.where(exists, 0.0, np.inf), where=exists & (far > 0))
+        neighbour = gap.min(axis=2, initial=np.inf)
+        neighbour_relative = relative_gap.min(axis=2, initial=np.inf)
+
+    runners = parameters.runners
+    distance = np.sort(np.sqrt(_tagger_distance_squared(parameters, state_after_move)), axis=2)
+    runner_active = active[:, runners]
+    threshold = np.full(active.shape, np.inf)
+    to_threshold = np.abs(distance[:, :, 0] - parameters.tagging_distance * parameters.grid_length)
+    threshold[:, runners] = np.where(runner_active, to_threshold, np.inf)
+    second_tagger = np.full(active.shape, np.inf)
+    if parameters.num_taggers > 1:
+        second_tagger[:, runners] = np.where(runner_active, distance[:, :, 1] - distance[:, :, 0], np.inf)
+    return Margins(neighbour, neighbour_relative, threshold, second_tagger)
+
+
+def _table(lowest: float, highest: float, num_levels: int) -> np.ndarray:
+    """Nothing, then `num_levels` values evenly from `lowest` to `highest`."""
+    return np.concatenate([[0.0], np.linspace(lowest, highest, num_levels)]).astype(np.float32)
+
+
+def _nearest_others(state: State, active: np.ndarray, num_nearest: int) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest other agents in the game, nearest first, the lowest id on ties.
+
+    Returns:
+        Ids, [E, N, num_nearest] int64, and squared distances, [E, N, num_nearest] float64: infinite where there is no
+        such agent, and for an agent that is itself out of the game.
+    """
+    num_envs, num_agents = active.shape
+    x, y = state["x"].astype(np.float64), state["y"].astype(np.float64)
+    distance_squared = x[:, :, None] - x[:, None, :]
+    distance_squared *= distance_squared
+    gap_y = y[:, :, None] - y[:, None, :]
+    gap_y *= gap_y
+    distance_squared += gap_y
+    both_active = active[:, :, None] & active[:, None, :]
+    both_active[:, np.arange(num_agents), np.arange(num_agents)] = False
+    distance_squared[~both_active] = np.inf
+
+    row = np.arange(num_envs * num_agents)
+    remaining = distance_squared.reshape(-1, num_agents)
+    other = np.zeros((len(row), num_nearest), dtype=np.int64)
+    nearest_squared = np.full((len(row), num_nearest), np.inf)
+    for rank in range(num_nearest):
+        nearest = np.argmin(remaining, axis=1)  # the first of equals, so the lowest id
+        other[:, rank] = nearest
+        nearest_squared[:, rank] = remaining[row, nearest]
+        remaining[row, nearest] = np.inf
+    shape = (num_envs, num_agents, num_nearest)
+    return other.reshape(shape), nearest_squared.reshape(shape)
+
+
+def _tagger_distance_squared(parameters: TagContinuousParameters, state: State) -> np.ndarray:
+    """[E, num_runners, num_taggers] float64."""
+    x, y = state["x"].astype(np.float64), state["y"].astype(np.float64)
+    gap_x = x[:, parameters.runners, None] - x[:, None, parameters.taggers]
+    gap_y = y[:, parameters.runners, None] - y[:, None, parameters.taggers]
+    return gap_x**2 + gap_y**2
