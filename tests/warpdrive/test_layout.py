@@ -62,7 +62,7 @@ def test_steps_take_and_give_dicts_by_group(device):
     env.reset()
     scouts = torch.tensor([[1, 0, 0], [0, 0, 1]])
     workers = torch.tensor([[[0.5, -0.5], [0.0, 9.0]]] * 2)
-    observation, reward, terminated, truncated, info = env.step({"scout": scouts, "worker": workers})
+    observation, reward, _, _, info = env.step({"scout": scouts, "worker": workers})
     assert observation["scout"]["count"][..., 0].tolist() == [[1, 0, 0], [0, 0, 1]]
     assert observation["worker"][1].tolist() == [[0.5, -0.5], [0.0, 1.0]]
     assert reward.tolist() == [[1, 1, 1, 0, 0]] * 2
