@@ -13,12 +13,13 @@ A checkpoint is written to a temporary folder beside its place, flushed to the d
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class Checkpoint:
     path: Path
     progress: dict[str, Any]
     tensors: dict[str, dict[str, torch.Tensor]]
-    rng: dict[str, Any]
+    rng: Any
+    """What rng.json holds; see `generators.prepare_generators`."""
 
 
 def save_checkpoint(
@@ -129,7 +131,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         for name, content in contents.items()
         if name.endswith(".safetensors")
     }
-    return Checkpoint(path, manifest["progress"], tensors, json.loads(contents[RNG]))
+    try:
+        rng = json.loads(contents[RNG])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path / RNG}: no JSON ({error}). Use an older checkpoint.") from None
+    return Checkpoint(path, manifest["progress"], tensors, rng)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -168,6 +174,14 @@ def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> Non
 
 def restore_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
     """Copies tensors of the same names, shapes and dtypes in place; see `restore_module`."""
+    check_tensors(into, tensors, file)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            into[name].copy_(tensor)
+
+
+def check_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
+    """Raises CheckpointError if names, shapes or dtypes differ."""
     if missing := [name for name in into if name not in tensors]:
         raise CheckpointError(f"{file}: lacks {', '.join(missing[:3])}. It was saved by another kind of run.")
     if unknown := [name for name in tensors if name not in into]:
@@ -178,9 +192,36 @@ def restore_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
                 f"{file}: '{name}' is {list(tensor.shape)} {tensor.dtype}, but {list(into[name].shape)} "
                 f"{into[name].dtype} in this run. Take the config that it was saved with."
             )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            into[name].copy_(tensor)
+
+
+def check_files(expected: Iterable[str], checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError if the checkpoint lacks a file of tensors, or has one more."""
+    for name in expected:
+        if name not in checkpoint.tensors:
+            raise CheckpointError(
+                f"{checkpoint.path / name}.safetensors: is not in the checkpoint. The run that was saved had other "
+                "policies, or trained others. Take the config that it was saved with."
+            )
+    for name in checkpoint.tensors:
+        if name not in expected:
+            raise CheckpointError(
+                f"{checkpoint.path / name}.safetensors: has no place in this run, which has other policies or trains "
+                "others. Take the config that it was saved with."
+            )
+
+
+def check_finite(files: Mapping[str, Tensors], way_out: str) -> None:
+    """Raises CheckpointError, naming file and tensor, if any number is a NaN or an infinity.
+
+    One small tensor travels to the host.
+    """
+    named = [(file, name, tensor) for file, ones in files.items() for name, tensor in ones.items()]
+    if not named:
+        return
+    are_finite = torch.stack([tensor.isfinite().all() for _, _, tensor in named]).tolist()
+    for (file, name, _), is_finite in zip(named, are_finite, strict=True):
+        if not is_finite:
+            raise CheckpointError(f"{file}: '{name}' holds a NaN or an infinity. {way_out}")
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -192,13 +233,34 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
+def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors, file: Path | str) -> None:
+    """Raises CheckpointError if these are not what the optimiser remembers once it has made a step."""
+    twin = copy.deepcopy(optimizer)  # of its own parameters: what it remembers is found by making it step
+    places = zip(_parameters(optimizer), _parameters(twin), strict=True)
+    twin_of = {id(parameter): other for parameter, other in places}
+    for other in twin_of.values():
+        other.grad = torch.zeros_like(other)
+    twin.step()
+    expected = {
+        f"{name}/{key}": value
+        for name, parameter in module.named_parameters()
+        if id(parameter) in twin_of
+        for key, value in twin.state[twin_of[id(parameter)]].items()
+    }
+    check_tensors(expected, tensors, file)
+
+
 def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Gives an optimiser back what `optimizer_tensors` took."""
+    """Gives an optimiser back what `optimizer_tensors` took; see `check_optimizer`."""
     parameters = dict(module.named_parameters())
     optimizer.state.clear()
     for full_name, tensor in tensors.items():
         name, _, key = full_name.rpartition("/")
         optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device, copy=True)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _to_bytes(tensors: Tensors) -> bytes:
@@ -219,6 +281,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     damaged = CheckpointError(f"{path}: damaged: it is not what was written. Use an older checkpoint.")
     try:
         manifest = json.loads(content)
+        if not isinstance(manifest, dict):
+            raise CheckpointError(f"{path}: expected keys and values, got a {type(manifest).__name__}.")
         sha256 = manifest.pop("sha256")
         body = _to_json(manifest)
         whole = _to_json({**manifest, "sha256": sha256})
@@ -226,10 +290,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise damaged from None
     if sha256 != _sha256(body) or whole != content:
         raise damaged
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{path}: of format {manifest['format']}, this version reads {FORMAT}.")
-    if RNG not in manifest["files"] or any(Path(name).name != name for name in manifest["files"]):
-        raise damaged
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: of format {manifest.get('format')}, this version reads {FORMAT}.")
+    files, progress = manifest.get("files"), manifest.get("progress")
+    if not isinstance(files, dict) or not isinstance(progress, dict):
+        raise CheckpointError(f"{path}: 'files' and 'progress' must hold keys and values.")
+    if RNG not in files:
+        raise CheckpointError(f"{path}: 'files' lacks {RNG}.")
+    for name, expected in files.items():
+        if Path(name).name != name or not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+            raise CheckpointError(f"{path}: 'files' says nothing of use about {name!r}.")
     return manifest
 
 

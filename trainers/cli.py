@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from trainers.errors import RunFolderError
+from trainers.stop import Stopped
 from warpdrive.config import did_you_mean
-from warpdrive.errors import BackendError, CheckpointError, ConfigError, WarpDriveError
+from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError
 
 OK, FAILED, BAD_USAGE, NO_RESOURCE, BAD_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -30,13 +32,15 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None) -> int:
         argv: without the program's name.
         folder: where to look for a config that is not in the current folder.
     Returns:
-        The exit code: 0 ok, 1 the run failed, 2 bad usage or config, 3 no GPU, memory or disk,
-        4 bad checkpoint, 130 Ctrl-C.
+        The exit code: 0 ok, 1 the run failed, 2 bad usage, config or env, 3 no GPU, memory or disk,
+        4 bad checkpoint, 130 Ctrl-C, 143 SIGTERM.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in argv
     try:
         return _train(argv, folder)
+    except Stopped as stopped:
+        return stopped.exit_code
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         return INTERRUPTED
@@ -51,11 +55,11 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None) -> int:
 
 def exit_code(error: Exception) -> int:
     """Which exit code an error asks for."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | EnvError):
         return BAD_USAGE
     if isinstance(error, CheckpointError):
         return BAD_CHECKPOINT
-    if isinstance(error, BackendError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, BackendError | RunFolderError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return NO_RESOURCE
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
         return NO_RESOURCE

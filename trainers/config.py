@@ -15,6 +15,13 @@ Name = Annotated[str, Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a name of letter
 """Part of a path: it must not lead out of its folder."""
 
 
+class Whole(Between):
+    """Bounds that are said in full, however large."""
+
+    def __str__(self) -> str:
+        return f" from {self.low} to {self.high}"
+
+
 @dataclass(frozen=True)
 class TrainerConfig:
     """`trainer:` how much is done, and where."""
@@ -31,9 +38,9 @@ class TrainerConfig:
     """Who runs the kernels. auto: a GPU when there is one; pycuda, bindings: a GPU, through this driver."""
     device: Annotated[str, Matching(r"auto|cpu|cuda(:[0-9]+)?", "auto, cpu, cuda or cuda:N")] = "auto"
     """Where arrays and networks live."""
-    seed: Annotated[int, Between(0, 2**63 - 1)] = 1
+    seed: Annotated[int, Whole(0, 2**63 - 1)] = 1
     """Same seed, same machine, same config: the same run, bit for bit."""
-    num_gpus: Annotated[int, Between(1, 1)] = 1
+    num_gpus: Count = 1
     """GPUs to train on; one, so far."""
 
     @property

@@ -38,12 +38,19 @@ class Metrics:
             "return_sum": torch.zeros(per_agent),
             "length_sum": torch.zeros(per_env, dtype=torch.int32),
             "num_ended": torch.zeros(per_env, dtype=torch.int32),
+            "num_dropped": torch.zeros(per_env, dtype=torch.int32),
         }
         self.arrays = {name: env.data.push(name, array) for name, array in arrays.items()}
         functions = FunctionManager(
             rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
         )
-        self.add_rollout = functions.prepare("episodes", num_steps=rollout.num_steps, **self.arrays)
+        self.add_rollout = functions.prepare(
+            "episodes",
+            num_truncated=env.data["num_truncated"],
+            num_steps=rollout.num_steps,
+            max_truncations=rollout.max_truncations,
+            **self.arrays,
+        )
         """Call it once for each rollout."""
 
     def report(self, figures: Mapping[str, Figures]) -> dict[str, float]:
@@ -54,21 +61,21 @@ class Metrics:
         Args:
             figures: policy -> figure -> number or tensor on the device.
         """
-        return_sum, length_sum, num_ended = (self.arrays[name] for name in ("return_sum", "length_sum", "num_ended"))
+        return_sum, *counts = (self.arrays[name] for name in ("return_sum", "length_sum", "num_ended", "num_dropped"))
         names = [(policy, name) for policy, ones in figures.items() for name in ones]
         waiting = [(policy, name) for policy, name in names if isinstance(figures[policy][name], torch.Tensor)]
-        sums = [return_sum.sum(0).double(), length_sum.sum().double().view(1), num_ended.sum().double().view(1)]
+        sums = [return_sum.sum(0).double(), *(array.sum().double().view(1) for array in counts)]
         pulled = torch.cat([*sums, *(figures[policy][name].detach().double().view(1) for policy, name in waiting)])
         values = pulled.tolist()
-        for array in (return_sum, length_sum, num_ended):
+        for array in (return_sum, *counts):
             array.zero_()
 
-        returns, (length, num_episodes), rest = (
+        returns, (length, num_episodes, num_dropped), rest = (
             values[: self.num_agents],
-            values[self.num_agents : self.num_agents + 2],
-            values[self.num_agents + 2 :],
+            values[self.num_agents : self.num_agents + 3],
+            values[self.num_agents + 3 :],
         )
-        metrics = {"rollout/num_episodes": num_episodes}
+        metrics = {"rollout/num_episodes": num_episodes, "health/dropped_truncations": num_dropped}
         if num_episodes:
             metrics["rollout/ep_rew_mean"] = sum(returns) / (num_episodes * self.num_agents)
             for group, agents in self.groups.items():

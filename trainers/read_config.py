@@ -70,6 +70,9 @@ class _Reader:
         env = self._env()
         trainer = self._part("trainer", TrainerConfig)
         saving = self._part("saving", SavingConfig)
+        if env is not None and SHARED in env.groups:
+            message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
+            self.problems.add(self.top.marks.get("name", ""), "name", message)
         policy = self._policies(env)
         if trainer is not None:
             self._check_trainer(trainer, env)
@@ -179,6 +182,8 @@ class _Reader:
             below = size // num_envs * num_envs
             nearest = f"{below} and {below + num_envs}" if below else f"{num_envs}"
             add("train_batch_size", f"{size} is no multiple of num_envs ({num_envs}). The nearest that are: {nearest}.")
+        if trainer.num_gpus != 1:
+            add("num_gpus", f"expected 1: one GPU, so far. Got {trainer.num_gpus}.")
         if trainer.num_episodes is not None and trainer.total_timesteps is not None:
             add("num_episodes", "given beside total_timesteps: both say how long to train. Give one.")
         elif trainer.num_episodes is None and trainer.total_timesteps is None:

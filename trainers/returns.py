@@ -56,8 +56,8 @@ def gae_reference(
 ) -> torch.Tensor:
     """What the kernel computes, in plain torch; tests hold the two together.
 
-    A terminated step has no future. A truncated step has one, `next_value`, but the sum stops there:
-    the steps after it belong to another episode.
+    A terminated step has no future, truncated or not. One that is only truncated has one, `next_value`, but
+    the sum stops there: the steps after it belong to another episode.
 
     Args:
         reward, value: [T, E, A] float32.

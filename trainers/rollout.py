@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from trainers.policies.heads import CategoricalHeads
 from warpdrive.data_manager import DataManager
-from warpdrive.env import Group
+from warpdrive.env import Env, Group
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import ACTION, FINAL, OBSERVATION, Place
+from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout, Place
 from warpdrive.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Rollout:
         self.groups = {}
         for name, (policy, agents) in policies.items():
             heads = CategoricalHeads.of_space(group_of(env, name).action_space)
-            self.groups[name] = GroupRollout(name, policy, agents, heads, places_of(env, name), self)
+            self.groups[name] = GroupRollout(name, policy, agents, heads, places_of(env.env, name), self)
         self._calls = [call for t in range(num_steps) for call in self._prepare_step(t)]
         self._calls += [call for group in self.groups.values() for call in group.prepare_values()]
 
@@ -170,18 +171,19 @@ class Rollout:
         return slots | {name: self.data[name][t + 1] for name in self._observations}
 
 
-def group_of(env: EnvWrapper, policy: str) -> Group:
+def group_of(env: EnvWrapper | Env, policy: str) -> Group:
     """The group that a policy is named for; of a policy for all agents, the first: they are alike."""
     return env.groups.get(policy) or next(iter(env.groups.values()))
 
 
-def places_of(env: EnvWrapper, policy: str) -> tuple[Place, Place]:
+def places_of(env: Env, policy: str) -> tuple[Place, Place]:
     """Where a policy's agents observe and act.
 
     Raises:
-        EnvError: they observe a Dict, or the policy is for all agents but they differ.
+        EnvError: no network here takes what they observe or acts as they do, or the policy is for all agents
+            but they differ.
     """
-    layout = env.layout
+    layout = Layout(env.groups)
     if policy in env.groups:
         seen, done = layout.observation[policy], layout.action[policy]
     else:
@@ -195,4 +197,11 @@ def places_of(env: EnvWrapper, policy: str) -> tuple[Place, Place]:
             )
     if "" not in seen:
         raise EnvError(f"policy '{policy}' observes a Dict ({', '.join(seen)}). No network here takes one yet.")
+    features = layout.observations[seen[""].array]
+    if len(features.shape) != 1 or features.dtype != np.float32:
+        raise EnvError(
+            f"policy '{policy}' observes {list(features.shape)} {features.dtype}. The networks here take one "
+            "row of float32: flatten it in the env's kernel."
+        )
+    CategoricalHeads.of_space(group_of(env, policy).action_space)
     return seen[""], done

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 from trainers.config import Config
+from trainers.errors import RunFolderError
 from trainers.metrics import append_jsonl
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
@@ -120,14 +121,20 @@ def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
         first = config.saving.name or re.sub(r"[^A-Za-z0-9_]+", "-", config.name)
         words = [first, algorithms, config.saving.tag, f"seed{config.trainer.seed}", f"{_now():%Y%m%d-%H%M}"]
         name = "__".join(word for word in words if word)
-    basedir.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 1000):
-        path = basedir / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue
+    try:
+        basedir.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):
+            path = basedir / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                continue
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RunFolderError(
+            f"saving.basedir: no run folder can be made in '{basedir}' ({reason}). Name a folder that can be written."
+        ) from None
     raise ConfigError(f"{basedir}: holds 999 runs named {name} already. Name this one: --run-name.")
 
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from trainers import checkpoint
 from trainers.algorithms import find_algorithm
 from trainers.config import SHARED, Config, TrainerConfig
+from trainers.generators import generator_states, prepare_generators, seed_everything
 from trainers.metrics import Metrics
 from trainers.policies import find_network
 from trainers.policies.heads import CategoricalHeads
 from trainers.returns import GAE
 from trainers.rollout import Rollout, group_of, places_of
 from trainers.run_folder import RunFolder
+from trainers.stop import Stopped, StopSignals, signal_name
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import CheckpointError
 
 
 class Trainer:
@@ -51,6 +51,9 @@ class Trainer:
         self.config = config
         settings = config.trainer
         env = load_env(config.name, config.env)
+        agents = {SHARED: range(env.num_agents)} if SHARED in config.policy else _agents_of_groups(env)
+        for name in agents:
+            places_of(env, name)  # what no policy can act in is told before anything is made or compiled
         self.backend = make_backend(settings)
         self.run = RunFolder(config, run_name, source, command)
         self.run.say(why_this_device(self.backend), style="bold")
@@ -64,7 +67,6 @@ class Trainer:
             backend=self.backend,
             final_observations=max_truncations(env, settings.num_steps),
         )
-        agents = {SHARED: range(env.num_agents)} if SHARED in config.policy else _agents_of_groups(env)
         generator = torch.Generator().manual_seed(settings.seed)
         self.policies = {name: self._make_policy(name, generator) for name in agents}
         pairs = {name: (policy, agents[name]) for name, policy in self.policies.items()}
@@ -80,6 +82,7 @@ class Trainer:
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
         self.iteration = 0
+        self._saved_at: int | None = None  # the iteration
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
         self.env.reset()
         self.rollout.begin()
@@ -90,11 +93,22 @@ class Trainer:
         return self.iteration * self.config.trainer.train_batch_size
 
     def train(self) -> None:
-        """Runs all iterations that are left; reports, and saves as often as the config says and at the end."""
-        saving = self.config.saving
+        """Runs all iterations that are left; reports, and saves as often as the config says and at the end.
+
+        Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint; a second one ends it at once.
+
+        Raises:
+            Stopped: it was ended so.
+        """
         self._announce()
+        started_at, started_iteration = time.perf_counter(), self.iteration
+        with StopSignals() as stop:
+            self._train(stop)
+        self._conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
+
+    def _train(self, stop: StopSignals) -> None:
+        saving = self.config.saving
         reported_at, reported_iteration = time.perf_counter(), self.iteration
-        started_at = reported_at
         while self.iteration < self.num_iterations:
             figures = self.iterate()
             is_last = self.iteration == self.num_iterations
@@ -105,7 +119,11 @@ class Trainer:
                 reported_at, reported_iteration = now, self.iteration
             if is_last or (saving.model_params_save_freq and self.iteration % saving.model_params_save_freq == 0):
                 self.save()
-        self._conclude(time.perf_counter() - started_at)
+            if stop.caught is not None and not is_last:
+                place = self.run.checkpoints / checkpoint.LAST if self._saved_at == self.iteration else self.save()
+                name = signal_name(stop.caught)
+                self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
+                raise Stopped(stop.caught)
 
     def iterate(self) -> dict[str, dict[str, torch.Tensor | float]]:
         """One rollout and one update of each policy.
@@ -121,41 +139,68 @@ class Trainer:
         return figures
 
     def save(self) -> Path:
-        """Writes a checkpoint of now into the run folder."""
-        self.rollout.end()
-        tensors = {"env": self.env.data.snapshot()}
+        """Writes a checkpoint of now into the run folder.
+
+        Raises:
+            CheckpointError: a policy or its optimiser holds a NaN or an infinity. The older checkpoints stay.
+        """
+        tensors = {}
         for name, policy in self.policies.items():
             tensors[f"policy.{name}"] = policy.state_dict()
         for name, algorithm in self.algorithms.items():
             tensors[f"optim.{name}"] = checkpoint.optimizer_tensors(self.policies[name], algorithm.optimizer)
+        checkpoint.check_finite(
+            tensors,
+            f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
+            "Are the env's rewards and observations finite? Else lower the policy's lr.",
+        )
+        self.rollout.end()
+        tensors["env"] = self.env.data.snapshot()
         progress = {"iteration": self.iteration, "seed": self.config.trainer.seed}
-        return checkpoint.save_checkpoint(self.run.checkpoints, self.env_steps, tensors, _generators(), progress)
+        rng = generator_states()
+        place = checkpoint.save_checkpoint(self.run.checkpoints, self.env_steps, tensors, rng, progress)
+        self._saved_at = self.iteration
+        return place
+
+    def _older_checkpoint(self) -> str:
+        older = checkpoint.list_checkpoints(self.run.checkpoints)
+        return f"the last good checkpoint is {older[-1]}" if older else "and there is no older checkpoint"
 
     def restore(self, path: Path) -> None:
         """Takes over a checkpoint, to go on exactly from there.
 
         Raises:
-            CheckpointError: it is damaged, or of another kind of run. Nothing but the networks may have changed then.
+            CheckpointError: it is damaged, or of another kind of run. Then nothing has changed.
         """
         saved = checkpoint.load_checkpoint(path)
-        for name, policy in self.policies.items():
-            file = f"policy.{name}.safetensors"
-            checkpoint.restore_module(policy, saved.tensors.get(f"policy.{name}", {}), saved.path / file)
-        checkpoint.restore_tensors(
-            {name: self.env.data[name] for name in self.env.data.names()},
-            saved.tensors.get("env", {}),
-            saved.path / "env.safetensors",
-        )
+        into = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
+        into["env"] = {name: self.env.data[name] for name in self.env.data.names()}
+        iteration = saved.progress.get("iteration")
+        if not isinstance(iteration, int) or isinstance(iteration, bool) or iteration < 0:
+            message = f"expected progress.iteration to be a whole number, got {iteration!r}."
+            raise CheckpointError(f"{saved.path / checkpoint.MANIFEST}: {message}")
+        checkpoint.check_files([*into, *(f"optim.{name}" for name in self.algorithms)], saved)
+        for file, tensors in into.items():
+            checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
         for name, algorithm in self.algorithms.items():
-            tensors = saved.tensors.get(f"optim.{name}", {})
-            checkpoint.restore_optimizer(self.policies[name], algorithm.optimizer, tensors)
-        _restore_generators(saved.rng)
-        self.iteration = int(saved.progress["iteration"])
+            tensors, file = saved.tensors[f"optim.{name}"], saved.path / f"optim.{name}.safetensors"
+            if tensors or iteration:  # before its first step an optimiser remembers nothing
+                checkpoint.check_optimizer(self.policies[name], algorithm.optimizer, tensors, file)
+        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG)
+
+        # All of it fits: from here on nothing is refused.
+        for file, tensors in into.items():
+            checkpoint.restore_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+        for name, algorithm in self.algorithms.items():
+            checkpoint.restore_optimizer(self.policies[name], algorithm.optimizer, saved.tensors[f"optim.{name}"])
+        restore_generators()
+        self.iteration = iteration
+        self._saved_at = None  # not in this run's folder
         self.rollout.begin()
 
     def _make_policy(self, name: str, generator: torch.Generator) -> torch.nn.Module:
         model = self.config.policy[name].model
-        place, _ = places_of(self.env, name)
+        place, _ = places_of(self.env.env, name)
         num_features = math.prod(self.env.layout.observations[place.array].shape)
         heads = CategoricalHeads.of_space(group_of(self.env, name).action_space)
         policy = find_network(model.type)(model, num_features, heads.num_logits, generator)
@@ -191,10 +236,17 @@ class Trainer:
         )
         length = f"  length {metrics['rollout/ep_len_mean']:6.1f}" if "rollout/ep_len_mean" in metrics else ""
         self.run.say(f"env steps {self.env_steps:12,}{returns}{length}  {metrics['time/fps']:12,.0f} env steps/s")
+        if dropped := metrics["health/dropped_truncations"]:
+            self.run.say(
+                f"warning: {dropped:,.0f} truncations counted as having no future, for lack of room: episodes are "
+                f"truncated before the episode_length of {self.env.env.episode_length} that env '{self.config.name}' "
+                "gives. Mend its episode_length.",
+                style="yellow",
+            )
 
-    def _conclude(self, seconds: float) -> None:
-        fps = self.num_iterations * self.config.trainer.train_batch_size / seconds
-        self.run.say(f"trained {self.env_steps:,} env steps in {seconds:.1f} s ({fps:,.0f} env steps/s)")
+    def _conclude(self, seconds: float, num_iterations: int) -> None:
+        env_steps = num_iterations * self.config.trainer.train_batch_size  # a restored run made the others before
+        self.run.say(f"trained {env_steps:,} env steps in {seconds:.1f} s ({env_steps / seconds:,.0f} env steps/s)")
         for name, (first, last) in self.run.first_and_last_returns().items():
             if name:
                 self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
@@ -224,34 +276,5 @@ def total_env_steps(config: Config, env: Env) -> int:
     return settings.num_episodes * env.episode_length
 
 
-def seed_everything(seed: int) -> None:
-    """Python's, numpy's and torch's own generators, for code of the user's that draws from them."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def _agents_of_groups(env: Env) -> dict[str, range]:
     return {name: group.agents for name, group in env.groups.items()}
-
-
-def _generators() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()
-    states = {
-        "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), *rest],
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
-    return states
-
-
-def _restore_generators(states: dict[str, Any]) -> None:
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(states["torch"]), dtype=torch.uint8))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(states["cuda"]), dtype=torch.uint8))

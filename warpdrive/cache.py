@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from warpdrive.errors import BackendError
 from warpdrive.version import __version__
 
 _DIGEST_SIZE = 32
@@ -21,7 +22,15 @@ _DIGEST_SIZE = 32
 def cache_folder() -> Path:
     """`$WARPDRIVE_CACHE`, else `~/.cache/warpdrive`; made for this user alone (0700)."""
     folder = Path(os.environ.get("WARPDRIVE_CACHE") or Path.home() / ".cache" / "warpdrive")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = folder.stat().st_uid
+    except OSError as error:
+        raise BackendError(
+            f"compiled kernels cannot be kept in {folder} ({error.strerror}). Set WARPDRIVE_CACHE to a folder of yours."
+        ) from None
+    if owner != os.getuid():
+        raise BackendError(f"{folder} belongs to another user. Set WARPDRIVE_CACHE to a folder of yours.")
     return folder
 
 
@@ -39,8 +48,16 @@ def cached(key: str, suffix: str, build: Callable[[], bytes]) -> Path:
     Safe among processes: an entry is written beside its place and renamed into it.
     """
     path = cache_folder() / f"{key}{suffix}"
-    if not _is_whole(path):
-        write_atomically(path, build())
+    if _is_whole(path):
+        return path
+    content = build()
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise BackendError(
+            f"a compiled kernel cannot be written to {path} ({error.strerror}). "
+            "Set WARPDRIVE_CACHE to a folder of yours with room in it."
+        ) from None
     return path
 
 
@@ -64,6 +81,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 def _is_whole(path: Path) -> bool:
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
     return hashlib.sha256(content[:-_DIGEST_SIZE]).digest() == content[-_DIGEST_SIZE:]

@@ -9,13 +9,37 @@ from typing import Any
 import numpy as np
 import torch
 
-from warpdrive.errors import ArrayError
+from warpdrive.errors import ArrayError, BackendError
 from warpdrive.signature import CTYPES
 
 START = "start_"
 """`start_x` [E, ...] is what array `x` restarts from, env by env."""
 POOL = "pool_"
 """`pool_x` [P, ...] holds P starts of array `x`; a restarting env takes the same row of every pool."""
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device that a user named: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        BackendError: it is no device, or not here.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise BackendError(f"unknown device '{device}'. Choose auto, cpu, cuda or cuda:1.")
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = "" if torch.version.cuda else " This torch is built without CUDA: reinstall it from pypi.org."
+        raise BackendError(f"no GPU here, or no driver for it (nvidia-smi tells).{built} Or use env_backend: cpu.")
+    if (found.index or 0) >= torch.cuda.device_count():
+        raise BackendError(f"no GPU {found}: there are {torch.cuda.device_count()}. Use cuda:0.")
+    return torch.device("cuda", found.index or 0)
 
 
 class DataManager:
@@ -31,11 +55,7 @@ class DataManager:
     """
 
     def __init__(self, device: str | torch.device = "auto") -> None:
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", 0)
+        self.device = find_device(device)
         self._arrays: dict[str, torch.Tensor] = {}
         self._constant: set[str] = set()
 
@@ -52,7 +72,7 @@ class DataManager:
             ArrayError: the name is taken or no identifier, or kernels cannot take the dtype.
         """
         if not isinstance(array, torch.Tensor):
-            array = self._from_numpy(name, np.asarray(array))
+            array = self._from_numpy(name, self._as_numpy(name, array))
         tensor = torch.empty(array.shape, dtype=array.dtype, device=self.device).copy_(array)
         return self.add(name, tensor, const)
 
@@ -90,8 +110,13 @@ class DataManager:
     def __setitem__(self, name: str, values: Any) -> None:
         """Writes into the array's memory: `data["x"] = 0.0`, `data["x"] += 1.0`. Shapes broadcast."""
         array = self[name]
-        if values is not array:
+        if values is array:
+            return
+        try:
             array.copy_(torch.as_tensor(values, dtype=array.dtype).expand(array.shape))
+        except (RuntimeError, TypeError, ValueError):
+            has = list(values.shape) if hasattr(values, "shape") else type(values).__name__
+            raise ArrayError(f"array '{name}' is {list(array.shape)}: {has} cannot be written into it.") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays
@@ -134,7 +159,7 @@ class DataManager:
         for name, values in rows.items():
             array = self[name]
             if not isinstance(values, torch.Tensor):
-                values = self._from_numpy(name, np.asarray(values))
+                values = self._from_numpy(name, self._as_numpy(name, values))
             if tuple(values.shape[1:]) != tuple(array.shape[1:]) or values.dtype != array.dtype:
                 raise ArrayError(
                     f"pool rows of '{name}' are {list(values.shape[1:])} {values.dtype}, one env of the array is "
@@ -180,6 +205,13 @@ class DataManager:
             return torch.from_numpy(np.array(array, order="C", copy=True))
         except TypeError:
             raise ArrayError(self._refuse_dtype(name, str(array.dtype))) from None
+
+    @staticmethod
+    def _as_numpy(name: str, array: Any) -> np.ndarray:
+        try:
+            return np.asarray(array)
+        except ValueError:
+            raise ArrayError(f"'{name}' is ragged: its rows differ in length. Push a rectangular array.") from None
 
     @staticmethod
     def _refuse_dtype(name: str, dtype: str) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
-from warpdrive.data_manager import DataManager
+from warpdrive.data_manager import POOL, START, DataManager
 from warpdrive.env import Env, Group, load_env
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
@@ -62,8 +62,14 @@ class EnvWrapper:
         threads_per_env: int | None = None,
         envs_per_block: int | None = None,
     ) -> None:
-        if num_envs < 1:
-            raise EnvError(f"num_envs must be at least 1, got {num_envs}.")
+        if not isinstance(num_envs, int) or num_envs < 1:
+            raise EnvError(f"num_envs must be a whole number of at least 1, got {num_envs!r}.")
+        if not isinstance(seed, int):
+            raise EnvError(f"seed must be a whole number, got {seed!r}.")
+        if not isinstance(env, str | Env):
+            raise EnvError(f"env must be a name or an Env, got {env!r}.")
+        if env_config is not None and not isinstance(env, str):
+            raise EnvError("env_config goes with the name of an env; an Env has its config already.")
         self.env = load_env(env, env_config) if isinstance(env, str) else env
         self.env.check()
         self.num_envs = num_envs
@@ -86,11 +92,8 @@ class EnvWrapper:
         )
         own_reset = f"{self.env.name}_reset"
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
-        pool = self.env.pool()
-        if own is None and pool is not None:
-            self.data.push_pool(**pool)
-        elif own is None:
-            self.data.save_start(*dict.fromkeys([*self.env.arrays(), *self.layout.observations]))
+        if own is None:
+            self._save_starts()
         self._reset = EnvironmentReset(
             self.data,
             num_envs,
@@ -125,7 +128,8 @@ class EnvWrapper:
             self.data["seed"].copy_(torch.from_numpy(seed_words(seed)))
             self.data["env_step"].zero_()
         self._reset.force()
-        self.data["num_truncated"].zero_()
+        for name in ("num_truncated", "reward", "terminated", "truncated"):
+            self.data[name].zero_()
         return self._observation, self._info
 
     def step(
@@ -159,6 +163,19 @@ class EnvWrapper:
         """The launch that restarts ended envs, packed once; `overrides` as for the step. See EnvironmentReset."""
         return self._reset.prepare(**overrides)
 
+    def _save_starts(self) -> None:
+        """What envs without a reset kernel restart from: rows of the env's pool, and what arrays() says."""
+        given, pool = self.env.arrays(), self.env.pool() or {}
+        for name in self.layout.observations:
+            if name not in given and name not in pool:
+                raise EnvError(
+                    f"env '{self.env.name}' has no kernel '{self.env.name}_reset', so arrays() or pool() must say what "
+                    f"agents see at the start: add '{name}' there, or write the kernel."
+                )
+        self.data.save_start(*given)
+        if pool:
+            self.data.push_pool(**pool)
+
     def _by_group(self, arrays: Mapping[str, torch.Tensor]) -> Tensors:
         """Observation arrays as reset() and step() give them: alone if there is one, else by group, key or both."""
         if list(arrays) == [OBSERVATION]:
@@ -185,6 +202,12 @@ class EnvWrapper:
     def _push_arrays(self, seed: int, num_kept: int) -> None:
         num_envs, num_agents, data = self.num_envs, self.num_agents, self.data
         own = self.env.arrays()
+        for name in own:
+            if name in ("seed", "env_step", "num_truncated") or name.startswith((START, POOL, FINAL)):
+                raise EnvError(
+                    f"env '{self.env.name}': array '{name}' has a name that is taken (seed, env_step, num_truncated, "
+                    f"and all that begin with {START}, {POOL} or {FINAL}). Choose another."
+                )
         for name, array in own.items():
             array = np.asarray(array)
             data.push(name, np.broadcast_to(array, (num_envs, *array.shape)))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from warpdrive.backends.base import Backend, LaunchShape, Source
+from warpdrive.backends.base import KERNELS_FOLDER, Backend, LaunchShape, Source
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import SignatureError, WiringError
 from warpdrive.signature import Parameter, Signature, blank_comments, read_signatures
@@ -22,9 +24,17 @@ Constant = bool | int | float | Sequence[int] | Sequence[float]
 _CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 PACKED_THREADS = 128
 """Threads of a block that several small envs share."""
-_AGENT_LOOP = re.compile(r"\benv_index\s*\(|\bagent_stride\s*\(|\+=\s*blockDim\s*\.\s*x\b")
-_OWN_INDEX = re.compile(r"\b(?:blockIdx|blockDim|threadIdx|gridDim|__syncthreads)\b")
+
+Constant = bool | int | float | Sequence[int] | Sequence[float]
+
+_CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+_OWN_INDEX = re.compile(r"\b(?:blockIdx|blockDim|threadIdx|gridDim|__syncthreads\w*)\b")
+_OWN_LOOP = re.compile(r"\+=\s*blockDim\s*\.\s*x\b")
 _ELEMENT_LOOP = re.compile(r"\bglobal_thread\s*\(")
+_ENV_WORD = re.compile(r"\b(?:env_index|first_agent)\s*\(")
+_LONE_AGENT = re.compile(r"\bfirst_agent\s*\(\s*\)(?!\s*[!=]=\s*0)")
+_AGENT_LOOP = re.compile(r"\bagent_stride\s*\(|\bTHREADS_PER_ENV\b")
+_KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignof", "catch", "decltype"}
 
 
 class FunctionManager:
@@ -35,13 +45,13 @@ class FunctionManager:
     step = functions.prepare("tag_step", reward=rewards[t])   # a view in place of an array, packed once
     step()                                                    # about a microsecond
 
-    How many threads a kernel gets follows from how it is written:
+    How many threads an env gets follows from how the source, with what it includes, is written:
 
-    * loops over agents (`agent_stride()`, `+= blockDim.x`) or asks for `env_index()`: any number is right,
-      so a GPU gives an env a thread an agent (at most 1,024) and the CPU one thread. Where no kernel of the
-      source has an index of its own, small envs share a block on a GPU, and a warp;
-    * loops over elements from `global_thread()`: enough threads for one an agent of every env;
-    * anything else takes `blockIdx.x` for its env and `threadIdx.x` for its agent: exactly one thread an agent.
+    * in the words of warpdrive.cuh alone (`env_index()`, `first_agent()`, `agent_stride()`): any number is right. A
+      GPU gives an env a thread an agent, at most 1,024, and lets small envs share a block; the CPU gives it one;
+    * with indices of its own (`threadIdx`, `blockIdx` ...) anywhere: one block an env and one thread an agent. With
+      more than 1,024 agents it must loop, `i += blockDim.x`;
+    * a kernel that loops over elements from `global_thread()` gets enough threads for one an agent of every env.
 
     Args:
         data: where arrays come from.
@@ -80,24 +90,22 @@ class FunctionManager:
         self.backend = backend
         self.num_envs = num_envs
         self.num_agents = num_agents
-        path = str(source) if isinstance(source, Path) else name
-        text = source.read_text() if isinstance(source, Path) else source
+        path, text = (str(source), _read(source)) if isinstance(source, Path) else (name, source)
         self.signatures = read_signatures(text, path)
         if not self.signatures:
             raise SignatureError(f'{path}: no kernel in it. A kernel is `extern "C" __global__ void name(...)`.')
-        self._code = blank_comments(text, keep_strings=False)
-        self.threads_per_env, self.envs_per_block = self._choose_block(threads_per_env, envs_per_block)
         self.constants = dict(constants or {})
-        constants = {
+        self.source = Source(path, text, "", self.signatures, tuple(include_folders), tuple(options))
+        self._classify()
+        self.threads_per_env, self.envs_per_block = self._choose_block(threads_per_env, envs_per_block)
+        numbers = {
             **self.constants,
             "NUM_ENVS": num_envs,
             "NUM_AGENTS": num_agents,
             "THREADS_PER_ENV": self.threads_per_env,
             "ENVS_PER_BLOCK": self.envs_per_block,
         }
-        self.source = Source(
-            path, text, write_constants(constants), self.signatures, tuple(include_folders), tuple(options)
-        )
+        self.source = replace(self.source, constants=write_constants(numbers))
         self._module = backend.compile(self.source)
         self._calls: dict[str, Callable[[], None]] = {}
 
@@ -153,55 +161,70 @@ class FunctionManager:
 
     def launch_shape(self, kernel: str) -> LaunchShape:
         """Blocks and threads of a kernel; the class says by which rule."""
-        body = reachable_code(self._code, kernel)
-        if _ELEMENT_LOOP.search(body):
+        self.signature(kernel)
+        if kernel in self.element_kernels:
             num_elements = self.num_envs * self.num_agents
             threads = min(256, num_elements)
             return LaunchShape(-(-num_elements // threads), (threads, 1))
-        if _AGENT_LOOP.search(body):
-            if _OWN_INDEX.search(body):
-                return LaunchShape(self.num_envs, (self.threads_per_env, 1))
-            return LaunchShape(-(-self.num_envs // self.envs_per_block), (self.threads_per_env, self.envs_per_block))
-        if self.num_agents > MAX_THREADS:
-            raise WiringError(
-                f"kernel '{kernel}' takes threadIdx.x for its agent, but a block has at most {MAX_THREADS} threads and "
-                f"an env {self.num_agents} agents. Loop over agents: "
-                "`for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride())`."
-            )
-        return LaunchShape(self.num_envs, (self.num_agents, 1))
+        return LaunchShape(-(-self.num_envs // self.envs_per_block), (self.threads_per_env, self.envs_per_block))
+
+    def _classify(self) -> None:
+        """Which kernels loop over elements, and whether the others are right for any number of threads."""
+        ours = [text for file, text in self.source.included_files().items() if file.parent != KERNELS_FOLDER]
+        code = blank_comments("\n".join([self.source.text, *ours]), keep_strings=False)
+        bodies = {kernel: reachable_code(code, kernel) for kernel in self.signatures}
+        self.element_kernels = {
+            kernel
+            for kernel, body in bodies.items()
+            if _ELEMENT_LOOP.search(body) and not _ENV_WORD.search(body) and not _OWN_INDEX.search(body)
+        }
+        others = [body for kernel, body in bodies.items() if kernel not in self.element_kernels]
+        lone = any(_LONE_AGENT.search(body) and not _AGENT_LOOP.search(body) for body in others)
+        self.takes_any_threads = not _OWN_INDEX.search(code) and not lone
+        """Whether the kernels are right for any number of threads an env, and of envs a block."""
+        self._loops_itself = bool(_OWN_LOOP.search(code))
 
     def _choose_block(self, threads: int | None, envs: int | None) -> tuple[int, int]:
         """Threads of an env, and envs of a block."""
-        bodies = [reachable_code(self._code, kernel) for kernel in self.signatures]
-        can_pack = self.can_pack = not any(_AGENT_LOOP.search(body) and _OWN_INDEX.search(body) for body in bodies)
+        if not self.takes_any_threads:
+            if self.num_agents <= MAX_THREADS:
+                return self.num_agents, 1
+            if self._loops_itself:
+                return MAX_THREADS, 1
+            raise WiringError(
+                f"{self.source.path}: its kernels take threadIdx.x for their agent, but a block has at most "
+                f"{MAX_THREADS} threads and an env {self.num_agents} agents. Loop over agents: "
+                "`for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride())`."
+            )
         if threads is None:
             if self.backend.prefers_one_thread:
                 threads = 1
             elif self.backend.name != "cuda":
                 threads = min(self.num_agents, MAX_THREADS)
-            elif can_pack and self.num_agents <= 16:
+            elif self.num_agents <= 16:
                 threads = 1 << (self.num_agents - 1).bit_length()
             else:
                 threads = min(-(-self.num_agents // 32) * 32, MAX_THREADS)
         if envs is None:
-            fits = self.backend.name == "cuda" and can_pack and threads in (1, 2, 4, 8, 16)
+            fits = self.backend.name == "cuda" and threads in (1, 2, 4, 8, 16)
             envs = min(PACKED_THREADS // threads, self.num_envs) if fits else 1
-        if envs > 1 and (not can_pack or threads not in (1, 2, 4, 8, 16, 32) or threads * envs > MAX_THREADS):
+        if envs > 1 and (threads not in (1, 2, 4, 8, 16, 32) or threads * envs > MAX_THREADS):
             raise WiringError(
-                f"{envs} envs of {threads} threads cannot share a block: kernels must be written with env_index() and "
-                f"env_sync() alone, threads be a power of two up to 32, and both together at most {MAX_THREADS}."
+                f"{envs} envs of {threads} threads cannot share a block: threads must be a power of two up to 32, "
+                f"and both together at most {MAX_THREADS}."
             )
         return threads, envs
 
     def _argument(self, kernel: str, parameter: Parameter, overrides: Mapping[str, Any]) -> Any:
         name = parameter.name
         if not parameter.is_pointer:
-            if not isinstance(overrides.get(name), (bool, int, float)):
-                raise WiringError(
-                    f"kernel '{kernel}' takes a number as '{name}'. Give it at launch, {name}=..., "
-                    f"or make it a constant, {name.upper()}."
-                )
-            return overrides[name]
+            number = overrides.get(name)
+            if isinstance(number, (bool, int, float)):
+                return _fitting(kernel, parameter, number)
+            raise WiringError(
+                f"kernel '{kernel}' takes a number as '{name}'. Give it at launch, {name}=..., "
+                f"or make it a constant, {name.upper()}."
+            )
         if name not in overrides and name not in self.data:
             raise WiringError(
                 f"kernel '{kernel}' has a parameter '{name}', but no array '{name}' was pushed. "
@@ -247,6 +270,21 @@ class FunctionManager:
             )
 
 
+def _fitting(kernel: str, parameter: Parameter, number: bool | int | float) -> bool | int | float:
+    """`number`, if the parameter's type can hold it."""
+    dtype = parameter.dtype
+    if dtype.is_floating_point:
+        return float(number)
+    if isinstance(number, float) and not number.is_integer():
+        raise WiringError(f"kernel '{kernel}' takes '{parameter.name}' as {parameter.ctype}, got {number}.")
+    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if not low <= number <= high:
+        raise WiringError(
+            f"kernel '{kernel}' takes '{parameter.name}' as {parameter.ctype}, {low} to {high}, got {number}."
+        )
+    return int(number)
+
+
 def reachable_code(code: str, function: str) -> str:
     """The body of a function and of every function of the same text that it calls. `code` has no comments."""
     bodies: dict[str, str] = {}
@@ -262,8 +300,22 @@ def reachable_code(code: str, function: str) -> str:
                 depth += {"{": 1, "}": -1}.get(code[position], 0)
                 position += 1
             bodies[name] += code[start.end() : position]
-        waiting += re.findall(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(", bodies[name])
+        called = re.findall(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(", bodies[name])
+        waiting += [one for one in called if one not in _KEYWORDS]
     return "\n".join(bodies.values())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        why = f"{path}: no kernels can be read there ({error.strerror}). Give the path of a .cu file."
+        raise WiringError(why) from None
+
+
+_WIDTHS = ["bool", "int", "long long", "float"]
+"""Kinds of constants; a sequence has the last of its items' kinds."""
+_TAKEN_NAMES = {"NAN", "INFINITY", "NULL", "INT_MAX", "INT_MIN", "M_PI"}
 
 
 def write_constants(constants: Mapping[str, Constant]) -> str:
@@ -274,11 +326,14 @@ def write_constants(constants: Mapping[str, Constant]) -> str:
     """
     lines = []
     for name, value in constants.items():
+        if name in _TAKEN_NAMES:
+            raise WiringError(f"constant '{name}': C has one of that name already. Choose another.")
         if not _CONSTANT_NAME.fullmatch(name):
             raise WiringError(f"constant '{name}': names are capitals, digits and _, such as '{name.upper()}'.")
-        if isinstance(value, (Sequence, tuple)) and not isinstance(value, str) and len(value):
-            kinds = {_literal(name, item)[0] for item in value}
-            kind = "float" if "float" in kinds else kinds.pop()
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(value):
+            kind = max((_literal(name, item)[0] for item in value), key=_WIDTHS.index)
             items = ", ".join(_literal(name, float(item) if kind == "float" else item)[1] for item in value)
             lines.append(f"__constant__ const {kind} {name}[{len(value)}] = {{{items}}};")
         else:
@@ -300,5 +355,7 @@ def _literal(name: str, value: Any) -> tuple[str, str]:
         if value != value or value in (float("inf"), float("-inf")):
             raise WiringError(f"constant '{name}' is {value}. Use a finite number, or INFINITY in the source.")
         literal = torch.tensor(value, dtype=torch.float32).item()
+        if literal in (float("inf"), float("-inf")):
+            raise WiringError(f"constant '{name}' = {value} does not fit a float. Use a smaller number.")
         return "float", f"{literal!r}f"
     raise WiringError(f"constant '{name}' is a {type(value).__name__}. Constants are numbers, or sequences of them.")

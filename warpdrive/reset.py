@@ -84,35 +84,41 @@ class EnvironmentReset:
 
 def _write_copies(data: DataManager) -> str:
     """`restart_ended` for saved starts and pools: its parameters are the arrays and what they restart from."""
-    prefix = POOL if any(name.startswith(POOL) for name in data.names()) else START
-    arrays = [name for name in data.names() if prefix + name in data]
-    if not arrays:
+    # Each array restarts from its pool, else from its saved start.
+    starts = {name: prefix for prefix in (START, POOL) for name in data.names() if prefix + name in data}
+    if not starts:
         raise EnvError(
             "there is nothing to restart from: write a kernel <env>_reset, or data.save_start(...), "
             "or data.push_pool(...)."
         )
     observations = _observations(data)
-    if missing := [name for name in observations if name not in arrays]:
+    pools = [name for name, prefix in starts.items() if prefix == POOL]
+    if missing := [name for name in observations if starts.get(name) != (POOL if pools else START)]:
         raise EnvError(
             f"a restart would leave the old observation beside a new state. Add '{missing[0]}' to the "
-            f"{'pool' if prefix == POOL else 'saved start'}, or write a kernel <env>_reset."
+            f"{'pool' if pools else 'saved start'}, or write a kernel <env>_reset."
         )
     parameters, copies = [], []
-    for name in arrays:
+    for name, prefix in starts.items():
         ctype, size = CTYPES[data[name].dtype], data[name][0].numel()
         if name not in observations:
             parameters.append(f"{ctype}* {name}")
         parameters.append(f"const {ctype}* {prefix}{name}")
-        copies.append(f"copy_row({name}, env, {prefix}{name}, row, {size});")
-    row = "env"
-    if prefix == POOL:
-        row = f"Random(seed, env, 0, step, STREAM_RESET).below({len(data[POOL + arrays[0]])})"
-    return _write_kernel(data, "", parameters, ["if (!ended) return;", f"const long long row = {row};", *copies])
+        copies.append(f"copy_row({name}, env, {prefix}{name}, {'row' if prefix == POOL else 'env'}, {size});")
+    if pools:
+        num_rows = len(data[POOL + pools[0]])
+        copies.insert(0, f"const int row = Random(seed, env, 0, step, STREAM_RESET).below({num_rows});")
+    return _write_kernel(data, "", parameters, ["if (!ended) return;", *copies])
 
 
 def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> str:
     """`restart_ended` around an env's own reset kernel, which is compiled as a device function for it."""
     source, own = functions.source, functions.signature(kernel)
+    if kernel in functions.element_kernels:
+        raise EnvError(
+            f"{source.path}:{own.line}: kernel '{kernel}' loops over elements of all envs, but a reset works for one "
+            "env at a time, after its last observation is kept. Take env_index() and loop over agents."
+        )
     known = {parameter.name: parameter for parameter in _bookkeeping(data).parameters}
     parameters = []
     for parameter in own.parameters:
@@ -124,7 +130,7 @@ def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> st
                 f"Declare it `const {parameter}`."
             )
     device_functions = _LAUNCH_BOUNDS.sub("", source.text.replace("__global__", "__device__"))
-    before = f'#line 1 "{source.path}"\n{device_functions}\n#line 1 "<restart_ended>"\n'
+    before = f'{source.line_directive()}\n{device_functions}\n#line 1 "<restart_ended>"\n'
     names = ", ".join(parameter.name for parameter in own.parameters)
     after = ["env_sync();  // the last observation is kept before it is overwritten", f"{kernel}({names});"]
     return _write_kernel(data, before, parameters, after)

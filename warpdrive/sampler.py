@@ -46,7 +46,17 @@ class Sampler:
     ) -> None:
         self.data = data
         self.agents = agents
-        self.head_sizes = tuple(head_sizes)
+        self.head_sizes = tuple(int(size) for size in head_sizes)
+        first_column = agents.start if first_column is None else first_column
+        if not isinstance(agents, range) or agents.step != 1 or len(agents) < 1:
+            raise ShapeError(f"sampler: agents must be a range such as range(0, 4), got {agents!r}.")
+        if first_column < 0 or first_column + len(agents) > num_agents:
+            raise ShapeError(
+                f"sampler: {agents} in columns {first_column} to {first_column + len(agents) - 1} do not fit an action "
+                f"array of {num_agents} agents. Give num_agents of that array."
+            )
+        if not self.head_sizes or min(self.head_sizes) < 1:
+            raise ShapeError(f"sampler: every head needs at least one action, got head_sizes={self.head_sizes}.")
         if "seed" not in data:
             data.push("seed", seed_words(seed))
         self._counts = "env_step" not in data
@@ -58,7 +68,7 @@ class Sampler:
         self._action_shape = (num_envs, num_agents, *heads)
         constants = {
             "NUM_COLUMNS": num_agents,
-            "FIRST_COLUMN": agents.start if first_column is None else first_column,
+            "FIRST_COLUMN": first_column,
             "FIRST_AGENT": agents.start,
             "NUM_HEADS": len(self.head_sizes),
             "HEAD_SIZES": self.head_sizes,
@@ -88,6 +98,8 @@ class Sampler:
             ShapeError, WiringError: an array does not fit.
         """
         for name, tensor, shape in (
+            ("seed", self.data["seed"], (2,)),
+            ("env_step", self.data["env_step"], self._row_shape[:1]),
             ("logits", logits, self.logits_shape),
             ("action", action, self._action_shape),
             ("log_prob", log_prob, self._row_shape),

@@ -106,6 +106,11 @@ def read_signatures(text: str, path: str = "<source>") -> dict[str, Signature]:
             raise SignatureError(
                 f"{path}:{line}: kernel '{name}' is defined twice (first on line {signatures[name].line}). Rename one."
             )
+        if not re.search(r'extern\s+"C"[\s{]*(?:__launch_bounds__\s*\([^)]*\)\s*)?$', code[: match.start()]):
+            raise SignatureError(
+                f"{path}:{line}: kernel '{name}' is not `extern \"C\"`, so it cannot be found by its name. "
+                f'Write `extern "C" __global__ void {name}(...)`.'
+            )
         parameters = tuple(
             _read_parameter(part, name, f"{path}:{line}")
             for part in match.group(2).split(",")

@@ -66,6 +66,8 @@ def check_env(
         _check_batch_invariance(env, backend),
         _check_block_invariance(env, backend),
         _check_reset_touches_only_ended(env, backend),
+        _check_reset_restores_all(env, backend),
+        _check_episode_length(env, backend),
         _check_const_unchanged(env, backend),
         _check_debug(env, debug),
         *([_check_sanitizers(env)] if backend.name == "cpu" and sanitize else []),
@@ -186,8 +188,8 @@ def _check_block_invariance(env: Env, backend: Backend) -> str:
     for threads, envs in PACKINGS:
         if (threads, envs) == (functions.threads_per_env, functions.envs_per_block):
             continue
-        if envs > 1 and not functions.can_pack:
-            continue
+        if not functions.takes_any_threads:
+            break
         what = f"env '{env.name}', {threads} threads an env and {envs} envs a block"
         compare_traces(what, run_trace(env, backend, threads_per_env=threads, envs_per_block=envs), usual)
     return "neither the number of threads nor the packing of envs matters"
@@ -196,8 +198,11 @@ def _check_block_invariance(env: Env, backend: Backend) -> str:
 def _check_reset_touches_only_ended(env: Env, backend: Backend) -> str:
     wrapper = EnvWrapper(env, NUM_ENVS, backend=backend, seed=SEED)
     wrapper.reset()
-    for action in random_actions(env, NUM_ENVS, 3):
-        wrapper.step(action)
+    step = wrapper.prepare_step()
+    for actions in random_actions(env, NUM_ENVS, 3):
+        for name, action in actions.items():
+            wrapper.data[name] = action
+        step()  # and no reset: a start can only be told from what was played
     data = wrapper.data
     data["terminated"].zero_()
     data["truncated"].zero_()
@@ -214,6 +219,46 @@ def _check_reset_touches_only_ended(env: Env, backend: Backend) -> str:
             index = 2 * int(touched.nonzero()[0]) + 1
             raise EnvError(f"env '{env.name}': the reset wrote '{name}' of env {index}, which had not ended.")
     return "a reset touches only envs that ended"
+
+
+def _check_reset_restores_all(env: Env, backend: Backend) -> str:
+    """A restarted env is like a fresh one that draws the same numbers."""
+    fresh, played = (EnvWrapper(env, NUM_ENVS, backend=backend, seed=SEED) for _ in range(2))
+    step = played.prepare_step()
+    for actions in random_actions(env, NUM_ENVS, 3):
+        for name, action in actions.items():
+            played.data[name] = action
+        step()
+    outputs = {"reward", "terminated", "truncated", "num_truncated", *played.layout.actions}
+    for wrapper in (fresh, played):
+        wrapper.data["env_step"] = 77
+        wrapper.reset()
+    for name in played.data.names():
+        if name in outputs or name.startswith(_KEPT):
+            continue
+        if (differs := fresh.data[name] != played.data[name]).any():
+            raise EnvError(
+                f"env '{env.name}': after a reset '{name}' of env {int(differs.nonzero()[0][0])} still shows what was "
+                "played before. Let the reset kernel set it, too."
+            )
+    return "a reset leaves nothing of the last episode"
+
+
+def _check_episode_length(env: Env, backend: Backend) -> str:
+    if env.episode_length is None:
+        return "no episode length is declared"
+    trace = run_trace(env, backend, num_steps=min(3 * env.episode_length, 100))
+    ended_at = np.zeros(NUM_ENVS, int)
+    for step in range(1, len(trace["truncated"])):
+        for index in np.flatnonzero(trace["truncated"][step]):
+            if step - ended_at[index] < env.episode_length:
+                raise EnvError(
+                    f"env '{env.name}': env {index} was truncated after {step - ended_at[index]} steps, but "
+                    f"episode_length is {env.episode_length}. Make them agree: by it there is room for what truncated "
+                    "episodes saw last."
+                )
+        ended_at[trace["truncated"][step] | trace["terminated"][step]] = step
+    return "nothing is truncated before episode_length"
 
 
 def _check_const_unchanged(env: Env, backend: Backend) -> str:

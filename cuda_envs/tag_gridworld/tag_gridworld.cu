@@ -4,25 +4,48 @@
 constexpr int RUNNER = NUM_AGENTS - 1;
 constexpr int NUM_TAGGERS = NUM_AGENTS - 1;
 
+// What is kept in shared memory, as far as there is room; else it is read where the step wrote it.
+constexpr int SHARED_BYTES = 46 * 1024 / ENVS_PER_BLOCK;
+constexpr bool KEEPS_CELLS = 8 * NUM_AGENTS <= SHARED_BYTES;
+constexpr bool KEEPS_SCENE = USE_FULL_OBSERVATION && 20 * NUM_AGENTS <= SHARED_BYTES;
+constexpr int NUM_CELLS = KEEPS_CELLS ? NUM_AGENTS : 1;
+constexpr int SCENE_SIZE = KEEPS_SCENE ? 3 * NUM_AGENTS : 1;
+
 typedef unsigned long long Distance;  // squared distance, then the tagger's id: the smallest is the nearest tagger
 
-// The nearest tagger to the runner, the lowest id of equals.
-//   x, y               [NUM_AGENTS] cells
-//   distance, partial  [NUM_TAGGERS], [REDUCE_LANES] scratch
-__device__ __forceinline__ Distance nearest_tagger(const int* x, const int* y, Distance* distance, Distance* partial)
+// The nearest tagger to the runner, the lowest id of equals. Lane after lane takes every 32nd tagger.
+//   x, y     [NUM_AGENTS] cells
+//   partial  [REDUCE_LANES] scratch
+__device__ __forceinline__ Distance nearest_tagger(const int* x, const int* y, Distance* partial)
 {
-    for (int tagger = first_agent(); tagger < NUM_TAGGERS; tagger += agent_stride()) {
-        const long long dx = x[tagger] - x[RUNNER];
-        const long long dy = y[tagger] - y[RUNNER];
-        distance[tagger] = (Distance)(dx * dx + dy * dy) * NUM_TAGGERS + tagger;
+    constexpr int lanes = NUM_TAGGERS < REDUCE_LANES ? NUM_TAGGERS : REDUCE_LANES;
+    for (int lane = first_agent(); lane < lanes; lane += agent_stride()) {
+        Distance nearest = ~0ull;
+        for (int tagger = lane; tagger < NUM_TAGGERS; tagger += REDUCE_LANES) {
+            const long long dx = x[tagger] - x[RUNNER];
+            const long long dy = y[tagger] - y[RUNNER];
+            const Distance distance = (Distance)(dx * dx + dy * dy) * NUM_TAGGERS + tagger;
+            nearest = distance < nearest ? distance : nearest;
+        }
+        partial[lane] = nearest;
     }
     env_sync();
-    return env_min<NUM_TAGGERS>(distance, partial);
+    Distance nearest = partial[0];
+    for (int lane = 1; lane < lanes; ++lane) nearest = partial[lane] < nearest ? partial[lane] : nearest;
+    return nearest;
+}
+
+// What all see alike: [x of all][y of all][type of all].
+__device__ __forceinline__ float scene_feature(const int* x, const int* y, int i)
+{
+    if (i < NUM_AGENTS) return (float)x[i] / GRID_LENGTH;
+    if (i < 2 * NUM_AGENTS) return (float)y[i - NUM_AGENTS] / GRID_LENGTH;
+    return i == 2 * NUM_AGENTS + RUNNER ? 1.0f : 0.0f;
 }
 
 // Writes what every agent of one env sees.
 //   x, y         [NUM_AGENTS] cells
-//   scene        [NUM_FEATURES] scratch
+//   scene        [SCENE_SIZE] scratch
 //   observation  [env, agent, feature]  written
 __device__ __forceinline__ void observe(
     const int* x, const int* y, int nearest, int time, float* __restrict__ scene, int env,
@@ -32,15 +55,15 @@ __device__ __forceinline__ void observe(
     const float now = (float)time / EPISODE_LENGTH;
     if (USE_FULL_OBSERVATION) {
         // All see the same scene, each with a one-hot of itself after it.
-        for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
-            scene[agent] = (float)x[agent] / GRID_LENGTH;
-            scene[NUM_AGENTS + agent] = (float)y[agent] / GRID_LENGTH;
-            scene[2 * NUM_AGENTS + agent] = agent == RUNNER ? 1.0f : 0.0f;
+        if (KEEPS_SCENE) {
+            for (int i = first_agent(); i < 3 * NUM_AGENTS; i += agent_stride()) scene[i] = scene_feature(x, y, i);
+            env_sync();
         }
-        env_sync();
         for (int agent = 0; agent < NUM_AGENTS; ++agent) {
-            float* __restrict__ const row = rows + agent * NUM_FEATURES;
-            for (int i = first_agent(); i < 3 * NUM_AGENTS; i += agent_stride()) row[i] = scene[i];
+            float* __restrict__ const row = rows + (long long)agent * NUM_FEATURES;
+            for (int i = first_agent(); i < 3 * NUM_AGENTS; i += agent_stride()) {
+                row[i] = KEEPS_SCENE ? scene[i] : scene_feature(x, y, i);
+            }
             for (int i = first_agent(); i < NUM_AGENTS; i += agent_stride()) row[3 * NUM_AGENTS + i] = i == agent;
             if (first_agent() == 0) row[4 * NUM_AGENTS] = now;
         }
@@ -72,33 +95,33 @@ extern "C" __global__ void tag_gridworld_step(
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;
-    ENV_SHARED(int, new_x, NUM_AGENTS);
-    ENV_SHARED(int, new_y, NUM_AGENTS);
-    ENV_SHARED(float, penalty, NUM_AGENTS);
-    ENV_SHARED(Distance, distance, NUM_TAGGERS);
+    ENV_SHARED(int, shared_x, NUM_CELLS);
+    ENV_SHARED(int, shared_y, NUM_CELLS);
     ENV_SHARED(Distance, partial, REDUCE_LANES);
-    ENV_SHARED(float, scene, NUM_FEATURES);
+    ENV_SHARED(float, scene, SCENE_SIZE);
 
     const int first = env * NUM_AGENTS;
+    int* const new_x = KEEPS_CELLS ? shared_x : x + first;
+    int* const new_y = KEEPS_CELLS ? shared_y : y + first;
     const int time = time_step[env] + 1;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int move = action[first + agent];
         const int wanted_x = x[first + agent] + (move == 1) - (move == 2);
         const int wanted_y = y[first + agent] + (move == 3) - (move == 4);
-        new_x[agent] = min(max(wanted_x, 0), GRID_LENGTH);
-        new_y[agent] = min(max(wanted_y, 0), GRID_LENGTH);
-        penalty[agent] = new_x[agent] != wanted_x || new_y[agent] != wanted_y ? WALL_HIT_PENALTY : 0.0f;
-        x[first + agent] = new_x[agent];
-        y[first + agent] = new_y[agent];
+        const int cell_x = min(max(wanted_x, 0), GRID_LENGTH);
+        const int cell_y = min(max(wanted_y, 0), GRID_LENGTH);
+        new_x[agent] = x[first + agent] = cell_x;
+        new_y[agent] = y[first + agent] = cell_y;
+        reward[first + agent] = cell_x != wanted_x || cell_y != wanted_y ? -WALL_HIT_PENALTY : 0.0f;
     }
     env_sync();  // everyone has moved before anyone is tagged
 
-    const Distance nearest = nearest_tagger(new_x, new_y, distance, partial);
+    const Distance nearest = nearest_tagger(new_x, new_y, partial);
     const bool tag = nearest < NUM_TAGGERS;  // the squared distance is 0
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const float paid = agent == RUNNER ? (tag ? -TAG_PENALTY_FOR_RUNNER : STEP_COST_FOR_TAGGER)
                                            : (tag ? TAG_REWARD_FOR_TAGGER : -STEP_COST_FOR_TAGGER);
-        reward[first + agent] = paid - penalty[agent];
+        reward[first + agent] += paid;
     }
     if (first_agent() == 0) {
         time_step[env] = time;
@@ -114,18 +137,19 @@ extern "C" __global__ void tag_gridworld_reset(
 {
     const int env = env_index();
     if (env >= NUM_ENVS || !(terminated[env] || truncated[env])) return;
-    ENV_SHARED(int, new_x, NUM_AGENTS);
-    ENV_SHARED(int, new_y, NUM_AGENTS);
-    ENV_SHARED(Distance, distance, NUM_TAGGERS);
+    ENV_SHARED(int, shared_x, NUM_CELLS);
+    ENV_SHARED(int, shared_y, NUM_CELLS);
     ENV_SHARED(Distance, partial, REDUCE_LANES);
-    ENV_SHARED(float, scene, NUM_FEATURES);
+    ENV_SHARED(float, scene, SCENE_SIZE);
 
+    int* const new_x = KEEPS_CELLS ? shared_x : x + env * NUM_AGENTS;
+    int* const new_y = KEEPS_CELLS ? shared_y : y + env * NUM_AGENTS;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         new_x[agent] = x[env * NUM_AGENTS + agent] = START_X[agent];
         new_y[agent] = y[env * NUM_AGENTS + agent] = START_Y[agent];
     }
     if (first_agent() == 0) time_step[env] = 0;
     env_sync();
-    const int nearest = (int)(nearest_tagger(new_x, new_y, distance, partial) % NUM_TAGGERS);
+    const int nearest = (int)(nearest_tagger(new_x, new_y, partial) % NUM_TAGGERS);
     observe(new_x, new_y, nearest, 0, scene, env, observation);
 }

@@ -165,14 +165,17 @@ def continuous_mountain_car(goal_velocity: float = 0.0) -> Case:
     )
 
 
+SWING1, SWING2 = 6.0, 9.0  # radians a second
+
+
 def draw_acrobot(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
-    """As fast as energetic play gets, and a few as fast as the rules allow."""
+    """As fast as a swing makes it, and a few as fast as the rules allow."""
     fast = rng.random(NUM_ENVS) < 0.1
     state = {
         "theta1": near(rng, -math.pi, math.pi, -math.pi, math.pi, spread=0.1),
         "theta2": near(rng, -math.pi, math.pi, -math.pi, math.pi, spread=0.1),
-        "theta1_velocity": rng.uniform(-6, 6, NUM_ENVS).astype(np.float32),
-        "theta2_velocity": rng.uniform(-9, 9, NUM_ENVS).astype(np.float32),
+        "theta1_velocity": rng.uniform(-SWING1, SWING1, NUM_ENVS).astype(np.float32),
+        "theta2_velocity": rng.uniform(-SWING2, SWING2, NUM_ENVS).astype(np.float32),
     }
     for name, limit in (("theta1_velocity", 4 * math.pi), ("theta2_velocity", 9 * math.pi)):
         state[name][fast] = rng.uniform(-limit, limit, fast.sum())
@@ -312,16 +315,23 @@ def difference(case: Case, name: str, ours: np.ndarray, theirs: np.ndarray) -> n
     return np.abs((apart + math.pi) % (2 * math.pi) - math.pi) if name in case.angles else apart
 
 
-def is_tame(case: Case, state: Columns, action: np.ndarray, after: Columns) -> np.ndarray:
-    """Where the step itself does not magnify the rounding of its float32 state beyond the tolerance.
+def tolerances(case: Case, state: Columns, action: np.ndarray, after: Columns) -> np.ndarray:
+    """[env], the same for all, but for acrobots that spin faster than a swing makes them.
 
-    Only the acrobot's does anywhere: its Runge-Kutta steps of 0.2 s are too long for links that spin very fast.
+    There a step of 0.2 s is too long for Runge and Kutta's method: Gymnasium's own step magnifies the rounding of a
+    float32 state up to a thousand times. How far the state's next float32 leads it is then the measure.
     """
     if case.name != "acrobot":
-        return np.ones(NUM_ENVS, bool)
-    rounded = {name: np.nextafter(column, np.float32(np.inf)) for name, column in state.items()}
-    moved, _, _, _ = step_gymnasium(case, rounded, action)
-    return np.all([difference(case, name, moved[name], after[name]) < 0.3 * TOLERANCE for name in state], axis=0)
+        return np.full(NUM_ENVS, TOLERANCE)
+    response = np.zeros(NUM_ENVS)
+    for name in state:
+        rounded = {**state, name: np.nextafter(state[name], np.float32(np.inf))}
+        moved, _, _, _ = step_gymnasium(case, rounded, action)
+        response += np.max([difference(case, other, moved[other], after[other]) for other in state], axis=0)
+    spins = (np.abs(state["theta1_velocity"]) > SWING1) | (np.abs(state["theta2_velocity"]) > SWING2)
+    found = np.where(spins, np.maximum(TOLERANCE, 3 * response), TOLERANCE)
+    assert (found > TOLERANCE).mean() < 0.06
+    return found
 
 
 @all_cases
@@ -337,16 +347,15 @@ def test_a_step_equals_gymnasiums(case, backend):
     env.prepare_step()()
     after, observation, reward, terminated = step_gymnasium(case, state, action)
 
-    tame = is_tame(case, state, action, after)
-    assert tame.mean() > 0.98
     ours = pull_state(case, env)
-    clear = (np.abs(case.margin(after)) > TOLERANCE) & ~beside_left_wall(ours, after)
-    assert (~clear).sum() <= MOST_NEAR
-    sure = tame & clear
+    tolerance = tolerances(case, state, action, after)
+    sure = (np.abs(case.margin(after)) > tolerance) & ~beside_left_wall(ours, after)
+    assert (~sure).sum() <= MOST_NEAR
     for name in state:
-        assert difference(case, name, ours[name], after[name])[sure].max() < TOLERANCE, name
-    assert np.abs(env.data.pull("observation")[:, 0] - observation)[sure].max() < TOLERANCE
-    assert np.abs(env.data.pull("reward")[:, 0] - reward)[sure].max() < TOLERANCE
+        assert (difference(case, name, ours[name], after[name]) < tolerance)[sure].all(), name
+        assert name not in case.angles or np.abs(ours[name]).max() < math.pi + 0.5, f"{name} is not wrapped"
+    assert (np.abs(env.data.pull("observation")[:, 0] - observation).max(1) < tolerance)[sure].all()
+    assert (np.abs(env.data.pull("reward")[:, 0] - reward) < tolerance)[sure].all()
     np.testing.assert_array_equal(env.data.pull("terminated")[sure], terminated[sure])
 
     time_is_up = time_step + 1 >= env.env.episode_length

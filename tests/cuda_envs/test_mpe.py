@@ -27,7 +27,7 @@ CONFIGS = [
 ]
 CONDITIONS = {
     "simple_spread": ("overlapping agents", "a contact just setting in"),
-    "simple_tag": ("overlapping agents", "a contact just setting in", "outside the arena", "too fast"),
+    "simple_tag": ("overlapping agents", "a contact just setting in", "outside the arena", "far outside", "too fast"),
 }
 
 
@@ -57,7 +57,8 @@ def random_states(num_agents: int, num_landmarks: int, continuous: bool, seed: i
     rng, num_entities = np.random.default_rng(seed), num_agents + num_landmarks
     shape = (NUM_STATES, num_entities, 2)
     kind = np.arange(NUM_STATES)[:, None, None] % 3
-    spread_out, heap = rng.uniform(-1.3, 1.3, shape), rng.uniform(-0.12, 0.12, shape)
+    spread_out = rng.uniform(-1.3, 1.3, shape) * rng.choice([1, 2], shape)
+    heap = rng.uniform(-0.12, 0.12, shape)
     angle = rng.uniform(0, 2 * np.pi, shape[:2])
     direction = np.stack([np.cos(angle), np.sin(angle)], -1)
     length = rng.choice([0.1, 0.125, 0.15, 0.25, 0.275, 0.3], shape[:2]) + rng.normal(0, 2e-3, shape[:2])
@@ -114,20 +115,26 @@ def step_ours(env: EnvWrapper, states: States) -> dict[str, np.ndarray]:
     return found
 
 
+def overlaps(place: np.ndarray, entities: list) -> np.ndarray:
+    """[state, entity, entity] how deep each pair overlaps, below 0 if it does not; -infinity for oneself."""
+    radius = np.array([entity.size for entity in entities])
+    distance = np.linalg.norm(place[:, :, None] - place[:, None], axis=-1)
+    return np.where(np.eye(len(entities), dtype=bool), -np.inf, radius[:, None] + radius - distance)
+
+
 def condition_counts(env, states: States, after: dict[str, np.ndarray]) -> dict[str, int]:
     """States in which something happened that the comparison must not miss."""
     world = env.unwrapped.world
     entities = [*world.agents, *(landmark for landmark in world.landmarks if landmark.collide)]
-    radius = np.array([entity.size for entity in entities])
-    place = np.concatenate([states.position, states.landmark], axis=1)[:, : len(entities)]
-    distance = np.linalg.norm(place[:, :, None] - place[:, None], axis=-1)
-    overlap = (radius[:, None] + radius - distance) * ~np.eye(len(entities), dtype=bool)
+    place = np.concatenate([states.position, states.landmark], axis=1)[:, : len(entities)].astype(np.float64)
+    overlap, num_agents = overlaps(place, entities), len(world.agents)
     speed = np.linalg.norm(after["velocity"], axis=-1)
     limit = np.array([agent.max_speed or np.inf for agent in world.agents])
     happened = {
-        "overlapping agents": (overlap[:, : len(world.agents), : len(world.agents)] > 0.01).any((1, 2)),
-        "a contact just setting in": ((np.abs(overlap) < 3e-3) & (overlap != 0)).any((1, 2)),
-        "outside the arena": (np.abs(after["position"][:, -1]) > 1).any(1),
+        "overlapping agents": (overlap[:, :num_agents, :num_agents] > 0.01).any((1, 2)),
+        "a contact just setting in": (np.abs(overlap) < 3e-3).any((1, 2)),
+        "outside the arena": ((np.abs(after["position"][:, -1]) > 1) & (np.abs(after["position"][:, -1]) < 2)).any(1),
+        "far outside": (np.abs(after["position"][:, -1]) > 2.2).any(1),
         "too fast": (np.abs(speed - limit) < 1e-9).any(1),
     }
     return {name: int(where.sum()) for name, where in happened.items()}
@@ -142,27 +149,25 @@ def test_a_step_from_1000_random_states_equals_mpe2s(backend, name, config):
     expected, found = step_mpe2(oracle, states), step_ours(env, states)
     if env.num_agents > 1:
         counts = condition_counts(oracle, states, expected)
-        assert all(counts[condition] >= 50 for condition in CONDITIONS[name]), counts
+        assert all(counts[condition] >= 25 for condition in CONDITIONS[name]), counts
+    touching = np.abs(overlaps(expected["position"], oracle.unwrapped.world.agents))
+    assert touching.min() > 3e-7, "a float's last bit would decide who touches: choose another seed"
     assert sorted(found) == sorted(expected)
     for array, values in expected.items():
         np.testing.assert_allclose(found[array], values, rtol=TOLERANCE, atol=TOLERANCE, err_msg=array)
 
 
+@pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("name", ["simple_spread", "simple_tag"])
-def test_spaces_are_mpe2s(name):
-    for continuous in (False, True):
-        oracle, env = (
-            mpe2_env(name, {"continuous_actions": continuous}),
-            load_env(name, {"continuous_actions": continuous}),
-        )
-        assert env.episode_length == 25
-        assert [agent.rpartition("_")[0] for agent in oracle.possible_agents] == [
-            group for group, what in env.groups.items() for _ in what.agents
-        ]
-        for agent in oracle.possible_agents:
-            group = env.groups[agent.rpartition("_")[0]]
-            assert group.observation_space == oracle.observation_space(agent)
-            assert group.action_space == oracle.action_space(agent)
+def test_groups_and_spaces_are_mpe2s(name, continuous):
+    oracle = mpe2_env(name, {"continuous_actions": continuous})
+    env = load_env(name, {"continuous_actions": continuous})
+    assert env.episode_length == 25
+    group_of = {agent: agent.rpartition("_")[0] for agent in oracle.possible_agents}
+    assert list(group_of.values()) == [name for name, group in env.groups.items() for _ in group.agents]
+    for agent, group in group_of.items():
+        assert env.groups[group].observation_space == oracle.observation_space(agent)
+        assert env.groups[group].action_space == oracle.action_space(agent)
 
 
 def test_simple_tag_observes_16_and_14_numbers(backend):

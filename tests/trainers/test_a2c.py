@@ -67,7 +67,7 @@ def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_sa
     log_prob = log_probs.gather(1, group.action.flatten().long().view(-1, 1)).squeeze(1)
     advantage = group.advantage.flatten()
     target = advantage + group.value[:-1].flatten()
-    normalised = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    normalised = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     entropy = -(log_probs.exp() * log_probs).sum(1).mean()
     loss = -(log_prob * normalised).mean() + 0.5 * (value - target).square().mean() - 0.01 * entropy
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5)
@@ -98,3 +98,13 @@ def test_policy_not_to_train_stays_as_it_is(tiny):
     for name, same in (("runner", True), ("tagger", False)):
         now = trainer.policies[name].state_dict()
         assert all(torch.equal(now[key], before[name][key]) for key in now) is same
+
+
+def test_a_single_sample_leaves_the_parameters_finite(tiny):
+    """One env, one step, and the runner is alone in its group: its advantage has no spread to be divided by."""
+    trainer = Trainer(tiny(trainer__num_envs=1, trainer__train_batch_size=1, trainer__total_timesteps=1))
+    assert trainer.rollout.groups["runner"].advantage.numel() == 1
+    figures = trainer.iterate()
+    for policy in trainer.policies.values():
+        assert all(tensor.isfinite().all() for tensor in policy.state_dict().values())
+    assert all(math.isfinite(float(figure)) for ones in figures.values() for figure in ones.values())

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -162,3 +165,153 @@ def test_policy_starts_from_a_file(tiny):
     config = tiny(policy__tagger={"model": {"model_ckpt_filepath": str(place / "policy.tagger.safetensors")}})
     state = Trainer(config).policies["tagger"].state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in first.policies["tagger"].state_dict().items())
+
+
+def rewrite(place, name, content):
+    """Puts other content into a checkpoint, with the right sums, as if it had been saved so. None: no such file."""
+    manifest = json.loads((place / "manifest.json").read_bytes())
+    del manifest["sha256"]
+    if name == "manifest.json":
+        manifest = content(manifest)
+    elif content is None:
+        (place / name).unlink()
+        del manifest["files"][name]
+    else:
+        (place / name).write_bytes(content)
+        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    if isinstance(manifest, dict):
+        text = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+        manifest["sha256"] = hashlib.sha256(text).hexdigest()
+    (place / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+def change_tensors(change):
+    def content(old):
+        tensors = checkpoint.tensors_from_bytes(old)
+        change(tensors)
+        return checkpoint.tensors_to_bytes(tensors)
+
+    return content
+
+
+def change_json(change):
+    def content(old):
+        value = json.loads(old)
+        change(value)
+        return json.dumps(value).encode()
+
+    return content
+
+
+BIAS = "value_head.bias"
+REFUSED = {
+    "policy missing": ("policy.runner.safetensors", None, "is not in the checkpoint"),
+    "policy of another shape": (
+        "policy.runner.safetensors",
+        change_tensors(lambda ones: ones.update({BIAS: torch.zeros(2)})),
+        rf"'{BIAS}' is \[2\]",
+    ),
+    "policy lacks a tensor": ("policy.runner.safetensors", change_tensors(lambda ones: ones.pop(BIAS)), "lacks value"),
+    "env missing": ("env.safetensors", None, "is not in the checkpoint"),
+    "env of another shape": (
+        "env.safetensors",
+        change_tensors(lambda ones: ones.update(reward=torch.zeros(7, 3))),
+        r"'reward' is \[7, 3\]",
+    ),
+    "optimiser missing": ("optim.runner.safetensors", None, "is not in the checkpoint"),
+    "optimiser lacks a tensor": (
+        "optim.runner.safetensors",
+        change_tensors(lambda ones: ones.pop(f"{BIAS}/exp_avg")),
+        rf"lacks {BIAS}/exp_avg",
+    ),
+    "optimiser empty": ("optim.runner.safetensors", change_tensors(lambda ones: ones.clear()), "lacks "),
+    "optimiser of another shape": (
+        "optim.runner.safetensors",
+        change_tensors(lambda ones: ones.update({f"{BIAS}/exp_avg": torch.zeros(2)})),
+        rf"'{BIAS}/exp_avg' is \[2\]",
+    ),
+    "optimiser of an unknown parameter": (
+        "optim.runner.safetensors",
+        change_tensors(lambda ones: ones.update({"x/exp_avg": torch.zeros(2)})),
+        "holds x/exp_avg",
+    ),
+    "rng empty": ("rng.json", lambda old: b"{}", "lacks python, numpy, torch"),
+    "rng a list": ("rng.json", lambda old: b"[]", "expected keys and values, got a list"),
+    "rng no JSON": ("rng.json", lambda old: b"{", "no JSON"),
+    "rng python cut": ("rng.json", change_json(lambda value: value["python"].pop()), "'python' is no state"),
+    "rng numpy cut": ("rng.json", change_json(lambda value: value["numpy"][1].pop()), "'numpy' is no state"),
+    "rng torch cut": ("rng.json", change_json(lambda value: value.update(torch="00")), "'torch' is no state"),
+    "rng torch a number": ("rng.json", change_json(lambda value: value.update(torch=3)), "'torch' is no state"),
+    "manifest a list": ("manifest.json", lambda old: [], "expected keys and values, got a list"),
+    "manifest without files": ("manifest.json", lambda old: {"format": 1, "progress": {}}, "must hold keys and values"),
+    "manifest with odd files": ("manifest.json", lambda old: old | {"files": {"rng.json": 3}}, "nothing of use about"),
+    "manifest without format": ("manifest.json", lambda old: {}, "of format None"),
+    "manifest without iteration": ("manifest.json", lambda old: old | {"progress": {}}, "expected progress.iteration"),
+}
+
+
+def everything(trainer):
+    """All that a restore may write, as bytes."""
+    tensors = [*(trainer.env.data[name] for name in trainer.env.data.names())]
+    for name, policy in trainer.policies.items():
+        tensors += policy.state_dict().values()
+        if name in trainer.algorithms:
+            tensors += checkpoint.optimizer_tensors(policy, trainer.algorithms[name].optimizer).values()
+    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    return trainer.iteration, generators, [tensor.detach().cpu().numpy().tobytes() for tensor in tensors]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_before_anything_is_written(tiny, case):
+    name, content, message = REFUSED[case]
+    saved = Trainer(tiny())
+    saved.iterate()
+    place = saved.save()
+    if callable(content) and name != "manifest.json":
+        content = content((place / name).read_bytes())
+    rewrite(place, name, content)
+    trainer = Trainer(tiny(trainer__seed=6))
+    trainer.iterate()
+    trainer.iterate()
+    before = everything(trainer)
+    with pytest.raises(CheckpointError, match=rf"{name}: .*{message}".replace(".safetensors", r"\.safetensors")):
+        trainer.restore(place)
+    assert everything(trainer) == before
+
+
+@pytest.mark.parametrize("saved_trains", [True, False])
+def test_a_run_that_trains_other_policies_is_refused(tiny, saved_trains):
+    runs = [Trainer(tiny(policy__runner={"to_train": to_train})) for to_train in (saved_trains, not saved_trains)]
+    runs[0].iterate()
+    message = "has no place in this run" if saved_trains else "is not in the checkpoint"
+    with pytest.raises(CheckpointError, match=rf"optim\.runner\.safetensors: {message}"):
+        runs[1].restore(runs[0].save())
+
+
+def test_a_run_saved_before_its_first_iteration_is_restored(tiny):
+    place = Trainer(tiny()).save()
+    trainer = Trainer(tiny())
+    trainer.iterate()
+    trainer.restore(place)
+    assert trainer.iteration == 0
+    trainer.iterate()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("what", ["policy", "optimiser"])
+def test_numbers_that_are_not_finite_are_not_saved(tiny, what, number):
+    trainer = Trainer(tiny())
+    trainer.iterate()
+    good = trainer.save()
+    trainer.iterate()
+    parameter = trainer.policies["runner"].value_head.bias
+    if what == "policy":
+        parameter.data.fill_(number)
+        name = rf"policy\.runner: '{BIAS}'"
+    else:
+        trainer.algorithms["runner"].optimizer.state[parameter]["exp_avg"].fill_(number)
+        name = rf"optim\.runner: '{BIAS}/exp_avg'"
+    with pytest.raises(CheckpointError, match=rf"^{name} holds a NaN or an infinity\..*{good.name}"):
+        trainer.save()
+    assert (trainer.run.checkpoints / "last").resolve() == good.resolve()
+    checkpoint.load_checkpoint(good)

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from trainers.checkpoint import load_checkpoint
 from trainers.cli import exit_code, main, parse_arguments
-from warpdrive.errors import BackendError, CheckpointError, ConfigError, KernelError
+from trainers.errors import RunFolderError
+from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, KernelError
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["trainer.num_envs=4", "trainer.train_batch_size=8", "--total-timesteps", "16", "--device", "cpu"]
@@ -53,7 +57,9 @@ def test_help_is_no_error(capsys):
     ("error", "code"),
     [
         (ConfigError("x"), 2),
+        (EnvError("x"), 2),
         (BackendError("x"), 3),
+        (RunFolderError("x"), 3),
         (MemoryError(), 3),
         (OSError(28, "No space left on device"), 3),
         (CheckpointError("x"), 4),
@@ -102,3 +108,52 @@ def test_missing_starting_policy_is_code_4(tmp_path, capsys):
     argv = ["--config", "tag.yaml", *SMALL, override, f"saving.basedir={tmp_path}"]
     assert main(argv, folder=ROOT / "examples") == 4
     assert "none.safetensors: no such file." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("basedir", ["file", "file/below", "/proc/x", "closed/below"])
+def test_folder_that_cannot_be_made_is_one_line_and_code_3(tmp_path, capsys, basedir):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if basedir.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("this user may write anywhere")
+    argv = ["--config", "tag.yaml", *SMALL, f"saving.basedir={tmp_path / basedir}"]  # an absolute path stays itself
+    assert main(argv, folder=ROOT / "examples") == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: saving.basedir: no run folder can be made in '{tmp_path / basedir}' (")
+
+
+def test_env_that_no_policy_can_act_in_is_one_line_and_code_2(tmp_path, capsys):
+    config = tmp_path / "pendulum.yaml"
+    config.write_text("name: pendulum\n")
+    assert main(["--config", str(config), *SMALL, f"saving.basedir={tmp_path / 'runs'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no policy here acts in a Box yet")
+    assert not (tmp_path / "runs").exists()
+
+
+# Where a shell started the tests in the background, Ctrl-C is ignored by all that they start.
+TRAIN = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+TRAIN += "from trainers.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)])
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path, number, name, code):
+    small = ["trainer.num_envs=4", "trainer.train_batch_size=8", "--device", "cpu", "saving.metrics_log_freq=1"]
+    words = ["--config", str(ROOT / "examples" / "tag.yaml"), *small, "--total-timesteps", str(10**9), "--run-name=a"]
+    command = [sys.executable, "-c", TRAIN, *words, f"saving.basedir={tmp_path}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    train = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    )
+    try:
+        assert any(line.startswith("env steps ") for line in train.stdout)  # it is training
+        train.send_signal(number)
+        printed, errors = train.communicate(timeout=60)
+    finally:
+        train.kill()
+    assert (train.returncode, errors) == (code, "")
+    last = printed.splitlines()[-1]
+    place = last.rpartition("checkpoint: ")[2]
+    env_steps = int(last.split()[4].replace(",", ""))
+    assert last == f"stopped by {name} after {env_steps:,} env steps, checkpoint: {place}"
+    assert load_checkpoint(Path(place)).progress["iteration"] == env_steps // 8 > 0

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from trainers import trainer as trainer_module
 from trainers.metrics import append_jsonl
 from trainers.trainer import Trainer
 
@@ -59,7 +60,7 @@ def test_a_report_starts_the_sums_anew(tiny):
 
 def test_no_episode_ended_leaves_the_means_out(tiny):
     trainer = Trainer(tiny())
-    assert trainer.metrics.report({}) == {"rollout/num_episodes": 0.0}
+    assert trainer.metrics.report({}) == {"rollout/num_episodes": 0.0, "health/dropped_truncations": 0.0}
 
 
 def test_figures_of_device_and_host_arrive_under_their_policy(tiny):
@@ -83,3 +84,20 @@ def test_jsonl_has_a_line_per_report_and_no_nan(tmp_path):
     append_jsonl(path, {"a": 1.0, "b": math.nan})
     append_jsonl(path, {"a": 2.0})
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 1.0, "b": None}, {"a": 2.0}]
+
+
+@pytest.mark.parametrize("rooms", [1, 5])
+def test_truncations_without_a_place_are_counted_and_told(tiny, monkeypatch, capsys, rooms):
+    """Nobody moves, so all 6 envs are truncated at each second of 10 steps; room for 1 of the 5 loses 4 each."""
+    monkeypatch.setattr(trainer_module, "max_truncations", lambda env, num_steps: rooms)
+    trainer = Trainer(tiny(env__episode_length=2, saving__metrics_log_freq=3))
+    with torch.no_grad():
+        for policy in trainer.policies.values():
+            policy.policy_head.bias[0] = 1000.0
+    trainer.train()
+    num_dropped = 3 * 6 * (5 - rooms)
+    (line,) = (trainer.run.path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["health/dropped_truncations"] == num_dropped
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == (num_dropped > 0)
+    assert all(f"{num_dropped} truncations" in line and "episode_length" in line for line in warnings)

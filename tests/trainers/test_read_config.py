@@ -103,7 +103,12 @@ WRONG = [
     ("train_batch_size", "batch_size", "tag.yaml:6: trainer.batch_size: unknown key: it means the minibatch in one "),
     ("total_timesteps: 1e6", "seed: 1", "tag.yaml:4: trainer.total_timesteps: is missing"),
     ("total_timesteps: 1e6", "total_timesteps: 1\n  num_episodes: 1", "tag.yaml:8: trainer.num_episodes: given beside"),
-    ("total_timesteps: 1e6", "total_timesteps: 1\n  num_gpus: 2", "tag.yaml:8: trainer.num_gpus: expected a whole"),
+    ("total_timesteps: 1e6", "total_timesteps: 1\n  num_gpus: 2", "tag.yaml:8: trainer.num_gpus: expected 1: one GPU"),
+    (
+        "total_timesteps: 1e6",
+        "total_timesteps: 1\n  seed: -1",
+        "tag.yaml:8: trainer.seed: expected a whole number from 0 to 9223372036854775807, got -1",
+    ),
     ("total_timesteps: 1e6", "total_timesteps: 1\n  device: gpu", "tag.yaml:8: trainer.device: expected auto, cpu"),
     ("tagger:", "taggers:", "tag.yaml:9: policy.taggers: no agents are called 'taggers'. Did you mean 'tagger'?"),
     ("tagger:", "shared:", "tag.yaml:9: policy.shared: covers all agents: there can be no other policy beside it."),
@@ -163,3 +168,13 @@ def test_a_config_is_checked_without_torch(tmp_path):
     code = f"import sys; from trainers.read_config import read_config; read_config({str(path)!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "torch" not in done.stdout.split()
+
+
+def test_a_group_called_shared_is_refused(monkeypatch):
+    """Its metrics would have the names of those of all agents."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
+    with pytest.raises(ConfigError) as caught:
+        read_config({"name": "odd_spaces:GroupCalledShared", "trainer": {"total_timesteps": 10_000}})
+    assert str(caught.value) == (
+        "name: a group of its agents is called 'shared', which means all agents here. Call it otherwise."
+    )

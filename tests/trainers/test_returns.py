@@ -69,7 +69,7 @@ def random_rollout(seed: int, num_steps: int = 17, num_envs: int = 9, num_agents
     reward = torch.randn(shape, generator=generator)
     value = torch.randn(shape, generator=generator)
     terminated = torch.rand(shape[:2], generator=generator) < 0.15
-    truncated = (torch.rand(shape[:2], generator=generator) < 0.15) & ~terminated
+    truncated = torch.rand(shape[:2], generator=generator) < 0.15  # some steps are both
     next_value = torch.randn(shape, generator=generator)
     goes_on = ~(terminated | truncated)[:-1].unsqueeze(-1).expand(num_steps - 1, num_envs, num_agents)
     next_value[:-1][goes_on] = value[1:][goes_on]
@@ -104,6 +104,9 @@ CASES = {
     "truncated step bootstraps from before the reset": ((False, False), (True, False), [1.0 + 0.5 * 6.0, 7.0]),
     "terminated last step has no future": ((False, True), (False, False), [1.0 + 0.5 * 3.0, 3.0]),
     "truncated last step has one": ((False, False), (False, True), [1.0 + 0.5 * 7.0, 7.0]),
+    "a step that is both has no future": ((True, False), (True, False), [1.0, 7.0]),
+    # The second step takes the second kept value, 8; the first must then find its own, 6.
+    "a step that is both counts what was kept": ((False, True), (True, True), [1.0 + 0.5 * 6.0, 3.0]),
 }
 
 

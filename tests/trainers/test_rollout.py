@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import pytest
 import torch
 
+from trainers.rollout import places_of
 from trainers.trainer import Trainer, max_truncations
+from warpdrive.env import load_env
+from warpdrive.errors import EnvError
 
 
 def test_kernels_write_the_memory_that_torch_reads(tiny, monkeypatch):
@@ -100,3 +105,20 @@ def test_max_truncations_is_enough(tiny):
     env = Trainer(tiny()).env.env
     assert [max_truncations(env, steps) for steps in (1, 7, 8, 14, 15)] == [1, 1, 2, 2, 3]
     assert max_truncations(env, 10) == math.ceil(10 / 7)
+
+
+@pytest.mark.parametrize("policy", ["all", "shared"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("BoxActions", "no policy here acts in a Box yet"),
+        ("GridOfActions", "no policy here acts in a MultiDiscrete"),
+        ("Picture", r"observes \[8, 8, 3\] float32"),
+        ("Scalar", r"observes \[\] float32"),
+        ("Bytes", r"observes \[4\] uint8"),
+    ],
+)
+def test_spaces_that_no_network_takes_are_refused(monkeypatch, name, message, policy):
+    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
+    with pytest.raises(EnvError, match=message):
+        places_of(load_env(f"odd_spaces:{name}"), policy)

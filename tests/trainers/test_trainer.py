@@ -115,3 +115,19 @@ def test_taggers_learn_to_catch_a_runner_that_stays(tiny):
     first, last = trainer.run.first_and_last_returns()["tagger"]
     assert first < 7.5
     assert last > 9.0
+
+
+def test_speed_counts_only_what_was_done_since_a_restore(tiny, capsys):
+    first = Trainer(tiny())
+    first.iterate()
+    first.iterate()
+    resumed = Trainer(tiny())
+    resumed.restore(first.save())
+    resumed.train()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trained ")]
+    assert line.startswith("trained 60 env steps in ")  # 180 in all, of which 120 were made before
+
+
+def test_speed_is_env_steps_by_seconds(tiny, capsys):
+    Trainer(tiny())._conclude(seconds=4.0, num_iterations=2)
+    assert "trained 120 env steps in 4.0 s (30 env steps/s)\n" in capsys.readouterr().out

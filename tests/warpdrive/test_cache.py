@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from warpdrive.cache import cache_folder, cache_key, cached, read_entry
+from warpdrive.errors import BackendError
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,16 @@ def test_a_failed_build_leaves_nothing():
 
 def test_the_folder_is_the_users_alone():
     assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("place", ["/proc/nothing", "a file"])
+def test_a_folder_that_cannot_be_is_named_with_the_way_out(tmp_path, monkeypatch, place):
+    if place == "a file":
+        place = str(tmp_path / "file")
+        open(place, "w").close()
+    monkeypatch.setenv("WARPDRIVE_CACHE", place)
+    with pytest.raises(BackendError, match=f"{place}.*Set WARPDRIVE_CACHE"):
+        cached("key", ".so", lambda: b"machine code")
 
 
 def test_every_part_of_a_key_counts_and_so_does_where_it_ends():

@@ -16,7 +16,14 @@ from warpdrive.sampler import Sampler
 
 TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers" / "kernels"
 
-ENVS = [(name, {}) for name in list_envs()] + [("tag_gridworld", {"use_full_observation": False, "num_taggers": 999})]
+ENVS = [
+    *((name, {}) for name in list_envs()),
+    ("simple_spread", {"continuous_actions": True}),
+    ("simple_tag", {"continuous_actions": True}),
+    ("tag_gridworld", {"use_full_observation": False, "num_taggers": 999}),
+    ("tag_gridworld", {"num_taggers": 1400}),
+    ("tag_gridworld", {"num_taggers": 6500}),
+]
 
 COMPILERS = [
     pytest.param("nvcc", marks=pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")),

@@ -242,6 +242,85 @@ def test_too_large_a_local_array_is_an_error(compiler):
     assert "rules.cu:" in (message := refusal(compiler, text)) and "shared memory" in message
 
 
+def test_a_file_is_included_from_beside_who_includes_it_and_never_from_where_we_are(compiler, monkeypatch, tmp_path):
+    for folder, number in (("here", 1), ("library", 2), ("library/deep", 3)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "number.cuh").write_text(f"#define NUMBER {number}\n")
+    (tmp_path / "library" / "deep" / "outer.cuh").write_text('#include "number.cuh"\n')
+    monkeypatch.chdir(tmp_path / "here")
+    kernel = 'extern "C" __global__ void f(int* x)\n{\n    x[0] = NUMBER;\n}\n'
+    assert refusal(compiler, '#include "number.cuh"\n' + kernel).startswith("rules.cu:1:10: ")
+
+    def number(include: str, *folders: Path, options: tuple[str, ...] = ()) -> int:
+        text = f"#include {include}\n{kernel}"
+        source = Source("rules.cu", text, "", read_signatures(text), folders, options)
+        launch(CpuBackend(compiler=compiler).compile(source), "f", x := ints(1))
+        return x.item()
+
+    assert number('"number.cuh"', tmp_path / "library") == 2
+    assert number("<number.cuh>", tmp_path / "library") == 2
+    assert number('"deep/outer.cuh"', tmp_path / "library") == 3
+    assert number('"number.cuh"', options=("-I../library/deep",)) == 3
+
+
+def test_more_static_shared_memory_than_a_gpu_has_is_refused_for_each_kernel_apart(compiler):
+    def kernel(name: str, *kilobytes: int) -> str:
+        names = "stuv"[: len(kilobytes)]
+        shared = "".join(f"    __shared__ int {n}[{256 * k}];\n" for n, k in zip(names, kilobytes, strict=True))
+        write = "".join(f"    {n}[threadIdx.x] = x[1];\n" for n in names)
+        read = " + ".join(f"{n}[x[0]]" for n in names)
+        head = f'extern "C" __global__ void {name}(int* x)\n{{\n'
+        return f"{head}{shared}{write}    __syncthreads();\n    x[0] = {read};\n}}\n"
+
+    for debug in (False, True):
+        backend = CpuBackend(debug=debug, compiler=compiler)
+        backend.compile(read_source(kernel("f", 40) + kernel("g", 40) + kernel("h", 24, 24)))
+        for sizes in ((60,), (30, 30)):
+            with pytest.raises(CompileError) as caught:
+                backend.compile(read_source(kernel("f", 40) + kernel("g", *sizes)))
+            message = str(caught.value)
+            assert message.startswith("test.cu:8:1: error: kernel 'g' has 61440 bytes of static shared memory")
+            assert "dynamic shared memory" in message
+    assert "has 4294967296 bytes of static shared memory" in refusal(compiler, kernel("f", 4 << 20))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\ntemplate <int N> extern "C" __global__ void k(int* x) { x[0] = N; }\n',
+        'namespace a {\nextern "C" __global__ void k(int* x) { x[0] = 1; }\n}\n',
+        '#if 0\nextern "C" __global__ void k(int* x) { x[0] = 1; }\n#endif\n',
+        '\nextern "C" __global__ void k(int* x);\n',
+    ],
+    ids=["template", "namespace", "if 0", "no body"],
+)
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_kernel_that_is_no_plain_function_is_named_with_its_own_line(compiler, text, debug):
+    good = 'extern "C" __global__ void first(int* x) { x[0] = 1; }\n'
+    with pytest.raises(CompileError) as caught:
+        CpuBackend(debug=debug, compiler=compiler).compile(read_source(text + good, "rules.cu"))
+    message = str(caught.value)
+    assert "rules.cu:2:1: error: kernel 'k' must be a plain function with a body at file level: " in message
+    assert "entry points" not in message and "undefined" not in message
+    assert text.startswith("\ntemplate") or len(message.splitlines()) == 3
+
+
+def test_a_brace_that_is_not_closed_is_an_error_of_the_users_text(compiler):
+    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n    if (x[0]) {\n    x[0] = 1;\n}\n')
+    assert "rules.cu:5:" in message and "entry points" not in message
+    assert "the file has 2 '{' and 1 '}'. Close each that is opened." in message
+
+
+def test_variables_of_gigabytes_are_refused_in_one_line(compiler):
+    arrays = "__device__ float x[3000000000u], y[3000000000u];\n"
+    text = arrays + 'extern "C" __global__ void f(int* i)\n{\n    x[i[0]] = y[i[1]];\n}\n'
+    message = refusal(compiler, text)
+    assert message == (
+        "rules.cu: the file's variables take gigabytes, more than can be addressed. "
+        "Use smaller __shared__ and __device__ arrays."
+    )
+
+
 def test_a_missing_compiler_is_one_line_with_the_way_out(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,5 +1,6 @@
 """Debug mode finds each planted mistake, names it, leaves the arrays alone, and later launches work."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from warpdrive.backends.base import LaunchShape, Source
 from warpdrive.backends.cpu import CpuBackend, CpuModule
+from warpdrive.backends.cpu_debug import find_write
 from warpdrive.errors import KernelError
 from warpdrive.signature import read_signatures
 
@@ -71,6 +73,76 @@ def test_a_missing_barrier_before_a_second_write_is_found(module):
 def test_a_race_of_blocks_is_found(module):
     message = mistake(module, "race_of_blocks", numbers(), torch.zeros(3, 8))
     assert "'out'[0, 5] (env 0) is 17.0 when threads run first to last and 1.0 when" in message
+
+
+def test_an_order_is_named_by_the_line_that_first_writes_the_array(module):
+    message = mistake(module, "missing_barrier", numbers(), torch.zeros(3, 8))
+    assert f", {MISTAKES}:{line_of('missing_barrier')}: " in message
+    message = mistake(module, "race_of_blocks", numbers(), torch.zeros(3, 8))
+    assert f", {MISTAKES}:{line_of('race_of_blocks')}: " in message
+
+
+def test_the_first_write_of_an_array_is_found_in_its_own_kernel_only():
+    text = """
+extern "C" __global__ void f(float* x, int* y, float* z, int* other_x)
+{
+    // x[0] = 1;
+    if (x[0] == 1 && other_x[1] <= 2) return;
+    other_x[0] = 1;
+    x[y[0] + 1] += 1;
+    ++y[0];
+    atomicAdd(&other_x[2], 1);
+}
+extern "C" __global__ void g(float* z) { z[0] = 1; }
+"""
+    f, g = read_signatures(text).values()
+    assert [find_write(text, f, name) for name in ("x", "y", "z", "other_x")] == [7, 8, None, 6]
+    assert find_write(text, g, "z") == 11
+
+
+def watched(module: CpuModule) -> None:
+    if not module.backend.compiler.supports("-ftrivial-auto-var-init=zero"):
+        pytest.skip("this compiler cannot build the third run (-ftrivial-auto-var-init)")
+    assert module.zero_entries, "the watched build failed"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "place", "thread", "other"),
+    [
+        ("lost_additions", "'out'[3]", "block 0, thread 1", "thread 0 of block 0"),
+        ("lost_in_shared", "shared memory", "block 0, thread 1", "thread 0 of block 0"),
+        ("lost_among_blocks", "'out'[3]", "block 1, thread 0", "thread 0 of block 0"),
+    ],
+)
+def test_a_lost_update_is_found_though_both_orders_agree(module, kernel, place, thread, other):
+    watched(module)
+    message = mistake(module, kernel, ints())
+    assert f"{thread}: {MISTAKES}:{line_of(kernel)}: lost update: this thread and {other} " in message
+    assert f"different values to {place}" in message and "atomicAdd" in message
+
+
+def test_ordered_writes_and_equal_values_are_no_lost_updates(module):
+    watched(module)
+    out, lock, flag = ints(), ints()[:2], torch.zeros(4, dtype=torch.bool)
+    launch(module, "ordered_writes", out, lock, flag)
+    assert out.tolist() == [7] * 24 and lock.tolist() == [0, 24] and flag.all()
+
+
+@pytest.mark.parametrize(("kernel", "thread"), [("endless_loop", 2), ("endless_barriers", None)])
+def test_a_kernel_that_never_ends_is_stopped_where_it_spins(module, monkeypatch, kernel, thread):
+    monkeypatch.setenv("WARPDRIVE_DEBUG_SECONDS", "0.2")
+    start = time.monotonic()
+    message = mistake(module, kernel, ints())
+    assert time.monotonic() - start < 10
+    assert "block 0, thread " in message and "still running after 0.2 seconds" in message
+    assert thread is None or f"thread {thread}: " in message
+    assert f"{MISTAKES}:{line_of(kernel)}: " in message or kernel == "endless_barriers"
+
+
+def test_a_limit_that_is_no_number_is_refused(module, monkeypatch):
+    monkeypatch.setenv("WARPDRIVE_DEBUG_SECONDS", "soon")
+    with pytest.raises(KernelError, match="WARPDRIVE_DEBUG_SECONDS is 'soon'. Set it to"):
+        launch(module, "correct", numbers(), torch.zeros(3, 8))
 
 
 def test_an_index_behind_the_end_is_found(module):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from warpdrive.data_manager import DataManager
-from warpdrive.errors import ArrayError
+from warpdrive.errors import ArrayError, BackendError
 
 
 def manager(device: str) -> DataManager:
@@ -73,6 +73,21 @@ def test_an_unknown_array_names_the_nearest():
     data.push("heading", np.zeros(2))
     with pytest.raises(ArrayError, match="no array 'headnig'. Did you mean 'heading'?"):
         data["headnig"]
+
+
+def test_what_does_not_fit_is_not_written():
+    data = manager("cpu")
+    for wrong in (np.zeros(5), [[1.0], [2.0, 3.0]], "text"):
+        with pytest.raises(ArrayError, match=r"array 'x' is \[2, 3\]"):
+            data["x"] = wrong
+    with pytest.raises(ArrayError, match="'y' is ragged"):
+        data.push("y", [[1.0], [2.0, 3.0]])
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "mps", 3.5])
+def test_a_device_that_is_none_is_named(device):
+    with pytest.raises(BackendError, match=f"unknown device '{device}'. Choose auto"):
+        DataManager(device)
 
 
 def test_bytes_are_counted_by_array():

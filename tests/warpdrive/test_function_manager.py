@@ -1,10 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import CompileError, SignatureError, WiringError
-from warpdrive.function_manager import FunctionManager
+from warpdrive.function_manager import FunctionManager, write_constants
 
 ADD = """
 extern "C" __global__ void add(const float* x, const float* y, float* sum)
@@ -70,6 +72,117 @@ def test_every_agent_gets_a_turn_once(backend, kernel, num_agents):
     data.push("seen", np.zeros((3, num_agents), np.int32))
     FunctionManager(data, LOOP, num_envs=3, num_agents=num_agents, backend=backend).launch(kernel)
     assert (data.pull("seen") == 1).all()
+
+
+ONE_EACH = """
+    extern "C" __global__ void count(int* seen)
+    {
+        const int env = env_index();
+        if (env < NUM_ENVS) { AGENT_CODE }
+    }
+"""
+STYLES = {
+    "an index of its own beside env_index": "seen[env * NUM_AGENTS + threadIdx.x] += 1;",
+    "the thread's agent without a loop": "const int agent = first_agent(); seen[env * NUM_AGENTS + agent] += 1;",
+    "a loop in an included file": "EVERY_AGENT_OF_FILE(seen, env);",
+    "a loop behind a macro": "EACH(agent) seen[env * NUM_AGENTS + agent] += 1;",
+    "a loop of its own, and an agent of its own": """
+        for (int i = threadIdx.x; i < NUM_AGENTS; i += blockDim.x) seen[env * NUM_AGENTS + i] += 3;
+        __syncthreads();
+        if (threadIdx.x < NUM_AGENTS) seen[env * NUM_AGENTS + threadIdx.x] -= 2;""",
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_agent_gets_a_turn_once_however_it_is_written(backend, tmp_path, style):
+    loop = "for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride())"
+    (tmp_path / "loops.cuh").write_text(
+        "__device__ inline void EVERY_AGENT_OF_FILE(int* seen, int env)\n"
+        f"{{ {loop} seen[env * NUM_AGENTS + agent] += 1; }}\n"
+    )
+    path = tmp_path / "count.cu"
+    head = '#include "warpdrive.cuh"\n#include "loops.cuh"\n#define EACH(agent) ' + loop
+    path.write_text(head + ONE_EACH.replace("AGENT_CODE", STYLES[style]))
+    data = DataManager(backend.device)
+    data.push("seen", np.zeros((3, 5), np.int32))
+    FunctionManager(data, path, num_envs=3, num_agents=5, backend=backend).launch("count")
+    assert data.pull("seen").tolist() == [[1] * 5] * 3
+
+
+def test_a_branch_of_one_kernel_says_nothing_of_another(backend):
+    text = """
+    extern "C" __global__ void looping(int* seen)
+    {
+        if (NUM_AGENTS) { for (int i = threadIdx.x; i < NUM_AGENTS; i += blockDim.x) seen[i] += 1; }
+    }
+    extern "C" __global__ void single(int* seen) { if (threadIdx.x < NUM_AGENTS) { seen[threadIdx.x] += 1; } }
+    """
+    data = DataManager(backend.device)
+    data.push("seen", np.zeros((1, 5), np.int32))
+    functions = FunctionManager(data, text, num_envs=1, num_agents=5, backend=backend)
+    functions.launch("looping")
+    functions.launch("single")
+    assert data.pull("seen").tolist() == [[2] * 5]
+
+
+@pytest.mark.parametrize("where", ["beside the source", "beside an included file", "in a folder", "by an option"])
+def test_an_edited_include_is_compiled_again(backend, tmp_path, where):
+    folder = {"beside the source": tmp_path, "beside an included file": tmp_path / "sub"}.get(where, tmp_path / "far")
+    folder.mkdir(exist_ok=True)
+    include = {"beside an included file": '#include "sub/a.cuh"', "by an option": "#include <value.cuh>"}
+    (folder / "a.cuh").write_text('#include "value.cuh"\n')
+    path = tmp_path / "k.cu"
+    path.write_text(
+        include.get(where, '#include "value.cuh"') + '\nextern "C" __global__ void f(int* out) { out[0] = VALUE; }\n'
+    )
+    found = []
+    for value in (1, 2):
+        (folder / "value.cuh").write_text(f"#define VALUE {value}\n")
+        data = DataManager(backend.device)
+        data.push("out", np.zeros(1, np.int32))
+        FunctionManager(
+            data,
+            path,
+            backend=backend,
+            include_folders=[folder] if where == "in a folder" else [],
+            options=[f"-I{folder}"] if where == "by an option" else [],
+        ).launch("f")
+        found.append(data.pull("out")[0])
+    assert found == [1, 2]
+
+
+def test_a_sequence_takes_the_widest_of_its_items_kinds():
+    constants = {"A": [True, 2], "B": (1, 2**40), "C": np.array([1, 2]), "D": [1, 0.5]}
+    assert write_constants(constants).splitlines() == [
+        "__constant__ const int A[2] = {true, 2};",
+        "__constant__ const long long B[2] = {1, 1099511627776ll};",
+        "__constant__ const int C[2] = {1, 2};",
+        "__constant__ const float D[2] = {1.0f, 0.5f};",
+    ]
+
+
+def test_a_number_that_the_parameter_cannot_hold_is_refused(backend):
+    functions = FunctionManager(DataManager(backend.device), 'extern "C" __global__ void f(int n) {}', backend=backend)
+    functions.launch("f", n=2.0)
+    for wrong in (2.5, 2**40):
+        with pytest.raises(WiringError, match=f"takes 'n' as int.*got {wrong}"):
+            functions.launch("f", n=wrong)
+
+
+def test_a_path_with_quotes_works(backend, tmp_path):
+    folder = tmp_path / "b'q\"x \u00fc"
+    folder.mkdir()
+    path = folder / "k.cu"
+    path.write_text('extern "C" __global__ void f(int* out) { out[0] = 7; }')
+    data = DataManager(backend.device)
+    data.push("out", np.zeros(1, np.int32))
+    FunctionManager(data, path, backend=backend).launch("f")
+    assert data.pull("out")[0] == 7
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(WiringError, match=r"nowhere.cu: no kernels can be read there"):
+        FunctionManager(DataManager("cpu"), Path("nowhere.cu"))
 
 
 def test_numbers_are_given_at_launch(backend):
@@ -163,9 +276,8 @@ class TestWiringErrors:
         data = DataManager(backend.device)
         for name in ("x", "y", "sum"):
             data.push(name, np.zeros((1, 1025), np.float32))
-        functions = FunctionManager(data, ADD, num_envs=1, num_agents=1025, backend=backend)
         with pytest.raises(WiringError, match="at most 1024 threads and an env 1025 agents. Loop over agents"):
-            functions.launch("add")
+            FunctionManager(data, ADD, num_envs=1, num_agents=1025, backend=backend)
 
 
 def test_a_compile_error_shows_the_users_line_and_a_caret(backend, tmp_path):

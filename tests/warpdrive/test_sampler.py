@@ -94,6 +94,21 @@ def test_wrong_shapes_are_named(backend):
         sampler(backend).sample(torch.zeros(2, 3, device=backend.device))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"agents": range(3, 8), "num_agents": 5}, "do not fit an action array of 5 agents"),
+        ({"agents": range(0, 5, 2), "num_agents": 5}, "must be a range"),
+        ({"agents": range(0)}, "must be a range"),
+        ({"head_sizes": (0,)}, "at least one action"),
+        ({"head_sizes": (3, -1)}, "at least one action"),
+    ],
+)
+def test_what_would_write_beyond_the_arrays_is_refused(backend, wrong, words):
+    with pytest.raises(ShapeError, match=words):
+        sampler(backend, **wrong)
+
+
 def test_a_seed_of_64_bits_becomes_two_words():
     assert seed_words(2**32 + 5).tolist() == [5, 1]
     assert seed_words(-1).tolist() == [2**32 - 1, 2**32 - 1]

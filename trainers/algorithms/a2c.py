@@ -92,7 +92,7 @@ class A2C:
         config, group = self.config, self.group
         self.estimate()
         target = group.advantage + group.value[:-1]
-        explained = 1.0 - group.advantage.var() / target.var().clamp_min(1e-8)
+        explained = 1.0 - group.advantage.var(correction=0) / target.var(correction=0).clamp_min(1e-8)
         advantage = _normalised(group.advantage) if config.normalize_advantage else group.advantage
         entropy_coeff = value_at(config.entropy_coeff, env_steps)
         value_coeff = value_at(config.vf_loss_coeff, env_steps)
@@ -128,7 +128,7 @@ class A2C:
 
 
 def _normalised(advantage: torch.Tensor) -> torch.Tensor:
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)  # one sample has a deviation too: 0
 
 
 def _chunks(group: GroupRollout) -> Iterator[slice]:

@@ -10,10 +10,15 @@
 //   return_sum      [env, agent]  of the episodes ended since the last report     read, written
 //   length_sum      [env]         likewise                                        read, written
 //   num_ended       [env]         episodes ended since the last report            read, written
+//   num_truncated   [env]         truncations in this rollout                     read
+//   num_dropped     [env]         those of them whose last observation was not kept, since the last report
+//                                                                                 read, written
 //   num_steps       of the rollout
+//   max_truncations of an env in a rollout, whose last observations are kept
 extern "C" __global__ void episodes(const float* reward, const bool* terminated, const bool* truncated,
                                     float* running_return, int* running_length, float* return_sum, int* length_sum,
-                                    int* num_ended, int num_steps)
+                                    int* num_ended, const int* num_truncated, int* num_dropped, int num_steps,
+                                    int max_truncations)
 {
     const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
     for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
@@ -42,6 +47,7 @@ extern "C" __global__ void episodes(const float* reward, const bool* terminated,
             running_length[env] = length;
             length_sum[env] = ended_length;
             num_ended[env] = ended;
+            if (num_truncated[env] > max_truncations) num_dropped[env] += num_truncated[env] - max_truncations;
         }
     }
 }

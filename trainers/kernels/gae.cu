@@ -1,7 +1,8 @@
 #include "warpdrive.cuh"
 
 // Generalised advantage estimation of one policy group, each agent's steps walked backwards by one thread.
-// A terminated step has no future. A truncated one has: the value of what was seen before the reset.
+// A terminated step has no future, truncated or not. One only truncated has: the value of what was seen
+// before the reset.
 // Either way the sum stops there, since the next step belongs to another episode.
 // (Schulman et al. 2016, arXiv:1506.02438)
 //   reward          [step, env, agent of all]      of the whole rollout            read
@@ -31,12 +32,12 @@ extern "C" __global__ void gae(const float* reward, const bool* terminated, cons
         float next_advantage = 0.0f;
         for (int t = num_steps - 1; t >= 0; --t) {
             const long long step_env = (long long)t * NUM_ENVS + env;
-            if (truncated[step_env]) {
-                k -= 1;
-                next_value = k < max_truncations ? final_value[k * num_rows + row] : 0.0f;
-                next_advantage = 0.0f;
-            } else if (terminated[step_env]) {
+            if (truncated[step_env]) k -= 1;  // its last observation was kept, even if it also terminated
+            if (terminated[step_env]) {
                 next_value = 0.0f;
+                next_advantage = 0.0f;
+            } else if (truncated[step_env]) {
+                next_value = k < max_truncations ? final_value[k * num_rows + row] : 0.0f;
                 next_advantage = 0.0f;
             }
             const float value_now = value[t * num_rows + row];

@@ -23,11 +23,11 @@ class CategoricalHeads:
     @staticmethod
     def of_space(space: Any) -> CategoricalHeads:
         """Heads for an action space, known by its shape: Discrete has `n`, MultiDiscrete `nvec`."""
-        if hasattr(space, "nvec"):
+        if hasattr(space, "nvec") and space.nvec.ndim == 1:
             return CategoricalHeads(tuple(int(size) for size in space.nvec))
         if hasattr(space, "n"):
             return CategoricalHeads((int(space.n),))
-        raise EnvError(f"no policy acts in {space}. Actions are Discrete or MultiDiscrete.")
+        raise EnvError(f"no policy here acts in a {type(space).__name__} yet. Actions are Discrete or MultiDiscrete.")
 
     @property
     def num_logits(self) -> int:

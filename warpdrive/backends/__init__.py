@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from warpdrive.backends.base import Backend
+from warpdrive.data_manager import find_device
 from warpdrive.errors import BackendError
 
 
@@ -28,7 +29,7 @@ def choose_backend(
     """
     if env_backend not in ("auto", "cuda", "cpu"):
         raise BackendError(f"unknown env_backend '{env_backend}'. Choose auto, cuda or cpu.")
-    device = None if device in (None, "auto") else torch.device(device)
+    device = None if device in (None, "auto") else find_device(device)
     if device is not None and env_backend == "auto":
         env_backend = device.type
     if device is not None and env_backend != device.type:

@@ -38,18 +38,33 @@ class Source:
         beside = [Path(self.path).parent] if Path(self.path).is_file() else []
         return [*beside, *self.include_folders, KERNELS_FOLDER]
 
-    def included_text(self) -> str:
-        """The text of every file that this source includes by `#include "..."`, directly or not."""
-        folders = self.all_include_folders()
-        waiting, seen = [self.text], {}
+    def included_files(self) -> dict[Path, str]:
+        """The text of every file that this source includes and that we can find, directly or not, by path.
+
+        The compiler's own headers are not among them: they change with the compiler's version.
+        """
+        options = [Path(option[2:]) for option in self.options if option.startswith("-I")]
+        top_folders = [*self.all_include_folders(), *options]
+        waiting: list[tuple[str, list[Path]]] = [(self.text, [])]
+        found: dict[Path, str] = {}
         while waiting:
-            for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', blank_comments(waiting.pop()), re.MULTILINE):
-                for file in (folder / name for folder in folders):
-                    if file.is_file() and file not in seen:
-                        seen[file] = file.read_text()
-                        waiting.append(seen[file])
-                        break
-        return "\0".join(seen[file] for file in sorted(seen))
+            text, beside = waiting.pop()
+            for quote, name in re.findall(r'^\s*#\s*include\s*(["<])([^">]+)[">]', blank_comments(text), re.MULTILINE):
+                folders = [*(beside if quote == '"' else []), *top_folders]
+                file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+                if file is not None and file not in found:
+                    found[file] = file.read_text()
+                    waiting.append((found[file], [file.parent]))
+        return found
+
+    def included_text(self) -> str:
+        """All that this source includes, as one text: a part of what decides what is compiled."""
+        files = self.included_files()
+        return "\0".join(f"{file}\0{files[file]}" for file in sorted(files))
+
+    def line_directive(self) -> str:
+        """`#line 1 "path"`, so that messages name the user's file."""
+        return f'#line 1 "{escape(self.path)}"'
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,11 @@ class Backend(ABC):
     @abstractmethod
     def prefers_one_thread(self) -> bool:
         """Whether a kernel that is right for any block size is fastest with one thread an env."""
+
+
+def escape(path: str) -> str:
+    """A path as it stands in a C string."""
+    return path.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def show_source_line(message: str, path: str, line: int, column: int, text: str) -> str:

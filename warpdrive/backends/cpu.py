@@ -64,6 +64,7 @@ class Launch(ctypes.Structure):
         ("options", ctypes.c_uint),
         ("num_threads", ctypes.c_int),
         ("fill", ctypes.c_uint),
+        ("limit", ctypes.c_int64),
         ("expected", ctypes.c_int64),
         ("failed", ctypes.c_int),
         ("failed_block", ctypes.c_uint),
@@ -82,8 +83,8 @@ class _Entry(ctypes.Structure):
 class CpuBackend(Backend):
     """Compiles with g++ or clang++ and launches on the cores of this machine.
 
-    Results do not depend on the number of cores. `debug` finds indices out of range, races, uninitialised reads
-    and more (see cpu_debug.py), at many times the cost; `sanitize` names any of SANITIZERS.
+    Results do not depend on the number of cores. `debug` finds indices out of range, races, uninitialised reads,
+    loops that do not end and more (see cpu_debug.py, which also says what it cannot find), at many times the cost; `sanitize` names any of SANITIZERS.
 
     Args:
         num_threads: None for $WARPDRIVE_NUM_THREADS, else every core this process may use.

@@ -17,6 +17,7 @@ from pathlib import Path
 from warpdrive.backends.base import KERNELS_FOLDER, Source, show_source_line
 from warpdrive.cache import cache_key, cached
 from warpdrive.errors import BackendError, CompileError
+from warpdrive.signature import blank_comments
 
 MAX_SHARED_BYTES = 227 * 1024
 """Dynamic shared memory of a block, as on an H100."""
@@ -24,10 +25,16 @@ MAX_SHARED_BYTES = 227 * 1024
 MAX_FRAME_BYTES = 64 * 1024
 """Locals of one thread, half of the stack that cpu_fiber.h gives it; more is refused when a kernel is compiled."""
 
+MAX_STATIC_SHARED_BYTES = 48 * 1024
+"""`__shared__` variables of fixed size in one kernel, as on every GPU."""
+
 NUM_ERRORS_SHOWN = 5
 
+_ENTRY_POINTS = "<entry points>"
+_FIRST_ENTRY_LINE = 3
+
 _SHIM_FILES = ("cpu_abi.h", "cpu_atomics.h", "cpu_checks.h", "cpu_math.h", "cpu_shim.h", "cpu_warp.h")
-_RUNTIME_FILES = ("cpu_abi.h", "cpu_fiber.h", "cpu_block.h", "cpu_runtime.cpp")
+_RUNTIME_FILES = ("cpu_abi.h", "cpu_fiber.h", "cpu_writes.h", "cpu_block.h", "cpu_runtime.cpp")
 
 # Floating point follows CUDA's rules: every operation rounds once, nothing is contracted or reordered.
 _KERNEL_FLAGS = [
@@ -45,6 +52,7 @@ _ERROR = re.compile(
     r"^(?P<path>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<message>.*)$", re.M
 )
 _UNDEFINED = re.compile(r"^(?:\S+: )?(?P<path>[^\s:]+):(?P<line>\d+): undefined reference to [`'](?P<name>.*)'$", re.M)
+_UNDEFINED_ANYWHERE = re.compile(r"undefined (?:reference to|(?:hidden )?symbol:?) [`']?(?P<name>\w+)")
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,13 @@ class Variant:
     """How a source is built: for speed, for debug mode, or under sanitizers.
 
     `locals_hold` is what debug mode puts into every local that the kernel leaves unset: "pattern" or "zero".
+    `watch_writes` makes debug mode's kernels report every write to the scheduler, which looks for lost updates.
     """
 
     debug: bool = False
     sanitize: tuple[str, ...] = ()
     locals_hold: str = "pattern"
+    watch_writes: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,8 @@ class Compiler:
             flags += [f"-fsanitize={_DEBUG_CHECKS}", "-fno-sanitize-recover=all"]
             if self.supports(f"-ftrivial-auto-var-init={variant.locals_hold}"):
                 flags.append(f"-ftrivial-auto-var-init={variant.locals_hold}")
+            if variant.watch_writes:  # cpu_checks.h stands in for the sanitizer's library
+                flags.append("-fsanitize=thread")
             if not self.is_clang:  # these passes of g++ take such a local for unset all the same
                 flags += ["-fno-tree-fre", "-fno-tree-ccp"]
         elif variant.sanitize:
@@ -156,7 +168,7 @@ def build_runtime(compiler: Compiler) -> Path:
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "runtime.so"
             source = KERNELS_FOLDER / "cpu_runtime.cpp"
-            result = run_tool([*compiler.command, *flags, str(source), "-o", str(library), "-lpthread"])
+            result = run_tool([*compiler.command, *flags, str(source), "-o", str(library), "-lpthread", "-lrt"])
             if result.returncode:
                 raise BackendError(
                     f"'{shlex.join(compiler.command)}' cannot build the CPU runtime:\n{result.stderr.strip()}\n"
@@ -174,11 +186,16 @@ def build_kernels(compiler: Compiler, source: Source, variant: Variant) -> Path:
         CompileError: shows the first errors on the user's own lines.
     """
     text = _translation_unit(source)
-    flags = [*compiler.flags(variant), *source.options]
+    flags = [*compiler.flags(variant), *map(_absolute, source.options)]
     shim = [(KERNELS_FOLDER / name).read_text() for name in _SHIM_FILES]
     shim += [path.read_text() for path in sorted((KERNELS_FOLDER / "cpu_shadow").glob("*.h"))]
     key = cache_key([text, source.included_text(), *flags, *compiler.command, compiler.description, *shim])
     return cached(key, ".so", lambda: _build(compiler, source, variant, text, flags))
+
+
+def _absolute(option: str) -> str:
+    """`-Ifolder` as seen from where the compiler runs, which is not where we are."""
+    return f"-I{Path(option[2:]).resolve()}" if option.startswith("-I") and option != "-I" else option
 
 
 def _translation_unit(source: Source) -> str:
@@ -188,7 +205,7 @@ def _translation_unit(source: Source) -> str:
     path = source.path.replace("\\", "\\\\").replace('"', '\\"')
     return (
         f'#include "cpu_shim.h"\n#line 1 "<constants>"\n{constants}\n#line 1 "{path}"\n{source.text}\n'
-        '#line 1 "<entry points>"\n'
+        f'#line 1 "{_ENTRY_POINTS}"\n'
         'extern "C" __attribute__((visibility("default"))) const warpdrive_cpu::NamedEntry warpdrive_cpu_entries[];\n'
         f"const warpdrive_cpu::NamedEntry warpdrive_cpu_entries[] = {{\n{entries}    {{nullptr, nullptr}},\n}};\n"
     )
@@ -197,8 +214,10 @@ def _translation_unit(source: Source) -> str:
 def _build(compiler: Compiler, source: Source, variant: Variant, text: str, flags: list[str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "kernels.cpp").write_text(text)
-        quoted = [Path(source.path).resolve().parent, *source.include_folders, KERNELS_FOLDER]
-        includes = [word for place in quoted for word in ("-iquote", str(Path(place).resolve()))]
+        # Only here, never where we happen to be: who decides what is stale looks in the same folders. For <...>
+        # they come after the system's, so that a user's math.h does not hide the compiler's.
+        folders = [str(place.resolve()) for place in source.all_include_folders()]
+        includes = [word for place in folders for word in ("-iquote", place, "-idirafter", place)]
         includes.append(f"-I{KERNELS_FOLDER / 'cpu_shadow'}")
         plain = ["-fno-diagnostics-color", "-fno-caret-diagnostics", f"-ferror-limit={NUM_ERRORS_SHOWN}"]
         if not compiler.is_clang:
@@ -210,7 +229,9 @@ def _build(compiler: Compiler, source: Source, variant: Variant, text: str, flag
             raise CompileError(_explain(source, result.stderr))
 
         objects = ["kernels.o"]
-        if names := undefined_thread_locals(Path(folder, "kernels.o").read_bytes()):
+        compiled = Path(folder, "kernels.o").read_bytes()
+        _check_static_shared_memory(source, compiled)
+        if names := undefined_thread_locals(compiled):
             Path(folder, "shared.s").write_text(_dynamic_shared_memory(names))
             objects.append("shared.s")
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,now", "-Wl,-z,relro"]
@@ -234,22 +255,87 @@ def _dynamic_shared_memory(names: Sequence[str]) -> str:
     return "\n".join([*lines, f".zero {MAX_SHARED_BYTES}", '.section .note.GNU-stack,"",%progbits', ""])
 
 
+@dataclass(frozen=True)
+class _Symbol:
+    name: str
+    kind: int
+    section: int
+    value: int
+    size: int
+
+
+_FUNCTION, _THREAD_LOCAL, _UNDEFINED_SECTION = 2, 6, 0
+
+
+class _ObjectFile:
+    """The symbols of a 64-bit ELF object file and where its code refers to them."""
+
+    def __init__(self, file: bytes) -> None:
+        (sections_at,) = struct.unpack_from("<Q", file, 40)
+        entry_size, num_sections = struct.unpack_from("<HH", file, 58)
+        if num_sections == 0:  # too many for the field: the first section holds their number
+            (num_sections,) = struct.unpack_from("<Q", file, sections_at + 32)
+        sections = [struct.unpack_from("<IIQQQQIIQQ", file, sections_at + i * entry_size) for i in range(num_sections)]
+        symbol_table, extended_sections, relocations_with_addend = 2, 18, 4
+        self.symbols: list[_Symbol] = []
+        self.references: list[tuple[int, int, int]] = []  # section, offset in it, index of the symbol
+        in_extended: list[int] = []
+        for _, kind, _, _, offset, size, _, _, _, _ in sections:
+            if kind == extended_sections:
+                in_extended = [index for (index,) in struct.iter_unpack("<I", file[offset : offset + size])]
+        for _, kind, _, _, offset, size, link, info, _, _ in sections:
+            content = file[offset : offset + size]
+            if kind == symbol_table:
+                strings_at = sections[link][4]
+                for i, (name, type_, _, section, value, bytes_) in enumerate(struct.iter_unpack("<IBBHQQ", content)):
+                    end = file.index(b"\0", strings_at + name)
+                    section = in_extended[i] if section == 0xFFFF and in_extended else section
+                    text = file[strings_at + name : end].decode(errors="replace")
+                    self.symbols.append(_Symbol(text, type_ & 15, section, value, bytes_))
+            elif kind == relocations_with_addend:
+                self.references += [(info, at, what >> 32) for at, what, _ in struct.iter_unpack("<QQq", content)]
+
+
 def undefined_thread_locals(file: bytes) -> list[str]:
     """Names of the thread-local variables that a 64-bit ELF object file uses and does not define."""
-    symbol_table, thread_local, undefined = 2, 6, 0
-    (sections_at,) = struct.unpack_from("<Q", file, 40)
-    entry_size, num_sections = struct.unpack_from("<HH", file, 58)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", file, sections_at + i * entry_size) for i in range(num_sections)]
-    names = []
-    for _, kind, _, _, offset, size, link, _, _, _ in sections:
-        if kind != symbol_table:
-            continue
-        strings_at = sections[link][4]
-        for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", file[offset : offset + size]):
-            if info & 15 == thread_local and section == undefined:
-                end = file.index(b"\0", strings_at + name)
-                names.append(file[strings_at + name : end].decode())
-    return names
+    symbols = _ObjectFile(file).symbols
+    return [s.name for s in symbols if s.kind == _THREAD_LOCAL and s.section == _UNDEFINED_SECTION]
+
+
+def static_shared_bytes(file: bytes, kernel: str) -> int:
+    """Bytes of the `__shared__` variables that a kernel's compiled code refers to.
+
+    Those of functions it calls count where the compiler inlined them: what is found is never more than on a GPU.
+    """
+    compiled = _ObjectFile(file)
+    in_template = re.compile(rf"_ZN13warpdrive_cpu6KernelIXadL_Z(?:\d+L?)?L?{len(kernel)}{kernel}(?![0-9])")
+    own = [
+        symbol
+        for symbol in compiled.symbols
+        if symbol.kind == _FUNCTION and (symbol.name == kernel or in_template.match(symbol.name))
+    ]
+    most = 0
+    for function in own:
+        used = {
+            index
+            for section, at, index in compiled.references
+            if section == function.section and function.value <= at < function.value + function.size
+        }
+        symbols = [compiled.symbols[index] for index in used]
+        shared = [s for s in symbols if s.kind == _THREAD_LOCAL and s.section != _UNDEFINED_SECTION]
+        most = max(most, sum(s.size for s in shared if "warpdrive_cpu" not in s.name))
+    return most
+
+
+def _check_static_shared_memory(source: Source, file: bytes) -> None:
+    for signature in source.signatures.values():
+        if (num_bytes := static_shared_bytes(file, signature.name)) > MAX_STATIC_SHARED_BYTES:
+            message = (
+                f"kernel '{signature.name}' has {num_bytes} bytes of static shared memory. A GPU's block has "
+                f"{MAX_STATIC_SHARED_BYTES} (48 KB): use fewer or smaller __shared__ arrays, or dynamic shared memory "
+                "(extern __shared__)."
+            )
+            raise CompileError(show_source_line(message, source.path, signature.line, 1, source.text))
 
 
 def _explain(source: Source, output: str) -> str:
@@ -257,6 +343,11 @@ def _explain(source: Source, output: str) -> str:
     shown = []
     for error in _ERROR.finditer(output):
         path, line, message = error["path"], int(error["line"]), error["message"].removeprefix("error: ")
+        if path == _ENTRY_POINTS:
+            block = _explain_entry(source, line, message)
+            if block not in shown:
+                shown.append(block)
+            continue
         if re.search(r"frame.*(larger than|exceeds limit)", message):
             message = f"the local arrays of a thread take more than {MAX_FRAME_BYTES} bytes. Put them in shared memory."
         text = _text_of(path, source)
@@ -269,13 +360,48 @@ def _explain(source: Source, output: str) -> str:
             shown.append(block)
     for missing in _UNDEFINED.finditer(output):
         path, line = missing["path"], int(missing["line"])
+        if path == _ENTRY_POINTS:
+            continue
         message = f"'{missing['name']}' is declared but not defined. Define it, or include the file that does."
         block = show_source_line(message, path, line, 1, _text_of(path, source))
         if block not in shown:
             shown.append(block)
+    for missing in _UNDEFINED_ANYWHERE.finditer(output):
+        if missing["name"] in source.signatures:
+            block = _not_a_plain_function(source, missing["name"])
+            if block not in shown:
+                shown.append(block)
+    if not shown and re.search(r"relocation|out of range|too large", output):
+        return (
+            f"{source.path}: the file's variables take gigabytes, more than can be addressed. "
+            "Use smaller __shared__ and __device__ arrays."
+        )
     if not shown:
         return f"{source.path}: the compiler refused it:\n{output.strip()}"
     return "\n".join(shown[:NUM_ERRORS_SHOWN])
+
+
+def _explain_entry(source: Source, line: int, message: str) -> str:
+    """An error in the table of entry points, behind the user's text, as one of the user's text."""
+    names = list(source.signatures)
+    index = line - _FIRST_ENTRY_LINE
+    if 0 <= index < len(names):
+        return _not_a_plain_function(source, names[index])
+    last = max(1, len(source.text.rstrip().splitlines()))
+    code = blank_comments(source.text, keep_strings=False)
+    open_, closed = code.count("{"), code.count("}")
+    if open_ != closed:
+        message = f"the file has {open_} '{{' and {closed} '}}'. Close each that is opened."
+    return show_source_line(message, source.path, last, 1, source.text)
+
+
+def _not_a_plain_function(source: Source, kernel: str) -> str:
+    message = (
+        f"kernel '{kernel}' must be a plain function with a body at file level: "
+        f'extern "C" __global__ void {kernel}(...) {{ ... }}. '
+        "A template, a namespace or an #if that leaves it out hides it."
+    )
+    return show_source_line(message, source.path, source.signatures[kernel].line, 1, source.text)
 
 
 def _text_of(path: str, source: Source) -> str:

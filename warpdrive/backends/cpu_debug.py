@@ -4,9 +4,16 @@
 2. Last thread to first, last block to first; arrays begin at such memory. A result that differs from the first
    run's depends on the order of threads: a barrier is missing, or threads or envs race.
 3. As the first, but shared memory and locals that the kernel never set hold other values. A result that differs
-   was made of them.
+   was made of them. This run also watches every write for lost updates (see cpu_writes.h): two threads that write
+   different values to one place with nothing between that orders them.
+
+In each run a block that takes longer than $WARPDRIVE_DEBUG_SECONDS (60; 0 for no limit) is stopped.
 
 What the first run wrote is what the launch writes. A fault leaves the arrays as they were.
+
+Not found: a lost update in a kernel whose block also uses atomics or fences, or __syncwarp, between the two writes
+(they may order them; sanitize=("thread",) does find it), and threads that return while others of the block go on to
+another __syncthreads, which GPUs since Volta allow: the barrier waits for those that have not returned.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ import torch
 from warpdrive.backends.base import KERNELS_FOLDER, LaunchShape, Source
 from warpdrive.backends.cpu_compiler import Compiler, Variant, build_kernels
 from warpdrive.errors import KernelError, WarpDriveError
-from warpdrive.signature import Parameter, Signature
+from warpdrive.signature import Parameter, Signature, blank_comments
 
 if TYPE_CHECKING:
     from warpdrive.backends.cpu import Argument, CpuModule
@@ -101,13 +108,13 @@ class Argued:
 
 
 class DebugBuild:
-    """The second build of a module, in which unset locals hold zero. It is compiled beside the first."""
+    """The second build of a module: unset locals hold zero and writes are watched. Compiled beside the first."""
 
     def __init__(self, compiler: Compiler, source: Source) -> None:
         self._future: Future[Path] | None = None
         if compiler.supports("-ftrivial-auto-var-init=zero"):
             executor = ThreadPoolExecutor(1)
-            variant = Variant(debug=True, locals_hold="zero")
+            variant = Variant(debug=True, locals_hold="zero", watch_writes=True)
             self._future = executor.submit(build_kernels, compiler, source, variant)
             executor.shutdown(wait=False)
 
@@ -215,17 +222,35 @@ class DebugLaunch:
         library = module.zero_path if zero_locals else module.library_path
         launch = cpu.make_launch(entries[kernel], pack, self.shape, cpu.DEBUG | options, num_threads=1)
         launch.fill = fill
+        launch.limit = int(debug_seconds() * 1e9)
         if module.runtime.warpdrive_cpu_run(ctypes.addressof(launch)):
             if launch.message.startswith(b"@"):
                 launch.message = explain_address(int(launch.message[1:], 16), argued).encode()
+            elif launch.message.startswith(b"!"):
+                address, block, thread = launch.message[1:].split()
+                launch.message = self._explain_lost(int(address, 16), int(block), int(thread), argued).encode()
             raise KernelError(cpu.describe_failure(library, kernel, launch))
         del keep
         return [guarded.content() for guarded in guards]
 
+    def _explain_lost(self, address: int, block: int, thread: int, argued: list[Argued]) -> str:
+        threads_x = self.shape.block[0]
+        other = f"{thread}" if self.shape.block[1] == 1 else f"({thread % threads_x}, {thread // threads_x})"
+        name = "shared memory or a __device__ variable"
+        for one in argued:
+            if one.copy <= address < one.copy + one.size:
+                name = self._name_element(one, (address - one.copy) // one.tensor.element_size())
+                break
+        return (
+            f"lost update: this thread and thread {other} of block {block} write different values to {name} with "
+            "no barrier between, and a GPU keeps one of the two. Let one thread alone write each element, put a "
+            "barrier between, or use atomicAdd."
+        )
+
     def _raise_order(self, argued: list[Argued], guards: list[Guarded], first: list[bytes], other: list[bytes]) -> None:
         place, value, other_value = self._difference(argued, guards, first, other)
         raise KernelError(
-            f"{self._where()}: {place} is {value} when threads run first to last and {other_value} when they run last "
+            f"{self._where(place)}: {place} is {value} when threads run first to last and {other_value} when they run last "
             "to first: the result depends on the order of threads, from a missing barrier or a race. Put "
             "__syncthreads() or env_sync() between a write and another thread's read, let one thread alone write each "
             "element, and do not add floats by atomicAdd."
@@ -234,13 +259,16 @@ class DebugLaunch:
     def _raise_unset(self, argued: list[Argued], guards: list[Guarded], first: list[bytes], other: list[bytes]) -> None:
         place, value, other_value = self._difference(argued, guards, first, other)
         raise KernelError(
-            f"{self._where()}: {place} is {value} or {other_value} depending on what memory held before the launch: "
+            f"{self._where(place)}: {place} is {value} or {other_value} depending on what memory held before the launch: "
             "the kernel reads shared memory or a local before writing it. Set it first, with a barrier in between if "
             "another thread does."
         )
 
-    def _where(self) -> str:
-        return f"kernel '{self.signature.name}', {self.module.source.path}:{self.signature.line}"
+    def _where(self, place: str) -> str:
+        """The kernel and the line where it first writes the parameter that `place` names, else the one it starts on."""
+        text, name = self.module.source.text, place.split("'")[1]
+        line = find_write(text, self.signature, name) or self.signature.line
+        return f"kernel '{self.signature.name}', {self.module.source.path}:{line}"
 
     def _difference(
         self, argued: list[Argued], guards: list[Guarded], first: list[bytes], other: list[bytes]
@@ -306,6 +334,34 @@ def explain_address(address: int, argued: list[Argued]) -> str:
     if address < mmap.PAGESIZE:
         return "null pointer. Give the kernel an array here."
     return f"no array lies at address {address:#x}. Test the index or the pointer."
+
+
+def find_write(text: str, signature: Signature, name: str) -> int | None:
+    """The first line of a kernel that plainly writes its parameter `name`, as `name[i] = 0` or `atomicAdd(&name[i]`."""
+    lines = blank_comments(text, keep_strings=False).splitlines()
+    for number, line in enumerate(lines[signature.line - 1 :], signature.line):
+        if number > signature.line and "__global__" in line:
+            return None
+        body = line.partition("{")[2] if number == signature.line else line
+        inner = r"[^\[\];]*(?:\[[^\[\];]*\][^\[\];]*)*"  # such as `x[index[i]]`
+        element = rf"(?<![\w.>]){name}\s*\[{inner}\]"
+        if re.search(rf"{element}\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)", body):
+            return number
+        if re.search(rf"(?:\+\+|--)\s*{element}|\batomic\w+\(\s*&?\s*{name}\b", body):
+            return number
+    return None
+
+
+def debug_seconds() -> float:
+    """How long a block may take, from $WARPDRIVE_DEBUG_SECONDS."""
+    text = os.environ.get("WARPDRIVE_DEBUG_SECONDS", "60")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise KernelError(f"WARPDRIVE_DEBUG_SECONDS is '{text}'. Set it to a number of seconds, 0 for no limit.")
+    return seconds
 
 
 def find_line(library: Path, entry: int, address: int) -> str:

@@ -23,6 +23,7 @@ import torch
 from warpdrive.backends.base import Backend, LaunchShape, Module, Source, show_source_line
 from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
 from warpdrive.cache import cache_key, cached, read_entry
+from warpdrive.data_manager import find_device
 from warpdrive.errors import BackendError, CompileError
 from warpdrive.signature import Signature
 
@@ -45,12 +46,7 @@ class CudaBackend(Backend):
     prefers_one_thread = False
 
     def __init__(self, index: int = 0, debug: bool = False, driver: str = "auto") -> None:
-        if not torch.cuda.is_available():
-            built = "" if torch.version.cuda else " This torch is built without CUDA: reinstall it from pypi.org."
-            raise BackendError(f"no GPU here, or no driver for it (nvidia-smi tells).{built} Or use env_backend: cpu.")
-        if index >= torch.cuda.device_count():
-            raise BackendError(f"no GPU cuda:{index}: there are {torch.cuda.device_count()}. Use cuda:0.")
-        self.device = torch.device("cuda", index)
+        self.device = find_device(f"cuda:{index}")
         self.debug = debug
         self.driver = _driver(index, driver)
         major, minor = torch.cuda.get_device_capability(index)
@@ -121,7 +117,7 @@ def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: b
     flags = [f"-arch={arch}", *_FLAGS, *(["-G"] if debug else []), *source.options]
     flags += [f"-I{folder}" for folder in source.all_include_folders()]
     version, run = (_nvrtc_version(), _run_nvrtc) if compiler == "nvrtc" else (_nvcc_version(), _run_nvcc)
-    unit = f'{source.constants}\n#line 1 "{source.path}"\n{source.text}'
+    unit = f"{source.constants}\n{source.line_directive()}\n{source.text}"
     key = cache_key([compiler, version, *flags, unit, source.included_text()])
     return read_entry(cached(key, ".cubin", lambda: run(source, unit, flags)))
 

@@ -41,6 +41,9 @@ struct Scheduler {
     void (*warp)(Block*, unsigned thread, uint32_t mask, uint64_t value, Place, bool orders_memory, WarpValues*);
     uint32_t (*active_mask)(Block*, unsigned thread);
     void (*fence)();
+    // Debug mode's watched build: this thread is about to write, or to do something atomic.
+    void (*write)(Block*, unsigned thread, const void* address, size_t size, const void* caller);
+    void (*synchronizes)(Block*, unsigned thread);
     // Ends the launch with an error; does not return.
     void (*fail)(Block*, unsigned thread, Place, const char* what);
 };

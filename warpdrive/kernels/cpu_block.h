@@ -11,6 +11,7 @@
 
 #include "cpu_abi.h"
 #include "cpu_fiber.h"
+#include "cpu_writes.h"
 
 namespace warpdrive_cpu {
 
@@ -30,6 +31,7 @@ struct Launch {
     unsigned options;
     int num_threads;   // OS threads
     unsigned fill;     // debug mode: the byte that shared memory holds before a block starts
+    int64_t limit;     // debug mode: nanoseconds that a block may take; 0: as long as it likes
     int64_t expected;  // nanoseconds of work, measured by the launch before; below 0: unknown
     std::atomic<int> failed;
     unsigned failed_block, failed_thread, failed_line;
@@ -44,6 +46,7 @@ static const Votes kNoVotes = {0, 1, 0};
 // Lanes that meet in one warp primitive.
 struct WarpMeeting {
     uint32_t mask, arrived;
+    bool orders_memory;
     unsigned num_to_read;  // lanes that have not taken the values yet
     int next;              // in the list of a warp's open meetings, -1 at the end
     unsigned tag;          // names the meeting to ThreadSanitizer
@@ -83,6 +86,10 @@ struct Block {
     char barrier_tags[2];    // two in turn: a thread slow to leave one barrier must not learn of arrivals at the next
     char start_tag, end_tag;
 
+    Writes writes;
+    std::vector<unsigned> warp_clocks;       // barriers of each warp that ordered memory
+    volatile bool is_late = false;           // the block has taken longer than launch->limit
+
     unsigned thread_at(unsigned place) const { return reversed() ? num_threads - 1 - place : place; }
     unsigned place_of(unsigned thread) const { return reversed() ? num_threads - 1 - thread : thread; }
     bool reversed() const { return launch->options & kReverse; }
@@ -105,6 +112,7 @@ struct Block {
         num_arrived = 0;
         votes = kNoVotes;
         has_warps = false;
+        is_late = false;
         view.block = this;
         view.block_index = uint3{static_cast<unsigned>(index), 0, 0};
         view.block_size = uint3{of->threads_x, of->threads_y, 1};
@@ -135,6 +143,7 @@ struct Block {
             fiber->thread = view.first;
             acquire(&start_tag);
             launch->entry(&view, launch->arguments);
+            if (is_eager()) settle(fiber->parked_thread >= 0 ? fiber->parked_thread : view.first);
             release(&end_tag);
             unsigned place;
             if (fiber->parked_thread >= 0) {  // this fiber was given to one thread, which has ended now
@@ -161,6 +170,8 @@ struct Block {
 
     // ---- barriers
     Votes barrier(unsigned thread, int predicate, Place place) {
+        settle(thread);
+        if (is_late) fail_late(thread, place, 0);
         if (predicate) {
             votes.any = 1;
             ++votes.count;
@@ -196,6 +207,8 @@ struct Block {
     }
 
     void meet(unsigned thread, uint32_t mask, uint64_t value, Place place, bool orders_memory, WarpValues* values) {
+        settle(thread);
+        if (is_late) fail_late(thread, place, 0);
         if (!has_warps) open_warps();
         const unsigned warp = thread / 32, lane = thread % 32;
         if (!(mask >> lane & 1)) {
@@ -206,6 +219,7 @@ struct Block {
         WarpMeeting& mine = meetings[index];
         mine.value[lane] = value;
         mine.arrived |= 1u << lane;
+        mine.orders_memory |= orders_memory;
         ++mine.num_to_read;
         char* tag = &tags[mine.tag % sizeof tags];
         if (orders_memory) release(tag);
@@ -220,7 +234,33 @@ struct Block {
         if (--meeting.num_to_read == 0) free_meetings.push_back(index);
     }
 
+    // ---- lost updates, see cpu_writes.h
+    void note_write(unsigned thread, const void* address, size_t size, const void* caller) {
+        settle(thread);
+        const char* place = static_cast<const char*>(address);
+        const Fiber* fiber = fibers.current();
+        if (place >= fiber->base && place < fiber->base + fiber->size) return;  // a local
+        const unsigned clock = thread / 32 < warp_clocks.size() ? warp_clocks[thread / 32] : 0;
+        writes.note({view.block_index.x, thread, generation, clock, 0}, place, size, caller);
+    }
+
+    void note_synchronization() { writes.note_synchronization(); }
+
+    // Looks at what the thread's last write has changed.
+    void settle(unsigned thread) {
+        if (!writes.is_lost()) return;
+        const Write& other = writes.other();
+        fail(thread, Place{nullptr, 0}, writes.caller(), "!%zx %u %u", writes.address(), other.block, other.thread);
+    }
+
     // ---- errors
+    [[noreturn]] void fail_late(unsigned thread, Place place, uintptr_t address) {
+        fail(thread, place, address,
+             "still running after %g seconds: a loop that does not end, or a wait for another thread. Test the "
+             "loop's condition, or give it longer: WARPDRIVE_DEBUG_SECONDS.",
+             static_cast<double>(launch->limit) / 1e9);
+    }
+
     // Notes the first error of the launch and leaves the block as it stands.
     __attribute__((format(printf, 5, 6), noreturn)) void fail(unsigned thread, Place place, uintptr_t address,
                                                               const char* format, ...) {
@@ -328,6 +368,7 @@ private:
         has_warps = true;
         open_meetings.assign((num_threads + 31) / 32, -1);
         releases.assign(num_threads, 0);
+        if (warp_clocks.size() < open_meetings.size()) warp_clocks.resize(open_meetings.size());
         meetings.clear();
         free_meetings.clear();
     }
@@ -349,6 +390,7 @@ private:
         WarpMeeting& meeting = meetings[index];
         meeting.mask = mask;
         meeting.arrived = 0;
+        meeting.orders_memory = false;
         meeting.num_to_read = 0;
         meeting.tag = num_meetings++;
         meeting.next = open_meetings[warp];
@@ -367,6 +409,7 @@ private:
                 link = &meeting.next;
                 continue;
             }
+            warp_clocks[warp] += meeting.orders_memory;
             for (unsigned i = 0; i < 32; ++i) {
                 if (meeting.arrived >> i & 1) ++releases[warp * 32 + i];
             }

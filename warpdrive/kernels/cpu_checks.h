@@ -67,3 +67,97 @@ WARPDRIVE_HANDLER __ubsan_handle_missing_return(warpdrive_cpu::Finding* finding)
 WARPDRIVE_HANDLER __ubsan_handle_builtin_unreachable(warpdrive_cpu::Finding* finding) {
     warpdrive_cpu::found(finding, "reached a line declared unreachable%s. Test the condition.", "");
 }
+
+#ifdef WARPDRIVE_CPU_TSAN
+// The watched build: what the compiler calls ahead of every access (-fsanitize=thread). Reads do not matter here.
+#define WARPDRIVE_WATCH \
+    extern "C" __attribute__((noinline, used, no_sanitize("thread", "undefined"), visibility("hidden")))
+
+namespace warpdrive_cpu {
+__attribute__((noinline, no_sanitize("thread", "undefined"))) static void note_write(void* address, size_t size,
+                                                                                    void* caller) {
+    if (self.block) self.scheduler->write(self.block, self.thread, address, size, caller);
+}
+__attribute__((noinline, no_sanitize("thread", "undefined"))) static void note_atomic() {
+    if (self.block) self.scheduler->synchronizes(self.block, self.thread);
+}
+}  // namespace warpdrive_cpu
+
+#define WARPDRIVE_WATCH_SIZE(SIZE)                                                                        \
+    WARPDRIVE_WATCH void __tsan_read##SIZE(void*) {}                                                      \
+    WARPDRIVE_WATCH void __tsan_unaligned_read##SIZE(void*) {}                                            \
+    WARPDRIVE_WATCH void __tsan_volatile_read##SIZE(void*) {}                                             \
+    WARPDRIVE_WATCH void __tsan_unaligned_volatile_read##SIZE(void*) {}                                   \
+    WARPDRIVE_WATCH void __tsan_write##SIZE(void* p) {                                                    \
+        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
+    }                                                                                                     \
+    WARPDRIVE_WATCH void __tsan_unaligned_write##SIZE(void* p) {                                          \
+        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
+    }                                                                                                     \
+    WARPDRIVE_WATCH void __tsan_read_write##SIZE(void* p) {                                               \
+        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
+    }                                                                                                     \
+    WARPDRIVE_WATCH void __tsan_unaligned_read_write##SIZE(void* p) {                                     \
+        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
+    }                                                                                                     \
+    WARPDRIVE_WATCH void __tsan_volatile_write##SIZE(void*) { warpdrive_cpu::note_atomic(); }             \
+    WARPDRIVE_WATCH void __tsan_unaligned_volatile_write##SIZE(void*) { warpdrive_cpu::note_atomic(); }
+WARPDRIVE_WATCH_SIZE(1)
+WARPDRIVE_WATCH_SIZE(2)
+WARPDRIVE_WATCH_SIZE(4)
+WARPDRIVE_WATCH_SIZE(8)
+WARPDRIVE_WATCH_SIZE(16)
+WARPDRIVE_WATCH void __tsan_init() {}
+WARPDRIVE_WATCH void __tsan_func_entry(void*) {}
+WARPDRIVE_WATCH void __tsan_func_exit() {}
+WARPDRIVE_WATCH void __tsan_read_range(void*, size_t) {}
+WARPDRIVE_WATCH void __tsan_write_range(void*, size_t) {}  // larger than a number: let pass
+WARPDRIVE_WATCH void __tsan_vptr_read(void*) {}
+WARPDRIVE_WATCH void __tsan_vptr_update(void*, void*) {}
+WARPDRIVE_WATCH void __tsan_atomic_thread_fence(int) { warpdrive_cpu::note_atomic(); }
+WARPDRIVE_WATCH void __tsan_atomic_signal_fence(int) {}
+WARPDRIVE_WATCH void* __tsan_memcpy(void* to, const void* from, size_t n) { return __builtin_memcpy(to, from, n); }
+WARPDRIVE_WATCH void* __tsan_memmove(void* to, const void* from, size_t n) { return __builtin_memmove(to, from, n); }
+WARPDRIVE_WATCH void* __tsan_memset(void* to, int value, size_t n) { return __builtin_memset(to, value, n); }
+
+#define WARPDRIVE_WATCH_CHANGE(BITS, T, NAME)                                                             \
+    WARPDRIVE_WATCH T __tsan_atomic##BITS##_fetch_##NAME(volatile T* p, T value, int) {                   \
+        warpdrive_cpu::note_atomic();                                                                     \
+        return __atomic_fetch_##NAME(p, value, __ATOMIC_SEQ_CST);                                         \
+    }
+#define WARPDRIVE_WATCH_COMPARE(BITS, T, NAME)                                                            \
+    WARPDRIVE_WATCH bool __tsan_atomic##BITS##_compare_exchange_##NAME(volatile T* p, T* old, T value, int, int) { \
+        warpdrive_cpu::note_atomic();                                                                     \
+        return __atomic_compare_exchange_n(p, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);     \
+    }
+#define WARPDRIVE_WATCH_ATOMICS(BITS, T)                                                                  \
+    WARPDRIVE_WATCH T __tsan_atomic##BITS##_load(const volatile T* p, int) {                              \
+        warpdrive_cpu::note_atomic();                                                                     \
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                      \
+    }                                                                                                     \
+    WARPDRIVE_WATCH void __tsan_atomic##BITS##_store(volatile T* p, T value, int) {                       \
+        warpdrive_cpu::note_atomic();                                                                     \
+        __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                     \
+    }                                                                                                     \
+    WARPDRIVE_WATCH T __tsan_atomic##BITS##_exchange(volatile T* p, T value, int) {                       \
+        warpdrive_cpu::note_atomic();                                                                     \
+        return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);                                           \
+    }                                                                                                     \
+    WARPDRIVE_WATCH T __tsan_atomic##BITS##_compare_exchange_val(volatile T* p, T old, T value, int, int) { \
+        warpdrive_cpu::note_atomic();                                                                     \
+        __atomic_compare_exchange_n(p, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);           \
+        return old;                                                                                       \
+    }                                                                                                     \
+    WARPDRIVE_WATCH_COMPARE(BITS, T, strong)                                                              \
+    WARPDRIVE_WATCH_COMPARE(BITS, T, weak)                                                                \
+    WARPDRIVE_WATCH_CHANGE(BITS, T, add)                                                                  \
+    WARPDRIVE_WATCH_CHANGE(BITS, T, sub)                                                                  \
+    WARPDRIVE_WATCH_CHANGE(BITS, T, and)                                                                  \
+    WARPDRIVE_WATCH_CHANGE(BITS, T, or)                                                                   \
+    WARPDRIVE_WATCH_CHANGE(BITS, T, xor)                                                                  \
+    WARPDRIVE_WATCH_CHANGE(BITS, T, nand)
+WARPDRIVE_WATCH_ATOMICS(8, uint8_t)
+WARPDRIVE_WATCH_ATOMICS(16, uint16_t)
+WARPDRIVE_WATCH_ATOMICS(32, uint32_t)
+WARPDRIVE_WATCH_ATOMICS(64, uint64_t)
+#endif

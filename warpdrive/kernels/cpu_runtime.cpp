@@ -2,8 +2,10 @@
 // Built once per machine into a shared library; see warpdrive/backends/cpu.py.
 #include <link.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -22,6 +24,13 @@ struct Worker {
 };
 
 static thread_local Worker* running = nullptr;  // set while this OS thread is inside a launch
+static int64_t block_start;                     // debug mode: when the block that runs was started
+
+static int64_t now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
+}
 
 // Debug mode's fibers have guard pages. All fibers having one would use up the kernel's table of mappings.
 static Worker& worker(bool is_debug) {
@@ -46,6 +55,14 @@ static const Scheduler kScheduler = {
     [] {
         release(&fence_tag);
         acquire(&fence_tag);
+        if (running) running->block.note_synchronization();
+    },
+    [](Block* block, unsigned thread, const void* address, size_t size, const void* caller) {
+        block->note_write(thread, address, size, caller);
+    },
+    [](Block* block, unsigned thread) {
+        block->settle(thread);
+        block->note_synchronization();
     },
     [](Block* block, unsigned thread, Place place, const char* what) { block->fail(thread, place, 0, "%s", what); },
 };
@@ -109,6 +126,8 @@ static uint64_t run_blocks(Worker& mine, Launch* launch, uint64_t place, uint64_
         Segment shared{reinterpret_cast<uintptr_t>(launch->entry), nullptr, 0};
         dl_iterate_phdr(find_thread_local, &shared);
         if (shared.size) memset(shared.data, static_cast<int>(launch->fill), shared.size);
+        mine.block.writes.start_block(shared.data, shared.size);
+        block_start = now();
     }
     const bool is_plain = !(launch->options & kDebug) && !mine.fibers.is_sanitized();
     const uint64_t end = is_plain ? limit : place + 1;
@@ -224,12 +243,6 @@ static const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool
 // Waking the pool costs several microseconds, which two threads win back from about twice that on.
 static const int64_t kWorthSharing = 20000;
 
-static int64_t now() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
-}
-
 static void run(Launch* launch) {
     const uint64_t num_threads = uint64_t{launch->threads_x} * launch->threads_y;
     if (launch->expected < 0) launch->expected = static_cast<int64_t>(launch->num_blocks * num_threads) * 20;
@@ -250,6 +263,15 @@ static void run(Launch* launch) {
 static const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 static struct sigaction old_actions[5];
 
+static uintptr_t instruction_of(const void* state) {
+    const ucontext_t* machine = static_cast<const ucontext_t*>(state);
+#if defined(__x86_64__)
+    return static_cast<uintptr_t>(machine->uc_mcontext.gregs[REG_RIP]);
+#else
+    return machine->uc_mcontext.pc;
+#endif
+}
+
 static void on_fault(int signal, siginfo_t* info, void* state) {
     if (!running || !running->fibers.current()) {  // not in a kernel: whoever was there before decides
         for (int i = 0; i < 5; ++i) {
@@ -257,13 +279,7 @@ static void on_fault(int signal, siginfo_t* info, void* state) {
         }
         return;  // and the fault happens again
     }
-    uintptr_t instruction = 0;
-    const ucontext_t* machine = static_cast<ucontext_t*>(state);
-#if defined(__x86_64__)
-    instruction = static_cast<uintptr_t>(machine->uc_mcontext.gregs[REG_RIP]);
-#else
-    instruction = machine->uc_mcontext.pc;
-#endif
+    const uintptr_t instruction = instruction_of(state);
     Block& block = running->block;
     const unsigned thread = block.fibers.current()->thread;
     char* address = static_cast<char*>(info->si_addr);
@@ -283,6 +299,64 @@ static void on_fault(int signal, siginfo_t* info, void* state) {
     block.fail(thread, unknown, instruction, "@%zx", reinterpret_cast<uintptr_t>(address));
 }
 
+// ---- a block that does not end
+static uintptr_t code_start, code_end;  // of the kernel library
+
+static int find_code(dl_phdr_info* library, size_t, void* argument) {
+    const uintptr_t address = *static_cast<uintptr_t*>(argument);
+    for (int i = 0; i < library->dlpi_phnum; ++i) {
+        const auto& header = library->dlpi_phdr[i];
+        const uintptr_t start = library->dlpi_addr + header.p_vaddr;
+        if (header.p_type != PT_LOAD || address < start || address >= start + header.p_memsz) continue;
+        code_start = start;
+        code_end = start + header.p_memsz;
+        return 1;
+    }
+    return 0;
+}
+
+// Ends the launch only where it interrupts the kernel's own code: elsewhere a lock may be held, or the scheduler be
+// half done. The next tick comes soon, and a thread that waits in barrier after barrier sees `is_late`.
+static void on_tick(int, siginfo_t*, void* state) {
+    if (!running || !running->fibers.current()) return;
+    Block& block = running->block;
+    if (now() - block_start < block.launch->limit) return;
+    block.is_late = true;
+    const uintptr_t instruction = instruction_of(state);
+    if (instruction < code_start || instruction >= code_end) return;
+    block.fail_late(block.fibers.current()->thread, Place{nullptr, 0}, instruction);
+}
+
+class Ticks {
+public:
+    explicit Ticks(Launch* launch) {
+        if (launch->limit <= 0) return;
+        uintptr_t entry = reinterpret_cast<uintptr_t>(launch->entry);
+        if (!dl_iterate_phdr(find_code, &entry)) return;
+        struct sigaction action {};
+        action.sa_sigaction = on_tick;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;
+        sigaction(signal(), &action, nullptr);
+        sigevent event{};
+        event.sigev_notify = SIGEV_THREAD_ID;  // whoever is in the kernel; Python's other threads are left alone
+        event.sigev_signo = signal();
+        event._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
+        is_on_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0;
+        itimerspec often{};
+        often.it_interval.tv_nsec = often.it_value.tv_nsec = 20000000;
+        if (is_on_) timer_settime(timer_, 0, &often, nullptr);
+    }
+    ~Ticks() {
+        if (is_on_) timer_delete(timer_);
+        // The handler stays: a last tick may be under way, and nobody else uses this signal.
+    }
+
+private:
+    static int signal() { return SIGRTMIN + 11; }
+    timer_t timer_{};
+    bool is_on_ = false;
+};
+
 static void run_guarded(Launch* launch) {
     static std::mutex one_at_a_time;
     static char signal_stack[64 << 10];
@@ -295,7 +369,11 @@ static void run_guarded(Launch* launch) {
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // we leave the handler by switching stacks
     for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &action, &old_actions[i]);
-    run(launch);
+    {
+        Ticks ticks(launch);
+        worker(true).block.writes.clear();
+        run(launch);
+    }
     for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &old_actions[i], nullptr);
     sigaltstack(&old_stack, nullptr);
 }

@@ -1,5 +1,5 @@
 // The words kernels are written in. With them one source runs with any number of threads an env:
-// one a agent on a GPU, several envs to a block, or a single thread on a CPU.
+// one an agent on a GPU, several envs to a block, or a single thread on a CPU.
 //
 //   const int env = env_index();
 //   if (env >= NUM_ENVS) return;
@@ -12,8 +12,18 @@
 // are ENVS_PER_BLOCK and THREADS_PER_ENV.
 #pragma once
 
-#ifndef INFINITY  // NVRTC has no <math.h>
+#ifdef __CUDACC_RTC__  // NVRTC has neither <math.h> nor <stdint.h>
+#ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
+#endif
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
 #endif
 
 // A block is (threads of one env, envs in the block).

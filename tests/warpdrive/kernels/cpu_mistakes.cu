@@ -130,3 +130,66 @@ extern "C" __global__ void signed_overflow(int* out)
 {
     out[threadIdx.x] = 2147483647 + (int)threadIdx.x;  // signed_overflow
 }
+
+// ---- lost updates: both orders of threads give the same sum
+
+extern "C" __global__ void lost_in_shared(int* out)
+{
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    count += 1;  // lost_in_shared
+    __syncthreads();
+    if (threadIdx.x == 0) out[blockIdx.x] = count;
+}
+
+extern "C" __global__ void lost_among_blocks(int* out)
+{
+    if (threadIdx.x == 0) out[3] += 2;  // lost_among_blocks
+}
+
+// Each kind of order that a kernel can give to writes of one place, and writes that need none.
+extern "C" __global__ void ordered_writes(int* out, int* lock, bool* flag)
+{
+    __shared__ int count;
+    int* mine = out + blockIdx.x * 8;
+    if (threadIdx.x == 0) count = 1;
+    __syncthreads();
+    if (threadIdx.x == 1) count = 2;
+    __syncthreads();
+    mine[threadIdx.x] = count;
+    mine[threadIdx.x] += 1;
+    __syncwarp();
+    mine[(threadIdx.x + 1) % 8] += 1;
+    __syncwarp();
+    if (mine[threadIdx.x] == 4) flag[blockIdx.x] = true;
+    flag[3] = true;
+    while (atomicCAS(&lock[0], 0, 1) != 0) {
+    }
+    lock[1] += 1;
+    __threadfence();
+    atomicExch(&lock[0], 0);
+    int local = 0;
+    int* there = &local;
+    for (int i = 0; i < 3; ++i) atomicAdd(there, i);
+    mine[threadIdx.x] += local;
+}
+
+// ---- never ending
+
+extern "C" __global__ void endless_loop(int* out)
+{
+    volatile int* flag = out;
+    if (threadIdx.x == 2) {
+        while (flag[20] == 0) flag[21] = 5;  // endless_loop
+    }
+    out[threadIdx.x] = 1;
+}
+
+extern "C" __global__ void endless_barriers(int* out)
+{
+    for (int i = 0; i >= 0; i = (i + 1) & 1023) {
+        __syncthreads();  // endless_barriers
+    }
+    out[0] = 1;
+}

@@ -34,6 +34,9 @@ class ManySpaces(Env):
             "active": np.ones(5, bool),
             "action_mask_scout": np.array([[True, True, False]] * 3),
             "time_step": np.zeros((), np.int32),
+            "observation_scout_count": np.zeros((3, 1), np.float32),
+            "observation_scout_place": np.array([[0, 0], [1, -1], [2, -2]], np.float32) / 3,
+            "observation_worker": np.zeros((2, 2), np.float32),
         }
 
     def constants(self):

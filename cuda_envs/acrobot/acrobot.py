@@ -1,0 +1,54 @@
+"""Acrobot: of two hanging links only the joint between them is driven; it must swing the tip above the bar.
+
+Source: Gymnasium's Acrobot-v1, with the equations of motion of Sutton and Barto's book; Sutton 1996,
+"Generalization in reinforcement learning: successful examples using sparse coarse coding".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from warpdrive.env import Env, Group
+from warpdrive.errors import EnvError
+
+MAX_SPEED1, MAX_SPEED2 = 4 * math.pi, 9 * math.pi
+
+
+@dataclass(frozen=True)
+class AcrobotConfig:
+    episode_length: int = 500
+    """Steps."""
+
+
+class Acrobot(Env):
+    """theta1 is the angle of the upper link (0 hangs down), theta2 that of the lower one against the upper.
+
+    Observation: cos theta1, sin theta1, cos theta2, sin theta2, velocity of theta1, velocity of theta2.
+
+    Actions: 0, 1, 2 turn the joint by a torque of -1, 0, 1. Every step costs 1, but for the one in which the tip
+    gets more than a link's length above the bar: there the episode terminates.
+    """
+
+    Config = AcrobotConfig
+    config: AcrobotConfig
+
+    def __init__(self, config: AcrobotConfig | None = None) -> None:
+        super().__init__(config)
+        if self.config.episode_length < 1:
+            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
+        self.num_agents = 1
+        self.episode_length = self.config.episode_length
+        high = np.array([1.0, 1.0, 1.0, 1.0, MAX_SPEED1, MAX_SPEED2], np.float32)
+        self.groups = {"agent": Group(range(1), spaces.Box(-high, high, dtype=np.float32), spaces.Discrete(3))}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        names = ("theta1", "theta2", "theta1_velocity", "theta2_velocity")
+        return {**{name: np.zeros((), np.float32) for name in names}, "time_step": np.zeros((), np.int32)}
+
+    def constants(self) -> dict[str, Any]:
+        return {"EPISODE_LENGTH": self.config.episode_length, "MAX_SPEED1": MAX_SPEED1, "MAX_SPEED2": MAX_SPEED2}

@@ -1,0 +1,64 @@
+"""Mountain car with an engine that can be throttled: each step pays for the power used, the goal repays it.
+
+Source: Gymnasium's MountainCarContinuous-v0; Moore 1990, "Efficient memory-based learning for robot control".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from warpdrive.env import Env, Group
+from warpdrive.errors import EnvError
+
+MIN_POSITION, MAX_POSITION = -1.2, 0.6
+MAX_SPEED = 0.07
+
+
+@dataclass(frozen=True)
+class ContinuousMountainCarConfig:
+    episode_length: int = 999
+    """Steps."""
+    goal_velocity: float = 0.0
+    """At least so fast must the car be at the goal."""
+
+
+class ContinuousMountainCar(Env):
+    """Observation: position, velocity. Positions are along the track, velocities a step; right is positive.
+
+    Action: the throttle, -1 full power to the left, 1 to the right. What lies beyond is paid for, but does not push
+    harder. The car is at the goal from 0.45 on, which pays 100.
+    """
+
+    Config = ContinuousMountainCarConfig
+    config: ContinuousMountainCarConfig
+
+    def __init__(self, config: ContinuousMountainCarConfig | None = None) -> None:
+        super().__init__(config)
+        if self.config.episode_length < 1:
+            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
+        self.num_agents = 1
+        self.episode_length = self.config.episode_length
+        low = np.array([MIN_POSITION, -MAX_SPEED], np.float32)
+        high = np.array([MAX_POSITION, MAX_SPEED], np.float32)
+        throttle = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.groups = {"agent": Group(range(1), spaces.Box(low, high, dtype=np.float32), throttle)}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "position": np.zeros((), np.float32),
+            "velocity": np.zeros((), np.float32),
+            "time_step": np.zeros((), np.int32),
+        }
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "EPISODE_LENGTH": self.config.episode_length,
+            "GOAL_VELOCITY": float(self.config.goal_velocity),
+            "MIN_POSITION": MIN_POSITION,
+            "MAX_POSITION": MAX_POSITION,
+            "MAX_SPEED": MAX_SPEED,
+        }

@@ -1,0 +1,1 @@
+"""What the multi-particle envs share."""

@@ -1,0 +1,1 @@
+"""Agents spread out over landmarks."""

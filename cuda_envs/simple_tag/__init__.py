@@ -1,0 +1,1 @@
+"""Adversaries hunt faster agents among obstacles."""

@@ -1,0 +1,268 @@
+"""Continuous Tag: taggers chase runners on a square without cells.
+
+An agent steers by accelerating and turning. A runner that has a tagger within reach is tagged by the nearest
+one, and leaves the game if the config says so. The episode terminates when no runner is left and is truncated
+after `episode_length` steps.
+
+Source: the rules of WarpDrive's TagContinuous (Lan et al. 2021, arXiv:2108.13976), without its lost tag rewards and
+without its bonus for runners tagged in the very last step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from warpdrive.env import Env, Group
+from warpdrive.errors import EnvError
+
+TAGGER, RUNNER = 1, 0
+"""Codes of the types, as agents see them."""
+
+TWO_PI = 2 * math.pi
+MAX_SHARED_BYTES = 48 * 1024
+MAX_CONSTANT_BYTES = 63 * 1024
+"""What every GPU gives a block and a kernel, less what the compiler keeps for itself."""
+
+
+@dataclass(frozen=True)
+class TagContinuousConfig:
+    num_taggers: int = 1
+    """At least 1."""
+    num_runners: int = 10
+    """At least 1."""
+    grid_length: float = 10.0
+    """Side of the square."""
+    episode_length: int = 100
+    """Steps."""
+    start: Literal["random", "fixed"] = "random"
+    """random: a new start for every env and episode. fixed: the same one for all, drawn from `seed` or as given."""
+    starting_location_x: tuple[float, ...] | None = None
+    """With start: fixed, one an agent, 0 to grid_length; None: drawn."""
+    starting_location_y: tuple[float, ...] | None = None
+    starting_directions: tuple[float, ...] | None = None
+    """With start: fixed, one an agent, radians from the x axis; None: drawn among the four along the axes."""
+    agent_types: tuple[int, ...] | None = None
+    """One an agent, 1 tagger, 0 runner; None: taggers first. If taggers are not first, all agents are one group."""
+    seed: int | None = None
+    """Of a fixed start; None is 0."""
+    max_speed: float = 1.0
+    """Length units a step, at skill 1."""
+    skill_level_runner: float = 1.0
+    """Multiplies max_speed."""
+    skill_level_tagger: float = 1.0
+    max_acceleration: float = 1.0
+    """What the highest acceleration level adds to the acceleration."""
+    min_acceleration: float = -1.0
+    max_turn: float = math.pi / 2
+    """Radians that the highest turn level adds to the direction."""
+    min_turn: float = -math.pi / 2
+    num_acceleration_levels: int = 10
+    """Actions besides "as before", evenly from min_acceleration to max_acceleration."""
+    num_turn_levels: int = 10
+    """Actions besides "straight on", evenly from min_turn to max_turn."""
+    edge_hit_penalty: float = 0.0
+    """At most 0; added for whoever tries to leave the square."""
+    use_full_observation: bool = True
+    """All others; else the nearest that are in the game."""
+    num_other_agents_observed: int = 2
+    """How many others a partial observation holds."""
+    tagging_distance: float = 0.01
+    """How near a tagger must be, in grid lengths."""
+    tag_reward_for_tagger: float = 1.0
+    """At least 0; for each runner tagged."""
+    step_penalty_for_tagger: float = 0.0
+    """At most 0; added in every step."""
+    tag_penalty_for_runner: float = -1.0
+    """At most 0; added when it is tagged."""
+    step_reward_for_runner: float = 0.0
+    """At least 0; added in every step."""
+    end_of_game_reward_for_runner: float = 1.0
+    """At least 0; for runners in the game after the last step."""
+    runner_exits_game_after_tagged: bool = True
+    """Whether a tagged runner is out of the game; else it can be tagged again."""
+
+
+class TagContinuous(Env):
+    """Agents 0 .. num_taggers - 1 are taggers, the others runners, unless `agent_types` says otherwise.
+
+    Actions: [levels + 1, levels + 1], of acceleration and of turn; 0 changes nothing.
+
+    Observation: for each of the others that an agent sees, [dx][dy][speed][acceleration][direction], all relative to
+    its own, then [type][in the game], each block by other; then the time, in episode lengths. Positions are in
+    diagonals of the square, speeds and accelerations in max_speed, directions in turns. Full: all others by id. Partial:
+    the nearest in the game, nearest first, zeros where there are too few. Who has left the game sees zeros (if
+    full, types and who is in the game still).
+    """
+
+    Config = TagContinuousConfig
+    config: TagContinuousConfig
+
+    def __init__(self, config: TagContinuousConfig | None = None) -> None:
+        super().__init__(config)
+        config = self.config
+        self._check_bounds()
+        self.num_agents = config.num_taggers + config.num_runners
+        self.episode_length = config.episode_length
+        self._check_per_agent()
+        default_types = (TAGGER,) * config.num_taggers + (RUNNER,) * config.num_runners
+        self.agent_types = default_types if config.agent_types is None else config.agent_types
+        self.taggers_first = self.agent_types == default_types
+        self.num_seen = self.num_agents - 1 if config.use_full_observation else config.num_other_agents_observed
+        self.num_features = 7 * self.num_seen + 1
+        self._start = self._fixed_start()
+        self._check_memory()
+
+        skill = max(config.skill_level_tagger, config.skill_level_runner) * (1 + 1e-6)  # a little, for rounding
+        bound = np.repeat([1.0, 1.0, skill, 2 * skill, 1.0, 1.0, 1.0], self.num_seen)
+        bound = np.append(bound, 1.0).astype(np.float32)
+        low = -bound
+        low[5 * self.num_seen :] = 0.0
+        seen = spaces.Box(low, bound, dtype=np.float32)
+        moves = spaces.MultiDiscrete([config.num_acceleration_levels + 1, config.num_turn_levels + 1])
+        if self.taggers_first:
+            self.groups = {
+                "tagger": Group(range(config.num_taggers), seen, moves),
+                "runner": Group(range(config.num_taggers, self.num_agents), seen, moves),
+            }
+        else:
+            self.groups = {"agent": Group(range(self.num_agents), seen, moves)}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        x, y, direction = (np.array(values, np.float32) for values in self._start)
+        return {
+            "x": x,
+            "y": y,
+            "speed": np.zeros(self.num_agents, np.float32),
+            "acceleration": np.zeros(self.num_agents, np.float32),
+            "direction": direction,
+            "active": np.ones(self.num_agents, np.bool_),
+            "num_runners_left": np.array(self.config.num_runners, np.int32),
+            "time_step": np.zeros((), np.int32),
+        }
+
+    def constants(self) -> dict[str, Any]:
+        config, nothing = self.config, (0,)
+        is_fixed, diagonal = config.start == "fixed", math.sqrt(2) * config.grid_length
+        x, y, direction = self._start if is_fixed else (nothing,) * 3
+        taggers = [agent for agent, kind in enumerate(self.agent_types) if kind == TAGGER]
+        # Turns are taken modulo a turn here, so that the kernel needs no more than one addition to come back.
+        turns = [math.fmod(turn, TWO_PI) for turn in _levels(config.min_turn, config.max_turn, config.num_turn_levels)]
+        accelerations = _levels(config.min_acceleration, config.max_acceleration, config.num_acceleration_levels)
+        return {
+            "NUM_TAGGERS": config.num_taggers,
+            "NUM_RUNNERS": config.num_runners,
+            "TAGGERS_FIRST": self.taggers_first,
+            "AGENT_TYPE": nothing if self.taggers_first else self.agent_types,
+            "TAGGER_ID": nothing if self.taggers_first else taggers,
+            "GRID_LENGTH": float(config.grid_length),
+            "EPISODE_LENGTH": config.episode_length,
+            "START_IS_FIXED": is_fixed,
+            "START_X": tuple(map(float, x)),
+            "START_Y": tuple(map(float, y)),
+            "START_DIRECTION": tuple(map(float, direction)),
+            "ACCELERATION": accelerations,
+            "TURN": turns,
+            "TOP_SPEED_OF_TAGGER": float(config.max_speed * config.skill_level_tagger),
+            "TOP_SPEED_OF_RUNNER": float(config.max_speed * config.skill_level_runner),
+            "USE_FULL_OBSERVATION": config.use_full_observation,
+            "NUM_SEEN": self.num_seen,
+            "NUM_FEATURES": self.num_features,
+            "PER_DIAGONAL": 1 / diagonal,
+            "PER_MAX_SPEED": 1 / (config.max_speed + 1e-10),
+            "SQUARED_TAGGING_DISTANCE": float((config.tagging_distance * config.grid_length) ** 2),
+            "EDGE_HIT_PENALTY": float(config.edge_hit_penalty),
+            "TAG_REWARD_FOR_TAGGER": float(config.tag_reward_for_tagger),
+            "STEP_PENALTY_FOR_TAGGER": float(config.step_penalty_for_tagger),
+            "TAG_PENALTY_FOR_RUNNER": float(config.tag_penalty_for_runner),
+            "STEP_REWARD_FOR_RUNNER": float(config.step_reward_for_runner),
+            "END_OF_GAME_REWARD_FOR_RUNNER": float(config.end_of_game_reward_for_runner),
+            "RUNNER_EXITS": config.runner_exits_game_after_tagged,
+        }
+
+    def _check_bounds(self) -> None:
+        def check(names: str, holds: bool, wanted: str) -> None:
+            for name in names.split():
+                value = getattr(self.config, name)
+                if not holds(value):
+                    raise EnvError(f"env.{name} must be {wanted}, got {value}.")
+
+        check("num_taggers num_runners episode_length", lambda n: n >= 1, "at least 1")
+        check("grid_length", lambda x: x > 0, "more than 0")
+        check("num_acceleration_levels num_turn_levels", lambda n: n >= 0, "at least 0")
+        check("max_speed skill_level_runner skill_level_tagger", lambda x: x >= 0, "at least 0")
+        check("tag_reward_for_tagger step_reward_for_runner", lambda x: x >= 0, "at least 0: it is added")
+        check("end_of_game_reward_for_runner", lambda x: x >= 0, "at least 0: it is added")
+        check("edge_hit_penalty step_penalty_for_tagger", lambda x: x <= 0, "at most 0: it is added")
+        check("tag_penalty_for_runner", lambda x: x <= 0, "at most 0: it is added")
+        check("tagging_distance", lambda x: 0 <= x <= 1, "from 0 to 1: it is a part of grid_length")
+        check("start", lambda word: word in ("random", "fixed"), "random or fixed")
+        if not self.config.use_full_observation:
+            most = self.config.num_taggers + self.config.num_runners - 1
+            wanted = f"from 1 to {most}, the number of others"
+            check("num_other_agents_observed", lambda n: 1 <= n <= most, wanted)
+
+    def _check_per_agent(self) -> None:
+        """What is given for each agent: as many as there are, and within bounds."""
+        config = self.config
+        for name in ("starting_location_x", "starting_location_y", "starting_directions", "agent_types"):
+            values = getattr(config, name)
+            if values is None:
+                continue
+            if len(values) != self.num_agents:
+                raise EnvError(f"env.{name} has {len(values)} values for {self.num_agents} agents. Give one an agent.")
+            if name.startswith("starting") and config.start != "fixed":
+                raise EnvError(f"env.{name} is for start: fixed, but env.start is {config.start}. Set start: fixed.")
+            if "location" in name and not all(0 <= value <= config.grid_length for value in values):
+                outside = next(value for value in values if not 0 <= value <= config.grid_length)
+                raise EnvError(f"env.{name} leaves the square: {outside} is not from 0 to {config.grid_length}.")
+        types = config.agent_types
+        if types is not None and sorted(types) != [RUNNER] * config.num_runners + [TAGGER] * config.num_taggers:
+            raise EnvError(
+                f"env.agent_types must hold {config.num_taggers} times 1 (num_taggers) and {config.num_runners} "
+                f"times 0 (num_runners), got {types.count(TAGGER)} and {types.count(RUNNER)}."
+            )
+
+    def _fixed_start(self) -> tuple[tuple[float, ...], ...]:
+        """x, y and direction of each agent: as given, else drawn. The same draws whatever is given."""
+        config = self.config
+        random = np.random.default_rng(0 if config.seed is None else config.seed)
+        drawn = [random.uniform(0, config.grid_length, self.num_agents) for _ in range(2)]
+        drawn.append(random.integers(4, size=self.num_agents) * (math.pi / 2))
+        given = (config.starting_location_x, config.starting_location_y, config.starting_directions)
+        x, y, direction = (tuple(map(float, b if a is None else a)) for a, b in zip(given, drawn, strict=True))
+        return x, y, tuple(_wrap(angle) for angle in direction)
+
+    def _check_memory(self) -> None:
+        """More agents than a GPU's on-chip memory holds are refused here, where the config is known."""
+        config = self.config
+        padded = -(-self.num_agents // 32) * 32
+        shared = 8 * padded + 4 * (config.num_taggers + 1) + (padded if config.use_full_observation else 0)
+        if shared > MAX_SHARED_BYTES:
+            raise EnvError(
+                f"env: {self.num_agents} agents need {shared} bytes of shared memory, and a block has "
+                f"{MAX_SHARED_BYTES}. Take fewer agents (4096 always fit with use_full_observation: false)."
+            )
+        constant = 4 * (config.num_acceleration_levels + config.num_turn_levels + 2)
+        constant += 12 * self.num_agents if config.start == "fixed" else 0
+        constant += 0 if self.taggers_first else 4 * (self.num_agents + config.num_taggers)
+        if constant > MAX_CONSTANT_BYTES:
+            raise EnvError(
+                f"env: levels, agent_types and a fixed start take {constant} bytes of constant memory, and a kernel "
+                f"has {MAX_CONSTANT_BYTES}. Use start: random, put taggers first, or take fewer agents."
+            )
+
+
+def _levels(low: float, high: float, number: int) -> list[float]:
+    """What each action of a head adds: nothing, then evenly from low to high."""
+    return [0.0, *np.linspace(low, high, number).tolist()]
+
+
+def _wrap(angle: float) -> float:
+    """The same direction in [0, 2 pi), as float32 sees it."""
+    wrapped = angle % TWO_PI
+    return wrapped if np.float32(wrapped) < np.float32(TWO_PI) else 0.0

@@ -1,0 +1,52 @@
+"""Envs that are never stepped: the trainer refuses them for what their groups are called, see or do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from warpdrive.env import Env, Group
+
+ROW = spaces.Box(-1.0, 1.0, (2,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    pass
+
+
+class OddSpaces(Env):
+    Config = NoConfig
+    num_agents = 2
+    episode_length = 5
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
+
+class GroupCalledShared(OddSpaces):
+    groups: ClassVar = {"shared": Group(range(1), ROW, TWO), "other": Group(range(1, 2), ROW, TWO)}
+
+
+class BoxActions(OddSpaces):
+    groups: ClassVar = {"all": Group(range(2), ROW, spaces.Box(-1.0, 1.0, (1,), np.float32))}
+
+
+class GridOfActions(OddSpaces):
+    groups: ClassVar = {"all": Group(range(2), ROW, spaces.MultiDiscrete([[2, 2], [2, 2]]))}
+
+
+class Picture(OddSpaces):
+    groups: ClassVar = {"all": Group(range(2), spaces.Box(-1.0, 1.0, (8, 8, 3), np.float32), TWO)}
+
+
+class Scalar(OddSpaces):
+    groups: ClassVar = {"all": Group(range(2), spaces.Box(-1.0, 1.0, (), np.float32), TWO)}
+
+
+class Bytes(OddSpaces):
+    groups: ClassVar = {"all": Group(range(2), spaces.Box(0, 255, (4,), np.uint8), TWO)}

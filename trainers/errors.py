@@ -1,0 +1,9 @@
+"""Errors of a run, besides the framework's own."""
+
+from __future__ import annotations
+
+from warpdrive.errors import WarpDriveError
+
+
+class RunFolderError(WarpDriveError):
+    """The folder of a run cannot be made."""

@@ -1,0 +1,90 @@
+"""States of the generators that the user's code may draw from: Python's, numpy's and torch's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from warpdrive.errors import CheckpointError
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds all of them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def generator_states() -> dict[str, Any]:
+    """Their states, as JSON takes them."""
+    kind, keys, *rest = np.random.get_state()
+    states = {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return states
+
+
+def prepare_generators(states: Any, file: Path | str) -> Callable[[], None]:
+    """Checks what `generator_states` gave, on generators of no consequence; the result sets the real ones.
+
+    Raises:
+        CheckpointError: a state is missing or is none. Then no generator has changed.
+    """
+    if not isinstance(states, dict):
+        raise CheckpointError(f"{file}: expected keys and values, got a {type(states).__name__}.")
+    if missing := [name for name in ("python", "numpy", "torch") if name not in states]:
+        raise CheckpointError(f"{file}: lacks {', '.join(missing)}. Use an older checkpoint.")
+    calls = [
+        _prepare("python", states, _python_state, random.Random().setstate, random.setstate, file),
+        _prepare("numpy", states, _numpy_state, np.random.RandomState().set_state, np.random.set_state, file),
+        _prepare("torch", states, _torch_state, torch.Generator().set_state, torch.set_rng_state, file),
+    ]
+    if "cuda" in states and torch.cuda.is_available():
+        trial = torch.Generator("cuda").set_state
+        calls.append(_prepare("cuda", states, _torch_state, trial, torch.cuda.set_rng_state, file))
+
+    def restore() -> None:
+        for call in calls:
+            call()
+
+    return restore
+
+
+def _prepare(
+    name: str,
+    states: dict[str, Any],
+    read: Callable[[Any], Any],
+    trial: Callable[[Any], Any],
+    real: Callable[[Any], Any],
+    file: Path | str,
+) -> Callable[[], Any]:
+    try:
+        state = read(states[name])
+        trial(state)
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
+        reason = " ".join((str(error) or type(error).__name__).split())
+        raise CheckpointError(f"{file}: '{name}' is no state of a generator ({reason}).") from None
+    return lambda: real(state)
+
+
+def _python_state(state: Any) -> Any:
+    version, numbers, gauss = state
+    return version, tuple(numbers), gauss
+
+
+def _numpy_state(state: Any) -> Any:
+    kind, keys, *rest = state
+    return kind, np.array(keys, np.uint32), *rest
+
+
+def _torch_state(state: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
