@@ -21,7 +21,7 @@ def command(report: dict) -> str:
 
 
 def results() -> str:
-    return "\n\n".join([training(), sampler(), cpu(), learning(), launch()])
+    return "\n\n".join([training(), envs(), sampler(), cpu(), learning(), launch()])
 
 
 def training() -> str:
@@ -38,6 +38,25 @@ def training() -> str:
     for name, what in (("env", "env alone"), ("rollout", "env + policy"), ("train", "env + policy + learner")):
         us, rate = ours[name]["us_a_step"], ours[name]["env_steps_per_s"] / 1e6
         lines.append(f"| {what} | {us:.1f} | {peer[name]} | {peer[name] / us:.1f} | {rate:.1f} M |")
+    return "\n".join(lines)
+
+
+def envs() -> str:
+    report, peers = read("env_step_cuda"), read("peers")["env alone"]
+    lines = [
+        f"**Envs alone**, {report['device']}, launches replayed from a CUDA graph (commit {report['commit']}, "
+        f"{command(report)}). The limit is the time that the bytes of a step need at 4.3 TB/s; the pair distances of "
+        "continuous Tag are not in it.",
+        "",
+        "| env | step, us | with random actions and reset, us | limit, us | others' step, us |",
+        "|---|---|---|---|---|",
+    ]
+    for name, one in report["results"].items():
+        us = one["us"]
+        lines.append(
+            f"| {name} | {us['step']:.1f} | {us['random_actions_step_and_reset']:.1f} | {one['limit_us']:.2f} | "
+            f"{peers.get(name, '')} |"
+        )
     return "\n".join(lines)
 
 

@@ -136,7 +136,7 @@ def test_a_kernel_that_never_ends_is_stopped_where_it_spins(module, monkeypatch,
     assert time.monotonic() - start < 10
     assert "block 0, thread " in message and "still running after 0.2 seconds" in message
     assert thread is None or f"thread {thread}: " in message
-    assert f"{MISTAKES}:{line_of(kernel)}: " in message or kernel == "endless_barriers"
+    assert f"{MISTAKES}:{line_of(kernel)}: " in message
 
 
 def test_a_limit_that_is_no_number_is_refused(module, monkeypatch):

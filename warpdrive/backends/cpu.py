@@ -84,7 +84,8 @@ class CpuBackend(Backend):
     """Compiles with g++ or clang++ and launches on the cores of this machine.
 
     Results do not depend on the number of cores. `debug` finds indices out of range, races, uninitialised reads,
-    loops that do not end and more (see cpu_debug.py, which also says what it cannot find), at many times the cost; `sanitize` names any of SANITIZERS.
+    loops that do not end and more, at many times the cost; cpu_debug.py tells how, and what it cannot find.
+    `sanitize` names any of SANITIZERS.
 
     Args:
         num_threads: None for $WARPDRIVE_NUM_THREADS, else every core this process may use.

@@ -250,8 +250,8 @@ class DebugLaunch:
     def _raise_order(self, argued: list[Argued], guards: list[Guarded], first: list[bytes], other: list[bytes]) -> None:
         place, value, other_value = self._difference(argued, guards, first, other)
         raise KernelError(
-            f"{self._where(place)}: {place} is {value} when threads run first to last and {other_value} when they run last "
-            "to first: the result depends on the order of threads, from a missing barrier or a race. Put "
+            f"{self._where(place)}: {place} is {value} when threads run first to last and {other_value} when they run "
+            "last to first: the result depends on the order of threads, from a missing barrier or a race. Put "
             "__syncthreads() or env_sync() between a write and another thread's read, let one thread alone write each "
             "element, and do not add floats by atomicAdd."
         )
@@ -259,9 +259,9 @@ class DebugLaunch:
     def _raise_unset(self, argued: list[Argued], guards: list[Guarded], first: list[bytes], other: list[bytes]) -> None:
         place, value, other_value = self._difference(argued, guards, first, other)
         raise KernelError(
-            f"{self._where(place)}: {place} is {value} or {other_value} depending on what memory held before the launch: "
-            "the kernel reads shared memory or a local before writing it. Set it first, with a barrier in between if "
-            "another thread does."
+            f"{self._where(place)}: {place} is {value} or {other_value} depending on what memory held before the "
+            "launch: the kernel reads shared memory or a local before writing it. Set it first, with a barrier in "
+            "between if another thread does."
         )
 
     def _where(self, place: str) -> str:

@@ -316,14 +316,15 @@ static int find_code(dl_phdr_info* library, size_t, void* argument) {
 }
 
 // Ends the launch only where it interrupts the kernel's own code: elsewhere a lock may be held, or the scheduler be
-// half done. The next tick comes soon, and a thread that waits in barrier after barrier sees `is_late`.
+// half done, and the next tick comes soon. The first tick leaves it to a barrier, which knows its place in the text.
 static void on_tick(int, siginfo_t*, void* state) {
     if (!running || !running->fibers.current()) return;
     Block& block = running->block;
     if (now() - block_start < block.launch->limit) return;
+    const bool was_late = block.is_late;
     block.is_late = true;
     const uintptr_t instruction = instruction_of(state);
-    if (instruction < code_start || instruction >= code_end) return;
+    if (!was_late || instruction < code_start || instruction >= code_end) return;
     block.fail_late(block.fibers.current()->thread, Place{nullptr, 0}, instruction);
 }
 
