@@ -58,13 +58,13 @@ __device__ __forceinline__ bool is_active(const Scene& scene, int agent)
     return USE_FULL_OBSERVATION ? scene.active[agent] : scene.x[agent] < INFINITY;
 }
 
-// Squares are enough: the root keeps their order, and rounding never swaps two of them. fmaf, not what the
-// compiler makes of it, so that ties are the same on every device.
+// Squares are enough: a root would not change their order. Rounded one by one, never contracted, so that equal distances
+// along different axes stay equal, and are so on every device.
 __device__ __forceinline__ float squared_distance(const Scene& scene, int other, float x, float y)
 {
     const float dx = scene.x[other] - x;
     const float dy = scene.y[other] - y;
-    return fmaf(dx, dx, dy * dy);
+    return __fadd_rn(__fmul_rn(dx, dx), __fmul_rn(dy, dy));
 }
 
 // A float in [0, 2 pi). `angle` is less than a turn below or above.

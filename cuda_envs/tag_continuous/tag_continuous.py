@@ -94,8 +94,8 @@ class TagContinuous(Env):
 
     Observation: for each of the others that an agent sees, [dx][dy][speed][acceleration][direction], all relative to
     its own, then [type][in the game], each block by other; then the time, in episode lengths. Positions are in
-    diagonals of the square, speeds and accelerations in max_speed, directions in turns. Full: all others by id. Partial:
-    the nearest in the game, nearest first, zeros where there are too few. Who has left the game sees zeros (if
+    diagonals of the square, speeds and accelerations in max_speed, directions in turns. Full: all others by id.
+    Partial: the nearest in the game, nearest first, zeros where there are too few. Who has left the game sees zeros (if
     full, types and who is in the game still).
     """
 
