@@ -48,7 +48,8 @@ class FunctionManager:
     How many threads an env gets follows from how the source, with what it includes, is written:
 
     * in the words of warpdrive.cuh alone (`env_index()`, `first_agent()`, `agent_stride()`): any number is right. A
-      GPU gives an env a thread an agent, at most 1,024, and lets small envs share a block; the CPU gives it one;
+      GPU gives an env a thread an agent, at most 1,024, and lets small envs share a block; the CPU gives it one, and
+      lets envs of one agent share a block;
     * with indices of its own (`threadIdx`, `blockIdx` ...) anywhere: one block an env and one thread an agent. With
       more than 1,024 agents it must loop, `i += blockDim.x`;
     * a kernel that loops over elements from `global_thread()` gets enough threads for one an agent of every env.
@@ -206,7 +207,8 @@ class FunctionManager:
             else:
                 threads = min(-(-self.num_agents // 32) * 32, MAX_THREADS)
         if envs is None:
-            fits = self.backend.name == "cuda" and threads in (1, 2, 4, 8, 16)
+            is_lone = self.backend.prefers_one_thread and self.num_agents == 1  # a block an env would cost more than it
+            fits = (self.backend.name == "cuda" or is_lone) and threads in (1, 2, 4, 8, 16)
             envs = min(PACKED_THREADS // threads, self.num_envs) if fits else 1
         if envs > 1 and (threads not in (1, 2, 4, 8, 16, 32) or threads * envs > MAX_THREADS):
             raise WiringError(
