@@ -43,4 +43,4 @@ def test_every_file_of_the_tree_is_there():
 def with_root_on_path() -> dict[str, str]:
     import os
 
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

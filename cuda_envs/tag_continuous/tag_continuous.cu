@@ -58,8 +58,8 @@ __device__ __forceinline__ bool is_active(const Scene& scene, int agent)
     return USE_FULL_OBSERVATION ? scene.active[agent] : scene.x[agent] < INFINITY;
 }
 
-// Squares are enough: a root would not change their order. Rounded one by one, never contracted, so that equal distances
-// along different axes stay equal, and are so on every device.
+// Squares are enough: a root would not change their order. Every operation rounds, none are contracted, so that equal
+// distances along different axes stay equal, and on every device.
 __device__ __forceinline__ float squared_distance(const Scene& scene, int other, float x, float y)
 {
     const float dx = scene.x[other] - x;

@@ -241,11 +241,11 @@ class TagContinuous(Env):
         """More agents than a GPU's on-chip memory holds are refused here, where the config is known."""
         config = self.config
         padded = -(-self.num_agents // 32) * 32
-        shared = 8 * padded + 4 * (config.num_taggers + 1) + (padded if config.use_full_observation else 0)
+        shared = 8 * padded + 4 * config.num_taggers + (padded if config.use_full_observation else 0) + 64
         if shared > MAX_SHARED_BYTES:
             raise EnvError(
                 f"env: {self.num_agents} agents need {shared} bytes of shared memory, and a block has "
-                f"{MAX_SHARED_BYTES}. Take fewer agents (4096 always fit with use_full_observation: false)."
+                f"{MAX_SHARED_BYTES}. Take fewer agents: 4096 fit with use_full_observation: false."
             )
         constant = 4 * (config.num_acceleration_levels + config.num_turn_levels + 2)
         constant += 12 * self.num_agents if config.start == "fixed" else 0

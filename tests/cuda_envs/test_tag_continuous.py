@@ -1,8 +1,8 @@
 """The kernel against the oracle, which another hand wrote from the rules alone.
 
-Each step starts from the oracle's state, so errors do not add up. What the oracle decides by comparing float64 distances,
-the kernel decides by float32 ones: a difference is forgiven only where such a decision was closer than `MARGIN`,
-equal distances excepted, and few may be.
+Each step starts from the oracle's state, so errors do not add up. What the oracle decides by comparing float64
+distances, the kernel decides by float32 ones: a difference is forgiven only where such a decision was closer than
+`MARGIN`, equal distances excepted, and few may be.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +65,7 @@ def random_config(index: int) -> TagContinuousConfig:
         edge_hit_penalty=some(-1, 0),
         use_full_observation=bool(rng.random() < 0.3),
         num_other_agents_observed=int(min(rng.choice([1, 2, 3, 10, 33, 99]), num_agents - 1)),
-        tagging_distance=float(rng.choice([0, 0.01, 0.05, 0.2, 1])),
+        tagging_distance=float(rng.choice([0, 0.01, 0.05, 0.25, 1])),
         tag_reward_for_tagger=some(0, 10),
         step_penalty_for_tagger=some(-0.1, 0),
         tag_penalty_for_runner=some(-10, 0),
@@ -117,7 +116,11 @@ class Stepper:
     """The step kernel alone, from any state. Compiled without much optimisation, since that is what takes time."""
 
     def __init__(
-        self, config: TagContinuousConfig, backend: Backend, num_envs: int = NUM_ENVS, threads_per_env: int | None = None
+        self,
+        config: TagContinuousConfig,
+        backend: Backend,
+        num_envs: int = NUM_ENVS,
+        threads_per_env: int | None = None,
     ) -> None:
         self.env, self.data = TagContinuous(config), DataManager(backend.device)
         agents = (num_envs, self.env.num_agents)
@@ -148,16 +151,22 @@ class Stepper:
 
 
 def gaps_between_neighbours(parameters: oracle.TagContinuousParameters, moved: oracle.State) -> np.ndarray:
-    """[E, N, k] between one distance and the next, for as many as are seen; infinite where there is no next."""
-    x, y, active = moved["x"].astype(np.float64), moved["y"].astype(np.float64), moved["active"]
-    distance = np.hypot(x[:, :, None] - x[:, None], y[:, :, None] - y[:, None])
-    distance[~np.broadcast_to(active[:, None], distance.shape)] = np.inf
+    """[E, N, k] between one distance and the next, for as many as are seen; infinite where there is no next.
+
+    0 only where the two are sure to be equal, because their offsets are, but for sign and axis.
+    """
+    offsets = [np.abs(moved[name][:, :, None].astype(np.float64) - moved[name][:, None]) for name in ("x", "y")]
+    distance = np.hypot(*offsets)
+    distance[~np.broadcast_to(moved["active"][:, None], distance.shape)] = np.inf
     agents = np.arange(parameters.num_agents)
     distance[:, agents, agents] = np.inf
-    distance = np.sort(distance, axis=2)[:, :, : parameters.num_other_agents_observed + 1]
+    order = np.argsort(distance, axis=2, kind="stable")[:, :, : parameters.num_other_agents_observed + 1]
+    near, far = (np.take_along_axis(bound, order, 2) for bound in (np.minimum(*offsets), np.maximum(*offsets)))
+    is_tie = (near[:, :, 1:] == near[:, :, :-1]) & (far[:, :, 1:] == far[:, :, :-1])
+    distance = np.take_along_axis(distance, order, 2)
     is_last = ~np.isfinite(distance[:, :, 1:])
     gap = np.diff(np.where(np.isfinite(distance), distance, 0.0), axis=2)
-    return np.where(is_last, np.inf, gap)
+    return np.where(is_last, np.inf, np.where(is_tie, 0.0, np.maximum(gap, 1e-300)))
 
 
 def distance_from_edges(state: oracle.State, moved: oracle.State, side: float) -> np.ndarray:
@@ -169,6 +178,11 @@ def distance_from_edges(state: oracle.State, moved: oracle.State, side: float) -
     return np.min([np.abs(place - edge) for place in wanted for edge in (0.0, side)], axis=0)
 
 
+def is_close(difference: np.ndarray, margin: float) -> np.ndarray:
+    """Not where it is 0: what is equal is so in float32 as well."""
+    return (difference > 0) & (difference < margin)
+
+
 def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[oracle.State, Counter]:
     """One step by kernel and oracle; returns the oracle's next state, and what was seen and forgiven."""
     parameters = oracle.TagContinuousParameters(**asdict(stepper.env.config))
@@ -178,18 +192,18 @@ def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[
     margins = oracle.margins(parameters, moved)
     got = stepper.step(state, action)
 
-    close_tag = ((margins.threshold < margin) | ((margins.second_tagger > 0) & (margins.second_tagger < margin))).any(1)
+    close_tag = (is_close(margins.threshold, margin) | is_close(margins.second_tagger, margin)).any(1)
     close_edge = distance_from_edges(state, moved, parameters.grid_length) < margin
     is_partial = not parameters.use_full_observation
     gaps = gaps_between_neighbours(parameters, moved) if is_partial else np.full((*hit.shape, 1), np.inf)
-    close_order = ((gaps > 0) & (gaps < margin)).any(2)
+    close_order = is_close(gaps, margin).any(2)
 
     for name in ("x", "y"):
         np.testing.assert_allclose(got[name], expected[name], atol=margin, err_msg=name)
     for name in ("speed", "acceleration"):
         np.testing.assert_allclose(got[name], expected[name], atol=1e-6 * parameters.max_speed, err_msg=name)
     turn = np.abs(got["direction"] - expected["direction"])
-    assert np.minimum(turn, 2 * math.pi - turn).max() < TOLERANCE
+    assert np.minimum(turn, 2 * math.pi - turn).max() < TOLERANCE, "direction"
     assert (got["direction"] < np.float32(2 * math.pi)).all() and (got["direction"] >= 0).all()
     np.testing.assert_array_equal(got["time_step"], expected["time_step"])
 
@@ -212,13 +226,13 @@ def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[
     seen = Counter(
         steps=state["active"].size,
         exits=int((state["active"] & ~expected["active"]).sum()),
-        tags=int((margins.threshold[np.isfinite(margins.threshold)] > 0).sum()),
         edges=int(hit.sum()),
         bonuses=int((expected["time_step"] == parameters.episode_length).sum()),
         terminated=int(terminated.sum()),
         truncated=int(truncated.sum()),
         ties=int((gaps == 0).any(2).sum()),
         tagger_ties=int((margins.second_tagger == 0).sum()),
+        just_out_of_reach=int((margins.threshold == 0).sum()),
         padded=int(is_partial * (state["active"] & (num_others < parameters.num_other_agents_observed)).sum()),
     )
     return expected, seen + forgiven
@@ -240,7 +254,7 @@ def compare_over_rounds(index: int, backend: Backend) -> Counter:
 def check_forgiven(counts: Counter) -> None:
     for name, count in counts.items():
         if name.startswith("forgiven"):
-            assert count < 1e-4 * counts["steps"], f"{name}: {count} of {counts['steps']}"
+            assert count < 5e-4 * counts["steps"], f"{name}: {count} of {counts['steps']}"
 
 
 @pytest.mark.timeout(900)
@@ -252,7 +266,8 @@ def test_kernel_equals_the_oracle_over_200_random_configurations(backend):
         found = [compare_over_rounds(index, backend) for index in range(NUM_CONFIGS)]
     counts = sum(found, Counter())
     check_forgiven(counts)
-    for what in ("exits", "edges", "bonuses", "terminated", "truncated", "ties", "tagger_ties", "padded"):
+    events = "exits edges bonuses terminated truncated ties tagger_ties just_out_of_reach padded"
+    for what in events.split():
         assert counts[what] > 500, f"hardly any {what}: the comparison would see little ({counts})"
 
 
@@ -261,8 +276,8 @@ def test_kernel_equals_the_oracle_over_200_random_configurations(backend):
 )
 def test_thousands_of_agents(backend, num_agents, threads_per_env):
     config = TagContinuousConfig(
-        num_taggers=num_agents // 10, num_runners=num_agents - num_agents // 10, grid_length=20.0, tagging_distance=0.01,
-        use_full_observation=False, num_other_agents_observed=10, tag_reward_for_tagger=10.0,
+        num_taggers=num_agents // 10, num_runners=num_agents - num_agents // 10, grid_length=20.0,
+        tagging_distance=0.01, use_full_observation=False, num_other_agents_observed=10, tag_reward_for_tagger=10.0,
     )  # fmt: skip
     parameters = oracle.TagContinuousParameters(**asdict(config))
     stepper = Stepper(config, backend, num_envs=2, threads_per_env=threads_per_env)
@@ -273,3 +288,148 @@ def test_thousands_of_agents(backend, num_agents, threads_per_env):
     assert counts["exits"] > 100
     assert counts["forgiven observation"] < 1e-2 * counts["steps"]  # thousands stand closer than two a unit
     assert counts["forgiven reward"] < 1e-2 * counts["steps"]
+
+
+def test_one_tag_by_hand(backend):
+    """Agent 0 tags 1 in the last step. 2 runs into the edge, and alone gets the bonus."""
+    config = TagContinuousConfig(
+        num_taggers=1, num_runners=2, grid_length=10.0, episode_length=1, start="fixed",
+        starting_location_x=(5.0, 6.0, 0.25), starting_location_y=(5.0, 5.0, 3.0),
+        starting_directions=(0.0, HALF_PI, math.pi),
+        max_acceleration=0.5, min_acceleration=-0.5, num_acceleration_levels=2, num_turn_levels=1,
+        edge_hit_penalty=-0.25, tagging_distance=0.1, tag_reward_for_tagger=3.0, step_penalty_for_tagger=-0.125,
+        tag_penalty_for_runner=-2.0, step_reward_for_runner=0.0625, end_of_game_reward_for_runner=7.0,
+    )  # fmt: skip
+    env = EnvWrapper(TagContinuous(config), 1, backend=backend)
+    env.reset()
+    env.data["action"] = np.array([[[2, 0], [0, 0], [2, 0]]], np.int32)  # 0 and 2 speed up to 0.5
+    env.prepare_step()()
+    data = env.data
+    np.testing.assert_allclose(data.pull("x"), [[5.5, 6.0, 0.0]])
+    np.testing.assert_allclose(data.pull("y"), [[5.0, 5.0, 3.0]], rtol=1e-6)
+    np.testing.assert_allclose(data.pull("speed"), [[0.5, 0.0, 0.5]])
+    np.testing.assert_allclose(data.pull("acceleration"), [[0.5, 0.0, 0.5]])
+    assert data.pull("active").tolist() == [[True, False, True]]
+    np.testing.assert_allclose(data.pull("reward"), [[3.0 - 0.125, 0.0625 - 2.0, 0.0625 - 0.25 + 7.0]])
+    assert data.pull("num_runners_left") == 1
+    assert not data.pull("terminated") and data.pull("truncated")
+    diagonal = math.sqrt(200)
+    seen_by_0 = [0.5 / diagonal, -5.5 / diagonal, 0, -2 / diagonal, -0.5, 0, -0.5, 0, 0.25, 0.5, 0, 0, 1, 1, 1]
+    seen_by_1 = [-0.5 / diagonal, -6 / diagonal, 0, -2 / diagonal, 0.5, 0.5, 0.5, 0.5, -0.25, 0.25, 1, 0, 1, 1, 1]
+    np.testing.assert_allclose(data.pull("observation")[0, :2], [seen_by_0, seen_by_1], atol=1e-6)
+
+
+def test_who_left_the_game_is_blind_and_unseen(backend):
+    """After 1 was tagged: 0 sees 2 and a row of zeros, 1 sees nothing and earns nothing."""
+    config = TagContinuousConfig(
+        num_taggers=1, num_runners=2, start="fixed", use_full_observation=False, num_other_agents_observed=2,
+        starting_location_x=(5.0, 5.5, 9.0), starting_location_y=(5.0, 5.0, 5.0), starting_directions=(0.0,) * 3,
+        tagging_distance=0.1, step_reward_for_runner=0.5,
+    )  # fmt: skip
+    env = EnvWrapper(TagContinuous(config), 1, backend=backend)
+    env.reset()
+    env.step(np.zeros((1, 3, 2), np.int32))
+    observation, reward, *_ = env.step(np.zeros((1, 3, 2), np.int32))
+    assert reward.tolist() == [[0.0, 0.0, 0.5]]
+    of_0 = observation[0, 0].cpu().numpy()
+    np.testing.assert_allclose(of_0[[0, 10, 12, 14]], [4 / math.sqrt(200), 0.0, 1.0, 0.02], rtol=1e-6)
+    assert not of_0[1:14:2].any()
+    assert not observation[0, 1].any()
+
+
+def test_every_start_is_new(backend):
+    env = EnvWrapper("tag_continuous", 50, backend=backend, seed=3, env_config={"grid_length": 4.0})
+    env.reset()
+    x, y, direction = (env.data.pull(name) for name in ("x", "y", "direction"))
+    assert len(np.unique(np.concatenate([x, y]))) > 0.99 * 2 * x.size
+    assert x.min() >= 0 and x.max() <= 4 and abs(x.mean() - 2) < 0.3 and abs(y.mean() - 2) < 0.3
+    quarter = direction / HALF_PI
+    np.testing.assert_allclose(quarter, np.round(quarter), atol=1e-6)
+    assert set(np.round(quarter).astype(int).ravel()) == {0, 1, 2, 3}
+    env.data["terminated"] = np.arange(50) < 25
+    env.data["truncated"] = False
+    env.prepare_reset()()
+    again = env.data.pull("x")
+    assert (again[25:] == x[25:]).all() and (again[:25] != x[:25]).mean() > 0.99
+    same = EnvWrapper("tag_continuous", 50, backend=backend, seed=3, env_config={"grid_length": 4.0})
+    same.reset()
+    np.testing.assert_array_equal(same.data.pull("x"), x)
+
+
+@pytest.mark.parametrize("given", [{}, {"starting_location_y": (1.0,) * 11, "starting_directions": (-HALF_PI,) * 11}])
+def test_a_fixed_start_is_always_the_same(backend, given):
+    config = TagContinuousConfig(start="fixed", seed=5, **given)
+    env = EnvWrapper(TagContinuous(config), 4, backend=backend)
+    for _ in range(2):
+        env.reset()
+        for name in ("x", "y", "direction"):
+            expected = env.env.arrays()[name]
+            np.testing.assert_array_equal(env.data.pull(name), np.broadcast_to(expected, (4, 11)))
+    assert TagContinuous(config).arrays()["x"].tolist() == env.env.arrays()["x"].tolist()
+    assert TagContinuous(TagContinuousConfig(start="fixed", seed=6)).arrays()["x"][0] != env.env.arrays()["x"][0]
+    if given:
+        assert set(env.data.pull("y").ravel()) == {1.0}
+        np.testing.assert_allclose(env.data.pull("direction"), 3 * HALF_PI, rtol=1e-6)
+
+
+def test_groups_are_taggers_then_runners_unless_types_mix_them():
+    env = TagContinuous(TagContinuousConfig(num_taggers=2, num_runners=3))
+    assert {name: group.agents for name, group in env.groups.items()} == {"tagger": range(2), "runner": range(2, 5)}
+    assert env.groups["tagger"].head_sizes == (11, 11)
+    mixed = TagContinuous(TagContinuousConfig(num_taggers=2, num_runners=3, agent_types=(0, 1, 0, 1, 0)))
+    assert {name: group.agents for name, group in mixed.groups.items()} == {"agent": range(5)}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_taggers": 2, "num_runners": 3},
+        {"num_taggers": 3, "num_runners": 34},
+        {"num_taggers": 1, "num_runners": 4, "use_full_observation": False, "num_other_agents_observed": 4},
+        {"num_taggers": 3, "num_runners": 34, "use_full_observation": False, "num_other_agents_observed": 7},
+    ],
+)
+def test_passes_the_conformance_kit(device, config):
+    """On a small square, so that runners are tagged and leave."""
+    assert check_env("tag_continuous", device, grid_length=4.0, tagging_distance=0.05, episode_length=15, **config)
+
+
+def test_the_example_is_the_published_run():
+    config = read_config(Path(__file__).parents[2] / "examples" / "tag_continuous.yaml")
+    env = TagContinuous(TagContinuousConfig(**config.env))
+    assert (env.num_agents, env.num_features, env.episode_length) == (110, 71, 500)
+    assert {name: group.head_sizes for name, group in env.groups.items()} == {"tagger": (21, 21), "runner": (21, 21)}
+    assert list(config.policy) == ["tagger", "runner"]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_taggers": 0}, "num_taggers must be at least 1, got 0"),
+        ({"num_runners": 0}, "num_runners must be at least 1"),
+        ({"episode_length": 0}, "episode_length must be at least 1"),
+        ({"grid_length": 0.0}, "grid_length must be more than 0"),
+        ({"num_acceleration_levels": -1}, "num_acceleration_levels must be at least 0"),
+        ({"num_turn_levels": -1}, "num_turn_levels must be at least 0"),
+        ({"max_speed": -1.0}, "max_speed must be at least 0"),
+        ({"tag_reward_for_tagger": -1.0}, "tag_reward_for_tagger must be at least 0: it is added"),
+        ({"step_reward_for_runner": -1.0}, "step_reward_for_runner must be at least 0"),
+        ({"end_of_game_reward_for_runner": -1.0}, "end_of_game_reward_for_runner must be at least 0"),
+        ({"edge_hit_penalty": 1.0}, "edge_hit_penalty must be at most 0: it is added"),
+        ({"step_penalty_for_tagger": 1.0}, "step_penalty_for_tagger must be at most 0"),
+        ({"tag_penalty_for_runner": 1.0}, "tag_penalty_for_runner must be at most 0"),
+        ({"tagging_distance": 1.5}, "tagging_distance must be from 0 to 1"),
+        ({"start": "anywhere"}, "start must be random or fixed"),
+        ({"use_full_observation": False, "num_other_agents_observed": 11}, "num_other_agents_observed must be from 1"),
+        ({"use_full_observation": False, "num_other_agents_observed": 0}, "from 1 to 10, the number of others, got 0"),
+        ({"start": "fixed", "starting_location_x": (1.0, 2.0)}, "2 values for 11 agents"),
+        ({"start": "fixed", "starting_location_y": (11.0,) * 11}, "leaves the square: 11.0 is not from 0 to 10.0"),
+        ({"starting_directions": (0.0,) * 11}, "starting_directions is for start: fixed"),
+        ({"agent_types": (0,) * 11}, "1 times 1 .num_taggers. and 10 times 0 .num_runners., got 0 and 11"),
+        ({"num_runners": 7000}, "7001 agents need .* bytes of shared memory"),
+    ],
+)
+def test_a_config_out_of_bounds_is_refused_in_one_line(config, words):
+    with pytest.raises(EnvError, match=words) as caught:
+        TagContinuous(TagContinuousConfig(**config))
+    assert "\n" not in str(caught.value)

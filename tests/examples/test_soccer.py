@@ -33,4 +33,4 @@ def test_it_trains(tmp_path):
 def with_root_on_path() -> dict[str, str]:
     import os
 
-    return {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])}

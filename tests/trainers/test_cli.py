@@ -141,7 +141,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path, number, name, code):
     small = ["trainer.num_envs=4", "trainer.train_batch_size=8", "--device", "cpu", "saving.metrics_log_freq=1"]
     words = ["--config", str(ROOT / "examples" / "tag.yaml"), *small, "--total-timesteps", str(10**9), "--run-name=a"]
     command = [sys.executable, "-c", TRAIN, *words, f"saving.basedir={tmp_path}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     train = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
     )

@@ -21,8 +21,8 @@ ENVS = [
     ("simple_spread", {"continuous_actions": True}),
     ("simple_tag", {"continuous_actions": True}),
     ("tag_gridworld", {"use_full_observation": False, "num_taggers": 999}),
-    ("tag_gridworld", {"num_taggers": 1400}),
-    ("tag_gridworld", {"num_taggers": 6500}),
+    ("tag_gridworld", {"num_taggers": 2600}),  # beyond what the scene has room for in shared memory
+    ("tag_gridworld", {"use_full_observation": False, "num_taggers": 6500}),  # and beyond what the cells have
 ]
 
 COMPILERS = [
@@ -36,9 +36,9 @@ COMPILERS = [
 def test_every_shipped_kernel_compiles(compiler, arch):
     backend = CompileOnlyBackend(compiler, arch)
     for name, config in ENVS:
-        env = EnvWrapper(load_env(name, config), num_envs=10, backend=backend)
+        env = EnvWrapper(load_env(name, config), num_envs=2, backend=backend)
         assert f"{name}_step" in backend.compiled
-    Sampler(env.data, 10, range(1, 3), env.num_agents, (5, 3), backend)
+    Sampler(env.data, 2, range(1, 3), env.num_agents, (5, 3), backend)
     for source in sorted(TRAINER_KERNELS.glob("*.cu")):
-        FunctionManager(env.data, source, num_envs=10, num_agents=env.num_agents, backend=backend)
+        FunctionManager(env.data, source, num_envs=2, num_agents=env.num_agents, backend=backend)
     assert {"restart_ended", "sample_actions_masked", "gae", "episodes"} <= set(backend.compiled)

@@ -59,7 +59,8 @@ def test_a_sanitizer_finds_the_mistake_and_nothing_else(sanitizer, mistake, argu
         environment = sanitizer_environment([sanitizer])
     except BackendError as error:
         pytest.skip(str(error))
-    environment = {**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **environment, "PYTHONPATH": path}
     if subprocess.run([sys.executable, "-c", ""], env=environment).returncode:
         pytest.skip(f"this compiler's {sanitizer} sanitizer cannot even start Python here")
     result = subprocess.run(

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -117,8 +118,10 @@ def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: b
     flags = [f"-arch={arch}", *_FLAGS, *(["-G"] if debug else []), *source.options]
     flags += [f"-I{folder}" for folder in source.all_include_folders()]
     version, run = (_nvrtc_version(), _run_nvrtc) if compiler == "nvrtc" else (_nvcc_version(), _run_nvcc)
+    included = source.included_text()
+    source = replace(source, path=source.path.replace('"', "'"))  # the assembler cannot read a quote in a path
     unit = f"{source.constants}\n{source.line_directive()}\n{source.text}"
-    key = cache_key([compiler, version, *flags, unit, source.included_text()])
+    key = cache_key([compiler, version, *flags, unit, included])
     return read_entry(cached(key, ".cubin", lambda: run(source, unit, flags)))
 
 
