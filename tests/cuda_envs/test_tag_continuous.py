@@ -113,7 +113,11 @@ def random_action(rng: np.random.Generator, parameters: oracle.TagContinuousPara
 
 
 class Stepper:
-    """The step kernel alone, from any state. Compiled without much optimisation, since that is what takes time."""
+    """The step kernel alone, from any state.
+
+    Args:
+        in_haste: compile without optimisation on a CPU, in a quarter of the time.
+    """
 
     def __init__(
         self,
@@ -121,6 +125,7 @@ class Stepper:
         backend: Backend,
         num_envs: int = NUM_ENVS,
         threads_per_env: int | None = None,
+        in_haste: bool = False,
     ) -> None:
         self.env, self.data = TagContinuous(config), DataManager(backend.device)
         agents = (num_envs, self.env.num_agents)
@@ -137,7 +142,7 @@ class Stepper:
             self.data.push(name, array)
         self.functions = FunctionManager(
             self.data, self.env.source, self.env.constants(), *agents, backend, threads_per_env,
-            options=("-O1",) if backend.name == "cpu" else (),
+            options=("-O0",) if in_haste and backend.name == "cpu" else (),
         )  # fmt: skip
 
     def step(self, state: oracle.State, action: np.ndarray) -> dict[str, np.ndarray]:
@@ -240,7 +245,7 @@ def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[
 
 def compare_over_rounds(index: int, backend: Backend) -> Counter:
     config = random_config(index)
-    stepper = Stepper(config, backend)
+    stepper = Stepper(config, backend, in_haste=index % 20 > 0)
     parameters = oracle.TagContinuousParameters(**asdict(config))
     rng, counts = np.random.default_rng([8, index]), Counter()
     for _ in range(NUM_ROUNDS):
@@ -271,9 +276,7 @@ def test_kernel_equals_the_oracle_over_200_random_configurations(backend):
         assert counts[what] > 500, f"hardly any {what}: the comparison would see little ({counts})"
 
 
-@pytest.mark.parametrize(
-    ("num_agents", "threads_per_env"), [(1100, None), (1100, 1024), (4096, None), (4096, 1024)]
-)
+@pytest.mark.parametrize(("num_agents", "threads_per_env"), [(1100, None), (1100, 1024), (4096, None), (4096, 1024)])
 def test_thousands_of_agents(backend, num_agents, threads_per_env):
     config = TagContinuousConfig(
         num_taggers=num_agents // 10, num_runners=num_agents - num_agents // 10, grid_length=20.0,
@@ -383,7 +386,6 @@ def test_groups_are_taggers_then_runners_unless_types_mix_them():
 @pytest.mark.parametrize(
     "config",
     [
-        {"num_taggers": 2, "num_runners": 3},
         {"num_taggers": 3, "num_runners": 34},
         {"num_taggers": 1, "num_runners": 4, "use_full_observation": False, "num_other_agents_observed": 4},
         {"num_taggers": 3, "num_runners": 34, "use_full_observation": False, "num_other_agents_observed": 7},
