@@ -157,7 +157,7 @@ def _write_kernel(data: DataManager, before: str, parameters: list[str], restart
     )
     return f"""{before}#include "reset.cuh"
 
-extern "C" __global__ void restart_ended(
+extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) restart_ended(
     {", ".join(parameters)})
 {{
     const int env = env_index();

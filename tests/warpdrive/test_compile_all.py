@@ -18,6 +18,7 @@ TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers" / "kernels"
 
 ENVS = [
     *((name, {}) for name in list_envs()),
+    ("tag_continuous", {"num_taggers": 100, "num_runners": 900, "use_full_observation": False}),
     ("simple_spread", {"continuous_actions": True}),
     ("simple_tag", {"continuous_actions": True}),
     ("tag_gridworld", {"use_full_observation": False, "num_taggers": 999}),
