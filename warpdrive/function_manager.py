@@ -43,7 +43,7 @@ class FunctionManager:
     functions = FunctionManager(data, Path("tag.cu"), {"NUM_AGENTS": 5}, num_envs=2000, num_agents=5)
     functions.launch("tag_step")                              # every parameter takes the array of its name
     step = functions.prepare("tag_step", reward=rewards[t])   # a view in place of an array, packed once
-    step()                                                    # about a microsecond
+    step()                                                    # little more than the driver itself takes
 
     How many threads an env gets follows from how the source, with what it includes, is written:
 
@@ -128,7 +128,7 @@ class FunctionManager:
         call()
 
     def prepare(self, kernel: str, **overrides: Any) -> Callable[[], None]:
-        """A launch that was checked and packed once; see `launch`. Calling it takes about a microsecond."""
+        """A launch that was checked and packed once; see `launch`. Calling it takes little more than the driver does."""
         signature = self.signature(kernel)
         names = {parameter.name for parameter in signature.parameters}
         for name in overrides:
