@@ -128,7 +128,7 @@ class FunctionManager:
         call()
 
     def prepare(self, kernel: str, **overrides: Any) -> Callable[[], None]:
-        """A launch that was checked and packed once; see `launch`. Calling it takes little more than the driver does."""
+        """A launch that was checked and packed once; see `launch`. A call takes little more than the driver does."""
         signature = self.signature(kernel)
         names = {parameter.name for parameter in signature.parameters}
         for name in overrides:
