@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Size
+from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size
 
 Name = Annotated[str, Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a name of letters, digits, '_', '-' and '.'")]
 """Part of a path: it must not lead out of its folder."""
@@ -57,6 +57,20 @@ class ModelConfig:
     """A file of trainers/policies."""
     fc_dims: tuple[Count, ...] = (32, 32)
     """Width of each hidden layer."""
+    shared_trunk: bool = True
+    """Whether action and value come from the same hidden layers."""
+    critic_fc_dims: tuple[Count, ...] | None = None
+    """Width of each hidden layer of a critic that has its own; as fc_dims if not given."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """What follows each hidden layer."""
+    layer_norm: bool = False
+    """Whether the input is normalised over its features."""
+    memory_size: Count = 64
+    """Numbers that a GRU remembers."""
+    sequence_length: Count | None = None
+    """Steps through which a GRU's gradient runs, a divisor of the steps of an iteration; all of them if not given."""
+    log_std_init: float = 0.0
+    """Logarithm of the standard deviation of Box actions at the start."""
     model_ckpt_filepath: str | None = None
     """A policy.<name>.safetensors to start from."""
 
@@ -75,6 +89,28 @@ class PolicyConfig:
     """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
     lr: Annotated[Number, Between(0)] = 1e-3
     """Adam's step size. A schedule counts env steps."""
+    critic_lr: Annotated[Number, Between(0)] | None = None
+    """Adam's step size for a critic that has its own hidden layers; as lr if not given."""
+    entropy_coeff: Annotated[Number, Between(0)] = 0.01
+    """Weight of the entropy: how much trying things out is worth. A schedule counts env steps."""
+    clip_grad_norm: bool = True
+    """Whether to shorten gradients that are too long."""
+    max_grad_norm: Positive = 0.5
+    """How long the gradient of all the policy's parameters together may be."""
+    normalize_observation: bool = False
+    """Whether features are brought to mean 0 and standard deviation 1, by what was seen so far, and clipped to
+    +-10."""
+    normalize_reward: bool = False
+    """Whether rewards are divided by the standard deviation of the discounted return so far, and clipped to
+    +-reward_clip."""
+    reward_clip: Positive = 10.0
+    """Bound of rewards after they are scaled by normalize_reward."""
+    normalize_return: bool = False
+    """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far."""
+    agent_id: bool = False
+    """Whether each agent also sees which one of the policy's agents it is."""
+    central_critic: bool = False
+    """Whether the critic sees the whole env: all observations, and which agent it judges."""
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
@@ -134,7 +170,6 @@ SENTENCES = {
     "num_steps": _NUM_STEPS,
     "batch_size": "unknown key: it means the minibatch in one library and the whole batch in another. "
     "Did you mean 'trainer.train_batch_size' (env steps of an iteration, over all envs)?",
-    "normalize_return": "unknown key: returns are not normalised in this version. Leave it out.",
 }
 """Other libraries' names that need a sentence."""
 

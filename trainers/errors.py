@@ -7,3 +7,7 @@ from warpdrive.errors import WarpDriveError
 
 class RunFolderError(WarpDriveError):
     """The folder of a run cannot be made."""
+
+
+class NonFiniteError(WarpDriveError):
+    """A run met a NaN or an infinity, and learned nothing from it."""

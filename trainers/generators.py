@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,21 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def generator_states() -> dict[str, Any]:
-    """Their states, as JSON takes them."""
+def generator_states(minibatches: Mapping[str, torch.Generator]) -> dict[str, Any]:
+    """Their states, as JSON takes them; and of the generators that order each policy's minibatches."""
     kind, keys, *rest = np.random.get_state()
     states = {
         "python": random.getstate(),
         "numpy": [kind, keys.tolist(), *rest],
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "torch": _to_text(torch.get_rng_state()),
+        "minibatches": {name: _to_text(generator.get_state()) for name, generator in minibatches.items()},
     }
     if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+        states["cuda"] = _to_text(torch.cuda.get_rng_state())
     return states
 
 
-def prepare_generators(states: Any, file: Path | str) -> Callable[[], None]:
+def prepare_generators(states: Any, file: Path | str, minibatches: Mapping[str, torch.Generator]) -> Callable[[], None]:
     """Checks what `generator_states` gave, on generators of no consequence; the result sets the real ones.
 
     Raises:
@@ -41,7 +42,7 @@ def prepare_generators(states: Any, file: Path | str) -> Callable[[], None]:
     """
     if not isinstance(states, dict):
         raise CheckpointError(f"{file}: expected keys and values, got a {type(states).__name__}.")
-    if missing := [name for name in ("python", "numpy", "torch") if name not in states]:
+    if missing := [name for name in ("python", "numpy", "torch", "minibatches") if name not in states]:
         raise CheckpointError(f"{file}: lacks {', '.join(missing)}. Use an older checkpoint.")
     calls = [
         _prepare("python", states, _python_state, random.Random().setstate, random.setstate, file),
@@ -51,6 +52,9 @@ def prepare_generators(states: Any, file: Path | str) -> Callable[[], None]:
     if "cuda" in states and torch.cuda.is_available():
         trial = torch.Generator("cuda").set_state
         calls.append(_prepare("cuda", states, _torch_state, trial, torch.cuda.set_rng_state, file))
+    for name, generator in minibatches.items():
+        trial = torch.Generator(generator.device).set_state
+        calls.append(_prepare(name, states["minibatches"], _torch_state, trial, generator.set_state, file))
 
     def restore() -> None:
         for call in calls:
@@ -74,6 +78,10 @@ def _prepare(
         reason = " ".join((str(error) or type(error).__name__).split())
         raise CheckpointError(f"{file}: '{name}' is no state of a generator ({reason}).") from None
     return lambda: real(state)
+
+
+def _to_text(state: torch.Tensor) -> str:
+    return state.numpy().tobytes().hex()
 
 
 def _python_state(state: Any) -> Any:

@@ -2,96 +2,302 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from trainers.policies.heads import CategoricalHeads
+from trainers.features import ACTIVE, Arrays, Features, central_features, places_of
+from trainers.policies.heads import GaussianHead
+from trainers.policies.policy import Policy
 from warpdrive.data_manager import DataManager
-from warpdrive.env import Env, Group
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
-from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout, Place
+from warpdrive.gaussian_sampler import GaussianSampler
+from warpdrive.layout import ACTION, FINAL, OBSERVATION
 from warpdrive.sampler import Sampler
 
-if TYPE_CHECKING:
-    from trainers.policies.mlp import MLP
+
+@dataclass(frozen=True)
+class Samples:
+    """Steps of agents that an algorithm learns from at once; N of them.
+
+    For a recurrent policy they are sequences, N = L x M: `observation` and `critic_input` then begin [L, M], and
+    `memory` [M, memory_size] is what was remembered before the first step of each.
+    """
+
+    observation: torch.Tensor
+    """[N, F] or [L, M, F]."""
+    critic_input: torch.Tensor | None
+    action: torch.Tensor
+    """[N], [N, heads], or [N, n] as drawn."""
+    log_prob: torch.Tensor
+    """[N], when the action was drawn."""
+    value: torch.Tensor
+    """[N], likewise, in the critic's unit."""
+    advantage: torch.Tensor
+    """[N]."""
+    mask: torch.Tensor | None
+    """[N, outputs] bool, actions that could be taken."""
+    weight: torch.Tensor | None
+    """[N] float32: 1 where the agent was in the game, else 0. None if all were."""
+    memory: torch.Tensor | None
+    starts: torch.Tensor | None
+    """[L, M] bool, whether an episode starts with this step."""
+    index: torch.Tensor
+    """[N] int64, of the rows of [T, E, A]."""
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Of [N], over agents in the game."""
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum().clamp_min(1.0)
 
 
 class GroupRollout:
     """One policy group's part of a rollout: views of the shared tensors, and what the group alone has.
 
-    observation [T+1, E, A, F], action [T, E, A] or [T, E, A, heads]: views, with the group's agents only.
+    action [T, E, A] or [T, E, A, heads], a view; or [T, E, A, n] as drawn, its own, where actions are a Box.
     log_prob [T, E, A], value [T+1, E, A], advantage [T, E, A] float32: its own; advantage is written by GAE.
     final_value [K, E, A] float32: value of what an env saw before its k-th truncation.
+    active [T, E, A] bool: whether the agent was in the game before the step; None if all always are.
+    mask [T, E, A, outputs] bool: actions that could be taken; None if all always can.
+    value_moments [2], reward_scale [1]: what GAE reads of the policy's statistics.
     """
 
-    def __init__(
-        self,
-        name: str,
-        policy: MLP,
-        agents: range,
-        heads: CategoricalHeads,
-        places: tuple[Place, Place],
-        rollout: Rollout,
-    ) -> None:
+    def __init__(self, name: str, policy: Policy, agents: range, rollout: Rollout, greedy: bool) -> None:
+        env = rollout.env
         self.name = name
         self.policy = policy
         self.agents = agents
-        self.heads = heads
         self.rollout = rollout
-        seen, done = places
-        self.observation = rollout.data[seen.array][:, :, seen.columns]
-        self._all_actions = rollout.data[done.array]
-        self.action = self._all_actions[:, :, done.columns]
-        num_steps, num_envs = rollout.num_steps, rollout.num_envs
+        places = places_of(env.env, name)
+        self.features = Features(env.layout, places.observation, len(agents) if policy.sees_agent_id else 0)
+        self.central = central_features(env.layout, len(agents)) if policy.has_central_critic else None
+        num_steps, num_envs, num_agents = rollout.num_steps, rollout.num_envs, len(agents)
+        self.sequence_length = (policy.network.sequence_length or num_steps) if policy.memory_size else 1
         new = rollout.reward.new_zeros
-        self.log_prob = new(num_steps, num_envs, len(agents))
-        self.value = new(num_steps + 1, num_envs, len(agents))
-        self.advantage = new(num_steps, num_envs, len(agents))
-        self.final_value = new(rollout.max_truncations, num_envs, len(agents))
-        self._final_observation = rollout.env.data[FINAL + seen.array][:, :, seen.columns]
-        # One slot for all steps: the sampler reads the logits at once, and nobody reads the entropy.
-        self._logits = new(num_envs, len(agents), heads.num_logits)
-        self._entropy = new(num_envs, len(agents))
-        env = rollout.env
-        num_columns = self._all_actions.shape[2]
-        self._sampler = Sampler(
-            env.data, num_envs, agents, num_columns, heads.head_sizes, env.backend, first_column=done.columns.start
-        )
+        self.log_prob = new(num_steps, num_envs, num_agents)
+        self.value = new(num_steps + 1, num_envs, num_agents)
+        self.advantage = new(num_steps, num_envs, num_agents)
+        self.final_value = new(rollout.max_truncations, num_envs, num_agents)
+        self.reward_scale = new(1) + 1.0
+        self.value_moments = new(2)
+        self.value_moments[1] = 1.0
+        if policy.value_norm is not None:
+            self.value_moments = policy.value_norm.moments
+        self.active = None
+        if rollout.active is not None:
+            self.active = rollout.active[:-1, :, agents.start : agents.stop]
+        self.mask = self._env_mask = None
+        if places.mask is not None:
+            self._env_mask = env.data[places.mask.array][:, places.mask.columns]
+            self.mask = self._env_mask.new_zeros((num_steps, *self._env_mask.shape))
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._prepare_memory(rollout)
+
+        # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
+        head = policy.head
+        self._outputs = new(num_envs, num_agents, head.num_outputs)
+        self._entropy = new(num_envs, num_agents)
+        self._greedy = greedy
+        self._all_actions = rollout.data[places.action.array]
+        arguments = (env.data, num_envs, agents, self._all_actions.shape[2])
+        first_column = places.action.columns.start
+        if isinstance(head, GaussianHead):
+            self.action = new(num_steps, num_envs, num_agents, head.num_outputs)
+            self._sampler = GaussianSampler(*arguments, head.space, env.backend, first_column)
+        else:
+            self.action = self._all_actions[:, :, places.action.columns]
+            self._sampler = Sampler(*arguments, head.head_sizes, env.backend, first_column=first_column)
+
+    @property
+    def observation(self) -> torch.Tensor:
+        """[T+1, E, A, F] float32: what they saw, as the network gets it; a view where it is one row of float32."""
+        rows = self.features.of_step({name: array.flatten(0, 1) for name, array in self.rollout.seen().items()})
+        return rows.unflatten(0, (self.rollout.num_steps + 1, self.rollout.num_envs))
+
+    # ------------------------------------------------------------------------------------------ playing
 
     def prepare_act(self, t: int) -> list[Callable[[], None]]:
         """Policy and sampler of step t, packed once."""
-        observation, copies = self._rows(self.observation[t])
-        act = self.policy.prepare_act(observation, self._logits.view(len(observation), -1), self.value[t].view(-1))
-        sample = self._sampler.prepare(self._logits, self._all_actions[t], self.log_prob[t], self._entropy)
-        return [*copies, act, sample]
+        calls = []
+        if self.mask is not None:
+            calls.append(_copy(self.mask[t], self._env_mask))
+        if self._memory is not None and t % self.sequence_length == 0:
+            calls.append(_copy(self.memory[t // self.sequence_length], self._memory))
+        calls += self._prepare_forward(self.rollout.seen(t), self._outputs, self.value[t], t, self._memory)
+        return [*calls, self._prepare_sample(t)]
+
+    def prepare_after_step(self, t: int) -> list[Callable[[], None]]:
+        """What a recurrent policy does with its memory between step t and the reset: it forgets ended episodes."""
+        if self._memory is None:
+            return []
+        rollout, memory = self.rollout, self._memory
+        num_truncated = rollout.env.data["num_truncated"]
+
+        def forget() -> None:
+            truncated = rollout.truncated[t]
+            for k, final in enumerate(self._final_memory):  # what was remembered before the k-th truncation
+                is_this = (truncated & (num_truncated == k)).view(-1, 1, 1)
+                final.copy_(torch.where(is_this, memory, final))
+            ended = (rollout.terminated[t] | truncated).view(-1, 1, 1)
+            memory.masked_fill_(ended, 0.0)
+
+        return [forget]
 
     def prepare_values(self) -> list[Callable[[], None]]:
         """Values that GAE bootstraps from: of the observation after the last step, and before each truncation."""
-        calls = []
-        pairs = [(self.observation[-1], self.value[-1]), *zip(self._final_observation, self.final_value, strict=True)]
-        for observation, value in pairs:
-            rows, copies = self._rows(observation)
-            calls += [*copies, self.policy.prepare_act(rows, None, value.view(-1))]
+        rollout, calls = self.rollout, []
+        calls += self._prepare_forward(rollout.seen(-1), None, self.value[-1], rollout.num_steps, self._memory)
+        for k, value in enumerate(self.final_value):
+            final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
+            memory = None if self._memory is None else self._final_memory[k]
+            calls += self._prepare_forward(final, None, value, None, memory)
         return calls
 
-    def _rows(self, observation: torch.Tensor) -> tuple[torch.Tensor, list[Callable[[], None]]]:
-        """[E, A, F] as rows [E A, F]; where no view can do it, a copy and the call that fills it."""
-        if observation.shape[1] == 1:
-            return observation[:, 0], []
-        if observation.is_contiguous():
-            return observation.flatten(0, 1), []
-        if not hasattr(self, "_copy"):
-            self._copy = torch.empty_like(observation, memory_format=torch.contiguous_format)
-        copy = self._copy
+    def _prepare_forward(
+        self,
+        arrays: Arrays,
+        outputs: torch.Tensor | None,
+        value: torch.Tensor,
+        t: int | None,
+        memory: torch.Tensor | None,
+    ) -> list[Callable[[], None]]:
+        num_rows = value.numel()
+        rows, calls = self._rows(arrays)
+        critic_rows = None
+        if self.central is not None:
+            active = None
+            if self.rollout.active is not None and t is not None:
+                active = self.rollout.active[t, :, self.agents.start : self.agents.stop]
+            central = self.central
+            shaped = self._buffer("critic_rows", (*value.shape, central.num_features))
+            critic_rows = shaped.view(num_rows, -1)
+            calls.append(lambda: shaped.copy_(central.of_step(arrays, active)))
+        act = self.policy.prepare_act(
+            rows,
+            critic_rows,
+            None if outputs is None else outputs.view(num_rows, -1),
+            value.view(-1),
+            None if memory is None else memory.view(num_rows, -1),
+            keep_memory=outputs is not None,
+        )
+        return [*calls, act]
 
-        def fill() -> None:
-            copy.copy_(observation)
+    def _rows(self, arrays: Arrays) -> tuple[torch.Tensor, list[Callable[[], None]]]:
+        """Observations as rows [E A, F]; where no view can do it, a copy and the call that fills it."""
+        observation = self.features.of_step(arrays)
+        if self.features.is_view(arrays):
+            if observation.shape[1] == 1:
+                return observation[:, 0], []
+            if observation.is_contiguous():
+                return observation.flatten(0, 1), []
+        copy = self._buffer("rows", observation.shape)
+        return copy.flatten(0, 1), [lambda: copy.copy_(self.features.of_step(arrays))]
 
-        return copy.flatten(0, 1), [fill]
+    def _buffer(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory that every step uses anew."""
+        if name not in self._buffers:
+            self._buffers[name] = self.value.new_zeros(shape)
+        return self._buffers[name]
+
+    def _prepare_sample(self, t: int) -> Callable[[], None]:
+        outputs = (self.log_prob[t], self._entropy)
+        if isinstance(self._sampler, GaussianSampler):
+            log_std = self.policy.head.log_std.detach()
+            return self._sampler.prepare(
+                self._outputs, log_std, self._all_actions[t], self.action[t], *outputs, greedy=self._greedy
+            )
+        mask = None if self.mask is None else self.mask[t]
+        return self._sampler.prepare(self._outputs, self._all_actions[t], *outputs, mask, greedy=self._greedy)
+
+    def _prepare_memory(self, rollout: Rollout) -> None:
+        """Memory of a recurrent policy: now, before each sequence of the rollout, and before each truncation."""
+        self._memory = self.memory = self._final_memory = None
+        size = self.policy.memory_size
+        if not size:
+            return
+        shape = (rollout.num_envs, len(self.agents), size)
+        # The envs' state includes what their agents remember: a checkpoint holds it.
+        self._memory = rollout.env.data.push(array_name("memory", self.name), torch.zeros(shape))
+        new = rollout.reward.new_zeros
+        self.memory = new(-(-rollout.num_steps // self.sequence_length), *shape)
+        self._final_memory = new(rollout.max_truncations, *shape)
+
+    def forget_all(self) -> None:
+        """Empties a recurrent policy's memory: every env starts a new episode."""
+        if self._memory is not None:
+            self._memory.zero_()
+
+    # ----------------------------------------------------------------------------------------- learning
+
+    @property
+    def num_units(self) -> int:
+        """What minibatches are made of: samples; for a recurrent policy, sequences of one env."""
+        num_steps, num_envs, num_agents = self.advantage.shape
+        if self.policy.memory_size:
+            return num_steps // self.sequence_length * num_envs
+        return num_steps * num_envs * num_agents
+
+    @property
+    def samples_per_unit(self) -> int:
+        return self.advantage.numel() // self.num_units
+
+    def index_of(self, units: torch.Tensor) -> torch.Tensor:
+        """The rows of [T, E, A] that these units hold: [N], or [L, M] of a recurrent policy."""
+        if not self.policy.memory_size:
+            return units
+        _, num_envs, num_agents = self.advantage.shape
+        step, env = self._steps_of(units)
+        agent = torch.arange(num_agents, device=units.device)
+        return ((step * num_envs + env).unsqueeze(-1) * num_agents + agent).flatten(1)
+
+    def samples(self, units: torch.Tensor) -> Samples:
+        """The samples of these units, int64 numbers below `num_units`."""
+        index, memory, starts = self.index_of(units), None, None
+        if self.policy.memory_size:
+            step, env = self._steps_of(units)
+            memory = self.memory[units // self.rollout.num_envs, env].flatten(0, 1)
+            ended = self.rollout.terminated | self.rollout.truncated
+            starts = ended[(step - 1).clamp_min(0), env]  # [L, units]
+            starts[0] = False  # the memory before a sequence was emptied already
+            starts = starts.unsqueeze(-1).expand(-1, -1, len(self.agents)).flatten(1)
+        return self._take(index, memory, starts)
+
+    def _steps_of(self, units: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Steps [L, units] and env [units] of each sequence."""
+        first = units // self.rollout.num_envs * self.sequence_length
+        return first + torch.arange(self.sequence_length, device=units.device).view(
+            -1, 1
+        ), units % self.rollout.num_envs
+
+    def _take(self, index: torch.Tensor, memory: torch.Tensor | None, starts: torch.Tensor | None) -> Samples:
+        seen, num_agents, flat = self.rollout.seen(), len(self.agents), index.flatten()
+
+        def take(array: torch.Tensor) -> torch.Tensor:
+            if array.shape[2] == num_agents and array.is_contiguous():
+                return array.flatten(0, 2).index_select(0, flat)
+            return array[flat // num_agents // array.shape[1], flat // num_agents % array.shape[1], flat % num_agents]
+
+        active = None if self.active is None else take(self.active)
+        critic_input = None
+        if self.central is not None:
+            shaped = None if active is None else active.view(index.shape)
+            critic_input = self.central.take(seen, index, shaped)
+        return Samples(
+            observation=self.features.take(seen, index),
+            critic_input=critic_input,
+            action=take(self.action),
+            log_prob=take(self.log_prob),
+            value=take(self.value[:-1]),
+            advantage=take(self.advantage),
+            mask=None if self.mask is None else take(self.mask),
+            weight=None if active is None else active.float(),
+            memory=memory,
+            starts=starts,
+            index=flat,
+        )
 
 
 class Rollout:
@@ -100,6 +306,8 @@ class Rollout:
     observation [T+1, E, A, F] float32, action [T, E, A] or [T, E, A, heads] int32, reward [T, E, A] float32,
     terminated, truncated [T, E] bool: in `data`, under these names, for kernels that read whole rollouts. Where
     groups see or act differently, each has its own arrays there, as in the env (see Layout).
+    active [T+1, E, A], survived [T, E, A] bool: whether an agent is in the game before step t, and after it but
+    before a reset; None if the env has no array `active`.
     `groups` holds a GroupRollout per policy.
 
     Every launch is packed when the rollout is made, so that `collect` only calls: nothing is copied to
@@ -107,26 +315,38 @@ class Rollout:
 
     Args:
         env: made with `final_observations` of at least the truncations an env may have in T steps.
-        policies: name -> (network, its agents).
+        policies: name -> (policy, its agents).
         num_steps: T.
+        greedy: names of policies that take the likeliest action instead of drawing one.
     """
 
-    def __init__(self, env: EnvWrapper, policies: Mapping[str, tuple[MLP, range]], num_steps: int) -> None:
+    def __init__(
+        self,
+        env: EnvWrapper,
+        policies: Mapping[str, tuple[Policy, range]],
+        num_steps: int,
+        greedy: Collection[str] = (),
+    ) -> None:
         self.env = env
         self.num_steps = num_steps
         self.num_envs = env.num_envs
-        self._observations = list(env.layout.observations)
-        self.max_truncations = len(env.data[FINAL + self._observations[0]])
+        self.observations = list(env.layout.observations)
+        self.max_truncations = len(env.data[FINAL + self.observations[0]])
         self.data = DataManager(env.device)
         self._of_a_step = ["reward", "terminated", "truncated", *env.layout.actions]
-        for name in (*self._observations, *self._of_a_step):
-            array, steps = env.data[name], num_steps + (name in self._observations)
+        for name in (*self.observations, *self._of_a_step):
+            array, steps = env.data[name], num_steps + (name in self.observations)
             self.data.add(name, torch.zeros((steps, *array.shape), dtype=array.dtype, device=array.device))
         self.reward, self.terminated, self.truncated = (self.data[n] for n in ("reward", "terminated", "truncated"))
-        self.groups = {}
-        for name, (policy, agents) in policies.items():
-            heads = CategoricalHeads.of_space(group_of(env, name).action_space)
-            self.groups[name] = GroupRollout(name, policy, agents, heads, places_of(env.env, name), self)
+        self.active = self.survived = None
+        if ACTIVE in env.data:
+            shape = (num_steps + 1, env.num_envs, env.num_agents)
+            self.active = torch.ones(shape, dtype=torch.bool, device=env.device)
+            self.survived = torch.ones_like(self.active[:-1])
+        self.groups = {
+            name: GroupRollout(name, policy, agents, self, name in greedy)
+            for name, (policy, agents) in policies.items()
+        }
         self._calls = [call for t in range(num_steps) for call in self._prepare_step(t)]
         self._calls += [call for group in self.groups.values() for call in group.prepare_values()]
 
@@ -140,68 +360,59 @@ class Rollout:
         """[T, E, A] or [T, E, A, heads], where all groups act alike."""
         return self.data[ACTION]
 
+    def seen(self, t: int | None = None) -> Arrays:
+        """The observation arrays by name: of step t, or of all T+1."""
+        return {name: self.data[name] if t is None else self.data[name][t] for name in self.observations}
+
     def begin(self) -> None:
         """Starts from what the env's observation arrays hold, after a reset or a restore."""
-        for name in self._observations:
+        for name in self.observations:
             self.data[name][-1].copy_(self.env.data[name])
+        if self.active is not None:
+            self.active[-1].copy_(self.env.data[ACTIVE])
 
     def end(self) -> None:
         """Writes what the envs show now back into their observation arrays, for a checkpoint."""
-        for name in self._observations:
+        for name in self.observations:
             self.env.data[name].copy_(self.data[name][-1])
 
     def collect(self) -> None:
         """Plays T steps from where the last rollout ended."""
         with torch.inference_mode():
-            for name in self._observations:
+            for name in self.observations:
                 self.data[name][0].copy_(self.data[name][-1])
+            if self.active is not None:
+                self.active[0].copy_(self.active[-1])
             self.env.data["num_truncated"].zero_()
             for call in self._calls:
                 call()
 
     def _prepare_step(self, t: int) -> list[Callable[[], None]]:
-        calls = [call for group in self.groups.values() for call in group.prepare_act(t)]
-        step = self.env.prepare_step(**self.slots(t))
-        reset = self.env.prepare_reset(**self.slots(t))
-        return [*calls, step, reset]
+        groups = self.groups.values()
+        calls = [call for group in groups for call in group.prepare_act(t)]
+        calls.append(self.env.prepare_step(**self.slots(t)))
+        calls += self.env.after_step
+        calls += [call for group in groups for call in group.prepare_after_step(t)]
+        if self.active is not None:
+            calls.append(_copy(self.survived[t], self.env.data[ACTIVE]))
+        calls.append(self.env.prepare_reset(**self.slots(t)))
+        if self.active is not None:
+            calls.append(_copy(self.active[t + 1], self.env.data[ACTIVE]))
+        return calls
 
     def slots(self, t: int) -> dict[str, torch.Tensor]:
         """The views that step t reads and writes in place of the env's arrays."""
         slots = {name: self.data[name][t] for name in self._of_a_step}
-        return slots | {name: self.data[name][t + 1] for name in self._observations}
+        return slots | {name: self.data[name][t + 1] for name in self.observations}
 
 
-def group_of(env: EnvWrapper | Env, policy: str) -> Group:
-    """The group that a policy is named for; of a policy for all agents, the first: they are alike."""
-    return env.groups.get(policy) or next(iter(env.groups.values()))
+def array_name(word: str, policy: str) -> str:
+    """Name of an array that a policy keeps among the env's."""
+    return f"{word}_{re.sub(r'[^A-Za-z0-9_]', '_', policy)}"
 
 
-def places_of(env: Env, policy: str) -> tuple[Place, Place]:
-    """Where a policy's agents observe and act.
+def _copy(into: torch.Tensor, values: torch.Tensor) -> Callable[[], None]:
+    def copy() -> None:
+        into.copy_(values)
 
-    Raises:
-        EnvError: no network here takes what they observe or acts as they do, or the policy is for all agents
-            but they differ.
-    """
-    layout = Layout(env.groups)
-    if policy in env.groups:
-        seen, done = layout.observation[policy], layout.action[policy]
-    else:
-        array, everyone = next(iter(layout.actions)), slice(0, env.num_agents)
-        seen = {key: Place(place.array, everyone) for key, place in next(iter(layout.observation.values())).items()}
-        done = Place(array, everyone)
-        if len(layout.actions) > 1 or len(layout.observations) > len(seen):
-            raise EnvError(
-                f"policy '{policy}' is for all agents, but they see or act differently. "
-                f"Give each group its own: {', '.join(env.groups)}."
-            )
-    if "" not in seen:
-        raise EnvError(f"policy '{policy}' observes a Dict ({', '.join(seen)}). No network here takes one yet.")
-    features = layout.observations[seen[""].array]
-    if len(features.shape) != 1 or features.dtype != np.float32:
-        raise EnvError(
-            f"policy '{policy}' observes {list(features.shape)} {features.dtype}. The networks here take one "
-            "row of float32: flatten it in the env's kernel."
-        )
-    CategoricalHeads.of_space(group_of(env, policy).action_space)
-    return seen[""], done
+    return copy

@@ -12,12 +12,13 @@ import torch
 from trainers import checkpoint
 from trainers.algorithms import find_algorithm
 from trainers.config import SHARED, Config, TrainerConfig
+from trainers.features import places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
+from trainers.guard import Guard
 from trainers.metrics import Metrics
-from trainers.policies import find_network
-from trainers.policies.heads import CategoricalHeads
+from trainers.policies.policy import Policy, make_policy
 from trainers.returns import GAE
-from trainers.rollout import Rollout, group_of, places_of
+from trainers.rollout import Rollout
 from trainers.run_folder import RunFolder
 from trainers.stop import Stopped, StopSignals, signal_name
 from warpdrive.backends import choose_backend, why_this_device
@@ -71,14 +72,16 @@ class Trainer:
         self.policies = {name: self._make_policy(name, generator) for name in agents}
         pairs = {name: (policy, agents[name]) for name, policy in self.policies.items()}
         self.rollout = Rollout(self.env, pairs, settings.num_steps)
+        self.guard = Guard(self.rollout)
         gae = GAE(self.rollout)
         self.algorithms = {}
-        for name, group in self.rollout.groups.items():
+        for number, (name, group) in enumerate(self.rollout.groups.items()):
             policy_config = config.policy[name]
             if policy_config.to_train:
-                estimate = gae.prepare(group, policy_config.gamma, policy_config.gae_lambda)
-                algorithm = find_algorithm(policy_config.algorithm)[0]
-                self.algorithms[name] = algorithm(policy_config, group, estimate)
+                one = policy_config
+                estimate = gae.prepare(group, one.gamma, one.gae_lambda, one.reward_clip)
+                algorithm = find_algorithm(one.algorithm)[0]
+                self.algorithms[name] = algorithm(one, group, estimate, self.guard, settings.seed + number)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
         self.iteration = 0
@@ -114,6 +117,7 @@ class Trainer:
             is_last = self.iteration == self.num_iterations
             if self.iteration % saving.metrics_log_freq == 0 or is_last:
                 metrics = self.metrics.report(figures)  # waits for the device
+                self.guard.raise_if_halted(self.iteration - reported_iteration, self.iteration)
                 now = time.perf_counter()
                 self._report(metrics, now - reported_at, self.iteration - reported_iteration)
                 reported_at, reported_iteration = now, self.iteration
@@ -132,9 +136,11 @@ class Trainer:
             policy -> debug figures, on the device.
         """
         self.rollout.collect()
+        self.guard.check_rollout()
         self.metrics.add_rollout()
         env_steps = self.env_steps
         figures = {name: algorithm.update(env_steps) for name, algorithm in self.algorithms.items()}
+        self.guard.end_iteration()
         self.iteration += 1
         return figures
 
@@ -157,7 +163,7 @@ class Trainer:
         self.rollout.end()
         tensors["env"] = self.env.data.snapshot()
         progress = {"iteration": self.iteration, "seed": self.config.trainer.seed}
-        rng = generator_states()
+        rng = generator_states({name: one.generator for name, one in self.algorithms.items()})
         place = checkpoint.save_checkpoint(self.run.checkpoints, self.env_steps, tensors, rng, progress)
         self._saved_at = self.iteration
         return place
@@ -186,7 +192,8 @@ class Trainer:
             tensors, file = saved.tensors[f"optim.{name}"], saved.path / f"optim.{name}.safetensors"
             if tensors or iteration:  # before its first step an optimiser remembers nothing
                 checkpoint.check_optimizer(self.policies[name], algorithm.optimizer, tensors, file)
-        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG)
+        generators = {name: one.generator for name, one in self.algorithms.items()}
+        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)
 
         # All of it fits: from here on nothing is refused.
         for file, tensors in into.items():
@@ -198,14 +205,11 @@ class Trainer:
         self._saved_at = None  # not in this run's folder
         self.rollout.begin()
 
-    def _make_policy(self, name: str, generator: torch.Generator) -> torch.nn.Module:
-        model = self.config.policy[name].model
-        place, _ = places_of(self.env.env, name)
-        num_features = math.prod(self.env.layout.observations[place.array].shape)
-        heads = CategoricalHeads.of_space(group_of(self.env, name).action_space)
-        policy = find_network(model.type)(model, num_features, heads.num_logits, generator)
-        if model.model_ckpt_filepath is not None:
-            file = Path(model.model_ckpt_filepath)
+    def _make_policy(self, name: str, generator: torch.Generator) -> Policy:
+        config = self.config.policy[name]
+        policy = make_policy(self.env.env, name, config, generator)
+        if config.model.model_ckpt_filepath is not None:
+            file = Path(config.model.model_ckpt_filepath)
             checkpoint.restore_module(policy, checkpoint.load_tensors(file), file)
         return policy.to(self.env.device)
 

@@ -3,32 +3,43 @@
 // Generalised advantage estimation of one policy group, each agent's steps walked backwards by one thread.
 // A terminated step has no future, truncated or not. One only truncated has: the value of what was seen
 // before the reset.
-// Either way the sum stops there, since the next step belongs to another episode.
+// Either way the sum stops there, since the next step belongs to another episode. For an agent that has left the game
+// nothing is estimated, and its last step in the game has no future.
 // (Schulman et al. 2016, arXiv:1506.02438)
 //   reward          [step, env, agent of all]      of the whole rollout            read
 //   terminated      [step, env]                                                    read
 //   truncated       [step, env]                                                    read
-//   value           [step + 1, env, agent of group]                                read
+//   active          [step + 1, env, agent of all]  in the game before the step     read
+//   survived        [step, env, agent of all]      in the game after it, not reset read
+//   value           [step + 1, env, agent of group] in the critic's unit           read
 //   final_value     [k, env, agent of group]       at an env's k-th truncation     read
+//   value_moments   [2]   mean, deviation: what the critic's unit is               read
+//   reward_scale    [1]   what rewards are multiplied with                         read
 //   num_truncated   [env]                          truncations in this rollout     read
 //   advantage       [step, env, agent of group]                                    written
+//   reward_clip     rewards are clipped to +- this, after they are scaled
 //   discount        of one step
 //   gae_lambda      weight of longer sums
 //   group_start     the group's first agent
 //   group_size      its number of agents
 //   num_steps       of the rollout
 //   max_truncations rows of final_value; an env that is truncated more often has no future kept for the rest
-extern "C" __global__ void gae(const float* reward, const bool* terminated, const bool* truncated, const float* value,
-                               const float* final_value, const int* num_truncated, float* advantage, float discount,
-                               float gae_lambda, int group_start, int group_size, int num_steps,
-                               int max_truncations)
+template <bool SOME_INACTIVE>
+__device__ __forceinline__ void estimate(
+    const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
+    const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
+    const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
+    int group_size, int num_steps, int max_truncations)
 {
+    const float mean = value_moments[0];
+    const float deviation = value_moments[1];
+    const float scale = reward_scale[0];
     const long long num_rows = (long long)NUM_ENVS * group_size;
     for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
         const int env = (int)(row / group_size);
         const int agent = group_start + (int)(row % group_size);
         int k = num_truncated[env];
-        float next_value = value[num_steps * num_rows + row];
+        float next_value = value[num_steps * num_rows + row] * deviation + mean;
         float next_advantage = 0.0f;
         for (int t = num_steps - 1; t >= 0; --t) {
             const long long step_env = (long long)t * NUM_ENVS + env;
@@ -37,14 +48,71 @@ extern "C" __global__ void gae(const float* reward, const bool* terminated, cons
                 next_value = 0.0f;
                 next_advantage = 0.0f;
             } else if (truncated[step_env]) {
-                next_value = k < max_truncations ? final_value[k * num_rows + row] : 0.0f;
+                next_value = k < max_truncations ? final_value[k * num_rows + row] * deviation + mean : 0.0f;
                 next_advantage = 0.0f;
             }
-            const float value_now = value[t * num_rows + row];
-            const float surprise = reward[step_env * NUM_AGENTS + agent] + discount * next_value - value_now;
-            next_advantage = surprise + discount * gae_lambda * next_advantage;
+            const float value_now = value[t * num_rows + row] * deviation + mean;
+            bool counts = true;
+            if (SOME_INACTIVE) {
+                counts = active[step_env * NUM_AGENTS + agent];
+                if (!survived[step_env * NUM_AGENTS + agent]) {
+                    next_value = 0.0f;
+                    next_advantage = 0.0f;
+                }
+            }
+            const float paid = fminf(fmaxf(reward[step_env * NUM_AGENTS + agent] * scale, -reward_clip), reward_clip);
+            const float surprise = paid + discount * next_value - value_now;
+            next_advantage = counts ? surprise + discount * gae_lambda * next_advantage : 0.0f;
             advantage[t * num_rows + row] = next_advantage;
             next_value = value_now;
         }
+    }
+}
+
+extern "C" __global__ void gae(
+    const float* reward, const bool* terminated, const bool* truncated, const float* value, const float* final_value,
+    const float* value_moments, const float* reward_scale, const int* num_truncated, float* advantage,
+    float reward_clip, float discount, float gae_lambda, int group_start, int group_size, int num_steps,
+    int max_truncations)
+{
+    estimate<false>(reward, terminated, truncated, nullptr, nullptr, value, final_value, value_moments, reward_scale,
+                    num_truncated, advantage, reward_clip, discount, gae_lambda, group_start, group_size, num_steps,
+                    max_truncations);
+}
+
+// The same where agents may leave the game.
+extern "C" __global__ void gae_with_inactive(
+    const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
+    const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
+    const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
+    int group_size, int num_steps, int max_truncations)
+{
+    estimate<true>(reward, terminated, truncated, active, survived, value, final_value, value_moments, reward_scale,
+                   num_truncated, advantage, reward_clip, discount, gae_lambda, group_start, group_size, num_steps,
+                   max_truncations);
+}
+
+// Running discounted return of each agent, forwards: what rewards are scaled by (Huang et al. 2022, detail 21).
+//   reward            [step, env, agent of all]                             read
+//   terminated        [step, env]                                           read
+//   truncated         [step, env]                                           read
+//   running           [env, agent of group]  of the episode under way       read, written
+//   discounted        [step, env, agent of group]                           written
+extern "C" __global__ void discounted_returns(
+    const float* reward, const bool* terminated, const bool* truncated, float* running, float* discounted,
+    float discount, int group_start, int group_size, int num_steps)
+{
+    const long long num_rows = (long long)NUM_ENVS * group_size;
+    for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
+        const int env = (int)(row / group_size);
+        const int agent = group_start + (int)(row % group_size);
+        float so_far = running[row];
+        for (int t = 0; t < num_steps; ++t) {
+            const long long step_env = (long long)t * NUM_ENVS + env;
+            so_far = discount * so_far + reward[step_env * NUM_AGENTS + agent];
+            discounted[t * num_rows + row] = so_far;
+            if (terminated[step_env] || truncated[step_env]) so_far = 0.0f;
+        }
+        running[row] = so_far;
     }
 }

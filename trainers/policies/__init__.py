@@ -9,7 +9,7 @@ from typing import Any
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError
 
-NOT_NETWORKS = {"heads"}
+NOT_NETWORKS = {"heads", "policy"}
 NETWORKS = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_NETWORKS)
 
 

@@ -1,0 +1,39 @@
+"""MAPPO: PPO whose critic sees the whole env, for agents that work together.
+
+The critic is only there while a policy learns, so it may see what no agent sees: the state that the env gives, or all
+observations side by side, with the number of the agent that it judges. What else the paper found to matter is here as
+other defaults of PPO's settings.
+
+Source: Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games", arXiv:2103.01955.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.algorithms.ppo import PPO, PPOConfig
+from warpdrive.config import Count, Positive
+
+
+@dataclass(frozen=True)
+class MAPPOConfig(PPOConfig):
+    """`policy.<name>:` with `algorithm: MAPPO`."""
+
+    central_critic: bool = True
+    """Whether the critic sees the whole env."""
+    normalize_return: bool = True
+    """Whether the critic learns normalised returns: rewards of any size then need no other settings."""
+    huber_delta: Positive | None = 10.0
+    """Errors of the value above this count linearly instead of squared."""
+    num_epochs: Count = 10
+    """Passes over each rollout: few, as samples that are used too often mislead many agents at once."""
+    num_minibatches: Count = 1
+    """Steps of the optimiser a pass: large batches estimate the gradient best."""
+    max_grad_norm: Positive = 10.0
+    """How long the gradient of all the policy's parameters together may be."""
+
+
+class MAPPO(PPO):
+    """Updates one policy from its part of each rollout."""
+
+    config: MAPPOConfig

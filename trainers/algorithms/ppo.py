@@ -1,0 +1,153 @@
+"""PPO: several passes over each rollout, in minibatches, as long as the policy stays near the one that played.
+
+One policy for each group of agents, each with a critic of its own observation, is IPPO; see mappo.py for a
+centralised critic.
+
+Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347; the details of Huang
+et al. 2022, "The 37 implementation details of PPO" (numbers in brackets below).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from trainers.config import PolicyConfig
+from trainers.learner import Learner
+from warpdrive.config import Between, Count, Number, Positive, value_at
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+
+FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+
+
+@dataclass(frozen=True)
+class PPOConfig(PolicyConfig):
+    """`policy.<name>:` with `algorithm: PPO`."""
+
+    vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
+    """Weight of the value loss, half the mean squared error (10)."""
+    normalize_advantage: bool = True
+    """Whether advantages are brought to mean 0 and standard deviation 1 in each minibatch (7)."""
+    num_epochs: Count = 4
+    """Passes over each rollout."""
+    num_minibatches: Count = 4
+    """Steps of the optimiser a pass: every sample is in one of them (6)."""
+    clip_param: Annotated[Number, Between(0)] = 0.2
+    """How far the probability of an action may move from what it was, as a part of it (8). A schedule counts
+    env steps."""
+    clip_value: bool = True
+    """Whether the value, too, is kept near what it was: within clip_param of it (9)."""
+    huber_delta: Positive | None = None
+    """Errors of the value above this count linearly instead of squared; None: all squared."""
+    target_kl: Positive | None = None
+    """Once a minibatch finds the policy this far from the one that played (KL divergence, nats), the iteration makes
+    no further step."""
+
+
+def ppo_loss(
+    log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantage: torch.Tensor, clip: torch.Tensor | float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The clipped surrogate, for each sample (8).
+
+    Args:
+        log_prob: [N] of the policy now; gradients flow through it.
+        old_log_prob: [N] when the action was drawn. Constant.
+        advantage: [N]. Constant.
+        clip: how far the ratio of the probabilities may move from 1.
+    Returns:
+        policy loss [N], and the logarithm of the ratio [N].
+    """
+    import torch
+
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    clipped = torch.clamp(ratio, 1 - clip, 1 + clip)
+    return -torch.minimum(ratio * advantage, clipped * advantage), log_ratio
+
+
+def value_loss(
+    value: torch.Tensor,
+    old_value: torch.Tensor,
+    target: torch.Tensor,
+    clip: torch.Tensor | float | None = None,
+    huber_delta: float | None = None,
+) -> torch.Tensor:
+    """Half the squared error of the value, or Huber's, for each sample; the larger of the two where it is clipped (9).
+
+    Args:
+        value: [N] of the critic now; gradients flow through it.
+        old_value: [N] when the rollout was played. Constant.
+        target: [N]. Constant.
+        clip: how far the value may move from what it was; None: as far as it likes.
+        huber_delta: errors above this count linearly; None: all squared.
+    """
+    import torch
+
+    def error(found: torch.Tensor) -> torch.Tensor:
+        if huber_delta is None:
+            return 0.5 * (found - target).square()
+        return torch.nn.functional.huber_loss(found, target, reduction="none", delta=huber_delta)
+
+    if clip is None:
+        return error(value)
+    clipped = old_value + torch.clamp(value - old_value, -clip, clip)
+    return torch.maximum(error(value), error(clipped))
+
+
+class PPO(Learner):
+    """Updates one policy from its part of each rollout."""
+
+    config: PPOConfig
+
+    def update(self, env_steps: int) -> dict[str, torch.Tensor | float]:
+        """num_epochs x num_minibatches steps of the optimiser; `env_steps` were made before this rollout.
+
+        Returns:
+            Debug figures by metric name (12), means over the minibatches, on the device.
+        """
+        import torch
+
+        config, group = self.config, self.group
+        self.begin(env_steps)
+        sums = torch.zeros(6, device=self.device)
+        for _ in range(config.num_epochs):
+            order = torch.randperm(group.num_units, generator=self.generator, device=self.device)  # anew each time (6)
+            for units in order.chunk(config.num_minibatches):
+                sums += self._learn_from(units)
+        self.end()
+        means = (sums / (config.num_epochs * config.num_minibatches)).unbind()
+        return {
+            **dict(zip(FIGURES, means, strict=True)),
+            "explained_variance": self.explained_variance(),
+            "learning_rate": value_at(config.lr, env_steps),
+        }
+
+    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
+        """One minibatch, one step of the optimiser: its figures."""
+        import torch
+
+        config, group, scalars = self.config, self.group, self.scalars
+        clip = scalars["clip_param"]
+        number, mean, deviation = self.moments(units)
+        figures = torch.zeros(5, device=self.device)
+        for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
+            log_prob, entropy, value = self.policy.evaluate(samples)
+            advantage = (samples.advantage - mean) / deviation  # (7)
+            policy, log_ratio = ppo_loss(log_prob, samples.log_prob, advantage, clip)
+            value_clip = clip if config.clip_value else None
+            critic = value_loss(value, samples.value, self.targets_of(samples), value_clip, config.huber_delta)
+            losses = policy + scalars["vf_loss_coeff"] * critic - scalars["entropy_coeff"] * entropy  # (10)
+            weight = torch.ones_like(losses) if samples.weight is None else samples.weight
+            ((losses * weight).sum() / number).backward()
+            with torch.no_grad():
+                self.guard.check_loss(group.name, losses * weight, samples.index)
+                kl = log_ratio.exp() - 1 - log_ratio  # Schulman's k3: unbiased, never negative (12)
+                clipped = ((log_ratio.exp() - 1).abs() > clip).to(losses.dtype)
+                of_sample = torch.stack([policy, critic, entropy, kl, clipped])
+                figures += (of_sample * weight).sum(-1) / number
+        if config.target_kl is not None:
+            self.stop_if(figures[3] > config.target_kl)
+        grad_norm = self.step()
+        return torch.cat([figures, grad_norm.view(1)])

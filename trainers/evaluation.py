@@ -1,0 +1,149 @@
+"""How well policies play: whole episodes with seeds of their own, which never disturb a training run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trainers.config import SHARED
+from trainers.policies.policy import Policy
+from trainers.rollout import Rollout
+from warpdrive.backends.base import Backend
+from warpdrive.env import Env
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import EnvError
+
+NUM_STEPS = 25
+"""Steps between two looks at whether all episodes are over."""
+MAX_STEPS = 100_000
+"""Of an episode in an env without a limit."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What came of whole episodes, one an env.
+
+    returns: [episodes, agents] float32, on the CPU: sum of each agent's rewards.
+    lengths: [episodes] int64, in steps.
+    """
+
+    returns: torch.Tensor
+    lengths: torch.Tensor
+    groups: Mapping[str, range]
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean return of an agent in an episode."""
+        return self.returns.mean().item()
+
+    @property
+    def std_reward(self) -> float:
+        """Standard deviation, over episodes, of the mean return of their agents."""
+        return self.returns.mean(1).std(correction=0).item()
+
+    @property
+    def mean_ep_length(self) -> float:
+        return self.lengths.float().mean().item()
+
+    def mean_of(self, group: str) -> float:
+        """Mean return of an agent of this group."""
+        return self.of(group).mean().item()
+
+    def of(self, group: str) -> torch.Tensor:
+        """[episodes]: mean return of the agents of this group in each episode."""
+        agents = self.groups[group]
+        return self.returns[:, agents.start : agents.stop].mean(1)
+
+    def standard_error_of(self, group: str) -> float:
+        """Of `mean_of`."""
+        return self.of(group).std().item() / len(self.returns) ** 0.5
+
+
+class Evaluation:
+    """Envs of their own in which policies play.
+
+    evaluation = Evaluation(env, policies, num_episodes=100, seed=7, backend=backend)
+    evaluation.play().mean_of("tagger")
+
+    The policies are read as they are at each `play`; nothing of them changes, and no generator is drawn from that
+    training draws from. Each call plays the same starts and draws, so that two scores differ by the policies alone.
+
+    Args:
+        env: an Env, with its config.
+        policies: by group, or one for all agents named "shared". From other runs too: cross-play.
+        num_episodes: one in each of as many envs, so that short episodes do not count more than long ones.
+        seed: of the envs and of what policies draw.
+        greedy: policies take their likeliest action instead of drawing: all, none, or those named.
+        backend: as the policies' device.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        policies: Mapping[str, Policy],
+        num_episodes: int,
+        seed: int,
+        backend: Backend,
+        greedy: bool | Collection[str] = True,
+    ) -> None:
+        if sorted(policies) not in (sorted(env.groups), [SHARED]):
+            raise EnvError(
+                f"policies are for {', '.join(policies)}, but the agents of '{env.name}' are {', '.join(env.groups)}. "
+                f"Give one for each, or one named '{SHARED}'."
+            )
+        self.seed = seed
+        self.limit = env.episode_length or MAX_STEPS
+        self.env = EnvWrapper(env, num_episodes, seed=seed, backend=backend, final_observations=1)
+        everyone = {SHARED: range(env.num_agents)}
+        agents = {name: everyone[name] if name in everyone else env.groups[name].agents for name in policies}
+        chosen = (policies if greedy else ()) if isinstance(greedy, bool) else greedy
+        pairs = {name: (policy, agents[name]) for name, policy in policies.items()}
+        self.rollout = Rollout(self.env, pairs, min(NUM_STEPS, self.limit), chosen)
+
+    def play(self) -> Score:
+        """One episode in each env. Waits for the device."""
+        rollout, env = self.rollout, self.env
+        env.reset(self.seed)
+        for group in rollout.groups.values():
+            group.forget_all()
+        rollout.begin()
+        returns = torch.zeros(env.num_envs, env.num_agents, device=env.device)
+        lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        is_over = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        for _ in range(0, self.limit, rollout.num_steps):
+            rollout.collect()
+            ended = rollout.terminated | rollout.truncated
+            over_before = is_over | ((ended.cumsum(0) - ended.int()) > 0)  # [T, E]: before this step
+            counts = ~over_before
+            returns += (rollout.reward * counts.unsqueeze(-1)).sum(0)
+            lengths += counts.sum(0)
+            is_over |= ended.any(0)
+            if bool(is_over.all()):
+                break
+        groups = {name: group.agents for name, group in env.groups.items()}
+        return Score(returns.cpu(), lengths.cpu(), groups)
+
+
+def cross_play(
+    env: Env,
+    candidates: Mapping[str, Mapping[str, Policy]],
+    num_episodes: int,
+    seed: int,
+    backend: Backend,
+    greedy: bool | Collection[str] = False,
+) -> dict[tuple[str, ...], Score]:
+    """Every combination of policies against every other.
+
+    Args:
+        candidates: group -> word -> policy, such as {"tagger": {"trained": a, "random": b}, "runner": {...}}.
+    Returns:
+        (word of the first group, word of the second, ...) -> Score, all on the same starts.
+    """
+    scores = {}
+    for words in itertools.product(*(candidates[group] for group in env.groups)):
+        policies = {group: candidates[group][word] for group, word in zip(env.groups, words, strict=True)}
+        scores[words] = Evaluation(env, policies, num_episodes, seed, backend, greedy).play()
+    return scores

@@ -1,0 +1,175 @@
+"""What the algorithms share: targets from a rollout, and steps of the optimiser that cannot ruin a policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from trainers.config import PolicyConfig
+from warpdrive.config import value_at
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+
+    from trainers.guard import Guard
+    from trainers.rollout import GroupRollout, Samples
+
+MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
+"""Samples that go through the network at once; gradients of more are added up. It bounds the memory of an
+update, and a CPU is fastest with what its cache holds."""
+
+
+class Learner:
+    """One policy that learns; an algorithm derives from it and writes `update`.
+
+    learner.begin(env_steps)        # advantages, targets, this iteration's learning rate
+    loss.backward()                 # as often as it takes
+    learner.step()                  # one step of Adam
+    learner.end()
+
+    Numbers that a schedule changes are tensors on the device, so that what was captured of an update stays true.
+
+    Args:
+        config: of its algorithm.
+        group: what the policy's agents saw, did and got; also holds the policy.
+        estimate: launches GAE, which fills `group.advantage`.
+        guard: watches losses and gradients.
+        seed: of the minibatches' order.
+    """
+
+    def __init__(
+        self, config: PolicyConfig, group: GroupRollout, estimate: Callable[[], None], guard: Guard, seed: int = 0
+    ) -> None:
+        import torch
+
+        self.config = config
+        self.group = group
+        self.policy = group.policy
+        self.estimate = estimate
+        self.guard = guard
+        self.device = group.advantage.device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.parameters = list(self.policy.parameters())
+        scheduled = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
+        self.scalars = {
+            name: torch.zeros((), device=self.device) for name in scheduled if getattr(config, name, None) is not None
+        }
+        """This iteration's numbers, by the config's key."""
+        # fused: one launch for all parameters, its step count stays on the device, and `found_inf` stops it there.
+        self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=self.scalars["lr"], eps=1e-5, fused=True)
+        self.optimizer.grad_scale = None
+        self.optimizer.found_inf = self._skip = torch.zeros((), device=self.device)
+        self.target = torch.zeros_like(group.advantage)
+        """[T, E, A]: what the value should have been, in rewards as GAE saw them."""
+        self._stopped = torch.zeros((), device=self.device)
+        """Not 0: no more steps in this iteration."""
+
+    def _parameter_groups(self) -> list[dict]:
+        network = self.policy.network
+        if "critic_lr" not in self.scalars or network.critic_trunk is None:
+            return [{"params": self.parameters}]
+        critic = {id(p) for name, p in network.named_parameters() if name.startswith(("critic_", "value_head"))}
+        return [
+            {"params": [p for p in self.parameters if id(p) not in critic]},
+            {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},
+        ]
+
+    def begin(self, env_steps: int) -> None:
+        """Advantages and targets of the rollout, and this iteration's numbers; `env_steps` were made before it."""
+        import torch
+
+        for name, scalar in self.scalars.items():
+            scalar.fill_(value_at(getattr(self.config, name), env_steps))
+        self._stopped.zero_()
+        group = self.group
+        with torch.no_grad():
+            self.estimate()
+            value = group.value[:-1]
+            if self.policy.value_norm is not None:
+                value = self.policy.value_norm.denormalise(value)
+            torch.add(group.advantage, value, out=self.target)
+            if self.policy.value_norm is not None:
+                weight = None if group.active is None else group.active.reshape(-1)
+                self.policy.value_norm.update(self.target.view(-1), weight)
+
+    def explained_variance(self) -> torch.Tensor:
+        """1 - variance of the advantage / variance of the target: 1 is a critic that knows, 0 one that guesses."""
+        advantage, target = self.group.advantage, self.target
+        if self.group.active is None:
+            left, whole = advantage.var(correction=0), target.var(correction=0)
+        else:
+            left, whole = (_masked_variance(one, self.group.active) for one in (advantage, target))
+        return 1.0 - left / whole.clamp_min(1e-8)
+
+    def targets_of(self, samples: Samples) -> torch.Tensor:
+        """[N]: what the critic is to say, in its own unit."""
+        target = self.target.view(-1).index_select(0, samples.index)
+        return target if self.policy.value_norm is None else self.policy.value_norm.normalise(target)
+
+    def moments(self, units: torch.Tensor) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
+        """Of the advantages of these units: how many count, their mean and their deviation.
+
+        Agents that are out of the game do not count. Mean 0 and deviation 1 if the config does not normalise.
+        """
+        group = self.group
+        index = group.index_of(units).flatten()
+        number, weight = len(index), 1.0
+        if group.active is not None:
+            weight = group.active.reshape(-1)[index]
+            number = weight.sum().clamp_min(1)
+        if not self.config.normalize_advantage:
+            return number, 0.0, 1.0
+        advantage = group.advantage.view(-1)[index]
+        mean = (advantage * weight).sum() / number
+        variance = ((advantage - mean).square() * weight).sum() / number  # one sample has a deviation too: 0
+        return number, mean, variance.sqrt() + 1e-8
+
+    def chunks(self, units: torch.Tensor) -> Iterator[Samples]:
+        """Samples of these units, at most MAX_SAMPLES of them at once, but one unit at least."""
+        size = max(1, MAX_SAMPLES[self.device.type] // self.group.samples_per_unit)
+        for part in units.split(size):
+            yield self.group.samples(part)
+
+    def stop_if(self, condition: torch.Tensor) -> None:
+        """From here to the end of this iteration the optimiser does nothing if `condition` holds, a bool."""
+        import torch
+
+        torch.maximum(self._stopped, condition.to(self._stopped.dtype), out=self._stopped)
+
+    def step(self) -> torch.Tensor:
+        """One step of Adam along the gradients there are, which are then gone.
+
+        Returns:
+            The gradient's norm before it was shortened.
+        """
+        import torch
+
+        limit = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        self.guard.check_gradient(self.group.name, self.parameters, norm)
+        torch.maximum(self._stopped, self.guard.halted[0], out=self._skip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def end(self) -> None:
+        """What waits until the update is over: the statistics of observations, which the next rollout then uses."""
+        import torch
+
+        policy, group = self.policy, self.group
+        if policy.observation_norm is None:
+            return
+        units = torch.arange(group.num_units, device=self.device)
+        with torch.no_grad():
+            for samples in self.chunks(units):
+                policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
+                if policy.critic_norm is not None:
+                    policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
+
+
+def _masked_variance(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    weight = mask.to(values.dtype)
+    number = weight.sum().clamp_min(1.0)
+    mean = (values * weight).sum() / number
+    return ((values - mean).square() * weight).sum() / number

@@ -1,0 +1,134 @@
+"""Running statistics on the device, as modules: a policy's checkpoint holds them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class ObservationNorm(nn.Module):
+    """Brings each feature to mean 0 and standard deviation 1, clipped to +-`clip`.
+
+    Statistics of all observations so far. They change only between an update and the next rollout, so that a
+    rollout and the update that learns from it see the same numbers.
+
+    Source: Huang et al. 2022, "The 37 implementation details of PPO", details 19 and 20.
+    """
+
+    def __init__(self, num_features: int, clip: float = 10.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("variance", torch.ones(num_features))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """[..., features] -> the same, normalised."""
+        return ((observation - self.mean) * torch.rsqrt(self.variance + 1e-8)).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Takes in [N, features], of which rows with weight 0 do not count (Chan's parallel formula)."""
+        if weight is None:
+            number = observation.new_full((), len(observation), dtype=torch.float64)
+            variance, mean = torch.var_mean(observation, dim=0, correction=0)
+        else:
+            weight = weight.to(observation.dtype).unsqueeze(-1)
+            number = weight.sum(dtype=torch.float64)
+            divisor = number.clamp_min(1.0).to(observation.dtype)
+            mean = (observation * weight).sum(0) / divisor
+            variance = ((observation - mean).square() * weight).sum(0) / divisor
+        _merge(self.mean, self.variance, self.count, mean, variance, number)
+
+
+class RewardNorm(nn.Module):
+    """The scale that brings discounted returns to standard deviation 1.
+
+    Source: Huang et al. 2022, "The 37 implementation details of PPO", detail 21.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("variance", torch.ones(()))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, discounted_return: torch.Tensor, weight: torch.Tensor | None, scale: torch.Tensor) -> None:
+        """Takes in the running discounted returns of a rollout and writes 1 / their deviation so far into `scale`.
+
+        Args:
+            discounted_return: [T, E, A].
+            weight: likewise, 0 where an agent was not in the game; None if all were.
+            scale: [1].
+        """
+        if weight is None:
+            number = torch.full_like(self.count, discounted_return.numel())
+            variance, mean = torch.var_mean(discounted_return, correction=0)
+        else:
+            weight = weight.to(discounted_return.dtype)
+            number = weight.sum(dtype=torch.float64)
+            divisor = number.clamp_min(1.0).float()
+            mean = (discounted_return * weight).sum() / divisor
+            variance = ((discounted_return - mean).square() * weight).sum() / divisor
+        _merge(self.mean, self.variance, self.count, mean, variance, number)
+        scale.copy_(torch.rsqrt(self.variance + 1e-8).view(1))
+
+
+class ValueNorm(nn.Module):
+    """Lets the critic learn normalised returns: running mean and deviation, with the bias of the start removed.
+
+    value of the critic * deviation + mean = return.
+
+    Source: Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games",
+    arXiv:2103.01955, section 3; van Hasselt et al. 2016, arXiv:1602.07714 (without its change of the weights).
+    """
+
+    def __init__(self, beta: float = 0.99) -> None:
+        super().__init__()
+        self.beta = beta
+        self.register_buffer("running_mean", torch.zeros(()))
+        self.register_buffer("running_square", torch.zeros(()))
+        self.register_buffer("weight", torch.zeros(()))
+        self.register_buffer("moments", torch.tensor([0.0, 1.0]))
+        """[mean, deviation] as used now: what kernels read."""
+
+    @torch.no_grad()
+    def update(self, target: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Takes in returns [N], of which those with weight 0 do not count."""
+        if weight is None:
+            mean, square = target.mean(), target.square().mean()
+        else:
+            weight = weight.to(target.dtype)
+            divisor = weight.sum().clamp_min(1.0)
+            mean, square = (target * weight).sum() / divisor, (target.square() * weight).sum() / divisor
+        self.running_mean.lerp_(mean, 1 - self.beta)
+        self.running_square.lerp_(square, 1 - self.beta)
+        self.weight.lerp_(torch.ones_like(self.weight), 1 - self.beta)
+        debiased_mean = self.running_mean / self.weight
+        variance = (self.running_square / self.weight - debiased_mean.square()).clamp_min(1e-2)
+        self.moments.copy_(torch.stack([debiased_mean, variance.sqrt()]))
+
+    def normalise(self, target: torch.Tensor) -> torch.Tensor:
+        return (target - self.moments[0]) / self.moments[1]
+
+    def denormalise(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self.moments[1] + self.moments[0]
+
+
+def _merge(
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    count: torch.Tensor,
+    new_mean: torch.Tensor,
+    new_variance: torch.Tensor,
+    number: torch.Tensor,
+) -> None:
+    """Brings `number` more samples into running moments, in place."""
+    total = count + number
+    share = (number / total.clamp_min(1.0)).to(mean.dtype)
+    delta = new_mean - mean
+    # Written so that share 1, the first time, gives the new moments exactly.
+    variance.copy_(variance * (1 - share) + new_variance * share + delta.square() * share * (1 - share))
+    mean.add_(delta * share)
+    count.copy_(total)

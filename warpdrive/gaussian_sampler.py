@@ -1,0 +1,97 @@
+"""Continuous actions from normal distributions: every agent of a policy group in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from warpdrive.backends.base import KERNELS_FOLDER, Backend
+from warpdrive.data_manager import DataManager
+from warpdrive.errors import ShapeError
+from warpdrive.function_manager import FunctionManager
+
+SOURCE: Path = KERNELS_FOLDER / "gaussian_sampler.cu"
+
+
+class GaussianSampler:
+    """Draws actions of a Box, with their log-probability and entropy beside them.
+
+    The env gets the action clipped to the Box; what was drawn is kept apart, as the log-probability is of that.
+    A draw depends on (seed, env, agent, env step) alone, as the Sampler's.
+
+    Args:
+        data: holds `seed` [2] uint32 and `env_step` [env] int32.
+        num_envs: E.
+        agents: the group's agents among all of the env.
+        num_agents: agents that the action array holds: all of the env, or the group alone.
+        space: a Box of shape [n].
+        first_column: where the group starts in the action array; the first agent's number if not given.
+    """
+
+    def __init__(
+        self,
+        data: DataManager,
+        num_envs: int,
+        agents: range,
+        num_agents: int,
+        space: spaces.Box,
+        backend: Backend | None = None,
+        first_column: int | None = None,
+    ) -> None:
+        first_column = agents.start if first_column is None else first_column
+        if len(space.shape) != 1:
+            raise ShapeError(f"sampler: a Box must have one axis, as [n], got {list(space.shape)}. Flatten it.")
+        if first_column < 0 or first_column + len(agents) > num_agents:
+            raise ShapeError(
+                f"sampler: {agents} in columns {first_column} to {first_column + len(agents) - 1} do not fit an action "
+                f"array of {num_agents} agents. Give num_agents of that array."
+            )
+        num_numbers = space.shape[0]
+        self.mean_shape = (num_envs, len(agents), num_numbers)
+        self._action_shape = (num_envs, num_agents, num_numbers)
+        limit = np.finfo(np.float32).max
+        constants = {
+            "NUM_COLUMNS": num_agents,
+            "FIRST_COLUMN": first_column,
+            "FIRST_AGENT": agents.start,
+            "NUM_NUMBERS": num_numbers,
+            "LOW": tuple(float(x) for x in np.clip(space.low, -limit, limit)),
+            "HIGH": tuple(float(x) for x in np.clip(space.high, -limit, limit)),
+        }
+        self._functions = FunctionManager(data, SOURCE, constants, num_envs, len(agents), backend)
+
+    def prepare(
+        self,
+        mean: torch.Tensor,
+        log_std: torch.Tensor,
+        action: torch.Tensor,
+        unclipped: torch.Tensor,
+        log_prob: torch.Tensor,
+        entropy: torch.Tensor,
+        greedy: bool = False,
+    ) -> Callable[[], None]:
+        """A launch, packed once.
+
+        Args:
+            mean: [E, agents of the group, n] float32. Read.
+            log_std: [n] float32, the logarithm of the standard deviation, the same for all agents. Read.
+            action: [E, num_agents, n] float32, clipped to the Box. Only the group's columns are written.
+            unclipped: [E, agents of the group, n] float32, as drawn. Written.
+            log_prob, entropy: [E, agents of the group] float32, summed over the numbers, nats. Written.
+            greedy: take the mean instead of drawing.
+        Raises:
+            ShapeError, WiringError: an array does not fit.
+        """
+        arrays = {"mean": mean, "log_std": log_std, "action": action, "unclipped": unclipped}
+        arrays |= {"log_prob": log_prob, "entropy": entropy}
+        shapes = {"mean": self.mean_shape, "unclipped": self.mean_shape, "action": self._action_shape}
+        shapes |= {"log_std": self.mean_shape[2:]}
+        for name, tensor in arrays.items():
+            shape = shapes.get(name, self.mean_shape[:2])
+            if tuple(tensor.shape) != shape:
+                raise ShapeError(f"sampler: '{name}' must be {list(shape)}, got {list(tensor.shape)}.")
+        return self._functions.prepare("best_numbers" if greedy else "sample_numbers", **arrays)
