@@ -145,6 +145,28 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir())
 
 
+def run_folder_of(path: Path) -> Path:
+    """The run folder of a run folder or of one of its checkpoints.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    path = Path(path).resolve()
+    if (path / MANIFEST).exists():
+        return path.parent.parent
+    if list_checkpoints(path / "checkpoints"):
+        return path
+    raise CheckpointError(
+        f"{path}: holds no checkpoint. Give a run folder, such as runs/<name>, or a checkpoint in it."
+    )
+
+
+def candidates(path: Path) -> list[Path]:
+    """The checkpoints to resume from, best first: the one given, or a run folder's from the newest on."""
+    path = Path(path).resolve()
+    return [path] if (path / MANIFEST).exists() else list_checkpoints(path / "checkpoints")[::-1]
+
+
 def remove_leftovers(folder: Path) -> None:
     """Removes what an interrupted save left behind."""
     for path in folder.glob(f"{_TEMPORARY}*"):

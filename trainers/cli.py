@@ -70,14 +70,34 @@ def _train(argv: list[str], folder: Path | None) -> int:
     options, overrides = parse_arguments(argv)
     from trainers.read_config import read_config
 
-    path = find_config(options.config, folder)
+    resume = None if options.resume is None else Path(options.resume)
+    if options.config is None:
+        path = resolved_config_of(resume)
+    else:
+        path = find_config(options.config, folder)
     config = read_config(path, overrides, allow_import=options.allow_import)
 
     from trainers.trainer import Trainer
 
     source = path.read_text(encoding="utf-8-sig")
-    Trainer(config, options.run_name, source, [sys.executable, sys.argv[0], *argv]).train()
+    Trainer(config, options.run_name, source, [sys.executable, sys.argv[0], *argv], resume).train()
     return OK
+
+
+def resolved_config_of(run: Path | None) -> Path:
+    """The config that a run was made with.
+
+    Raises:
+        ConfigError: no run was named.
+        CheckpointError: there is no such run.
+    """
+    if run is None:
+        raise ConfigError("command line: the following arguments are required: --config (or --resume). See --help.")
+    folder = run.resolve().parent.parent if (run / "manifest.json").exists() else run
+    path = folder / "config.resolved.yaml"
+    if not path.exists():
+        raise CheckpointError(f"{run}: no run to resume: {path} is missing. Give a run folder, such as runs/<name>.")
+    return path
 
 
 def find_config(name: str, folder: Path | None) -> Path:
@@ -106,12 +126,16 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple
     """
     argv, overrides = _take_dotted(argv)
     parser = _Parser(prog="train", description="Train the policies of an env, as a YAML file says.", allow_abbrev=False)
-    parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file")
+    parser.add_argument("--config", metavar="FILE", help="the YAML file; needed unless a run is resumed")
     parser.add_argument("--seed", metavar="N", help="same seed, same run (trainer.seed)")
     parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (trainer.device)")
     parser.add_argument("--num-envs", metavar="N", help="copies of the env (trainer.num_envs)")
     parser.add_argument("--total-timesteps", metavar="N", help="env steps of the run (trainer.total_timesteps)")
     parser.add_argument("--run-name", metavar="NAME", help="name of the run folder")
+    parser.add_argument("--resume", metavar="RUN", help="a run folder or a checkpoint in it to go on from")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="the same bits at any price (trainer.deterministic)"
+    )
     parser.add_argument("--allow-import", action="store_true", help="let `name:` import an env from outside")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. trainer.num_envs=64")
@@ -124,6 +148,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple
     for name, key in _SHORTHANDS.items():
         if getattr(options, name) is not None:
             overrides.append((key, getattr(options, name)))
+    if options.deterministic:
+        overrides.append(("trainer.deterministic", "true"))
     typed = {key for key, _ in overrides}
     for key, other in (("total_timesteps", "num_episodes"), ("num_episodes", "total_timesteps")):
         if f"trainer.{key}" in typed and f"trainer.{other}" not in typed:

@@ -40,6 +40,9 @@ class TrainerConfig:
     """Where arrays and networks live."""
     seed: Annotated[int, Whole(0, 2**63 - 1)] = 1
     """Same seed, same machine, same config: the same run, bit for bit."""
+    deterministic: bool = False
+    """Whether torch may only use algorithms that give the same bits every time, and raises an error where it has
+    none. Off, runs are the same bits too on one machine, as far as torch's matrix products are ."""
     num_gpus: Count = 1
     """GPUs to train on; one, so far."""
 
@@ -131,6 +134,20 @@ class SavingConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """`evaluation:` whole episodes in envs of their own, besides those that are learned from."""
+
+    eval_freq: Size = 0
+    """Iterations from one evaluation to the next, rounded up to a report; 0: none."""
+    num_episodes: Count = 100
+    """Episodes of an evaluation, one in each of as many envs."""
+    greedy: bool = True
+    """Whether policies take their likeliest action instead of drawing one."""
+    seed: Annotated[int, Whole(0, 2**63 - 1)] = 1_000_003
+    """Of the episodes: the same in every evaluation of every run, so that scores compare."""
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run, checked: every part fits the others."""
 
@@ -142,6 +159,7 @@ class Config:
     policy: Mapping[str, PolicyConfig] = field(default_factory=dict)
     """By name: `shared` for all agents, or one per group of the env."""
     saving: SavingConfig = field(default_factory=SavingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
 SHARED = "shared"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 from warpdrive.env import Env, Group
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import Layout, Place
+from warpdrive.layout import GLOBAL_STATE, Layout, Place
 
 Arrays = Mapping[str, torch.Tensor]
 
@@ -93,23 +94,25 @@ class CentralFeatures:
     The state is what the env says it is, or else the observations of all agents side by side. For an agent that is
     out of the game the state is zeros, so that only its number is left.
 
+    Args:
+        layout: of the env.
+        arrays: names of the arrays that hold the state, [E, ...] each.
+        num_agents: of the group that is judged.
+
     Source: Yu et al. 2022, arXiv:2103.01955, sections 3 and 5.
     """
 
     def __init__(self, layout: Layout, arrays: Sequence[str], num_agents: int) -> None:
         self.arrays = tuple(arrays)
         self.num_agents = num_agents
-        sizes = [
-            layout.observations[name].num_agents * int(np.prod(layout.observations[name].shape)) for name in arrays
-        ]
-        self.num_state = sum(sizes)
+        self.num_state = sum(math.prod(layout.kept[name][0]) for name in arrays)
         self.num_features = self.num_state + num_agents
 
     def of_step(self, arrays: Arrays, active: torch.Tensor | None = None) -> torch.Tensor:
         """[E, agents, features] of one step.
 
         Args:
-            arrays: name -> [E, A, ...].
+            arrays: name -> [E, ...].
             active: [E, agents of the group] bool, or None if all are in the game.
         """
         parts = [arrays[name].flatten(1).float() for name in self.arrays]
@@ -121,6 +124,7 @@ class CentralFeatures:
         """[*index, features] of chosen samples; see Features.take.
 
         Args:
+            arrays: name -> [T, E, ...].
             active: [*index] bool, or None.
         """
         row = index.flatten()
@@ -166,5 +170,6 @@ def places_of(env: Env, policy: str) -> Places:
 
 
 def central_features(layout: Layout, num_agents: int) -> CentralFeatures:
-    """What a centralised critic of a group of `num_agents` sees: the observations of all agents of the env."""
-    return CentralFeatures(layout, list(layout.observations), num_agents)
+    """What a centralised critic of a group of `num_agents` sees: the env's global_state, or else all observations."""
+    arrays = [GLOBAL_STATE] if GLOBAL_STATE in layout.kept else list(layout.observations)
+    return CentralFeatures(layout, arrays, num_agents)

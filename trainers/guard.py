@@ -16,6 +16,7 @@ import torch
 from trainers.errors import NonFiniteError
 from trainers.rollout import Rollout
 from warpdrive.function_manager import FunctionManager
+from warpdrive.layout import GLOBAL_STATE
 
 SOURCE = Path(__file__).parent / "kernels" / "finite.cu"
 NOTHING_FOUND = np.iinfo(np.int32).max
@@ -56,6 +57,9 @@ class Guard:
         )
         self._places: list[_Place] = []
         for name in rollout.observations:
+            if name == GLOBAL_STATE:
+                self._places.append(_Place(name, None, 0, 1))
+                continue
             array = env.layout.observations[name]
             first = next(
                 (env.groups[group].agents.start for group, places in env.layout.observation.items()
@@ -139,8 +143,11 @@ class Guard:
             "loss": "Lower its lr.",
             "reward": "Mend the env's kernel: python -m warpdrive.testing shows what it does.",
         }.get(place.tensor, "Mend the env's kernel: python -m warpdrive.testing shows what it does.")
+        whose, where = f"policy '{policy}': ", f"env {env}, agent {agent}"
+        if place.tensor == GLOBAL_STATE:  # it has no agent axis
+            whose, where = "", f"env {env}"
         return (
-            f"policy '{policy}': {place.tensor} is a NaN or an infinity at env {env}, agent {agent}, step {step} of "
+            f"{whose}{place.tensor} is a NaN or an infinity at {where}, step {step} of "
             f"{when} (step {iteration * self.rollout.num_steps + step} of the run). {way_out}"
         )
 
@@ -148,7 +155,7 @@ class Guard:
         values = self.rollout.data[place.tensor]
         if not values.is_floating_point():
             return lambda: None
-        num_rows = values.shape[0] * values.shape[1] * values.shape[2]
+        num_rows = values.shape[0] * values.shape[1] * place.num_agents
         return self._functions.prepare(
             "first_nonfinite",
             values=values,

@@ -12,6 +12,7 @@ from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.config import (
     SHARED,
     Config,
+    EvaluationConfig,
     ModelConfig,
     PolicyConfig,
     SavingConfig,
@@ -58,6 +59,7 @@ class _Reader:
         self.known = {
             "trainer": _keys(TrainerConfig),
             "saving": _keys(SavingConfig),
+            "evaluation": _keys(EvaluationConfig),
             "policy.<name>": sorted({key for one in policies for key in _keys(one)}),
             "policy.<name>.model": _keys(ModelConfig),
         }
@@ -70,14 +72,19 @@ class _Reader:
         env = self._env()
         trainer = self._part("trainer", TrainerConfig)
         saving = self._part("saving", SavingConfig)
+        evaluation = self._part("evaluation", EvaluationConfig)
         if env is not None and SHARED in env.groups:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
             self.problems.add(self.top.marks.get("name", ""), "name", message)
         policy = self._policies(env)
         if trainer is not None:
             self._check_trainer(trainer, env)
+        if trainer is not None and env is not None:
+            for name, one in policy.items():
+                if one is not None and (name in env.groups or name == SHARED):
+                    self._check_batches(name, one, trainer, env)
         self.problems.raise_if_any()
-        return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving)
+        return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation)
 
     def _part(self, key: str, cls: type) -> Any:
         return self._build(cls, self.top.get(key), key, key, self.top.marks.get(key, ""))
@@ -169,6 +176,36 @@ class _Reader:
             number = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}"
             message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
             self.problems.add(mark, "policy", message)
+
+    def _check_batches(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> None:
+        """Whether a rollout can be cut as the policy's config says."""
+        section = self.top.get("policy") or {}
+        given = section.get(name) if isinstance(section, Mapping) else None
+        marks = given.marks if isinstance(given, Section) else {}
+        mark = section.marks.get(name, "") if isinstance(section, Section) else ""
+        num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
+        number, what = trainer.train_batch_size * num_agents, "samples (train_batch_size x agents)"
+        if policy.model.type == "gru":
+            length = policy.model.sequence_length or trainer.num_steps
+            if length < 1 or trainer.num_steps % length:
+                message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
+                lengths = [n for n in range(1, trainer.num_steps + 1) if trainer.num_steps % n == 0]
+                near = sorted(lengths, key=lambda n: abs(n - length))[:2]
+                message += f"The nearest that do: {' and '.join(map(str, sorted(near)))}."
+                place = marks.get("model", mark)
+                self.problems.add(place, f"policy.{name}.model.sequence_length", message)
+                return
+            number, what = trainer.num_steps // length * trainer.num_envs, "sequences (each of one env)"
+        num_minibatches = getattr(policy, "num_minibatches", 1)
+        if number % num_minibatches:
+            divisors = [n for n in range(1, min(number, 4 * num_minibatches) + 1) if number % n == 0]
+            below = max((n for n in divisors if n < num_minibatches), default=None)
+            above = min((n for n in divisors if n > num_minibatches), default=None)
+            near = " and ".join(str(n) for n in (below, above) if n is not None)
+            message = (
+                f"{num_minibatches} do not divide the {number} {what} of an iteration. The nearest that do: {near}."
+            )
+            self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
 
     def _check_trainer(self, trainer: TrainerConfig, env: Env | None) -> None:
         section = self.top.get("trainer")

@@ -14,7 +14,7 @@ from trainers.policies.policy import Policy
 from warpdrive.data_manager import DataManager
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.gaussian_sampler import GaussianSampler
-from warpdrive.layout import ACTION, FINAL, OBSERVATION
+from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION
 from warpdrive.sampler import Sampler
 
 
@@ -305,7 +305,8 @@ class Rollout:
 
     observation [T+1, E, A, F] float32, action [T, E, A] or [T, E, A, heads] int32, reward [T, E, A] float32,
     terminated, truncated [T, E] bool: in `data`, under these names, for kernels that read whole rollouts. Where
-    groups see or act differently, each has its own arrays there, as in the env (see Layout).
+    groups see or act differently, each has its own arrays there, as in the env (see Layout). Where a central critic
+    reads the env's global_state [T+1, E, F], that is there, too.
     active [T+1, E, A], survived [T, E, A] bool: whether an agent is in the game before step t, and after it but
     before a reset; None if the env has no array `active`.
     `groups` holds a GroupRollout per policy.
@@ -331,6 +332,8 @@ class Rollout:
         self.num_steps = num_steps
         self.num_envs = env.num_envs
         self.observations = list(env.layout.observations)
+        if GLOBAL_STATE in env.layout.kept and any(policy.has_central_critic for policy, _ in policies.values()):
+            self.observations.append(GLOBAL_STATE)  # kept as what agents see is, for the critics that read it
         self.max_truncations = len(env.data[FINAL + self.observations[0]])
         self.data = DataManager(env.device)
         self._of_a_step = ["reward", "terminated", "truncated", *env.layout.actions]

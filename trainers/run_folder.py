@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -34,16 +35,26 @@ class RunFolder:
         name: names it instead.
         source: the text of the config file, kept as it was.
         command: what was typed.
+        resumed: the folder of a run to go on with, which gets the new lines; nothing of it is removed.
     """
 
-    def __init__(self, config: Config, name: str | None = None, source: str | None = None, command: Sequence[str] = ()):
-        self.path = _make_folder(Path(config.saving.basedir), name, config)
+    def __init__(
+        self,
+        config: Config,
+        name: str | None = None,
+        source: str | None = None,
+        command: Sequence[str] = (),
+        resumed: Path | None = None,
+    ) -> None:
+        self.path = _make_folder(Path(config.saving.basedir), name, config) if resumed is None else resumed
         self.console = Console(highlight=False, soft_wrap=True)
-        resolved = dump_yaml(config)
-        (self.path / "config.yaml").write_text(resolved if source is None else source, encoding="utf-8")
-        (self.path / "config.resolved.yaml").write_text(resolved, encoding="utf-8")
-        (self.path / "command.txt").write_text(shlex.join(command or sys.argv) + "\n", encoding="utf-8")
         self.metrics: list[dict[str, float]] = []
+        resolved = dump_yaml(config)
+        if resumed is None:
+            (self.path / "config.yaml").write_text(resolved if source is None else source, encoding="utf-8")
+        (self.path / "config.resolved.yaml").write_text(resolved, encoding="utf-8")
+        with (self.path / "command.txt").open("a", encoding="utf-8") as file:
+            file.write(shlex.join(command or sys.argv) + "\n")
 
     @property
     def checkpoints(self) -> Path:
@@ -80,6 +91,23 @@ class RunFolder:
         """Adds a line to metrics.jsonl."""
         self.metrics.append(dict(metrics))
         append_jsonl(self.path / "metrics.jsonl", metrics)
+
+    def go_back_to(self, env_steps: int) -> None:
+        """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = []
+        for line in lines:
+            try:
+                metrics = json.loads(line)
+            except ValueError:
+                continue  # cut off when the run was killed
+            if metrics.get("time/total_timesteps", 0) <= env_steps:
+                kept.append(line)
+                self.metrics.append({name: math.nan if value is None else value for name, value in metrics.items()})
+        beside = path.with_suffix(".tmp")
+        beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(beside, path)
 
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps. None where matplotlib is missing or nothing ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from trainers import checkpoint
 from trainers.algorithms import find_algorithm
 from trainers.config import SHARED, Config, TrainerConfig
+from trainers.evaluation import Evaluation
 from trainers.features import places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
 from trainers.guard import Guard
@@ -44,10 +46,19 @@ class Trainer:
         run_name: the run folder's name, made of the config's if not given.
         source: the text of the config file, kept in the run folder.
         command: what was typed, likewise.
+        resume: the folder of a run, or one of its checkpoints, to go on from; bit for bit as if it had never stopped.
+    Raises:
+        CheckpointError: there is nothing to resume from, or it is of another kind of run.
+        EnvError: a policy cannot act in the env.
     """
 
     def __init__(
-        self, config: Config, run_name: str | None = None, source: str | None = None, command: Sequence[str] = ()
+        self,
+        config: Config,
+        run_name: str | None = None,
+        source: str | None = None,
+        command: Sequence[str] = (),
+        resume: Path | None = None,
     ) -> None:
         self.config = config
         settings = config.trainer
@@ -56,10 +67,14 @@ class Trainer:
         for name in agents:
             places_of(env, name)  # what no policy can act in is told before anything is made or compiled
         self.backend = make_backend(settings)
-        self.run = RunFolder(config, run_name, source, command)
+        resumed = None if resume is None else checkpoint.run_folder_of(resume)
+        self.run = RunFolder(config, run_name, source, command, resumed)
         self.run.say(why_this_device(self.backend), style="bold")
         self.run.write_machine(self.backend)
         seed_everything(settings.seed)
+        if settings.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+            torch.use_deterministic_algorithms(True)
 
         self.env = EnvWrapper(
             env,
@@ -84,11 +99,16 @@ class Trainer:
                 self.algorithms[name] = algorithm(one, group, estimate, self.guard, settings.seed + number)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
+        self.evaluation = None
+        if config.evaluation.eval_freq:
+            self.evaluation = self.make_evaluation()
         self.iteration = 0
         self._saved_at: int | None = None  # the iteration
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
         self.env.reset()
         self.rollout.begin()
+        if resume is not None:
+            self._resume(resume)
 
     @property
     def env_steps(self) -> int:
@@ -118,9 +138,11 @@ class Trainer:
             if self.iteration % saving.metrics_log_freq == 0 or is_last:
                 metrics = self.metrics.report(figures)  # waits for the device
                 self.guard.raise_if_halted(self.iteration - reported_iteration, self.iteration)
-                now = time.perf_counter()
-                self._report(metrics, now - reported_at, self.iteration - reported_iteration)
-                reported_at, reported_iteration = now, self.iteration
+                seconds = time.perf_counter() - reported_at
+                if self._evaluates_since(reported_iteration):
+                    metrics |= self._evaluate()
+                self._report(metrics, seconds, self.iteration - reported_iteration)
+                reported_at, reported_iteration = time.perf_counter(), self.iteration
             if is_last or (saving.model_params_save_freq and self.iteration % saving.model_params_save_freq == 0):
                 self.save()
             if stop.caught is not None and not is_last:
@@ -143,6 +165,25 @@ class Trainer:
         self.guard.end_iteration()
         self.iteration += 1
         return figures
+
+    def make_evaluation(self) -> Evaluation:
+        """Envs of their own in which the policies play as `evaluation:` says."""
+        config = self.config.evaluation
+        env = load_env(self.config.name, self.config.env)
+        return Evaluation(env, self.policies, config.num_episodes, config.seed, self.backend, config.greedy)
+
+    def _evaluates_since(self, reported_iteration: int) -> bool:
+        freq, is_last = self.config.evaluation.eval_freq, self.iteration == self.num_iterations
+        return self.evaluation is not None and (is_last or self.iteration // freq > reported_iteration // freq)
+
+    def _evaluate(self) -> dict[str, float]:
+        score = self.evaluation.play()
+        metrics = {
+            "eval/mean_reward": score.mean_reward,
+            "eval/std_reward": score.std_reward,
+            "eval/mean_ep_length": score.mean_ep_length,
+        }
+        return metrics | {f"eval/{group}/mean_reward": score.mean_of(group) for group in score.groups}
 
     def save(self) -> Path:
         """Writes a checkpoint of now into the run folder.
@@ -171,6 +212,22 @@ class Trainer:
     def _older_checkpoint(self) -> str:
         older = checkpoint.list_checkpoints(self.run.checkpoints)
         return f"the last good checkpoint is {older[-1]}" if older else "and there is no older checkpoint"
+
+    def _resume(self, path: Path) -> None:
+        """Restores the newest checkpoint that is whole; says which are not."""
+        candidates = checkpoint.candidates(path)
+        for place in candidates:
+            try:
+                checkpoint.load_checkpoint(place)
+            except CheckpointError as error:
+                if place == candidates[-1]:
+                    raise
+                self.run.say(f"warning: {error} Going back to the one before.", style="yellow")
+                continue
+            self.restore(place)
+            break
+        self.run.go_back_to(self.env_steps)
+        self.run.say(f"resumed from {place}, after {self.env_steps:,} env steps")
 
     def restore(self, path: Path) -> None:
         """Takes over a checkpoint, to go on exactly from there.
@@ -239,7 +296,10 @@ class Trainer:
             if f"rollout/{name}/ep_rew_mean" in metrics
         )
         length = f"  length {metrics['rollout/ep_len_mean']:6.1f}" if "rollout/ep_len_mean" in metrics else ""
-        self.run.say(f"env steps {self.env_steps:12,}{returns}{length}  {metrics['time/fps']:12,.0f} env steps/s")
+        score = f"  eval {metrics['eval/mean_reward']:+.3f}" if "eval/mean_reward" in metrics else ""
+        self.run.say(
+            f"env steps {self.env_steps:12,}{returns}{length}  {metrics['time/fps']:12,.0f} env steps/s{score}"
+        )
         if dropped := metrics["health/dropped_truncations"]:
             self.run.say(
                 f"warning: {dropped:,.0f} truncations counted as having no future, for lack of room: episodes are "

@@ -9,10 +9,19 @@ Source: Yu et al. 2022, "The surprising effectiveness of PPO in cooperative mult
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainers.algorithms.ppo import PPO, PPOConfig
+from trainers.config import ModelConfig
 from warpdrive.config import Count, Positive
+
+
+@dataclass(frozen=True)
+class MAPPOModelConfig(ModelConfig):
+    """`policy.<name>.model:` with `algorithm: MAPPO`."""
+
+    sequence_length: Count | None = 10
+    """Steps through which a GRU's gradient runs, a divisor of the steps of an iteration; nothing: all of them."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,7 @@ class MAPPOConfig(PPOConfig):
     """Steps of the optimiser a pass: large batches estimate the gradient best."""
     max_grad_norm: Positive = 10.0
     """How long the gradient of all the policy's parameters together may be."""
+    model: MAPPOModelConfig = field(default_factory=MAPPOModelConfig)
 
 
 class MAPPO(PPO):

@@ -155,7 +155,7 @@ class Policy(nn.Module):
 def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator) -> Policy:
     """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`."""
     places, group = places_of(env, name), group_of(env, name)
-    layout = Layout(env.groups)
+    layout = Layout(env.groups, env.global_state_space)
     num_agents = places.action.columns.stop - places.action.columns.start
     num_features = Features(layout, places.observation, num_agents if config.agent_id else 0).num_features
     num_critic_features = None

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from trainers.config import ModelConfig, PolicyConfig
+from trainers.evaluation import Evaluation, cross_play
+from trainers.policies.policy import make_policy
+from trainers.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
+from warpdrive.env import load_env
+from warpdrive.errors import EnvError
+
+TAG = {"num_taggers": 2, "grid_length": 5, "episode_length": 12}
+
+
+def policy_of(env, name, device, seed=0):
+    config = PolicyConfig(model=ModelConfig(fc_dims=(8,)))
+    return make_policy(env, name, config, torch.Generator().manual_seed(seed)).to(choose_backend(device=device).device)
+
+
+def test_a_policy_that_pushes_left_scores_what_gymnasium_says(device, backend):
+    """Cart-pole pushed always left: lengths of Gymnasium's episodes from the same kind of start."""
+    env = load_env("cartpole")
+    policy = policy_of(env, "agent", device)
+    with torch.no_grad():
+        policy.network.policy_head.weight.zero_()
+        policy.network.policy_head.bias.copy_(torch.tensor([1.0, 0.0]))
+    score = Evaluation(env, {"agent": policy}, num_episodes=400, seed=3, backend=backend).play()
+    peer = gymnasium.make("CartPole-v1")
+    lengths = []
+    for seed in range(400):
+        peer.reset(seed=seed)
+        length, ended = 0, False
+        while not ended:
+            _, _, terminated, truncated, _ = peer.step(0)
+            ended, length = terminated or truncated, length + 1
+        lengths.append(length)
+    assert sorted(set(score.lengths.tolist())) == sorted(set(lengths))  # 8, 9 and 10 steps
+    assert score.mean_ep_length == pytest.approx(np.mean(lengths), abs=0.15)
+    assert score.mean_reward == score.mean_ep_length  # a reward of 1 a step
+
+
+def test_each_env_counts_its_first_episode_alone(device, backend):
+    """Grid-world Tag that ends early: returns are those of the episode's own steps, found by stepping the env."""
+    env = load_env("tag_gridworld", TAG)
+    policies = {name: policy_of(env, name, device, seed) for seed, name in enumerate(env.groups)}
+    evaluation = Evaluation(env, policies, num_episodes=40, seed=5, backend=backend, greedy=False)
+    score = evaluation.play()
+    rewards, ended = [], []
+    env_again = evaluation.env
+    env_again.reset(5)
+    rollout = evaluation.rollout
+    rollout.begin()
+    rollout.collect()  # 12 steps: one whole episode at most
+    rewards, ended = rollout.reward.cpu(), (rollout.terminated | rollout.truncated).cpu()
+    for one in range(40):
+        length = int(ended[:, one].int().argmax()) + 1
+        assert int(score.lengths[one]) == length
+        torch.testing.assert_close(score.returns[one], rewards[:length, one].sum(0), rtol=0, atol=1e-5)
+    assert len(set(score.lengths.tolist())) > 1
+
+
+def test_a_second_evaluation_is_the_first(device, backend):
+    env = load_env("tag_gridworld", TAG)
+    policies = {name: policy_of(env, name, device) for name in env.groups}
+    evaluation = Evaluation(env, policies, num_episodes=30, seed=5, backend=backend, greedy=False)
+    first = evaluation.play()
+    assert torch.equal(first.returns, evaluation.play().returns)
+    other = Evaluation(env, policies, num_episodes=30, seed=6, backend=backend, greedy=False).play()
+    assert not torch.equal(first.returns, other.returns)
+
+
+def test_greedy_takes_the_likeliest_and_stochastic_does_not(device, backend):
+    env = load_env("cartpole")
+    policy = policy_of(env, "agent", device)
+    with torch.no_grad():
+        policy.network.policy_head.weight.zero_()
+        policy.network.policy_head.bias.copy_(torch.tensor([0.1, 0.0]))
+    greedy = Evaluation(env, {"agent": policy}, 100, 3, backend, greedy=True).play()
+    drawn = Evaluation(env, {"agent": policy}, 100, 3, backend, greedy=False).play()
+    assert greedy.lengths.max() <= 11 < drawn.lengths.max()
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+def test_evaluation_never_disturbs_training(algorithm, tmp_path, device):
+    """The same run with and without: the same parameters, bit for bit."""
+
+    def parameters(eval_freq):
+        mapping = {
+            "name": "tag_gridworld",
+            "env": TAG,
+            "trainer": {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 800, "device": device},
+            "policy": {"shared": {"algorithm": algorithm}},
+            "evaluation": {"eval_freq": eval_freq, "num_episodes": 7, "greedy": False},
+            "saving": {"basedir": str(tmp_path), "metrics_log_freq": 2},
+        }
+        trainer = Trainer(read_config(mapping))
+        trainer.train()
+        has_scores = ["eval/mean_reward" in line for line in trainer.run.metrics]
+        return {name: value.clone() for name, value in trainer.policies["shared"].state_dict().items()}, has_scores
+
+    without, never = parameters(0)
+    with_scores, often = parameters(4)
+    assert not any(never)
+    assert often == [False, True, False, True, True]  # after 4 and 8 iterations, and at the end
+    assert all(torch.equal(without[name], with_scores[name]) for name in without)
+
+
+def test_cross_play_pairs_everyone_with_everyone(device, backend):
+    env = load_env("tag_gridworld", TAG)
+    stays, moves = policy_of(env, "runner", device), policy_of(env, "runner", device, 1)
+    with torch.no_grad():
+        stays.network.policy_head.bias.copy_(torch.tensor([100.0, 0.0, 0.0, 0.0, 0.0]))
+    taggers = {"a": policy_of(env, "tagger", device), "b": policy_of(env, "tagger", device, 1)}
+    scores = cross_play(env, {"tagger": taggers, "runner": {"stays": stays, "moves": moves}}, 50, 9, backend)
+    assert sorted(scores) == [("a", "moves"), ("a", "stays"), ("b", "moves"), ("b", "stays")]
+    assert len({score.mean_of("tagger") for score in scores.values()}) == 4
+    alone = Evaluation(env, {"tagger": taggers["a"], "runner": stays}, 50, 9, backend, greedy=False).play()
+    assert torch.equal(alone.returns, scores["a", "stays"].returns)
+
+
+def test_standard_error_by_hand():
+    from trainers.evaluation import Score
+
+    score = Score(torch.tensor([[1.0, 5.0], [3.0, 7.0]]), torch.tensor([2, 4]), {"a": range(0, 1), "b": range(1, 2)})
+    assert score.mean_of("a") == 2.0
+    assert score.standard_error_of("a") == pytest.approx(1.0)  # deviation sqrt 2, over sqrt 2
+    assert (score.mean_reward, score.std_reward, score.mean_ep_length) == (4.0, 1.0, 3.0)
+
+
+def test_policies_for_other_agents_are_refused(device, backend):
+    env = load_env("tag_gridworld", TAG)
+    with pytest.raises(EnvError, match=r"policies are for tagger, but the agents of 'tag_gridworld' are tagger, runner"):
+        Evaluation(env, {"tagger": policy_of(env, "tagger", device)}, 4, 0, backend)
