@@ -40,6 +40,10 @@ class TrainerConfig:
     """Where arrays and networks live."""
     seed: Annotated[int, Whole(0, 2**63 - 1)] = 1
     """Same seed, same machine, same config: the same run, bit for bit."""
+    precision: Literal["fp32", "tf32"] = "fp32"
+    """Of matrix products on a GPU: tf32 rounds their inputs to 10 bits, and is faster."""
+    cuda_graphs: bool = True
+    """Whether a GPU replays rollouts and updates as CUDA graphs; the figures are the same, bit for bit."""
     deterministic: bool = False
     """Whether torch may only use algorithms that give the same bits every time, and raises an error where it has
     none. Off, runs are the same bits too on one machine, as far as torch's matrix products are ."""
@@ -113,7 +117,7 @@ class PolicyConfig:
     agent_id: bool = False
     """Whether each agent also sees which one of the policy's agents it is."""
     central_critic: bool = False
-    """Whether the critic sees the whole env: all observations, and which agent it judges."""
+    """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
     model: ModelConfig = field(default_factory=ModelConfig)
 
 

@@ -1,7 +1,7 @@
 """Stops a run that meets a NaN or an infinity, before anything is learned from it; the host waits for nothing.
 
 What is found is kept on the device: a flag that makes every later step of every optimiser do nothing, and the place.
-The host reads both when it reports.
+The host reads both when it reports and when it saves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import torch
 from trainers.errors import NonFiniteError
 from trainers.rollout import Rollout
 from warpdrive.function_manager import FunctionManager
-from warpdrive.layout import GLOBAL_STATE
+from warpdrive.layout import FINAL, GLOBAL_STATE
 
 SOURCE = Path(__file__).parent / "kernels" / "finite.cu"
 NOTHING_FOUND = np.iinfo(np.int32).max
+KERNELS = {torch.float32: "first_nonfinite", torch.float64: "first_nonfinite_double"}
+FINAL_KERNELS = {torch.float32: "first_nonfinite_final", torch.float64: "first_nonfinite_final_double"}
+"""By the dtype of what is searched. Whole numbers are always finite; half floats are known by their loss."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,16 @@ class _Place:
 
 
 class Guard:
-    """Watches observations, rewards, losses and gradients of a run.
+    """Watches observations, rewards, values, losses and gradients of a run.
 
     guard.check_rollout()                 # after collect
     guard.check_loss("tagger", losses, index)
-    guard.check_gradient("tagger")
+    guard.check_gradient("tagger", parameters, norm)
     optimizer.found_inf = guard.halted    # a fused optimiser then skips its step
+    guard.end_iteration()
     guard.raise_if_halted(iteration)      # waits for the device
+
+    In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from.
 
     Args:
         rollout: what is watched.
@@ -55,36 +61,27 @@ class Guard:
         self._functions = FunctionManager(
             rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
         )
-        self._places: list[_Place] = []
-        for name in rollout.observations:
-            if name == GLOBAL_STATE:
-                self._places.append(_Place(name, None, 0, 1))
-                continue
-            array = env.layout.observations[name]
-            first = next(
-                (env.groups[group].agents.start for group, places in env.layout.observation.items()
-                 if any(place.array == name for place in places.values())), 0,
-            )  # fmt: skip
-            self._places.append(
-                _Place(name, None, 0 if array.num_agents == self.num_agents else first, array.num_agents)
-            )
+        # Of one step, in the order in which they come to be: the first of them is told.
+        self._places: list[_Place] = [self._place_of(name) for name in rollout.observations]
+        of_policies = [(name, group.agents.start, len(group.agents)) for name, group in rollout.groups.items()]
+        self._places += [_Place(tensor, *one) for one in of_policies for tensor in ("value", "log_prob")]
         self._places.append(_Place("reward", None, 0, self.num_agents))
+        self._places += [self._place_of(name, FINAL) for name in rollout.observations]
         self._num_of_rollout = len(self._places)
-        for name, group in rollout.groups.items():
-            self._places.append(_Place("loss", name, group.agents.start, len(group.agents)))
-            names = tuple(parameter for parameter, _ in group.policy.named_parameters())
-            self._places.append(_Place("gradient", name, 0, 0, names))
+        for one in of_policies:
+            names = tuple(parameter for parameter, _ in rollout.groups[one[0]].policy.named_parameters())
+            self._places += [_Place("loss", *one), _Place("gradient", one[0], 0, 0, names)]
         self.halted = torch.zeros(1, device=env.device)
         """[1] float32: 1 once anything was found."""
         self._first = torch.full((len(self._places),), NOTHING_FOUND, dtype=torch.int32, device=env.device)
-        self._good_iterations = torch.zeros(1, device=env.device)
-        """Iterations since the last report in which nothing was found; exact below 2^24."""
+        self._num_halted = torch.zeros(1, dtype=torch.int32, device=env.device)
+        """Iterations ended since something was found, that one included."""
         self._searches = [
             self._prepare_search(place, i) for i, place in enumerate(self._places[: self._num_of_rollout])
         ]
 
     def check_rollout(self) -> None:
-        """Looks at what the envs gave in this rollout: one pass over it, on the device."""
+        """Looks at what came of this rollout: one pass over it, on the device."""
         for search in self._searches:
             search()
         self._latch()
@@ -100,31 +97,44 @@ class Guard:
         self._keep("loss", policy, rows.min())
 
     def check_gradient(self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor) -> None:
-        """Looks at the gradient: at its norm, and where that is not finite, at each parameter's."""
+        """Looks at the gradient, before it is shortened: at its norm, and at each parameter's.
+
+        Args:
+            parameters: all of the policy's, in order.
+            norm: of the whole gradient.
+        """
         sums = torch.stack([p.grad.sum() if p.grad is not None else norm.new_zeros(()) for p in parameters])
         bad = ~torch.isfinite(sums)
         row = torch.where(bad.any(), bad.int().argmax(), torch.where(torch.isfinite(norm), NOTHING_FOUND, 0))
         self._keep("gradient", policy, row)
 
     def end_iteration(self) -> None:
-        self._good_iterations += 1.0 - self.halted
+        self._num_halted += self.halted.int()
 
-    def raise_if_halted(self, iterations_since: int, iteration: int) -> None:
-        """Waits for the device; to be called with a report.
+    def clear(self) -> None:
+        """Forgets what was found: the run goes on from a checkpoint."""
+        self.halted.zero_()
+        self._num_halted.zero_()
+        self._first.fill_(NOTHING_FOUND)
+
+    def raise_if_halted(self, iteration: int) -> None:
+        """Waits for the device.
 
         Args:
-            iterations_since: iterations made since the last call.
             iteration: iterations made so far.
         Raises:
-            NonFiniteError: names policy, tensor, env, agent and step.
+            NonFiniteError: names policy, tensor, env, agent and step; a gradient's names the parameter.
         """
-        halted, good, *first = torch.cat([self.halted, self._good_iterations, self._first.float()]).tolist()
-        first = self._first.tolist() if halted else first
-        self._good_iterations.zero_()
-        if halted:
-            failed = iteration - iterations_since + int(good)
-            number = next(i for i, row in enumerate(first) if row != NOTHING_FOUND)
-            raise NonFiniteError(self._describe(self._places[number], int(first[number]), failed))
+        num_halted, *first = torch.cat([self._num_halted, self._first]).tolist()
+        found = [number for number, row in enumerate(first) if row != NOTHING_FOUND]
+        if not found:
+            return
+        number = min(found, key=lambda number: (self._step_of(number, first[number]), number))
+        raise NonFiniteError(self._describe(self._places[number], first[number], iteration - num_halted))
+
+    def _step_of(self, number: int, row: int) -> int:
+        place = self._places[number]
+        return row // (self.num_envs * place.num_agents) if place.num_agents else 0
 
     def _describe(self, place: _Place, row: int, iteration: int) -> str:
         when = f"iteration {iteration + 1}"
@@ -139,30 +149,46 @@ class Guard:
         policy = place.policy or next(
             (name for name, group in self.rollout.groups.items() if agent in group.agents), "none"
         )
-        way_out = {
-            "loss": "Lower its lr.",
-            "reward": "Mend the env's kernel: python -m warpdrive.testing shows what it does.",
-        }.get(place.tensor, "Mend the env's kernel: python -m warpdrive.testing shows what it does.")
         whose, where = f"policy '{policy}': ", f"env {env}, agent {agent}"
-        if place.tensor == GLOBAL_STATE:  # it has no agent axis
+        if place.tensor.removeprefix(FINAL) == GLOBAL_STATE:  # it has no agent axis
             whose, where = "", f"env {env}"
+        way_out = "Mend the env's kernel: python -m warpdrive.testing shows what it does."
+        if place.policy is not None:
+            way_out = "Lower its lr, or normalize_observation if the env's numbers are large."
         return (
             f"{whose}{place.tensor} is a NaN or an infinity at {where}, step {step} of "
             f"{when} (step {iteration * self.rollout.num_steps + step} of the run). {way_out}"
         )
 
+    def _place_of(self, observation: str, prefix: str = "") -> _Place:
+        """Where the rows of an observation array belong; of `final_<name>` they are told as rows of steps."""
+        if observation == GLOBAL_STATE:
+            return _Place(prefix + observation, None, 0, 1)
+        layout, groups = self.rollout.env.layout, self.rollout.env.groups
+        array, first = layout.observations[observation], 0
+        if array.num_agents != self.num_agents:
+            first = next(
+                groups[group].agents.start
+                for group, places in layout.observation.items()
+                if any(place.array == observation for place in places.values())
+            )
+        return _Place(prefix + observation, None, first, array.num_agents)
+
     def _prepare_search(self, place: _Place, number: int) -> Callable[[], None]:
-        values = self.rollout.data[place.tensor]
-        if not values.is_floating_point():
+        rollout, is_final = self.rollout, place.tensor.startswith(FINAL)
+        if place.policy is not None:
+            values = getattr(rollout.groups[place.policy], place.tensor)
+        else:
+            values = (rollout.env if is_final else rollout).data[place.tensor]
+        kernel = (FINAL_KERNELS if is_final else KERNELS).get(values.dtype)
+        if kernel is None:
             return lambda: None
-        num_rows = values.shape[0] * values.shape[1] * place.num_agents
+        num_rows = values.shape[0] * self.num_envs * place.num_agents
+        sizes = {"num_rows": num_rows, "width": values.numel() // num_rows}
+        if is_final:
+            sizes |= {"num_agents": place.num_agents, "num_steps": rollout.num_steps}
         return self._functions.prepare(
-            "first_nonfinite",
-            values=values,
-            halted=self.halted,
-            first=self._first[number : number + 1],
-            num_rows=num_rows,
-            width=values.numel() // num_rows,
+            kernel, values=values, halted=self.halted, first=self._first[number : number + 1], **sizes
         )
 
     def _keep(self, tensor: str, policy: str, row: torch.Tensor) -> None:

@@ -21,14 +21,15 @@ update, and a CPU is fastest with what its cache holds."""
 
 
 class Learner:
-    """One policy that learns; an algorithm derives from it and writes `update`.
+    """One policy that learns; an algorithm derives from it and writes `learn`:
 
-    learner.begin(env_steps)        # advantages, targets, this iteration's learning rate
-    loss.backward()                 # as often as it takes
-    learner.step()                  # one step of Adam
-    learner.end()
+    self.begin()                 # advantages and targets of the rollout
+    loss.backward()              # as often as it takes
+    self.step()                  # one step of Adam
+    self.end()
 
-    Numbers that a schedule changes are tensors on the device, so that what was captured of an update stays true.
+    `learn` does the same launches each time, so that a GPU can replay them: numbers that a schedule changes are
+    tensors on the device, and nothing asks the host.
 
     Args:
         config: of its algorithm.
@@ -51,13 +52,21 @@ class Learner:
         self.device = group.advantage.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.parameters = list(self.policy.parameters())
+        self.replay: Callable[[], dict[str, torch.Tensor]] = self.learn
+        """Does what `learn` does; a GPU replays it (see Replayed)."""
         scheduled = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
         self.scalars = {
             name: torch.zeros((), device=self.device) for name in scheduled if getattr(config, name, None) is not None
         }
         """This iteration's numbers, by the config's key."""
         # fused: one launch for all parameters, its step count stays on the device, and `found_inf` stops it there.
-        self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=self.scalars["lr"], eps=1e-5, fused=True)
+        self.optimizer = torch.optim.Adam(
+            self._parameter_groups(),
+            lr=self.scalars["lr"],
+            eps=1e-5,
+            fused=True,
+            capturable=self.device.type == "cuda",
+        )
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = self._skip = torch.zeros((), device=self.device)
         self.target = torch.zeros_like(group.advantage)
@@ -75,12 +84,24 @@ class Learner:
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},
         ]
 
-    def begin(self, env_steps: int) -> None:
-        """Advantages and targets of the rollout, and this iteration's numbers; `env_steps` were made before it."""
-        import torch
+    def update(self, env_steps: int) -> dict[str, torch.Tensor | float]:
+        """Learns from the rollout; `env_steps` were made before it.
 
+        Returns:
+            Debug figures by metric name, on the device: reading them waits for the update.
+        """
         for name, scalar in self.scalars.items():
             scalar.fill_(value_at(getattr(self.config, name), env_steps))
+        return {**self.replay(), "learning_rate": value_at(self.config.lr, env_steps)}
+
+    def learn(self) -> dict[str, torch.Tensor]:
+        """Learns from the rollout with this iteration's numbers; returns figures by metric name, on the device."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Advantages and targets of the rollout."""
+        import torch
+
         self._stopped.zero_()
         group = self.group
         with torch.no_grad():
@@ -146,8 +167,9 @@ class Learner:
         import torch
 
         limit = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-        self.guard.check_gradient(self.group.name, self.parameters, norm)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        self.guard.check_gradient(self.group.name, self.parameters, norm)  # before a NaN of one makes all of them NaN
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
         torch.maximum(self._stopped, self.guard.halted[0], out=self._skip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

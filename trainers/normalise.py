@@ -1,4 +1,7 @@
-"""Running statistics on the device, as modules: a policy's checkpoint holds them."""
+"""Running statistics on the device, as modules: a policy's checkpoint holds them.
+
+What has a NaN or an infinity in it is not taken in: the run stops for it (see guard.py), and its policies stay of use.
+"""
 
 from __future__ import annotations
 
@@ -102,12 +105,13 @@ class ValueNorm(nn.Module):
             weight = weight.to(target.dtype)
             divisor = weight.sum().clamp_min(1.0)
             mean, square = (target * weight).sum() / divisor, (target.square() * weight).sum() / divisor
-        self.running_mean.lerp_(mean, 1 - self.beta)
-        self.running_square.lerp_(square, 1 - self.beta)
-        self.weight.lerp_(torch.ones_like(self.weight), 1 - self.beta)
+        is_finite = torch.isfinite(mean + square)
+        self.running_mean.lerp_(torch.where(is_finite, mean, self.running_mean), 1 - self.beta)
+        self.running_square.lerp_(torch.where(is_finite, square, self.running_square), 1 - self.beta)
+        self.weight.lerp_(torch.where(is_finite, 1.0, self.weight), 1 - self.beta)
         debiased_mean = self.running_mean / self.weight
         variance = (self.running_square / self.weight - debiased_mean.square()).clamp_min(1e-2)
-        self.moments.copy_(torch.stack([debiased_mean, variance.sqrt()]))
+        self.moments.copy_(torch.where(is_finite, torch.stack([debiased_mean, variance.sqrt()]), self.moments))
 
     def normalise(self, target: torch.Tensor) -> torch.Tensor:
         return (target - self.moments[0]) / self.moments[1]
@@ -125,6 +129,9 @@ def _merge(
     number: torch.Tensor,
 ) -> None:
     """Brings `number` more samples into running moments, in place."""
+    is_finite = torch.isfinite(new_mean.sum() + new_variance.sum())
+    number = torch.where(is_finite, number, 0.0)
+    new_mean, new_variance = (torch.where(is_finite, new, mean) for new in (new_mean, new_variance))
     total = count + number
     share = (number / total.clamp_min(1.0)).to(mean.dtype)
     delta = new_mean - mean

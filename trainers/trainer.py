@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,10 +15,12 @@ from trainers import checkpoint
 from trainers.algorithms import find_algorithm
 from trainers.config import SHARED, Config, TrainerConfig
 from trainers.evaluation import Evaluation
-from trainers.features import places_of
+from trainers.features import group_of, places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
+from trainers.graphs import Replayed
 from trainers.guard import Guard
 from trainers.metrics import Metrics
+from trainers.policies.heads import make_head
 from trainers.policies.policy import Policy, make_policy
 from trainers.returns import GAE
 from trainers.rollout import Rollout
@@ -64,8 +67,9 @@ class Trainer:
         settings = config.trainer
         env = load_env(config.name, config.env)
         agents = {SHARED: range(env.num_agents)} if SHARED in config.policy else _agents_of_groups(env)
-        for name in agents:
-            places_of(env, name)  # what no policy can act in is told before anything is made or compiled
+        for name in agents:  # what no policy can see or act in is told before anything is made or compiled
+            places_of(env, name)
+            make_head(group_of(env, name).action_space)
         self.backend = make_backend(settings)
         resumed = None if resume is None else checkpoint.run_folder_of(resume)
         self.run = RunFolder(config, run_name, source, command, resumed)
@@ -75,6 +79,7 @@ class Trainer:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
             torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("high" if settings.precision == "tf32" else "highest")
 
         self.env = EnvWrapper(
             env,
@@ -96,9 +101,12 @@ class Trainer:
                 one = policy_config
                 estimate = gae.prepare(group, one.gamma, one.gae_lambda, one.reward_clip)
                 algorithm = find_algorithm(one.algorithm)[0]
-                self.algorithms[name] = algorithm(one, group, estimate, self.guard, settings.seed + number)
+                learner = algorithm(one, group, estimate, self.guard, settings.seed + number)
+                learner.replay = self._replayed(learner.learn, [learner.generator])
+                self.algorithms[name] = learner
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
+        self._play = self._replayed(self._collect)
         self.evaluation = None
         if config.evaluation.eval_freq:
             self.evaluation = self.make_evaluation()
@@ -137,7 +145,7 @@ class Trainer:
             is_last = self.iteration == self.num_iterations
             if self.iteration % saving.metrics_log_freq == 0 or is_last:
                 metrics = self.metrics.report(figures)  # waits for the device
-                self.guard.raise_if_halted(self.iteration - reported_iteration, self.iteration)
+                self.guard.raise_if_halted(self.iteration)
                 seconds = time.perf_counter() - reported_at
                 if self._evaluates_since(reported_iteration):
                     metrics |= self._evaluate()
@@ -157,14 +165,21 @@ class Trainer:
         Returns:
             policy -> debug figures, on the device.
         """
-        self.rollout.collect()
-        self.guard.check_rollout()
-        self.metrics.add_rollout()
+        self._play()
         env_steps = self.env_steps
         figures = {name: algorithm.update(env_steps) for name, algorithm in self.algorithms.items()}
         self.guard.end_iteration()
         self.iteration += 1
         return figures
+
+    def _collect(self) -> None:
+        self.rollout.collect()
+        self.guard.check_rollout()
+        self.metrics.add_rollout()
+
+    def _replayed(self, call: Callable[[], Any], generators: Sequence[torch.Generator] = ()) -> Replayed:
+        is_enabled = self.config.trainer.cuda_graphs
+        return Replayed(call, self.backend, generators, lambda line: self.run.say(line, "yellow"), is_enabled)
 
     def make_evaluation(self) -> Evaluation:
         """Envs of their own in which the policies play as `evaluation:` says."""
@@ -190,6 +205,7 @@ class Trainer:
 
         Raises:
             CheckpointError: a policy or its optimiser holds a NaN or an infinity. The older checkpoints stay.
+            NonFiniteError: the run met one since the last report. They stay, too.
         """
         tensors = {}
         for name, policy in self.policies.items():
@@ -201,6 +217,7 @@ class Trainer:
             f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
             "Are the env's rewards and observations finite? Else lower the policy's lr.",
         )
+        self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
         tensors["env"] = self.env.data.snapshot()
         progress = {"iteration": self.iteration, "seed": self.config.trainer.seed}
@@ -258,6 +275,10 @@ class Trainer:
         for name, algorithm in self.algorithms.items():
             checkpoint.restore_optimizer(self.policies[name], algorithm.optimizer, saved.tensors[f"optim.{name}"])
         restore_generators()
+        self.guard.clear()
+        self._play.forget()
+        for algorithm in self.algorithms.values():
+            algorithm.replay.forget()  # the optimiser's memory is another now
         self.iteration = iteration
         self._saved_at = None  # not in this run's folder
         self.rollout.begin()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainers.config import PolicyConfig
 from trainers.learner import Learner
-from warpdrive.config import Between, Number, value_at
+from warpdrive.config import Between, Number
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -48,16 +48,12 @@ class A2C(Learner):
 
     config: A2CConfig
 
-    def update(self, env_steps: int) -> dict[str, torch.Tensor | float]:
-        """One step of the optimiser; `env_steps` were made before this rollout.
-
-        Returns:
-            Debug figures by metric name, on the device: reading them waits for the update.
-        """
+    def learn(self) -> dict[str, torch.Tensor]:
+        """One step of the optimiser."""
         import torch
 
         group, scalars = self.group, self.scalars
-        self.begin(env_steps)
+        self.begin()
         everything = torch.arange(group.num_units, device=self.device)
         number, mean, deviation = self.moments(everything)
         sums = torch.zeros(3, device=self.device)
@@ -80,5 +76,4 @@ class A2C(Learner):
             "entropy": entropy,
             "explained_variance": self.explained_variance(),
             "grad_norm": grad_norm,
-            "learning_rate": value_at(self.config.lr, env_steps),
         }

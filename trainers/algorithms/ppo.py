@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainers.config import PolicyConfig
 from trainers.learner import Learner
-from warpdrive.config import Between, Count, Number, Positive, value_at
+from warpdrive.config import Between, Count, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -101,16 +101,12 @@ class PPO(Learner):
 
     config: PPOConfig
 
-    def update(self, env_steps: int) -> dict[str, torch.Tensor | float]:
-        """num_epochs x num_minibatches steps of the optimiser; `env_steps` were made before this rollout.
-
-        Returns:
-            Debug figures by metric name (12), means over the minibatches, on the device.
-        """
+    def learn(self) -> dict[str, torch.Tensor]:
+        """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12)."""
         import torch
 
         config, group = self.config, self.group
-        self.begin(env_steps)
+        self.begin()
         sums = torch.zeros(6, device=self.device)
         for _ in range(config.num_epochs):
             order = torch.randperm(group.num_units, generator=self.generator, device=self.device)  # anew each time (6)
@@ -121,7 +117,6 @@ class PPO(Learner):
         return {
             **dict(zip(FIGURES, means, strict=True)),
             "explained_variance": self.explained_variance(),
-            "learning_rate": value_at(config.lr, env_steps),
         }
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,75 @@
 #include "warpdrive.cuh"
 
-// Finds the first row that holds a NaN or an infinity, unless an earlier search of this run has found one.
-//   values     [row, width]                                              read
+// Searches of what a rollout holds for the first row with a NaN or an infinity. They find nothing once anything was
+// found in an earlier rollout of the run: what follows from it would hide where it began.
 //   halted     [1]   not 0 once anything was found in an earlier search  read
 //   first      [1]   the first such row; NOTHING_FOUND before            read, written
 //   num_rows
-//   width
-extern "C" __global__ void first_nonfinite(
-    const float* values, const float* halted, int* first, long long num_rows, int width)
+//   width      numbers of a row
+
+//   values     [row, width]                                              read
+template <typename T>
+__device__ __forceinline__ void search(
+    const T* values, const float* halted, int* first, long long num_rows, int width)
 {
     if (halted[0] != 0.0f) return;
     const long long num_values = num_rows * width;
-    long long found = num_values;
     for (long long i = global_thread(); i < num_values; i += num_global_threads()) {
         if (!isfinite(values[i])) {
-            found = i;  // a thread's numbers come in order
+            atomicMin(first, (int)(i / width));
+            return;  // a thread's numbers come in order
+        }
+    }
+}
+
+// The same in what truncated episodes saw last: a row found there is told as the row of the step that truncated.
+//   values      [kept, env, agent, width]                                read
+//   truncated   [step, env]                                              read
+//   num_agents  that see this array
+//   num_steps   of the rollout
+template <typename T>
+__device__ __forceinline__ void search_final(
+    const T* values, const bool* truncated, const float* halted, int* first, long long num_rows, int width,
+    int num_agents, int num_steps)
+{
+    if (halted[0] != 0.0f) return;
+    const long long num_values = num_rows * width;
+    for (long long i = global_thread(); i < num_values; i += num_global_threads()) {
+        if (isfinite(values[i])) continue;
+        const long long row = i / width;
+        const int agent = (int)(row % num_agents);
+        const int env = (int)(row / num_agents % NUM_ENVS);
+        int before = (int)(row / num_agents / NUM_ENVS);  // truncations of this env before that one
+        for (int t = 0; t < num_steps; ++t) {
+            if (!truncated[(long long)t * NUM_ENVS + env] || before-- > 0) continue;
+            atomicMin(first, (int)(((long long)t * NUM_ENVS + env) * num_agents + agent));
             break;
         }
     }
-    if (found < num_values) atomicMin(first, (int)(found / width));
+}
+
+extern "C" __global__ void first_nonfinite(
+    const float* values, const float* halted, int* first, long long num_rows, int width)
+{
+    search(values, halted, first, num_rows, width);
+}
+
+extern "C" __global__ void first_nonfinite_double(
+    const double* values, const float* halted, int* first, long long num_rows, int width)
+{
+    search(values, halted, first, num_rows, width);
+}
+
+extern "C" __global__ void first_nonfinite_final(
+    const float* values, const bool* truncated, const float* halted, int* first, long long num_rows, int width,
+    int num_agents, int num_steps)
+{
+    search_final(values, truncated, halted, first, num_rows, width, num_agents, num_steps);
+}
+
+extern "C" __global__ void first_nonfinite_final_double(
+    const double* values, const bool* truncated, const float* halted, int* first, long long num_rows, int width,
+    int num_agents, int num_steps)
+{
+    search_final(values, truncated, halted, first, num_rows, width, num_agents, num_steps);
 }

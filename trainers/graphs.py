@@ -1,0 +1,81 @@
+"""CUDA graphs: what a call launches, recorded once and replayed as a whole, so that the host has no part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from warpdrive.backends.base import Backend
+
+WARM_UP = 2
+"""Calls that run as they are first: libraries choose their algorithms and optimisers make their state."""
+
+
+class Replayed:
+    """A call that runs as it is a few times, and from then on as one CUDA graph. On a CPU it always runs as it is.
+
+    update = Replayed(algorithm.learn, backend)
+    figures = update()
+
+    The call must do the same launches each time, on memory that stays where it is; what changes between calls
+    is read from the device. What it returns is the graph's memory: the next call overwrites it.
+
+    Args:
+        call: without arguments.
+        generators: torch generators on the device that it draws from.
+        say: is told, in a line, why the call could not be captured. It then goes on running as it is.
+        is_enabled: false: never captured.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        backend: Backend,
+        generators: Sequence[torch.Generator] = (),
+        say: Callable[[str], None] = print,
+        is_enabled: bool = True,
+    ) -> None:
+        self.call = call
+        self.backend = backend
+        self.generators = generators
+        self.say = say
+        self._is_enabled = is_enabled and backend.name == "cuda"
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts anew: memory that the graph knows has been replaced."""
+        self._num_calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Any = None
+
+    @property
+    def is_captured(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self) -> Any:
+        if self._graph is None:
+            self._num_calls += 1
+            if not self._is_enabled or self._num_calls <= WARM_UP:
+                return self.call()
+            if not self._capture():
+                return self.call()
+        self._graph.replay()
+        return self._result
+
+    def _capture(self) -> bool:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(graph, stream=self.backend.stream):
+                self._result = self.call()
+        except RuntimeError as error:  # the work was not done, only recorded: it is still to do
+            self._is_enabled = False
+            reason = str(error).strip().splitlines()[0]
+            self.say(f"warning: no CUDA graph could be made ({reason}): going on without, more slowly.")
+            torch.cuda.synchronize(self.backend.device)
+            return False
+        self._graph = graph
+        return True
