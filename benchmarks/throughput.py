@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from report import NUM_REPEATS, ROOT, median, time_calls, write_report
 
+from trainers.graphs import WARM_UP, Replayed
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
 
@@ -46,15 +47,20 @@ def main() -> None:
         overrides += [("trainer.device", arguments.device), ("saving.basedir", folder)]
         trainer = Trainer(read_config(path, overrides))
         settings, backend = trainer.config.trainer, trainer.backend
-        trainer.iterate()
-        columns = {"env": env_alone(trainer), "rollout": trainer.rollout.collect, "train": trainer.iterate}
+        columns = {"env": env_alone(trainer), "rollout": trainer.rollout.collect}
+        columns = {name: Replayed(call, backend, is_enabled=settings.cuda_graphs) for name, call in columns.items()}
+        columns["train"] = trainer.iterate
+        for call in columns.values():
+            for _ in range(WARM_UP + 1):
+                call()
         results = {
             "config": path.name,
             "overrides": arguments.overrides,
             "num_envs": settings.num_envs,
             "num_agents": trainer.env.num_agents,
             "num_steps": settings.num_steps,
-            "precision": f"float32, matmul {torch.get_float32_matmul_precision()}",
+            "precision": settings.precision,
+            "cuda_graphs": settings.cuda_graphs and backend.name == "cuda",
         }
         for name, call in columns.items():
             figures = [us / settings.num_steps for us in time_calls(backend, call, 1, arguments.repeats)]

@@ -83,7 +83,7 @@ class Features:
             # A rollout holds one step more than it has actions; index never reaches it.
             parts.append(array.view(-1, size).index_select(0, row).float())
         if self.num_ids:
-            parts.append(torch.nn.functional.one_hot(index.flatten() % self.num_ids, self.num_ids).float())
+            parts.append(_one_hot(index.flatten() % self.num_ids, self.num_ids))
         rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return rows.view(*index.shape, self.num_features)
 
@@ -133,7 +133,7 @@ class CentralFeatures:
         state = torch.cat(parts, dim=-1)
         if active is not None:
             state = state * active.flatten().unsqueeze(-1)
-        number = torch.nn.functional.one_hot(row % self.num_agents, self.num_agents).to(state.dtype)
+        number = _one_hot(row % self.num_agents, self.num_agents)
         return torch.cat([state, number], dim=-1).view(*index.shape, self.num_features)
 
 
@@ -166,6 +166,14 @@ def places_of(env: Env, policy: str) -> Places:
             f"Give each group its own: {', '.join(env.groups)}."
         )
     mask = Place(ACTION_MASK, everyone) if ACTION_MASK in names else None
+    own = [f"{ACTION_MASK}_{group}" for group in env.groups if f"{ACTION_MASK}_{group}" in names]
+    if own and len(env.groups) == 1:
+        mask = Place(own[0], everyone)
+    elif own:
+        raise EnvError(
+            f"policy '{policy}' is for all agents, but the env gives {', '.join(own)}, of some. "
+            f"Give each group its own policy: {', '.join(env.groups)}; or the env one {ACTION_MASK} of all agents."
+        )
     return Places(tuple(seen), Place(array, everyone), mask)
 
 
@@ -173,3 +181,8 @@ def central_features(layout: Layout, num_agents: int) -> CentralFeatures:
     """What a centralised critic of a group of `num_agents` sees: the env's global_state, or else all observations."""
     arrays = [GLOBAL_STATE] if GLOBAL_STATE in layout.kept else list(layout.observations)
     return CentralFeatures(layout, arrays, num_agents)
+
+
+def _one_hot(number: torch.Tensor, count: int) -> torch.Tensor:
+    """[N, count] float32; torch's own function asks the host on a CPU, where this is tested not to."""
+    return (number.unsqueeze(-1) == torch.arange(count, device=number.device)).float()

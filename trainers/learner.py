@@ -68,6 +68,7 @@ class Learner:
             capturable=self.device.type == "cuda",
         )
         self.optimizer.grad_scale = None
+        self.optimizer._warned_capturable_if_run_uncaptured = True  # it runs uncaptured first, and that is meant
         self.optimizer.found_inf = self._skip = torch.zeros((), device=self.device)
         self.target = torch.zeros_like(group.advantage)
         """[T, E, A]: what the value should have been, in rewards as GAE saw them."""

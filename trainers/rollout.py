@@ -261,7 +261,7 @@ class GroupRollout:
             memory = self.memory[units // self.rollout.num_envs, env].flatten(0, 1)
             ended = self.rollout.terminated | self.rollout.truncated
             starts = ended[(step - 1).clamp_min(0), env]  # [L, units]
-            starts[0] = False  # the memory before a sequence was emptied already
+            starts[0].zero_()  # the memory before a sequence was emptied already
             starts = starts.unsqueeze(-1).expand(-1, -1, len(self.agents)).flatten(1)
         return self._take(index, memory, starts)
 
