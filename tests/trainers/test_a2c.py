@@ -5,30 +5,28 @@ import math
 import pytest
 import torch
 
-from trainers.algorithms import a2c
+from trainers import learner
 from trainers.algorithms.a2c import a2c_loss
 from trainers.policies.heads import CategoricalHeads
 from trainers.trainer import Trainer
 
 
 def test_loss_by_hand():
-    policy_loss, value_loss, entropy = a2c_loss(
+    policy_loss, value_loss = a2c_loss(
         log_prob=torch.tensor([-1.0, -2.0]),
-        entropy=torch.tensor([0.5, 0.25]),
         value=torch.tensor([1.0, 2.0]),
         advantage=torch.tensor([3.0, -1.0]),
         target=torch.tensor([2.0, 0.0]),
     )
-    assert policy_loss.item() == 1.0  # -(-1 * 3 + -2 * -1)
-    assert value_loss.item() == 5.0  # 1 + 4
-    assert entropy.item() == 0.75
+    assert policy_loss.tolist() == [3.0, -2.0]  # -(-1 * 3), -(-2 * -1)
+    assert value_loss.tolist() == [1.0, 4.0]
 
 
 def test_gradient_makes_good_actions_likelier():
     logits = torch.zeros(1, 2, requires_grad=True)
     log_prob, _ = CategoricalHeads((2,)).log_prob_and_entropy(logits, torch.tensor([1]))
     zero = torch.zeros(1)
-    a2c_loss(log_prob, zero, zero, advantage=torch.tensor([2.0]), target=zero)[0].backward()
+    a2c_loss(log_prob, zero, advantage=torch.tensor([2.0]), target=zero)[0].sum().backward()
     # d/dlogit of -2 log softmax = -2 (onehot - 1/2); descending raises the logit of action 1.
     assert logits.grad.tolist() == [[1.0, -1.0]]
 
@@ -49,14 +47,15 @@ def test_heads_are_independent():
     assert entropy.item() == pytest.approx(math.log(2.0) + three)
 
 
-@pytest.mark.parametrize("max_samples", [1 << 15, 40, 1])
-def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_samples):
-    """The whole update, in chunks of 10, 2 and 1 steps, against the loss written out again and torch's plain Adam."""
-    monkeypatch.setitem(a2c.MAX_SAMPLES, device, max_samples)
+@pytest.mark.parametrize(("max_samples", "num_chunks"), [(1 << 15, 1), (40, 5), (1, 180)])
+def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_samples, num_chunks):
+    """The whole update of 180 samples, in chunks, against the loss written out again and torch's plain Adam."""
+    monkeypatch.setitem(learner.MAX_SAMPLES, device, max_samples)
     trainer = Trainer(tiny(policy={"shared": {"normalize_advantage": True, "max_grad_norm": 0.1, "lr": 0.01}}))
     trainer.rollout.collect()
     group, algorithm = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
     policy = trainer.policies["shared"]
+    assert len(list(algorithm.chunks(torch.arange(180, device=device)))) == num_chunks
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     figures = algorithm.update(0)
     after = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
@@ -69,23 +68,30 @@ def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_sa
     target = advantage + group.value[:-1].flatten()
     normalised = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     entropy = -(log_probs.exp() * log_probs).sum(1).mean()
-    loss = -(log_prob * normalised).mean() + 0.5 * (value - target).square().mean() - 0.01 * entropy
+    policy_loss, value_loss = -(log_prob * normalised).mean(), (value - target).square().mean()
+    loss = policy_loss + 0.5 * value_loss - 0.01 * entropy
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5)
     optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.1)
     optimizer.step()
     torch.testing.assert_close(dict(policy.state_dict()), after, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(figures["grad_norm"], norm, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(figures["entropy"], entropy.detach(), rtol=1e-5, atol=1e-6)
+    expected = {"grad_norm": norm, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    for name, figure in expected.items():
+        torch.testing.assert_close(figures[name], figure.detach(), rtol=1e-5, atol=1e-6)
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 def test_schedule_sets_the_learning_rate(tiny):
     trainer = Trainer(tiny(policy={"shared": {"lr": [[0, 0.01], [120, 0.002]]}}))
-    rates = [trainer.iterate()["shared"]["learning_rate"] for _ in range(3)]
-    assert rates == pytest.approx([0.01, 0.006, 0.002])  # before 0, 60 and 120 env steps
+    (settings,) = trainer.algorithms["shared"].optimizer.param_groups
+    told, used = [], []
+    for _ in range(3):
+        told.append(trainer.iterate()["shared"]["learning_rate"])
+        used.append(float(settings["lr"]))
+    assert told == pytest.approx([0.01, 0.006, 0.002])  # before 0, 60 and 120 env steps
+    assert used == pytest.approx(told)
 
 
 def test_policy_not_to_train_stays_as_it_is(tiny):

@@ -203,7 +203,7 @@ def change_json(change):
     return content
 
 
-BIAS = "value_head.bias"
+BIAS = "network.value_head.bias"
 REFUSED = {
     "policy missing": ("policy.runner.safetensors", None, "is not in the checkpoint"),
     "policy of another shape": (
@@ -211,7 +211,11 @@ REFUSED = {
         change_tensors(lambda ones: ones.update({BIAS: torch.zeros(2)})),
         rf"'{BIAS}' is \[2\]",
     ),
-    "policy lacks a tensor": ("policy.runner.safetensors", change_tensors(lambda ones: ones.pop(BIAS)), "lacks value"),
+    "policy lacks a tensor": (
+        "policy.runner.safetensors",
+        change_tensors(lambda ones: ones.pop(BIAS)),
+        f"lacks {BIAS}",
+    ),
     "env missing": ("env.safetensors", None, "is not in the checkpoint"),
     "env of another shape": (
         "env.safetensors",
@@ -235,13 +239,24 @@ REFUSED = {
         change_tensors(lambda ones: ones.update({"x/exp_avg": torch.zeros(2)})),
         "holds x/exp_avg",
     ),
-    "rng empty": ("rng.json", lambda old: b"{}", "lacks python, numpy, torch"),
+    "rng empty": ("rng.json", lambda old: b"{}", "lacks python, numpy, torch, minibatches"),
     "rng a list": ("rng.json", lambda old: b"[]", "expected keys and values, got a list"),
     "rng no JSON": ("rng.json", lambda old: b"{", "no JSON"),
     "rng python cut": ("rng.json", change_json(lambda value: value["python"].pop()), "'python' is no state"),
     "rng numpy cut": ("rng.json", change_json(lambda value: value["numpy"][1].pop()), "'numpy' is no state"),
     "rng torch cut": ("rng.json", change_json(lambda value: value.update(torch="00")), "'torch' is no state"),
     "rng torch a number": ("rng.json", change_json(lambda value: value.update(torch=3)), "'torch' is no state"),
+    "rng minibatches cut": (
+        "rng.json",
+        change_json(lambda value: value["minibatches"].update(runner="00")),
+        "'runner' is no state",
+    ),
+    "rng minibatches a number": ("rng.json", change_json(lambda value: value.update(minibatches=3)), "is no state"),
+    "rng minibatches of another policy": (
+        "rng.json",
+        change_json(lambda value: value["minibatches"].pop("runner")),
+        "'runner' is no state",
+    ),
     "manifest a list": ("manifest.json", lambda old: [], "expected keys and values, got a list"),
     "manifest without files": ("manifest.json", lambda old: {"format": 1, "progress": {}}, "must hold keys and values"),
     "manifest with odd files": ("manifest.json", lambda old: old | {"files": {"rng.json": 3}}, "nothing of use about"),
@@ -257,7 +272,8 @@ def everything(trainer):
         tensors += policy.state_dict().values()
         if name in trainer.algorithms:
             tensors += checkpoint.optimizer_tensors(policy, trainer.algorithms[name].optimizer).values()
-    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    generators = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+    generators += [algorithm.generator.get_state().tolist() for algorithm in trainer.algorithms.values()]
     return trainer.iteration, generators, [tensor.detach().cpu().numpy().tobytes() for tensor in tensors]
 
 
@@ -304,7 +320,7 @@ def test_numbers_that_are_not_finite_are_not_saved(tiny, what, number):
     trainer.iterate()
     good = trainer.save()
     trainer.iterate()
-    parameter = trainer.policies["runner"].value_head.bias
+    parameter = trainer.policies["runner"].network.value_head.bias
     if what == "policy":
         parameter.data.fill_(number)
         name = rf"policy\.runner: '{BIAS}'"

@@ -122,12 +122,14 @@ def test_folder_that_cannot_be_made_is_one_line_and_code_3(tmp_path, capsys, bas
     assert line.startswith(f"error: saving.basedir: no run folder can be made in '{tmp_path / basedir}' (")
 
 
-def test_env_that_no_policy_can_act_in_is_one_line_and_code_2(tmp_path, capsys):
-    config = tmp_path / "pendulum.yaml"
-    config.write_text("name: pendulum\n")
-    assert main(["--config", str(config), *SMALL, f"saving.basedir={tmp_path / 'runs'}"]) == 2
+@pytest.mark.parametrize("policy", ["all", "shared"])
+def test_env_that_no_policy_can_act_in_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, policy):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "trainers" / "envs")
+    config = tmp_path / "grid.yaml"
+    config.write_text(f"name: odd_spaces:GridOfActions\npolicy: {{{policy}: {{}}}}\n")
+    assert main(["--config", str(config), "--allow-import", *SMALL, f"saving.basedir={tmp_path / 'runs'}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: no policy here acts in a Box yet")
+    assert line.startswith("error: no policy here acts in a MultiDiscrete of shape [2, 2]. Actions are ")
     assert not (tmp_path / "runs").exists()
 
 

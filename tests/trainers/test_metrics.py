@@ -93,7 +93,7 @@ def test_truncations_without_a_place_are_counted_and_told(tiny, monkeypatch, cap
     trainer = Trainer(tiny(env__episode_length=2))
     with torch.no_grad():
         for policy in trainer.policies.values():
-            policy.policy_head.bias[0] = 1000.0
+            policy.network.policy_head.bias[0] = 1000.0
     trainer.train()
     num_dropped = 6 * (5 - rooms)
     lines = (trainer.run.path / "metrics.jsonl").read_text().splitlines()

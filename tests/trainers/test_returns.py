@@ -29,7 +29,20 @@ def by_hand(reward, value, next_value, terminated, truncated, discount, gae_lamb
     return advantage
 
 
-def by_kernel(reward, value, next_value, terminated, truncated, discount, gae_lambda, backend, agents=None):
+def by_kernel(
+    reward,
+    value,
+    next_value,
+    terminated,
+    truncated,
+    discount,
+    gae_lambda,
+    backend,
+    agents=None,
+    value_moments=(0.0, 1.0),
+    reward_scale=1.0,
+    reward_clip=1e30,
+):
     """Lays `next_value` out as a rollout does, next to `value` and among the final values, and launches `gae`."""
     num_steps, num_envs, num_agents = reward.shape
     agents = agents or range(num_agents)
@@ -48,10 +61,13 @@ def by_kernel(reward, value, next_value, terminated, truncated, discount, gae_la
                 num_truncated[env] += 1
     data.push("final_value", final_value[:, :, columns].contiguous())
     data.push("num_truncated", num_truncated)
+    data.push("value_moments", torch.tensor(value_moments))
+    data.push("reward_scale", torch.tensor([reward_scale]))
     advantage = data.push("advantage", torch.full((num_steps, num_envs, len(agents)), torch.nan))
     functions = FunctionManager(data, SOURCE, num_envs=num_envs, num_agents=num_agents, backend=backend)
     functions.launch(
         "gae",
+        reward_clip=reward_clip,
         discount=discount,
         gae_lambda=gae_lambda,
         group_start=agents.start,
@@ -95,6 +111,20 @@ def test_kernel_fills_only_its_group(backend):
     everyone = by_kernel(*rollout, 0.97, 0.9, backend)
     group = by_kernel(*rollout, 0.97, 0.9, backend, agents=range(1, 3))
     assert torch.equal(group, everyone[:, :, 1:3])
+
+
+def test_values_in_the_critics_unit_give_the_same_advantages(backend):
+    reward, value, next_value, *flags = random_rollout(seed=2)
+    expected = by_kernel(reward, value, next_value, *flags, 0.97, 0.9, backend)
+    of_critic = ((one - 5.0) / 3.0 for one in (value, next_value))  # value * 3 + 5 is in rewards
+    found = by_kernel(reward, *of_critic, *flags, 0.97, 0.9, backend, value_moments=(5.0, 3.0))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_rewards_are_scaled_and_then_clipped(backend):
+    # 1 and 3 by 0.5 are 0.5 and 1.5, of which 1 is left. 0.5 + 0.5 * 1 = 1.
+    arguments = (steps(1.0, 3.0), steps(0.0, 0.0), steps(0.0, 0.0), steps(False, False), steps(False, False), 0.5, 1.0)
+    assert by_kernel(*arguments, backend, reward_scale=0.5, reward_clip=1.0).flatten().tolist() == [1.0, 1.0]
 
 
 CASES = {

@@ -3,13 +3,18 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from trainers.rollout import places_of
+from trainers.config import PolicyConfig
+from trainers.features import Features, places_of
+from trainers.policies.heads import GaussianHead
+from trainers.policies.policy import make_policy
 from trainers.trainer import Trainer, max_truncations
 from warpdrive.env import load_env
 from warpdrive.errors import EnvError
+from warpdrive.layout import Layout
 
 
 def test_kernels_write_the_memory_that_torch_reads(tiny, monkeypatch):
@@ -59,7 +64,7 @@ def test_stored_log_prob_and_value_are_those_of_the_policy(tiny):
     trainer.rollout.collect()
     for group in trainer.rollout.groups.values():
         logits, value = group.policy(group.observation[:-1].flatten(0, 2))
-        log_prob, _ = group.heads.log_prob_and_entropy(logits, group.action.flatten(0, 2))
+        log_prob, _ = group.policy.head.log_prob_and_entropy(logits, group.action.flatten(0, 2))
         torch.testing.assert_close(group.log_prob.flatten(), log_prob.detach(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(group.value[:-1].flatten(), value.detach(), rtol=1e-4, atol=1e-5)
 
@@ -77,8 +82,8 @@ def test_groups_are_views_of_their_agents(tiny):
 def test_each_group_acts_with_its_own_policy(tiny):
     trainer = Trainer(tiny())
     with torch.no_grad():
-        trainer.policies["tagger"].policy_head.bias[3] = 100.0
-        trainer.policies["runner"].policy_head.bias[1] = 100.0
+        trainer.policies["tagger"].network.policy_head.bias[3] = 100.0
+        trainer.policies["runner"].network.policy_head.bias[1] = 100.0
     trainer.rollout.collect()
     assert trainer.rollout.action[:, :, :2].unique().tolist() == [3]
     assert trainer.rollout.action[:, :, 2:].unique().tolist() == [1]
@@ -89,7 +94,7 @@ def test_final_value_is_that_of_the_observation_before_the_reset(tiny):
     trainer = Trainer(tiny())
     with torch.no_grad():
         for policy in trainer.policies.values():
-            policy.policy_head.bias[0] = 100.0
+            policy.network.policy_head.bias[0] = 100.0
     rollout = trainer.rollout
     rollout.collect()
     assert rollout.truncated.sum(1).tolist() == [0, 0, 0, 0, 0, 0, 6, 0, 0, 0]
@@ -107,18 +112,46 @@ def test_max_truncations_is_enough(tiny):
     assert max_truncations(env, 10) == math.ceil(10 / 7)
 
 
+@pytest.fixture
+def odd_env(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
+    return lambda name: load_env(f"odd_spaces:{name}")
+
+
+def policy_for(env, name):
+    return make_policy(env, name, PolicyConfig(), torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize("policy", ["all", "shared"])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("BoxActions", "no policy here acts in a Box yet"),
-        ("GridOfActions", "no policy here acts in a MultiDiscrete"),
-        ("Picture", r"observes \[8, 8, 3\] float32"),
-        ("Scalar", r"observes \[\] float32"),
-        ("Bytes", r"observes \[4\] uint8"),
+        ("PlaneOfActions", r"no policy here acts in a Box of shape \[2, 2\]"),
+        ("GridOfActions", r"no policy here acts in a MultiDiscrete of shape \[2, 2\]"),
     ],
 )
-def test_spaces_that_no_network_takes_are_refused(monkeypatch, name, message, policy):
-    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
+def test_actions_that_no_head_takes_are_refused(odd_env, name, message, policy):
     with pytest.raises(EnvError, match=message):
-        places_of(load_env(f"odd_spaces:{name}"), policy)
+        policy_for(odd_env(name), policy)
+
+
+@pytest.mark.parametrize("policy", ["all", "shared"])
+def test_actions_in_a_box_come_from_normal_distributions(odd_env, policy):
+    head = policy_for(odd_env("BoxActions"), policy).head
+    assert isinstance(head, GaussianHead)
+    assert head.num_outputs == 1
+
+
+@pytest.mark.parametrize("policy", ["all", "shared"])
+@pytest.mark.parametrize(("name", "num_features"), [("Picture", 192), ("Scalar", 1), ("Bytes", 4)])
+def test_a_box_of_any_shape_and_dtype_is_read_as_one_row_of_float32(odd_env, name, num_features, policy):
+    env = odd_env(name)
+    layout = Layout(env.groups)
+    (array,) = layout.observations.values()
+    numbers = np.arange(3 * 2 * num_features)  # of 3 envs and 2 agents
+    seen = torch.from_numpy(numbers.reshape(3, 2, *array.shape).astype(array.dtype))
+    rows = Features(layout, places_of(env, policy).observation).of_step({array.name: seen})
+    assert rows.dtype == torch.float32
+    assert rows.tolist() == numbers.reshape(3, 2, num_features).tolist()
+    logits, value = policy_for(env, policy)(rows.flatten(0, 1))
+    assert (logits.shape, value.shape) == ((6, 2), (6,))

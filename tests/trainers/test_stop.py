@@ -95,9 +95,9 @@ def test_a_run_stopped_in_its_last_iteration_is_done(tiny, monkeypatch):
 
 
 def test_a_policy_that_is_not_finite_is_not_saved_on_ctrl_c_either(tiny, monkeypatch):
-    trainer = Trainer(tiny())
+    trainer = Trainer(tiny(saving__metrics_log_freq=100))  # Ctrl-C comes before the report that would end the run
     stop_in_iteration(trainer, 1, monkeypatch)
-    trainer.policies["tagger"].value_head.bias.data.fill_(float("nan"))
+    trainer.policies["tagger"].network.value_head.bias.data.fill_(float("nan"))
     with pytest.raises(CheckpointError, match=r"policy\.tagger"):
         trainer.train()
     assert not trainer.run.checkpoints.exists()

@@ -34,7 +34,7 @@ class GRU(nn.Module):
         self.critic_trunk = self.critic_cell = None
         if num_critic_features is not None or not config.shared_trunk:
             num_critic_features = num_critic_features or num_features
-            critic_dims = config.critic_fc_dims or config.fc_dims
+            critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
             self.critic_trunk = make_trunk(num_critic_features, critic_dims, config.layer_norm, generator)
             self.critic_cell = _gru_cell(last_width(num_critic_features, critic_dims), config.memory_size, generator)
         self.policy_head = linear(config.memory_size, num_outputs, 0.01, generator)

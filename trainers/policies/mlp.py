@@ -46,7 +46,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.trunk = make_trunk(num_features, config.fc_dims, config.layer_norm, generator)
         self.critic_trunk = None
-        critic_dims = config.critic_fc_dims or config.fc_dims
+        critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
         if num_critic_features is not None or not config.shared_trunk:
             self.critic_trunk = make_trunk(
                 num_critic_features or num_features, critic_dims, config.layer_norm, generator

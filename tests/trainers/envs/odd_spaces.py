@@ -1,4 +1,4 @@
-"""Envs that are never stepped: the trainer refuses them for what their groups are called, see or do."""
+"""Envs that are never stepped: their groups see or do what is seldom seen, or are called what they may not be."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ class GroupCalledShared(OddSpaces):
 
 class BoxActions(OddSpaces):
     groups: ClassVar = {"all": Group(range(2), ROW, spaces.Box(-1.0, 1.0, (1,), np.float32))}
+
+
+class PlaneOfActions(OddSpaces):
+    groups: ClassVar = {"all": Group(range(2), ROW, spaces.Box(-1.0, 1.0, (2, 2), np.float32))}
 
 
 class GridOfActions(OddSpaces):
