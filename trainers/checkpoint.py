@@ -33,7 +33,7 @@ from torch import nn
 from warpdrive.errors import CheckpointError
 from warpdrive.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 RNG = "rng.json"
 LAST = "last"
@@ -290,11 +290,13 @@ def _to_bytes(tensors: Tensors) -> bytes:
 
 
 def _from_bytes(path: Path, content: bytes) -> dict[str, torch.Tensor]:
-    if content[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise CheckpointError(f"{path}: a pickle, which can run code when it is read. Only safetensors are.")
     try:
         return tensors_from_bytes(content)
     except (SafetensorError, ValueError, KeyError) as error:
+        # Not before: a file of safetensors begins with a length, whose bytes may look like a pickle's.
+        if content[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+            message = f"{path}: a pickle, which can run code when it is read. Only safetensors are."
+            raise CheckpointError(message) from None
         raise CheckpointError(f"{path}: no complete safetensors file ({' '.join(str(error).split())}).") from None
 
 

@@ -103,8 +103,8 @@ class ValueNorm(nn.Module):
             mean, square = target.mean(), target.square().mean()
         else:
             weight = weight.to(target.dtype)
-            divisor = weight.sum().clamp_min(1.0)
-            mean, square = (target * weight).sum() / divisor, (target.square() * weight).sum() / divisor
+            number = weight.sum()  # if it is 0, neither mean nor square is finite
+            mean, square = (target * weight).sum() / number, (target.square() * weight).sum() / number
         is_finite = torch.isfinite(mean + square)
         self.running_mean.lerp_(torch.where(is_finite, mean, self.running_mean), 1 - self.beta)
         self.running_square.lerp_(torch.where(is_finite, square, self.running_square), 1 - self.beta)

@@ -194,19 +194,14 @@ class _Reader:
             length = policy.model.sequence_length or trainer.num_steps
             if length < 1 or trainer.num_steps % length:
                 message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
-                lengths = [n for n in range(1, trainer.num_steps + 1) if trainer.num_steps % n == 0]
-                near = sorted(lengths, key=lambda n: abs(n - length))[:2]
-                message += f"The nearest that do: {' and '.join(map(str, sorted(near)))}."
+                message += f"The nearest that do: {_nearest_divisors(trainer.num_steps, length)}."
                 place = marks.get("model", mark)
                 self.problems.add(place, f"policy.{name}.model.sequence_length", message)
                 return
             number, what = trainer.num_steps // length * trainer.num_envs, "sequences (each of one env)"
         num_minibatches = getattr(policy, "num_minibatches", 1)
         if number % num_minibatches:
-            divisors = [n for n in range(1, min(number, 4 * num_minibatches) + 1) if number % n == 0]
-            below = max((n for n in divisors if n < num_minibatches), default=None)
-            above = min((n for n in divisors if n > num_minibatches), default=None)
-            near = " and ".join(str(n) for n in (below, above) if n is not None)
+            near = _nearest_divisors(number, num_minibatches)
             message = (
                 f"{num_minibatches} do not divide the {number} {what} of an iteration. The nearest that do: {near}."
             )
@@ -232,6 +227,13 @@ class _Reader:
             add("total_timesteps", "is missing: how long to train, in env steps (or num_episodes, in episodes).")
         elif trainer.num_episodes is not None and env is not None and env.episode_length is None:
             add("num_episodes", f"the episodes of '{self.top['name']}' have no fixed length. Give total_timesteps.")
+
+
+def _nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors of `number` next to `wanted`, below and above."""
+    below = next((n for n in range(min(wanted, number), 0, -1) if number % n == 0), None)
+    above = next((n for n in range(wanted + 1, number + 1) if number % n == 0), None)
+    return " and ".join(str(n) for n in (below, above) if n is not None)
 
 
 def _keys(cls: type) -> list[str]:

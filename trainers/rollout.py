@@ -47,12 +47,6 @@ class Samples:
     index: torch.Tensor
     """[N] int64, of the rows of [T, E, A]."""
 
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Of [N], over agents in the game."""
-        if self.weight is None:
-            return values.mean()
-        return (values * self.weight).sum() / self.weight.sum().clamp_min(1.0)
-
 
 class GroupRollout:
     """One policy group's part of a rollout: views of the shared tensors, and what the group alone has.

@@ -141,6 +141,16 @@ def test_pickles_are_refused_and_not_run(tmp_path):
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x4B50])
+def test_a_file_whose_length_looks_like_a_pickle_is_read(tmp_path, length):
+    """Safetensors begin with the length of a header, lowest byte first: 0x0280 is the first two bytes of a pickle."""
+    file = tmp_path / "a.safetensors"
+    tensors = {"x" * (length - 63): torch.ones(1)}  # beside the name the header has 58 to 65 bytes, with its padding
+    checkpoint._write(file, checkpoint._to_bytes(tensors))
+    assert file.read_bytes()[:2] == length.to_bytes(2, "little")
+    assert checkpoint.load_tensors(file).keys() == tensors.keys()
+
+
 def test_a_run_restored_goes_on_bit_for_bit(tiny):
     whole = Trainer(tiny())
     for _ in range(2):
@@ -258,7 +268,7 @@ REFUSED = {
         "'runner' is no state",
     ),
     "manifest a list": ("manifest.json", lambda old: [], "expected keys and values, got a list"),
-    "manifest without files": ("manifest.json", lambda old: {"format": 1, "progress": {}}, "must hold keys and values"),
+    "manifest without files": ("manifest.json", lambda old: {"format": checkpoint.FORMAT, "progress": {}}, "must hold keys and values"),
     "manifest with odd files": ("manifest.json", lambda old: old | {"files": {"rng.json": 3}}, "nothing of use about"),
     "manifest without format": ("manifest.json", lambda old: {}, "of format None"),
     "manifest without iteration": ("manifest.json", lambda old: old | {"progress": {}}, "expected progress.iteration"),

@@ -134,5 +134,6 @@ def test_standard_error_by_hand():
 
 def test_policies_for_other_agents_are_refused(device, backend):
     env = load_env("tag_gridworld", TAG)
-    with pytest.raises(EnvError, match=r"policies are for tagger, but the agents of 'tag_gridworld' are tagger, runner"):
+    words = r"policies are for tagger, but the agents of 'tag_gridworld' are tagger, runner"
+    with pytest.raises(EnvError, match=words):
         Evaluation(env, {"tagger": policy_of(env, "tagger", device)}, 4, 0, backend)

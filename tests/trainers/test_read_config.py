@@ -125,6 +125,45 @@ def test_first_line_says_where_and_what(tmp_path, old, new, line):
     assert errors(tmp_path, GOOD.replace(old, new, 1))[0].startswith(line)
 
 
+# 250 steps of 100 envs, 3 taggers: 75,000 samples; a GRU's sequences are cut from the 250 steps.
+PPO = "    algorithm: PPO\n    num_minibatches: {minibatches}\n    model:\n      fc_dims: [32]\n"
+GRU = "      type: gru\n      sequence_length: {length}\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        (
+            PPO.format(minibatches=7),
+            "tag.yaml:11: policy.tagger.num_minibatches: 7 do not divide the 75000 samples (train_batch_size x agents) "
+            "of an iteration. The nearest that do: 6 and 8.",
+        ),
+        (
+            PPO.format(minibatches=3) + GRU.format(length=50),
+            "tag.yaml:11: policy.tagger.num_minibatches: 3 do not divide the 500 sequences (each of one env) of an "
+            "iteration. The nearest that do: 2 and 4.",
+        ),
+        (
+            PPO.format(minibatches=4) + GRU.format(length=60),
+            "tag.yaml:12: policy.tagger.model.sequence_length: 60 does not divide the 250 steps of an iteration. The "
+            "nearest that do: 50 and 125.",
+        ),
+        (
+            "    critic_lr: 1e-4\n",
+            "tag.yaml:10: policy.tagger.critic_lr: the critic shares its hidden layers with the actor. Set "
+            "model.shared_trunk: false, or leave this out.",
+        ),
+    ],
+)
+def test_batches_that_cannot_be_cut_are_refused(tmp_path, policy, line):
+    assert errors(tmp_path, GOOD.replace("    lr: 1e-3\n    model:\n      fc_dims: [32]\n", policy)) == [line]
+
+
+@pytest.mark.parametrize("policy", [PPO.format(minibatches=8), PPO.format(minibatches=4) + GRU.format(length=50)])
+def test_batches_that_can_be_cut_are_not(tmp_path, policy):
+    read(tmp_path, GOOD.replace("    lr: 1e-3\n    model:\n      fc_dims: [32]\n", policy))
+
+
 def test_group_without_a_policy_is_named_with_its_size(tmp_path):
     without_runner = GOOD.replace("  runner:\n    algorithm: A2C\n", "")
     assert errors(tmp_path, without_runner) == [
