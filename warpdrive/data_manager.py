@@ -108,11 +108,22 @@ class DataManager:
             raise ArrayError(f"no array '{name}'. {self.nearest(name)}") from None
 
     def __setitem__(self, name: str, values: Any) -> None:
-        """Writes into the array's memory: `data["x"] = 0.0`, `data["x"] += 1.0`. Shapes broadcast."""
+        """Writes into the array's memory: `data["x"] = 0.0`, `data["x"] += 1.0`. Shapes broadcast.
+
+        Raises:
+            ArrayError: the shape does not fit, or floats are given for integers, or numbers for booleans.
+        """
         array = self[name]
         if values is array:
             return
         try:
+            given = torch.int64 if type(values) is int else torch.as_tensor(values).dtype
+            if not torch.can_cast(given, array.dtype):
+                has, given = (str(dtype).removeprefix("torch.") for dtype in (array.dtype, given))
+                raise ArrayError(
+                    f"array '{name}' is {has}: {given} cannot be written into it unchanged. "
+                    f"Convert it first: data['{name}'] = torch.as_tensor(values).to(torch.{has})."
+                )
             array.copy_(torch.as_tensor(values, dtype=array.dtype).expand(array.shape))
         except (RuntimeError, TypeError, ValueError):
             has = list(values.shape) if hasattr(values, "shape") else type(values).__name__

@@ -19,6 +19,7 @@ from warpdrive.errors import ConfigError, EnvError
 from warpdrive.layout import Layout
 
 ENVS_PACKAGE = "cuda_envs"
+_IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,18 @@ class Env:
     Groups that see or act differently have arrays of their own, `observation_<group>`, `action_<group>` (see Layout).
 
     Two arrays have a meaning if an env has them: `active` [agent] bool, whether an agent is in the game; and
-    `action_mask` [agent, sum of head sizes] bool (or `action_mask_<group>`), which actions may be taken.
+    `action_mask` [agent, sum of head sizes] bool (or `action_mask_<group>`), which actions may be taken. A head of
+    which none may takes action 0.
+
+    What no agent sees may still help to judge them: with `global_state_space = spaces.Box(...)` an env says that its
+    kernels write such a state into `global_state` [feature]. A central critic then reads it.
     """
 
     Config: ClassVar[type]
     num_agents: int
     episode_length: int | None
     groups: Mapping[str, Group]
+    global_state_space: spaces.Box | None = None
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
@@ -76,12 +82,13 @@ class Env:
     @property
     def name(self) -> str:
         """The name of the file that defines the env: kernels are `<name>_step`, `<name>_reset`."""
-        return type(self).__module__.rpartition(".")[2]
+        module = type(self).__module__
+        return _file(type(self)).stem if module == "__main__" else module.rpartition(".")[2]
 
     @property
     def source(self) -> Path:
         """The `.cu` file, beside the `.py`."""
-        return Path(sys.modules[type(self).__module__].__file__).with_suffix(".cu")
+        return _file(type(self)).with_suffix(".cu")
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The first state of one env, without the env axis; every copy starts from it."""
@@ -99,6 +106,8 @@ class Env:
         """Raises EnvError where the definition contradicts itself."""
         place, expected = f"env '{self.name}'", 0
         for name, group in self.groups.items():
+            if not isinstance(group.agents, range):
+                raise EnvError(f"{place}: group '{name}' has agents {group.agents!r}. Give a range: range(0, 4).")
             if group.agents.start != expected or group.agents.step != 1 or not len(group.agents):
                 raise EnvError(
                     f"{place}: group '{name}' has agents {list(group.agents)[:8]}, expected a slice from {expected}. "
@@ -107,21 +116,28 @@ class Env:
             expected = group.agents.stop
         if expected != self.num_agents:
             raise EnvError(f"{place}: groups cover {expected} agents of {self.num_agents}. Every agent needs one.")
-        Layout(self.groups)
+        Layout(self.groups, self.global_state_space)
         for name, array in self.arrays().items():
-            if np.issubdtype(np.asarray(array).dtype, np.floating) and not np.isfinite(array).all():
-                raise EnvError(f"{place}: array '{name}' starts with a NaN or an infinity. Start it with numbers.")
+            self.check_start(name, array)
+
+    def check_start(self, name: str, array: Any) -> None:
+        """Raises EnvError where what an array starts from, or a pool of such starts, holds what is no number."""
+        if np.issubdtype(np.asarray(array).dtype, np.floating) and not np.isfinite(array).all():
+            raise EnvError(
+                f"env '{self.name}': array '{name}' starts with a NaN or an infinity. Start it with numbers."
+            )
 
 
-def load_env(name: str, config: Mapping[str, Any] | Any = None) -> Env:
-    """An env by the name of its folder in cuda_envs, or from outside as `my_package.soccer:Soccer`.
+def load_env(name: str | type[Env], config: Mapping[str, Any] | Any = None) -> Env:
+    """An env by the name of its folder in cuda_envs, or from outside as `my_package.soccer:Soccer`; or by its class.
 
     Args:
         config: a mapping of what differs from the defaults, or a Config; None for the defaults.
     Raises:
         ConfigError: no such env, or a key or value its Config does not take.
+        EnvError: the env contradicts itself.
     """
-    kind = _env_class(name)
+    kind = name if isinstance(name, type) and issubclass(name, Env) else _env_class(name)
     if config is None or isinstance(config, Mapping):
         from warpdrive.config import build
 
@@ -138,7 +154,28 @@ def list_envs() -> list[str]:
     return sorted(cu.stem for folder in folders for cu in folder.glob("*/*.cu") if cu.parent.name == cu.stem)
 
 
+def _file(kind: type[Env]) -> Path:
+    """The `.py` file that defines an env.
+
+    Raises:
+        EnvError: it is in no file that could name it, as in a notebook.
+    """
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or Path(file).stem == "__main__" or not Path(file).is_file():
+        raise EnvError(
+            f"env class '{kind.__qualname__}' is defined in no file that names its kernels (a notebook or a prompt?). "
+            'Say it in the class, name = "my_env" and source = Path("my_env.cu"), or move the class to my_env.py.'
+        )
+    return Path(file)
+
+
 def _env_class(name: str) -> type[Env]:
+    if not isinstance(name, str):
+        raise ConfigError(f"an env is given by its name or its class, got {name!r}.")
+    if ":" in name and not _IMPORT_NAME.fullmatch(name):
+        raise ConfigError(
+            f"env '{name}': expected a module and a class of it with one colon between, 'my_package.my_env:MyEnv'."
+        )
     module_name, _, class_name = name.partition(":")
     if not class_name:
         if not re.fullmatch(r"[a-z0-9_]+", name) or name not in list_envs():
@@ -152,7 +189,8 @@ def _env_class(name: str) -> type[Env]:
         raise ConfigError(f"env '{name}': {error}. Is its folder on PYTHONPATH?") from None
     if class_name:
         if not isinstance(found := getattr(module, class_name, None), type) or not issubclass(found, Env):
-            raise ConfigError(f"env '{name}': {module_name} has no Env named '{class_name}'.")
+            hint = " It is the program that runs: give the module that the class is in." * (module_name == "__main__")
+            raise ConfigError(f"env '{name}': {module_name} has no Env named '{class_name}'.{hint}")
         return found
     return next(
         kind

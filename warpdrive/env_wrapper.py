@@ -14,7 +14,7 @@ from warpdrive.data_manager import POOL, START, DataManager
 from warpdrive.env import Env, Group, load_env
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
-from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout
+from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION, Layout
 from warpdrive.reset import EnvironmentReset
 from warpdrive.sampler import seed_words
 
@@ -36,10 +36,11 @@ class EnvWrapper:
     int32, or [E, A, n] float32 for a Box; reward [E, A] float32; terminated, truncated [E] bool; seed [2] uint32;
     env_step [E] int32, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
     (see EnvironmentReset). Groups that see or act differently have arrays of their own: `layout` names them, and
-    what reset() and step() give and take is then a dict by group, or by key for a Dict space, or both.
+    what reset() and step() give and take is then a dict by group, or by key for a Dict space, or both. An env that
+    gives a state of the whole has global_state [E, F] and final_global_state [K, E, F] as well.
 
     Args:
-        env: a name for `load_env`, or an Env.
+        env: a name or a class for `load_env`, or an Env.
         num_envs: E.
         device: "auto", "cpu", "cuda" or "cuda:1".
         seed: every random number of the envs follows from it.
@@ -52,7 +53,7 @@ class EnvWrapper:
 
     def __init__(
         self,
-        env: str | Env,
+        env: str | type[Env] | Env,
         num_envs: int,
         device: str | torch.device = "auto",
         seed: int = 0,
@@ -66,18 +67,19 @@ class EnvWrapper:
             raise EnvError(f"num_envs must be a whole number of at least 1, got {num_envs!r}.")
         if not isinstance(seed, int):
             raise EnvError(f"seed must be a whole number, got {seed!r}.")
-        if not isinstance(env, str | Env):
-            raise EnvError(f"env must be a name or an Env, got {env!r}.")
-        if env_config is not None and not isinstance(env, str):
-            raise EnvError("env_config goes with the name of an env; an Env has its config already.")
-        self.env = load_env(env, env_config) if isinstance(env, str) else env
+        is_class = isinstance(env, type) and issubclass(env, Env)
+        if not is_class and not isinstance(env, str | Env):
+            raise EnvError(f"env must be a name, an Env or its class, got {env!r}.")
+        if env_config is not None and isinstance(env, Env):
+            raise EnvError("env_config goes with the name or the class of an env; an Env has its config already.")
+        self.env = env if isinstance(env, Env) else load_env(env, env_config)
         self.env.check()
         self.num_envs = num_envs
         self.num_agents = self.env.num_agents
         self.backend = backend or choose_backend(device=device)
         self.device = self.backend.device
         self.data = DataManager(self.device)
-        self.layout = Layout(self.groups)
+        self.layout = Layout(self.groups, self.env.global_state_space)
         self._steps_alone = final_observations is None
         self._push_arrays(seed, 1 if final_observations is None else final_observations)
         self.functions = FunctionManager(
@@ -90,6 +92,7 @@ class EnvWrapper:
             threads_per_env,
             envs_per_block,
         )
+        self._check_global_state()
         own_reset = f"{self.env.name}_reset"
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
         if own is None:
@@ -166,15 +169,27 @@ class EnvWrapper:
     def _save_starts(self) -> None:
         """What envs without a reset kernel restart from: rows of the env's pool, and what arrays() says."""
         given, pool = self.env.arrays(), self.env.pool() or {}
-        for name in self.layout.observations:
+        for name in self.layout.kept:
             if name not in given and name not in pool:
                 raise EnvError(
                     f"env '{self.env.name}' has no kernel '{self.env.name}_reset', so arrays() or pool() must say what "
-                    f"agents see at the start: add '{name}' there, or write the kernel."
+                    f"is seen at the start: add '{name}' there, or write the kernel."
                 )
         self.data.save_start(*given)
+        for name, rows in pool.items():
+            self.env.check_start(name, rows)
         if pool:
             self.data.push_pool(**pool)
+
+    def _check_global_state(self) -> None:
+        step = self.functions.signature(f"{self.env.name}_step")
+        if GLOBAL_STATE in self.layout.kept and not any(
+            parameter.name == GLOBAL_STATE and not parameter.is_const for parameter in step.parameters
+        ):
+            raise EnvError(
+                f"env '{self.env.name}' has a global_state_space, but its kernel '{step.name}' does not write "
+                f"'{GLOBAL_STATE}'. Give the kernel a parameter of this name that is not const, or take the space away."
+            )
 
     def _by_group(self, arrays: Mapping[str, torch.Tensor]) -> Tensors:
         """Observation arrays as reset() and step() give them: alone if there is one, else by group, key or both."""
@@ -197,6 +212,9 @@ class EnvWrapper:
             array, values = self.data[name], torch.as_tensor(values)
             if values.shape != array.shape:
                 raise EnvError(f"{name} must be {list(array.shape)} (env, agent, ...), got {list(values.shape)}.")
+            if not torch.can_cast(values.dtype, array.dtype):
+                has, given = (str(dtype).removeprefix("torch.") for dtype in (array.dtype, values.dtype))
+                raise EnvError(f"{name} is {has}, got {given}, which it cannot hold unchanged. Give it as {has}.")
             array.copy_(values)
 
     def _push_arrays(self, seed: int, num_kept: int) -> None:
@@ -218,10 +236,11 @@ class EnvWrapper:
             ("env_step", (num_envs,), np.int32),
             ("num_truncated", (num_envs,), np.int32),
         ]
-        for array in (*self.layout.observations.values(), *self.layout.actions.values()):
+        for array in self.layout.actions.values():
             needed.append((array.name, (num_envs, array.num_agents, *array.shape), array.dtype))
-        for array in self.layout.observations.values():
-            needed.append((FINAL + array.name, (num_kept, num_envs, array.num_agents, *array.shape), array.dtype))
+        for name, (shape, dtype) in self.layout.kept.items():
+            needed.append((name, (num_envs, *shape), dtype))
+            needed.append((FINAL + name, (num_kept, num_envs, *shape), dtype))
         for name, shape, dtype in needed:
             if name not in own:
                 data.push(name, np.zeros(shape, dtype))

@@ -42,6 +42,8 @@ class GaussianSampler:
         backend: Backend | None = None,
         first_column: int | None = None,
     ) -> None:
+        if not isinstance(agents, range) or agents.step != 1 or len(agents) < 1:
+            raise ShapeError(f"sampler: agents must be a range such as range(0, 4), got {agents!r}.")
         first_column = agents.start if first_column is None else first_column
         if len(space.shape) != 1:
             raise ShapeError(f"sampler: a Box must have one axis, as [n], got {list(space.shape)}. Flatten it.")
@@ -50,6 +52,7 @@ class GaussianSampler:
                 f"sampler: {agents} in columns {first_column} to {first_column + len(agents) - 1} do not fit an action "
                 f"array of {num_agents} agents. Give num_agents of that array."
             )
+        self.data = data
         num_numbers = space.shape[0]
         self.mean_shape = (num_envs, len(agents), num_numbers)
         self._action_shape = (num_envs, num_agents, num_numbers)
@@ -89,8 +92,9 @@ class GaussianSampler:
         arrays = {"mean": mean, "log_std": log_std, "action": action, "unclipped": unclipped}
         arrays |= {"log_prob": log_prob, "entropy": entropy}
         shapes = {"mean": self.mean_shape, "unclipped": self.mean_shape, "action": self._action_shape}
-        shapes |= {"log_std": self.mean_shape[2:]}
-        for name, tensor in arrays.items():
+        shapes |= {"log_std": self.mean_shape[2:], "seed": (2,), "env_step": self.mean_shape[:1]}
+        read = {name: self.data[name] for name in ("seed", "env_step")}
+        for name, tensor in (arrays | read).items():
             shape = shapes.get(name, self.mean_shape[:2])
             if tuple(tensor.shape) != shape:
                 raise ShapeError(f"sampler: '{name}' must be {list(shape)}, got {list(tensor.shape)}.")

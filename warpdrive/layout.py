@@ -2,7 +2,8 @@
 
 Groups that see alike share one array over all agents, `observation` [E, A, ...]; where they do not, each
 has its own, `observation_<group>` [E, agents of the group, ...]. A Dict space has one array a key,
-`observation_<key>` or `observation_<group>_<key>`. Actions follow the same rule.
+`observation_<key>` or `observation_<group>_<key>`. Actions follow the same rule. The state of a whole env, if
+it gives one, is `global_state` [E, feature].
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from warpdrive.errors import EnvError
 if TYPE_CHECKING:
     from warpdrive.env import Group
 
-OBSERVATION, ACTION, FINAL = "observation", "action", "final_"
+OBSERVATION, ACTION, FINAL, GLOBAL_STATE = "observation", "action", "final_", "global_state"
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,11 @@ class Layout:
 
     observations, actions: name -> AgentArray.
     observation[group][key], action[group]: Place. The key of a space that is no Dict is "".
+    kept: name -> shape and dtype of one env, of all that rollouts keep from step to step and of truncated episodes:
+        the observations, and the env's global_state if it gives one.
     """
 
-    def __init__(self, groups: Mapping[str, Group]) -> None:
+    def __init__(self, groups: Mapping[str, Group], global_state_space: spaces.Space | None = None) -> None:
         self.observations: dict[str, AgentArray] = {}
         self.actions: dict[str, AgentArray] = {}
         self.observation: dict[str, dict[str, Place]] = {}
@@ -67,6 +70,12 @@ class Layout:
             shape, dtype = action_shape(name, group.action_space)
             words = [ACTION, "" if act_alike else name]
             self.action[name] = self._place(self.actions, words, group, num_agents if act_alike else 0, shape, dtype)
+        self.kept = {name: ((array.num_agents, *array.shape), array.dtype) for name, array in self.observations.items()}
+        if global_state_space is not None:
+            if not isinstance(global_state_space, spaces.Box):
+                kind = type(global_state_space).__name__
+                raise EnvError(f"global_state_space is a {kind}. Use a Box, [feature] float32.")
+            self.kept[GLOBAL_STATE] = (global_state_space.shape, np.dtype(global_state_space.dtype))
 
     @staticmethod
     def _place(

@@ -92,7 +92,8 @@ class Sampler:
             action: [E, num_agents] int32, or [E, num_agents, heads] if there are several heads. Only the
                 group's columns are written.
             log_prob, entropy: [E, agents of the group] float32, summed over heads, nats. Written.
-            mask: as logits, bool: actions that may be taken, at least one a head.
+            mask: as logits, bool: actions that may be taken. A head of which none may is no choice: it takes action
+                0, and adds 0 to log_prob and entropy.
             greedy: take the likeliest action, the lowest of equals, instead of drawing.
         Raises:
             ShapeError, WiringError: an array does not fit.

@@ -54,6 +54,7 @@ _KERNEL = re.compile(
     r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"
     r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)"
 )
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
 _IGNORED = {"__restrict__", "__restrict", "restrict", "volatile"}
 
 
@@ -96,20 +97,33 @@ def read_signatures(text: str, path: str = "<source>") -> dict[str, Signature]:
     """Every kernel of a CUDA C source, by name, in the order of the source.
 
     Raises:
-        SignatureError: a parameter has no name, or a type that no array can have; or two kernels share a name.
+        SignatureError: a parameter has no name, or a type that no array can have; or two kernels share a name. The
+            preprocessor has not run, so variants by `#if` are two kernels.
     """
     code = blank_comments(text)
     signatures: dict[str, Signature] = {}
+    starts: dict[str, int] = {}
     for match in _KERNEL.finditer(code):
         name, line = match.group(1), code.count("\n", 0, match.start()) + 1
         if name in signatures:
-            raise SignatureError(
-                f"{path}:{line}: kernel '{name}' is defined twice (first on line {signatures[name].line}). Rename one."
-            )
+            way_out = "Rename one."
+            if _is_conditional(code, starts[name]) or _is_conditional(code, match.start()):
+                way_out = (
+                    "Parameters are read before #if is, so variants need names or files of their own; "
+                    "or put the #if inside one kernel's body."
+                )
+            first = signatures[name].line
+            raise SignatureError(f"{path}:{line}: kernel '{name}' is defined twice (first on line {first}). {way_out}")
+        starts[name] = match.start()
         if not re.search(r'extern\s+"C"[\s{]*(?:__launch_bounds__\s*\([^)]*\)\s*)?$', code[: match.start()]):
             raise SignatureError(
                 f"{path}:{line}: kernel '{name}' is not `extern \"C\"`, so it cannot be found by its name. "
                 f'Write `extern "C" __global__ void {name}(...)`.'
+            )
+        if "#" in match.group(2):
+            raise SignatureError(
+                f"{path}:{line}: kernel '{name}' has a line of the preprocessor among its parameters, which are read "
+                "before it is. Write kernels of different names, and give each the parameters it needs."
             )
         parameters = tuple(
             _read_parameter(part, name, f"{path}:{line}")
@@ -118,11 +132,15 @@ def read_signatures(text: str, path: str = "<source>") -> dict[str, Signature]:
         )
         names = [parameter.name for parameter in parameters]
         for repeated in {n for n in names if names.count(n) > 1}:
-            raise SignatureError(
-                f"{path}:{line}: kernel '{name}' has two parameters named '{repeated}'. Rename one."
-            )
+            raise SignatureError(f"{path}:{line}: kernel '{name}' has two parameters named '{repeated}'. Rename one.")
         signatures[name] = Signature(name, parameters, line)
     return signatures
+
+
+def _is_conditional(code: str, position: int) -> bool:
+    """Whether an `#if` is open there."""
+    found = [match.group(1) for match in _CONDITION.finditer(code, 0, position)]
+    return len(found) > 2 * found.count("endif")
 
 
 def _read_parameter(text: str, kernel: str, place: str) -> Parameter:
@@ -138,7 +156,5 @@ def _read_parameter(text: str, kernel: str, place: str) -> Parameter:
     ctype = " ".join(word for word in words if word not in ("const", "*"))
     ctype = _ALIASES.get(ctype, ctype)
     if ctype not in DTYPES or num_stars > 1:
-        raise SignatureError(
-            f"{place}: kernel '{kernel}': no array can be given to the parameter `{shown}`. {way_out}"
-        )
+        raise SignatureError(f"{place}: kernel '{kernel}': no array can be given to the parameter `{shown}`. {way_out}")
     return Parameter(name, ctype, DTYPES[ctype], bool(num_stars), is_const)

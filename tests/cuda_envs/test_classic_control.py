@@ -427,7 +427,7 @@ def test_an_episode_is_truncated_at_episode_length(case, backend):
     episode_length = env.env.episode_length
     assert episode_length == gymnasium.spec(case.gymnasium_id).max_episode_steps
     env.data["time_step"] = episode_length - 2
-    action = np.zeros(tuple(env.data["action"].shape))
+    action = np.zeros(tuple(env.data["action"].shape), np.int32)
     _, _, terminated, truncated, _ = env.step(action)
     assert not terminated.any() and not truncated.any()
     seen, _, terminated, truncated, info = env.step(action)

@@ -152,6 +152,14 @@ def test_printf_prints_once_and_a_true_assert_is_silent(module, capfd):
     assert capfd.readouterr().out == "hello from the kernel\n"
 
 
+def test_char_is_signed_on_every_machine(compiler):
+    body = "{\n    out[0] = x[0];\n    out[1] = y;\n    out[2] = char(x[0] + y) < 0;\n}\n"
+    text = 'extern "C" __global__ void f(const char* x, char y, int* out)\n' + body
+    x, out = torch.tensor([-1], dtype=torch.int8), ints(3)
+    launch(CpuBackend(compiler=compiler).compile(read_source(text)), "f", x, -2, out)
+    assert out.tolist() == [-1, -2, 1]
+
+
 # ---- launches
 
 
@@ -311,12 +319,13 @@ def test_a_brace_that_is_not_closed_is_an_error_of_the_users_text(compiler):
     assert "the file has 2 '{' and 1 '}'. Close each that is opened." in message
 
 
-def test_variables_of_gigabytes_are_refused_in_one_line(compiler):
-    arrays = "__device__ float x[3000000000u], y[3000000000u];\n"
-    text = arrays + 'extern "C" __global__ void f(int* i)\n{\n    x[i[0]] = y[i[1]];\n}\n'
-    message = refusal(compiler, text)
-    assert message == (
-        "rules.cu: the file's variables take gigabytes, more than can be addressed. "
+@pytest.mark.parametrize(
+    ("arrays", "size"), [("x[3000000000u], y[3000000000u]", "24.0"), ("x[1], y[600000000]", "2.4")]
+)
+def test_variables_of_gigabytes_are_refused_in_one_line_on_every_machine(compiler, arrays, size):
+    text = f'__device__ float {arrays};\nextern "C" __global__ void f(int* i)\n{{\n    x[i[0]] = y[i[1]];\n}}\n'
+    assert refusal(compiler, text) == (
+        f"rules.cu: the file's variables take {size} GB, more than can be addressed (2.0 GB). "
         "Use smaller __shared__ and __device__ arrays."
     )
 
@@ -330,9 +339,14 @@ def test_a_missing_compiler_is_one_line_with_the_way_out(monkeypatch, tmp_path):
         CpuBackend(compiler="g++-99")
 
 
-def test_a_compiler_that_does_not_work_is_named():
+def test_a_compiler_that_does_not_work_is_named(tmp_path):
     with pytest.raises(BackendError, match="does not work as a C\\+\\+17 compiler"):
         CpuBackend(compiler=f"{sys.executable} -c 1")
+    other_machine = tmp_path / "other_machine"
+    other_machine.write_bytes(b"\0no program")
+    other_machine.chmod(0o755)
+    with pytest.raises(BackendError, match=r"work as a C\+\+17 compiler: Exec format error\. Install g\+\+"):
+        CpuBackend(compiler=str(other_machine))
 
 
 def test_cxx_and_the_number_of_threads_come_from_the_environment(monkeypatch):

@@ -84,6 +84,54 @@ def test_what_does_not_fit_is_not_written():
         data.push("y", [[1.0], [2.0, 3.0]])
 
 
+def with_integers(device: str) -> DataManager:
+    data = DataManager(device)
+    for dtype in ("int32", "uint64", "float32", "bool"):
+        data.push(dtype, np.zeros(2, dtype))
+    return data
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "given"),
+    [
+        ("int32", 1.7, "float32"),
+        ("int32", 2.0, "float32"),
+        ("int32", float("nan"), "float32"),
+        ("int32", [1.0, float("nan")], "float32"),
+        ("int32", np.array([1.0, 2.0]), "float64"),
+        ("int32", torch.tensor([0.5, 0.5]), "float32"),
+        ("uint64", 1.5, "float32"),
+        ("bool", 1, "int64"),
+        ("bool", np.array([0, 2]), "int64"),
+        ("bool", 0.0, "float32"),
+        ("float32", 1j, "complex64"),
+    ],
+)
+def test_numbers_of_a_kind_that_the_array_cannot_hold_are_refused(device, name, values, given):
+    data = with_integers(device)
+    line = rf"^array '{name}' is {name}: {given} cannot .* unchanged. Convert it first: .*\.to\(torch.{name}\)\.$"
+    with pytest.raises(ArrayError, match=line):
+        data[name] = values
+    assert not data[name].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "held"),
+    [
+        ("int32", np.array([1, 2]), [1, 2]),
+        ("int32", True, [1, 1]),
+        ("uint64", 2**64 - 1, [2**64 - 1] * 2),
+        ("float32", 3, [3, 3]),
+        ("float32", np.array([0.5, 2.0]), [0.5, 2]),
+        ("bool", [True, False], [True, False]),
+    ],
+)
+def test_numbers_of_the_kind_or_of_a_narrower_one_are_written(device, name, values, held):
+    data = with_integers(device)
+    data[name] = values
+    assert data.pull(name).tolist() == held
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "mps", 3.5])
 def test_a_device_that_is_none_is_named(device):
     with pytest.raises(BackendError, match=f"unknown device '{device}'. Choose auto"):

@@ -109,10 +109,40 @@ def test_bad_input_is_named():
         EnvWrapper("tag_gridworld", 0, "cpu")
     with pytest.raises(EnvError, match=r"action must be \[2, 3\].*got \[3\]"):
         EnvWrapper("tag_gridworld", 2, "cpu", env_config=SMALL).step(np.zeros(3))
+    with pytest.raises(EnvError, match="env must be a name, an Env or its class, got 3"):
+        EnvWrapper(3, 2, "cpu")
+    with pytest.raises(EnvError, match="an Env has its config already"):
+        EnvWrapper(load_env("tag_gridworld"), 2, "cpu", env_config=SMALL)
     with pytest.raises(BackendError, match="Choose auto, cuda or cpu"):
         choose_backend("gpu")
     with pytest.raises(BackendError, match="Give one of the two"):
         choose_backend("cuda", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("action", "given"),
+    [
+        (np.zeros((2, 3)), "float64"),
+        (torch.full((2, 3), float("nan")), "float32"),
+        ([[0.5] * 3] * 2, "float32"),
+        (np.zeros((2, 3), complex), "complex128"),
+    ],
+)
+def test_actions_that_are_no_integers_are_refused_where_integers_are_taken(device, action, given):
+    env = EnvWrapper("tag_gridworld", 2, device, env_config=SMALL)
+    env.reset()
+    with pytest.raises(EnvError, match=f"^action is int32, got {given}, which .* Give it as int32.$"):
+        env.step(action)
+    assert env.data.pull("time_step").tolist() == [0, 0]
+    env.step(np.zeros((2, 3), np.int64))
+    assert env.data.pull("time_step").tolist() == [1, 1]
+
+
+def test_integers_are_taken_where_a_box_takes_floats(device):
+    env = EnvWrapper("pendulum", 2, device)
+    env.reset()
+    env.step(torch.ones(2, 1, 1, dtype=torch.int64))
+    assert env.data.pull("action").tolist() == [[[1.0]], [[1.0]]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -237,6 +237,17 @@ class TestWiringErrors:
         with pytest.raises(WiringError, match=r"'sum' as \[1, 2\], got \[2\]"):
             functions.launch("add", sum=torch.zeros(2, device=backend.device))
 
+    @pytest.mark.parametrize("shape", [(1, 1), (0, 2), (1, 3), (2, 2)])
+    def test_a_view_of_another_size_is_never_launched(self, backend, shape):
+        data, functions = adder(backend)
+        view = torch.zeros(shape, device=backend.device)
+        for name in ("sum", "x"):
+            with pytest.raises(WiringError, match=rf"'{name}' as \[1, 2\], got \[{shape[0]}, {shape[1]}\]."):
+                functions.prepare("add", **{name: view})
+            with pytest.raises(WiringError, match=rf"'{name}' as \[1, 2\]"):
+                functions.prepare_with("add", {name: view})
+        assert data.pull("sum").tolist() == [[0.0, 0.0]]
+
     def test_strided_view(self, backend):
         _, functions = adder(backend)
         with pytest.raises(WiringError, match="strided.*contiguous"):

@@ -48,6 +48,30 @@ def test_a_masked_action_is_never_taken(backend, greedy):
     assert torch.allclose(entropy.cpu(), torch.tensor(2.0).log())
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_row_that_allows_nothing_takes_action_0_with_log_probability_and_entropy_0(backend, greedy):
+    logits = torch.tensor([[[1.0, 5.0, 2.0]], [[1.0, 5.0, 2.0]]], device=backend.device)
+    mask = torch.tensor([[[False] * 3], [[True, False, True]]], device=backend.device)
+    action, log_prob, entropy = sampler(backend).sample(logits, mask=mask, greedy=greedy)
+    assert action[0].tolist() == [0] and log_prob[0].tolist() == [0.0] and entropy[0].tolist() == [0.0]
+    p = torch.tensor([1.0, 2.0]).softmax(0)
+    assert log_prob[1].item() == pytest.approx(p[int(action[1].item() == 2)].log().item(), abs=1e-6)
+    assert entropy[1].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-6)
+
+
+def test_a_head_that_allows_nothing_leaves_the_other_heads_as_they_are(backend):
+    logits = torch.randn(500, 1, 6, generator=torch.Generator().manual_seed(2)).to(backend.device)
+    mask = torch.ones(500, 1, 6, dtype=torch.bool, device=backend.device)
+    mask[..., :2] = False
+    masked, log_prob, entropy = sampler(backend, 500, head_sizes=(2, 4), seed=3).sample(logits, mask=mask)
+    free, _, _ = sampler(backend, 500, head_sizes=(2, 4), seed=3).sample(logits)
+    assert (masked[..., 0] == 0).all() and (free[..., 0] == 1).any()
+    assert torch.equal(masked[..., 1], free[..., 1]), "the second head draws the same number"
+    second = torch.distributions.Categorical(logits=logits[..., 2:].cpu())
+    assert torch.allclose(log_prob.cpu(), second.log_prob(masked[..., 1].cpu()), atol=1e-5)
+    assert torch.allclose(entropy.cpu(), second.entropy(), atol=1e-5)
+
+
 def test_only_the_groups_columns_are_written(backend):
     action = torch.full((5, 4), -1, dtype=torch.int32, device=backend.device)
     sampler(backend, 5, range(1, 3), 4).sample(torch.zeros(5, 2, 3, device=backend.device), action)

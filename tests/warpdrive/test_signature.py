@@ -54,6 +54,40 @@ def test_two_kernels_or_parameters_of_one_name_are_refused():
         read_signatures('extern "C" __global__ void f(int* x, float* x) {}')
 
 
+ONE = 'extern "C" __global__ void f(int* x) { x[0] = 1; }\n'
+OTHER = 'extern "C" __global__ void f(float* x, int* y) { y[0] = 1; }\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"#ifdef FAST\n{ONE}#else\n{OTHER}#endif\n", 4),
+        (f"{ONE}#if 0\n{OTHER}#endif\n", 3),
+        (f"#if A\n#endif\n # ifndef B\n{ONE}\n#endif\n{OTHER}", 7),
+    ],
+)
+def test_variants_of_one_kernel_by_the_preprocessor_are_refused(text, line):
+    words = rf"^tag.cu:{line}: kernel 'f' is defined twice \(first on line .\). Parameters are read .* body.$"
+    with pytest.raises(SignatureError, match=words):
+        read_signatures(text, "tag.cu")
+
+
+def test_two_definitions_with_no_condition_around_either_are_told_to_rename_one():
+    with pytest.raises(SignatureError, match=r"^tag.cu:4: kernel 'f' is .* \(first on line 1\). Rename one.$"):
+        read_signatures(f"{ONE}#if A\n#endif\n{OTHER}", "tag.cu")
+
+
+def test_variants_of_a_parameter_by_the_preprocessor_are_refused():
+    text = 'extern "C" __global__ void f(\n#if defined(FAST)\n    int* x\n#else\n    float* x\n#endif\n) {}\n'
+    with pytest.raises(SignatureError, match="^tag.cu:1: kernel 'f' has a line of the preprocessor among its para.*$"):
+        read_signatures(text, "tag.cu")
+
+
+def test_conditions_inside_a_body_and_around_one_kernel_are_read():
+    text = f'#ifndef ONCE\n#define ONCE\n{ONE}#endif\nextern "C" __global__ void g(int* y)\n{{\n#if A\n#endif\n}}\n'
+    assert list(read_signatures(text)) == ["f", "g"]
+
+
 def test_code_of_called_functions_is_reached():
     code = """
     __device__ void deepest() { global_thread(); }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
+from warpdrive import testing
+from warpdrive.backends.cpu import CpuBackend
 from warpdrive.env import Env, Group
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
-from warpdrive.testing import check_env
+from warpdrive.errors import BackendError, EnvError
+from warpdrive.testing import SKIPPED, check_env, compare_backends, compare_traces, main
 
 KERNELS = """
 #include "warpdrive.cuh"
@@ -102,6 +105,138 @@ def test_without_a_mistake_all_checks_pass(device, tmp_path):
 def test_a_planted_mistake_is_named(device, tmp_path, mistake, words):
     with pytest.raises(EnvError, match=words):
         check_env(planted(tmp_path, **mistake), device)
+
+
+class ChangedBackend(CpuBackend):
+    """Compiles another text than it is given, as a GPU rounds otherwise."""
+
+    def __init__(self, old: str, new: str, name: str = "cpu") -> None:
+        super().__init__()
+        self.old, self.new, self.name = old, new, name
+
+    def compile(self, source):
+        return super().compile(replace(source, text=source.text.replace(self.old, self.new)))
+
+
+def test_two_backends_that_do_the_same_agree(tmp_path):
+    compare_backends(planted(tmp_path), CpuBackend(num_threads=2), CpuBackend(debug=True))
+    compare_backends(pooled(tmp_path), CpuBackend(), CpuBackend(debug=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "array"),
+    [
+        ("place[i] + 0.01f", "place[i] + 0.0101f", "place"),
+        ("reward[i] = 1.0f", "reward[i] = 1.0001f", "reward"),
+        ("reward[i] = 1.0f", "reward[i] = NAN", "reward"),
+        ("time_step[env] = time;", "time_step[env] = time + (time == 7 && env == 5);", "time_step"),
+        ("time >= 10", "time >= 11", "place|truncated"),
+        ("0.5f * Random", "0.50002f * Random", "place"),
+    ],
+)
+def test_a_backend_that_does_something_else_is_found(tmp_path, old, new, array):
+    line = rf"^env 'planted', cuda against cpu, each step from .*: array '({array})' of env \d differs from step \d+ on"
+    with pytest.raises(EnvError, match=line):
+        compare_backends(planted(tmp_path), ChangedBackend(old, new, name="cuda"), CpuBackend())
+
+
+def test_backends_that_round_otherwise_agree_however_long_they_play(tmp_path):
+    """5e-6 a step is allowed; after a few steps of its own the state would differ by more than 1e-5."""
+    rounds = ChangedBackend("fminf(place[i] + 0.01f", "fminf(place[i] + 5e-6f + 0.01f")
+    compare_backends(planted(tmp_path), rounds, CpuBackend())
+    ours, theirs = (testing.run_trace(planted(tmp_path), backend) for backend in (rounds, CpuBackend()))
+    with pytest.raises(EnvError, match="array 'place' of env . differs"):
+        compare_traces("each on its own", ours, theirs, testing.TOLERANCE)
+
+
+def test_cpu_against_gpu_is_checked_where_there_is_a_gpu_and_else_left_out_with_the_reason(device, tmp_path):
+    (line,) = (line for line in check_env(planted(tmp_path), device) if "CPU against GPU" in line)
+    if torch.cuda.is_available():
+        assert line.startswith("CPU against GPU: a step from the same state gives equal integers")
+    else:
+        assert line == "skipped: CPU against GPU, as torch sees no GPU here"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_check_takes_a_gpu_for_one_side_and_the_cpu_for_the_other(monkeypatch, tmp_path, device):
+    gpu = ChangedBackend("time_step[env] + 1", "time_step[env] + 2", name="cuda")
+    backends = {"cpu": CpuBackend(), "cuda": gpu}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(testing, "choose_backend", backends.__getitem__)
+    with pytest.raises(EnvError, match="cuda against cpu, .* 'time_step' of env 0 .* step 1 on .2 against 1."):
+        testing._check_cpu_against_gpu(planted(tmp_path), backends[device])
+    gpu.new = gpu.old
+    assert not testing._check_cpu_against_gpu(planted(tmp_path), backends[device]).startswith(SKIPPED)
+
+
+def test_a_gpu_that_cannot_be_used_is_the_reason(monkeypatch, tmp_path):
+    def refuse(kind):
+        raise BackendError("no driver.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(testing, "choose_backend", refuse)
+    line = testing._check_cpu_against_gpu(planted(tmp_path), CpuBackend())
+    assert line == "skipped: CPU against GPU: no driver."
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_the_last_line_says_what_was_left_out(capsys):
+    assert main(["pendulum", "episode_length=9"]) == 0
+    first, *checks, last = capsys.readouterr().out.splitlines()
+    assert first == "ok      pendulum on cpu: 9 checks"
+    assert len(checks) == 10 and checks[-1] == "        skipped: CPU against GPU, as torch sees no GPU here"
+    assert last == "1 passed, 0 failed (1 envs on cpu); skipped: CPU against GPU, as torch sees no GPU here"
+
+
+def test_a_class_is_checked_with_the_config_that_is_given_and_an_env_with_its_own():
+    from cuda_envs.pendulum.pendulum import Pendulum, PendulumConfig
+
+    with pytest.raises(EnvError, match="env.length must be above 0"):
+        check_env(Pendulum, length=-1.0)
+    with pytest.raises(EnvError, match="^length: give these with the name of an env; an Env has its config already.$"):
+        check_env(Pendulum(PendulumConfig()), length=2.0)
+
+
+def test_traces_are_compared_by_their_bits():
+    zero = {"x": np.zeros((1, 1), np.float32)}
+    compare_traces("a", zero, {"x": np.zeros((1, 1), np.float32)})
+    compare_traces("a", zero, {"x": -zero["x"]}, tolerance=1e-6)
+    for other in (-0.0, np.nan):
+        with pytest.raises(EnvError, match="^a: array 'x' of env 0 differs from step 0 on"):
+            compare_traces("a", zero, {"x": np.full((1, 1), other, np.float32)})
+
+
+def test_sanitizers_that_cannot_start_are_no_finding(monkeypatch):
+    refused = {"LD_PRELOAD": "", "PYTHONHASHSEED": "none"}  # Python does not start so
+    monkeypatch.setattr("warpdrive.backends.cpu_sanitize.sanitizer_environment", lambda kinds: refused)
+    with pytest.raises(BackendError, match="^Python cannot start under this compiler's address sanitizer .*compiler.$"):
+        testing.check_sanitizers(testing.load_env("pendulum"))
+
+
+def test_what_a_sanitizer_finds_is_shown(monkeypatch, tmp_path):
+    """An index out of range, in an env that a process of its own can import."""
+    text = KERNELS
+    for word, code in {**RIGHT, "OBSERVED": "+ place[NUM_ENVS * NUM_AGENTS + 5]"}.items():
+        text = text.replace(word, code)
+    (tmp_path / "planted.cu").write_text(text)
+    (tmp_path / "planted.py").write_text(
+        "from dataclasses import dataclass\nimport numpy as np\nfrom gymnasium import spaces\n"
+        "from warpdrive.env import Env, Group\n\n@dataclass\nclass PlantedConfig:\n    pass\n\n\n"
+        "class Planted(Env):\n    Config, num_agents, episode_length = PlantedConfig, 3, 10\n"
+        "    groups = {'walker': Group(range(3), spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(3))}\n\n"
+        "    def arrays(self):\n"
+        "        return {'place': np.zeros(3, np.float32), 'time_step': np.zeros((), np.int32)}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        testing.check_sanitizers(testing.load_env("planted:Planted"))
+    except BackendError as error:
+        pytest.skip(str(error))
+    except EnvError as error:
+        assert "env 'planted': the address sanitizer reports:" in str(error)
+        assert "heap-buffer-overflow" in str(error) and "planted.cu:13" in str(error)
+    else:
+        pytest.fail("the mistake went unseen")
 
 
 class Pooled(Planted):

@@ -28,6 +28,9 @@ MAX_FRAME_BYTES = 64 * 1024
 MAX_STATIC_SHARED_BYTES = 48 * 1024
 """`__shared__` variables of fixed size in one kernel, as on every GPU."""
 
+MAX_VARIABLES_BYTES = 2_000_000_000
+"""Code and variables of one file: x86-64's instructions reach 2 GiB, and every machine refuses the same files."""
+
 NUM_ERRORS_SHOWN = 5
 
 _ENTRY_POINTS = "<entry points>"
@@ -44,6 +47,7 @@ _KERNEL_FLAGS = [
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-strict-aliasing",
+    "-fsigned-char",  # aarch64 would have it unsigned; arrays of char are int8
     "-fno-exceptions",
     "-UNDEBUG",
 ]
@@ -135,11 +139,16 @@ def find_compiler(compiler: str | None = None) -> Compiler:
 def _examine(command: tuple[str, ...]) -> Compiler:
     list_macros = ("-dM", "-E", "-x", "c++", "-std=c++17", os.devnull)
     for target_flags in (("-march=native",), ()):  # some compilers do not know the machine they run on
-        result = run_tool([*command, *target_flags, *list_macros])
+        try:
+            result = run_tool([*command, *target_flags, *list_macros])
+        except OSError as error:  # such as a program of another machine
+            complaint = str(error.strerror)
+            break
         if result.returncode == 0 and "__GNUC__" in result.stdout:
             return Compiler(command, target_flags, result.stdout)
+        complaint = _first_line(result.stderr)
     raise BackendError(
-        f"'{shlex.join(command)}' does not work as a C++17 compiler: {_first_line(result.stderr)}. "
+        f"'{shlex.join(command)}' does not work as a C++17 compiler: {complaint}. "
         "Install g++ (Debian/Ubuntu: apt install g++) or set CXX."
     )
 
@@ -231,6 +240,7 @@ def _build(compiler: Compiler, source: Source, variant: Variant, text: str, flag
         objects = ["kernels.o"]
         compiled = Path(folder, "kernels.o").read_bytes()
         _check_static_shared_memory(source, compiled)
+        _check_size(source, compiled)
         if names := undefined_thread_locals(compiled):
             Path(folder, "shared.s").write_text(_dynamic_shared_memory(names))
             objects.append("shared.s")
@@ -277,6 +287,8 @@ class _ObjectFile:
             (num_sections,) = struct.unpack_from("<Q", file, sections_at + 32)
         sections = [struct.unpack_from("<IIQQQQIIQQ", file, sections_at + i * entry_size) for i in range(num_sections)]
         symbol_table, extended_sections, relocations_with_addend = 2, 18, 4
+        allocated = 2
+        self.num_allocated_bytes = sum(size for _, _, flags, _, _, size, *_ in sections if flags & allocated)
         self.symbols: list[_Symbol] = []
         self.references: list[tuple[int, int, int]] = []  # section, offset in it, index of the symbol
         in_extended: list[int] = []
@@ -338,6 +350,14 @@ def _check_static_shared_memory(source: Source, file: bytes) -> None:
             raise CompileError(show_source_line(message, source.path, signature.line, 1, source.text))
 
 
+def _check_size(source: Source, file: bytes) -> None:
+    if (num_bytes := _ObjectFile(file).num_allocated_bytes) > MAX_VARIABLES_BYTES:
+        raise CompileError(
+            f"{source.path}: the file's variables take {num_bytes / 1e9:.1f} GB, more than can be addressed "
+            f"({MAX_VARIABLES_BYTES / 1e9:.1f} GB). Use smaller __shared__ and __device__ arrays."
+        )
+
+
 def _explain(source: Source, output: str) -> str:
     """A compiler's first errors, each with the line of the user's file that it is about."""
     shown = []
@@ -360,7 +380,7 @@ def _explain(source: Source, output: str) -> str:
             shown.append(block)
     for missing in _UNDEFINED.finditer(output):
         path, line = missing["path"], int(missing["line"])
-        if path == _ENTRY_POINTS:
+        if path == _ENTRY_POINTS or missing["name"] in source.signatures:  # a kernel's own error follows
             continue
         message = f"'{missing['name']}' is declared but not defined. Define it, or include the file that does."
         block = show_source_line(message, path, line, 1, _text_of(path, source))
@@ -371,11 +391,6 @@ def _explain(source: Source, output: str) -> str:
             block = _not_a_plain_function(source, missing["name"])
             if block not in shown:
                 shown.append(block)
-    if not shown and re.search(r"relocation|out of range|too large", output):
-        return (
-            f"{source.path}: the file's variables take gigabytes, more than can be addressed. "
-            "Use smaller __shared__ and __device__ arrays."
-        )
     if not shown:
         return f"{source.path}: the compiler refused it:\n{output.strip()}"
     return "\n".join(shown[:NUM_ERRORS_SHOWN])

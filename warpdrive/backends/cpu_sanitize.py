@@ -58,7 +58,7 @@ def _library(kind: str, compiler: Compiler) -> Path:
     if not path.is_absolute():
         raise BackendError(
             f"'{shlex.join(compiler.command)}' has no {kind} sanitizer ({path}). "
-            "Install it (Debian/Ubuntu: g++ brings it, for clang it is in libclang-rt-14-dev), "
+            "Install it (Debian/Ubuntu: g++ brings it, for clang it is in libclang-rt-dev), "
             "or set CXX to a compiler that has it."
         )
     return path

@@ -192,6 +192,9 @@ def _run_nvcc(source: Source, unit: str, flags: list[str]) -> bytes:
         return cubin_path.read_bytes()
 
 
+_TOO_MUCH_SHARED = re.compile(
+    r"Entry function '(\w+)' uses too much shared data \(0x([0-9a-f]+) bytes, 0x([0-9a-f]+) max\)"
+)
 _DIAGNOSTIC = re.compile(r"^(.+?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.*)$")
 
 
@@ -220,4 +223,12 @@ def _read_diagnostics(log: str, source: Source) -> str:
         shown.append(show_source_line(message, path, row, max(column, 1), text))
         if len(shown) == 5:
             break
+    if not shown and (match := _TOO_MUCH_SHARED.search(log)):
+        kernel, used, most = match.group(1), int(match.group(2), 16), int(match.group(3), 16)
+        line = source.signatures[kernel].line if kernel in source.signatures else 1
+        message = (
+            f"kernel '{kernel}' has {used} bytes of static shared memory. A GPU's block has {most} ({most >> 10} KB): "
+            "use fewer or smaller __shared__ arrays, or dynamic shared memory (extern __shared__)."
+        )
+        shown.append(show_source_line(message, source.path, line, 1, source.text))
     return "\n".join(shown) or f"{source.path}: the compiler failed:\n{log.strip()}"

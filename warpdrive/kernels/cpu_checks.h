@@ -70,15 +70,19 @@ WARPDRIVE_HANDLER __ubsan_handle_builtin_unreachable(warpdrive_cpu::Finding* fin
 
 #ifdef WARPDRIVE_CPU_TSAN
 // The watched build: what the compiler calls ahead of every access (-fsanitize=thread). Reads do not matter here.
-#define WARPDRIVE_WATCH \
-    extern "C" __attribute__((noinline, used, no_sanitize("thread", "undefined"), visibility("hidden")))
+// Clang watches atomics in spite of no_sanitize("thread"): those below would call themselves without end.
+#if __has_attribute(disable_sanitizer_instrumentation)
+#define WARPDRIVE_UNWATCHED disable_sanitizer_instrumentation, no_sanitize("thread", "undefined")
+#else
+#define WARPDRIVE_UNWATCHED no_sanitize("thread", "undefined")
+#endif
+#define WARPDRIVE_WATCH extern "C" __attribute__((noinline, used, WARPDRIVE_UNWATCHED, visibility("hidden")))
 
 namespace warpdrive_cpu {
-__attribute__((noinline, no_sanitize("thread", "undefined"))) static void note_write(void* address, size_t size,
-                                                                                    void* caller) {
+__attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_write(void* address, size_t size, void* caller) {
     if (self.block) self.scheduler->write(self.block, self.thread, address, size, caller);
 }
-__attribute__((noinline, no_sanitize("thread", "undefined"))) static void note_atomic() {
+__attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_atomic() {
     if (self.block) self.scheduler->synchronizes(self.block, self.thread);
 }
 }  // namespace warpdrive_cpu

@@ -9,18 +9,25 @@
 //   logit     [num_actions]  log-weights, any offset                      read
 //   allowed   [num_actions]  actions that may be drawn; null for all      read
 //   log_prob, entropy        of this head's distribution, nats            added to
+// Where nothing is allowed there is no choice: action 0, which adds nothing to either.
 template <bool GREEDY>
 __device__ __forceinline__ int draw_action(
     const float* logit, const bool* allowed, int num_actions, Random& random, float& log_prob, float& entropy)
 {
     float largest = -INFINITY;
     int best = 0;
+    bool has_choice = !allowed;
     for (int i = 0; i < num_actions; ++i) {
         if (allowed && !allowed[i]) continue;
+        has_choice = true;
         if (logit[i] > largest) {
             largest = logit[i];
             best = i;
         }
+    }
+    if (!has_choice) {
+        if (!GREEDY) random.uniform();  // the heads after it draw what they would have drawn
+        return 0;
     }
     float weight_sum = 0.0f;
     float weighted_logit = 0.0f;
@@ -85,7 +92,7 @@ extern "C" __global__ void sample_actions(
     draw_all<false>(logits, nullptr, seed, env_step, action, log_prob, entropy);
 }
 
-//   mask      [env, agent of the group, logit]  whether the action may be taken; one a head at least   read
+//   mask      [env, agent of the group, logit]  whether the action may be taken                        read
 extern "C" __global__ void sample_actions_masked(
     const float* logits, const bool* mask, const unsigned int* seed, const int* env_step, int* action,
     float* log_prob, float* entropy)
