@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,6 +74,12 @@ def device_name(backend: Backend) -> str:
     return f"{os.cpu_count()} cores, {platform.machine()}"
 
 
+def compiler_name(backend: Backend) -> str:
+    """The host compiler and its version, such as `g++ 12.2.0`."""
+    version = re.search(r'__VERSION__ "(.*)"', backend.compiler.description)
+    return f"{shlex.join(backend.compiler.command)} {version.group(1) if version else ''}".strip()
+
+
 def write_report(name: str, backend: Backend, results: Any, folder: Path | None = None) -> Path:
     """Writes `results` to NAME.json with command, commit, device and versions beside them, and prints it."""
     report = {
@@ -83,8 +91,10 @@ def write_report(name: str, backend: Backend, results: Any, folder: Path | None 
         "versions": {
             "warpdrive": __version__,
             "python": platform.python_version(),
+            "numpy": numpy.__version__,
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
+            **({"compiler": compiler_name(backend)} if backend.name == "cpu" else {}),
         },
         "results": results,
     }

@@ -1,6 +1,6 @@
-"""Writes the README's results from the JSONs in benchmarks/results: `python benchmarks/tables.py`.
+"""Writes the results in README.md and docs/performance.md from the JSONs in benchmarks/results.
 
-`--check` writes nothing and exits 1 if the README says anything else.
+`python benchmarks/tables.py --check` writes nothing and exits 1 if they say anything else.
 """
 
 import json
@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-START, END = "<!-- results: written by benchmarks/tables.py -->", "<!-- end of results -->"
+
+FP32_PER_S = 33.5e12
+"""Float32 operations of an H200: 132 multiprocessors x 128 lanes x 1.98 GHz."""
+OPERATIONS_A_PAIR = 7
+"""Of tag_continuous: two differences, two squares, a sum, a comparison and a mark."""
 
 
 def read(name: str) -> dict:
@@ -21,7 +24,8 @@ def command(report: dict) -> str:
 
 
 def results() -> str:
-    return "\n\n".join([training(), envs(), sampler(), cpu(), learning(), launch()])
+    parts = [training(), envs(), sampler(), cpu(), learning(), scores(), launch()]
+    return "\n\n".join(part for part in parts if part)
 
 
 def training() -> str:
@@ -60,6 +64,32 @@ def envs() -> str:
     return "\n".join(lines)
 
 
+def limits() -> str:
+    report = read("env_step_cuda")
+    lines = [
+        f"{report['device']}, launches replayed from a CUDA graph (commit {report['commit']}, {command(report)}):",
+        "",
+        "| env | step, us | MB | limit of the bytes, us | of the pairs, us | times the longer |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in report["results"].items():
+        us, bytes_us = one["us"]["step"], one["limit_us"]
+        pairs_us = one["num_envs"] * pairs_of_an_env(name, one["num_agents"]) * OPERATIONS_A_PAIR / FP32_PER_S * 1e6
+        lines.append(
+            f"| {name} | {us:.1f} | {one['mb_moved']:.1f} | {bytes_us:.1f} | {f'{pairs_us:.1f}' if pairs_us else ''} | "
+            f"{us / max(bytes_us, pairs_us):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def pairs_of_an_env(name: str, num_agents: int) -> int:
+    """Distances that a step computes: of every agent to every place in the kernel's chunks, padded ones too."""
+    if not name.startswith("tag_continuous"):
+        return 0
+    chunk = 32 if num_agents > 16 else 16 if num_agents > 8 else 8 if num_agents > 4 else 4
+    return num_agents * (-(-num_agents // chunk) * chunk)
+
+
 def sampler() -> str:
     report = read("sampler_cuda")
     ours = report["results"]
@@ -73,13 +103,23 @@ def sampler() -> str:
 
 def cpu() -> str:
     report = read("cpu_env_step")
-    full, partial = report["results"]["full"], report["results"]["partial"]
-    return (
-        f"**One CPU core**, grid-world step at {full['num_envs']:,} x {full['num_agents']}: "
-        f"{full['kernel_ns_an_agent_step']:.0f} ns an agent step with full observations, "
-        f"{full['times_faster_than_numpy']:.1f} times as fast as vectorised numpy of the same rules in the same run; "
-        f"{partial['times_faster_than_numpy']:.1f} times with partial ones ({command(report)})."
-    )
+    num_envs = next(iter(report["results"].values()))["num_envs"]
+    lines = [
+        f"**One CPU core**, {num_envs:,} envs: our step kernels against vectorised numpy of the same rules, in turn in "
+        f"one run (commit {report['commit']}, {command(report)}; {report['versions']['compiler']}, numpy "
+        f"{report['versions']['numpy']}). Numpy is ahead where a step is mostly sines and cosines, which it takes of "
+        "many envs at once and the C library of one (pendulum), and level where rows are written in short pieces "
+        "(tag_continuous).",
+        "",
+        "| env | agents | ours, us a step | ns an agent step | numpy, us a step | times |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in report["results"].items():
+        lines.append(
+            f"| {name} | {one['num_agents']} | {one['kernel_us']:.0f} | {one['kernel_ns_an_agent_step']:.0f} | "
+            f"{one['numpy_us']:.0f} | {one['times_faster_than_numpy']:.1f} |"
+        )
+    return "\n".join(lines)
 
 
 def learning() -> str:
@@ -100,6 +140,38 @@ def learning() -> str:
     return "\n".join([*lines, "", f"The taggers' mean return rises by at least {rise:.1f}, whatever the seed."])
 
 
+def scores() -> str:
+    """What the tasks of benchmarks/learning.py reached on a GPU; empty if none was measured."""
+    folder = ROOT / "benchmarks" / "results"
+    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("learning_*_cuda.json"))]
+    reports = [report for report in reports if "missed" in report["results"]]  # a config alone has no score
+    if not reports:
+        return ""
+    lines = [
+        f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds 10`): mean "
+        "return of whole episodes, interquartile mean over the seeds with its 95 % interval; in Tag, what a trained "
+        "side gains over an untrained one against untrained opponents, in standard errors.",
+        "",
+        "| task | seeds | env steps | seconds a seed | reached | must reach |",
+        "|---|---|---|---|---|---|",
+    ]
+    for report in reports:
+        found, runs = report["results"], report["results"]["runs"]
+        if "score" in found:
+            several = len(found["score"]) > 1
+            reached = ", ".join(
+                f"{f'{group} ' if several else ''}{one['iqm']:.1f} ({one['low']:.1f} to {one['high']:.1f})"
+                for group, one in found["score"].items()
+            )
+        else:
+            reached = ", ".join(f"{group} {value:.1f}" for group, value in found["standard_errors"].items())
+        at_least = "" if found["at_least"] is None else f"{found['at_least']:g}"
+        seconds = sum(run["seconds"] for run in runs) / len(runs)
+        task = report["benchmark"].removeprefix("learning_").removesuffix("_cuda")
+        lines.append(f"| {task} | {len(runs)} | {found['env_steps']:,} | {seconds:.0f} | {reached} | {at_least} |")
+    return "\n".join(lines)
+
+
 def launch() -> str:
     drivers = [read(f"launch_cuda_{driver}")["results"] for driver in ("pycuda", "cuda_bindings")]
     times = " and ".join(f"{one['host_us']:.1f} us through {one['driver']}" for one in drivers)
@@ -110,15 +182,25 @@ def launch() -> str:
     )
 
 
+WRITTEN = {"README.md": ("results", results), "docs/performance.md": ("limits", limits)}
+"""file -> name of the part that is written here, and what it says."""
+
+
 def main() -> int:
-    text = README.read_text()
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    new = f"{before}{START}\n{results()}\n{END}{after}"
-    if "--check" in sys.argv:
-        return int(new != text)
-    README.write_text(new)
-    return 0
+    is_stale = False
+    for name, (part, text_of) in WRITTEN.items():
+        path = ROOT / name
+        start, end = f"<!-- {part}: written by benchmarks/tables.py -->", f"<!-- end of {part} -->"
+        text = path.read_text()
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        new = f"{before}{start}\n{text_of()}\n{end}{after}"
+        if "--check" not in sys.argv:
+            path.write_text(new)
+        elif new != text:
+            print(f"{name} differs from benchmarks/results. Run python benchmarks/tables.py.")
+            is_stale = True
+    return int(is_stale)
 
 
 if __name__ == "__main__":

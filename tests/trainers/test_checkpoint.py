@@ -268,7 +268,11 @@ REFUSED = {
         "'runner' is no state",
     ),
     "manifest a list": ("manifest.json", lambda old: [], "expected keys and values, got a list"),
-    "manifest without files": ("manifest.json", lambda old: {"format": checkpoint.FORMAT, "progress": {}}, "must hold keys and values"),
+    "manifest without files": (
+        "manifest.json",
+        lambda old: {"format": checkpoint.FORMAT, "progress": {}},
+        "must hold keys and values",
+    ),
     "manifest with odd files": ("manifest.json", lambda old: old | {"files": {"rng.json": 3}}, "nothing of use about"),
     "manifest without format": ("manifest.json", lambda old: {}, "of format None"),
     "manifest without iteration": ("manifest.json", lambda old: old | {"progress": {}}, "expected progress.iteration"),
