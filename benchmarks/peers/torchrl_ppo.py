@@ -1,0 +1,219 @@
+"""TorchRL's PPO on our envs: a learner that no one here wrote, on the same env, networks and budget.
+
+python benchmarks/peers/torchrl_ppo.py --config simple_spread.yaml --seed 1 --device cpu
+
+Its losses, advantages and distributions are TorchRL's; the config gives the env, the sizes of the networks, the numbers
+of envs, steps, epochs and minibatches, and the learning rate's schedule. What TorchRL's losses do not have is left out:
+the normalisation of returns. Each group of agents has a policy of its own. Prints one JSON line: each group's mean
+return of greedy episodes from the starts that `evaluation:` names, and of the last episodes trained on.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import distributions, nn
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+from trainers.config import SHARED
+from trainers.read_config import read_config
+from warpdrive.backends import choose_backend
+from warpdrive.config import value_at
+from warpdrive.env import load_env
+from warpdrive.env_wrapper import EnvWrapper
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def network(num_in: int, config, num_out: int) -> nn.Sequential:
+    layers, width = [], num_in
+    for next_width in config.fc_dims:
+        layers += [nn.Linear(width, next_width), ACTIVATIONS[config.activation]()]
+        width = next_width
+    return nn.Sequential(*layers, nn.Linear(width, num_out))
+
+
+class Value(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.net(observation)
+
+
+class Group:
+    """One policy group's networks, loss and optimiser."""
+
+    def __init__(self, agents: range, num_features: int, num_actions: int, config, device) -> None:
+        self.agents, self.config = agents, config
+        actor = TensorDictModule(
+            network(num_features, config.model, num_actions).to(device), ["observation"], ["logits"]
+        )
+        self.actor = ProbabilisticTensorDictSequential(
+            actor,
+            ProbabilisticTensorDictModule(
+                in_keys=["logits"],
+                out_keys=["action"],
+                distribution_class=distributions.Categorical,
+                return_log_prob=True,
+                log_prob_key="action_log_prob",
+            ),
+        )
+        critic_net = Value(network(num_features, config.model, 1).to(device))
+        self.critic = TensorDictModule(critic_net, ["observation"], ["state_value"])
+        self.loss = ClipPPOLoss(
+            self.actor,
+            self.critic,
+            clip_epsilon=value_at(config.clip_param, 0),
+            entropy_coeff=value_at(config.entropy_coeff, 0),
+            critic_coeff=value_at(config.vf_loss_coeff, 0),
+            normalize_advantage=True,
+            loss_critic_type="smooth_l1",
+        )
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=value_at(config.lr, 0), eps=1e-5)
+        self.steps: list[TensorDict] = []
+
+    def act(self, observation: torch.Tensor, greedy: bool = False) -> torch.Tensor:
+        """[E, A, F] -> [E, A]; keeps what is learned from later unless greedy."""
+        with torch.no_grad():
+            step = TensorDict({"observation": observation.clone()}, observation.shape[:2])
+            if greedy:
+                return self.actor[0](step)["logits"].argmax(-1)
+            self.actor(step)
+            self.critic(step)
+        self.steps.append(step)
+        return step["action"]
+
+    def learn(self, next_observation: torch.Tensor, env_steps: int) -> None:
+        """An update from the steps kept.
+
+        Args:
+            next_observation: [T, E, A, F], what was seen after each step, before any reset.
+        """
+        config = self.config
+        batch = torch.stack(self.steps)  # [T, E, A]
+        self.steps = []
+        with torch.no_grad():
+            next_value = self.critic(TensorDict({"observation": next_observation}, batch.shape))["state_value"]
+
+        def by_time(x: torch.Tensor) -> torch.Tensor:  # [T, E, A, 1] -> [E * A, T, 1]
+            return x.flatten(1, 2).transpose(0, 1).contiguous()
+
+        advantage, target = generalized_advantage_estimate(
+            config.gamma, config.gae_lambda, by_time(batch["state_value"]), by_time(next_value),
+            by_time(batch["reward"]), by_time(batch["done"]), by_time(batch["terminated"]),
+        )  # fmt: skip
+        back = lambda x: x.transpose(0, 1).unflatten(1, batch.shape[1:]).contiguous()  # noqa: E731
+        batch["advantage"], batch["value_target"] = back(advantage), back(target)
+        rows = batch.reshape(-1)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = value_at(config.lr, env_steps)
+        for _ in range(config.num_epochs):
+            for index in torch.randperm(len(rows), device=rows.device).chunk(config.num_minibatches):
+                losses = self.loss(rows[index])
+                total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+                self.optimizer.zero_grad()
+                total.backward()
+                nn.utils.clip_grad_norm_(self.loss.parameters(), config.max_grad_norm)
+                self.optimizer.step()
+
+
+class Play:
+    """Our envs, seen by group."""
+
+    def __init__(self, env, num_envs: int, seed: int, backend) -> None:
+        self.env = EnvWrapper(env, num_envs, seed=seed, backend=backend)
+
+    def of_groups(self, observation, groups: dict[str, Group]) -> dict[str, torch.Tensor]:
+        """[E, A, F] by group."""
+        if isinstance(observation, dict):
+            return {name: observation[name] for name in groups}
+        return {name: observation[:, group.agents.start : group.agents.stop] for name, group in groups.items()}
+
+    def step(self, actions: dict[str, torch.Tensor]):
+        action = torch.cat([actions[name] for name in actions], dim=1).to(torch.int32)
+        return self.env.step(action)
+
+
+def evaluate(env, groups: dict[str, Group], settings, backend) -> dict[str, float]:
+    """Mean return of greedy episodes; every episode has the same length."""
+    play = Play(env, settings.num_episodes, settings.seed, backend)
+    observation, _ = play.env.reset(settings.seed)
+    returns = torch.zeros(settings.num_episodes, env.num_agents, device=backend.device)
+    for _ in range(env.episode_length):
+        seen = play.of_groups(observation, groups)
+        observation, reward, *_ = play.step(
+            {name: group.act(seen[name], greedy=True) for name, group in groups.items()}
+        )
+        returns += reward
+    return {name: returns[:, group.agents.start : group.agents.stop].mean().item() for name, group in groups.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="a file, or one of examples/")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_args()
+    path = Path(arguments.config)
+    config = read_config(
+        path if path.exists() else EXAMPLES / path, [tuple(o.split("=", 1)) for o in arguments.overrides]
+    )
+    settings, backend = config.trainer, choose_backend(device=arguments.device)
+    torch.manual_seed(arguments.seed)
+    env = load_env(config.name, config.env)
+    groups = {
+        name: Group(
+            group.agents,
+            group.observation_space.shape[0],
+            int(group.action_space.n),
+            config.policy.get(name) or config.policy[SHARED],
+            backend.device,
+        )
+        for name, group in env.groups.items()
+    }
+    play = Play(env, settings.num_envs, arguments.seed, backend)
+    observation, _ = play.env.reset()
+    start, env_steps, recent = time.perf_counter(), 0, []
+    while env_steps < settings.total_timesteps:
+        following: dict[str, list[torch.Tensor]] = {name: [] for name in groups}
+        rewards = []
+        for _ in range(settings.num_steps):
+            seen = play.of_groups(observation, groups)
+            observation, reward, terminated, truncated, info = play.step({n: g.act(seen[n]) for n, g in groups.items()})
+            ended = (terminated | truncated).view(-1, 1, 1)
+            final, after = play.of_groups(info["final_observation"], groups), play.of_groups(observation, groups)
+            rewards.append(reward.clone())
+            for name, group in groups.items():
+                following[name].append(torch.where(ended, final[name], after[name]))
+                shape = (settings.num_envs, len(group.agents), 1)
+                step = group.steps[-1]
+                step["reward"] = reward[:, group.agents.start : group.agents.stop].unsqueeze(-1).clone()
+                step["terminated"] = terminated.view(-1, 1, 1).expand(shape).clone()
+                step["done"] = ended.expand(shape).clone()
+        for name, group in groups.items():
+            group.learn(torch.stack(following[name]), env_steps)
+        env_steps += settings.train_batch_size
+        recent = torch.stack(rewards).sum(0).mean(0)
+    scores = evaluate(env, groups, config.evaluation, backend)
+    trained_on = {n: recent[g.agents.start : g.agents.stop].mean().item() for n, g in groups.items()}
+    result = {"config": path.name, "seed": arguments.seed, "env_steps": env_steps, "greedy": scores}
+    result |= {"last_rollout": trained_on, "seconds": round(time.perf_counter() - start, 1)}
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
