@@ -155,11 +155,16 @@ class _Reader:
             model = section.get("model")
             model_marks = model.marks if isinstance(model, Section) else {}
             self.problems.add(model_marks.get("type", mark), f"{path}.model.type", str(error))
-        if config.critic_lr is not None and config.model.shared_trunk and not config.central_critic:
+        if config.model.shared_trunk and not config.central_critic:
             message = (
                 "the critic shares its hidden layers with the actor. Set model.shared_trunk: false, or leave this out."
             )
-            self.problems.add(marks.get("critic_lr", mark), f"{path}.critic_lr", message)
+            if config.critic_lr is not None:
+                self.problems.add(marks.get("critic_lr", mark), f"{path}.critic_lr", message)
+            if config.model.critic_fc_dims is not None:
+                model_marks = getattr(section.get("model"), "marks", {})
+                place = model_marks.get("critic_fc_dims", mark)
+                self.problems.add(place, f"{path}.model.critic_fc_dims", message)
         return config
 
     def _check_coverage(self, names: list[str], env: Env, marks: Mapping[str, str], mark: str) -> None:
