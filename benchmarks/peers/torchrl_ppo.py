@@ -3,8 +3,8 @@
 python benchmarks/peers/torchrl_ppo.py --config simple_spread.yaml --seed 1 --device cpu
 
 Its losses, advantages and distributions are TorchRL's; the config gives the env, the sizes of the networks, the numbers
-of envs, steps, epochs and minibatches, and the learning rate's schedule. What TorchRL's losses do not have is left out:
-the normalisation of returns. Each group of agents has a policy of its own. Prints one JSON line: each group's mean
+of envs, steps, epochs and minibatches, and the learning rate's schedule. Networks start orthogonally, as ours do. TorchRL's
+losses do not normalise returns: instead rewards are multiplied by --reward-scale, so that returns are near 1. Each group of agents has a policy of its own. Prints one JSON line: each group's mean
 return of greedy episodes from the starts that `evaluation:` names, and of the last episodes trained on.
 """
 
@@ -36,12 +36,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
-def network(num_in: int, config, num_out: int) -> nn.Sequential:
+def network(num_in: int, config, num_out: int, last_gain: float) -> nn.Sequential:
     layers, width = [], num_in
     for next_width in config.fc_dims:
         layers += [nn.Linear(width, next_width), ACTIVATIONS[config.activation]()]
         width = next_width
-    return nn.Sequential(*layers, nn.Linear(width, num_out))
+    layers.append(nn.Linear(width, num_out))
+    for layer in layers[::2]:
+        nn.init.orthogonal_(layer.weight, last_gain if layer is layers[-1] else 2**0.5)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
 
 
 class Value(nn.Module):
@@ -71,7 +75,7 @@ class Group:
                 log_prob_key="action_log_prob",
             ),
         )
-        critic_net = Value(network(num_features, config.model, 1).to(device))
+        critic_net = Value(network(num_features, config.model, 1, last_gain=1.0).to(device))
         self.critic = TensorDictModule(critic_net, ["observation"], ["state_value"])
         self.loss = ClipPPOLoss(
             self.actor,
@@ -80,7 +84,7 @@ class Group:
             entropy_coeff=value_at(config.entropy_coeff, 0),
             critic_coeff=value_at(config.vf_loss_coeff, 0),
             normalize_advantage=True,
-            loss_critic_type="smooth_l1",
+            loss_critic_type="l2",
         )
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=value_at(config.lr, 0), eps=1e-5)
         self.steps: list[TensorDict] = []
@@ -166,6 +170,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="a file, or one of examples/")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--reward-scale", type=float, default=0.1)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
     path = Path(arguments.config)
@@ -201,7 +206,9 @@ def main() -> None:
                 following[name].append(torch.where(ended, final[name], after[name]))
                 shape = (settings.num_envs, len(group.agents), 1)
                 step = group.steps[-1]
-                step["reward"] = reward[:, group.agents.start : group.agents.stop].unsqueeze(-1).clone()
+                step["reward"] = (
+                    reward[:, group.agents.start : group.agents.stop].unsqueeze(-1) * arguments.reward_scale
+                )
                 step["terminated"] = terminated.view(-1, 1, 1).expand(shape).clone()
                 step["done"] = ended.expand(shape).clone()
         for name, group in groups.items():
@@ -210,7 +217,13 @@ def main() -> None:
         recent = torch.stack(rewards).sum(0).mean(0)
     scores = evaluate(env, groups, config.evaluation, backend)
     trained_on = {n: recent[g.agents.start : g.agents.stop].mean().item() for n, g in groups.items()}
-    result = {"config": path.name, "seed": arguments.seed, "env_steps": env_steps, "greedy": scores}
+    result = {
+        "config": path.name,
+        "seed": arguments.seed,
+        "reward_scale": arguments.reward_scale,
+        "env_steps": env_steps,
+        "greedy": scores,
+    }
     result |= {"last_rollout": trained_on, "seconds": round(time.perf_counter() - start, 1)}
     print(json.dumps(result), flush=True)
 

@@ -112,7 +112,8 @@ def make_head(space: Any, log_std_init: float = 0.0) -> Head:
         return CategoricalHeads([space.n])
     if hasattr(space, "low") and len(space.shape) == 1 and space.dtype.kind == "f":
         return GaussianHead(space, log_std_init)
-    shape = f" of shape {list(space.shape)}, {space.dtype}" if getattr(space, "shape", None) else ""
+    shape = f" of shape {list(space.shape)}" if getattr(space, "shape", None) else ""
+    shape += f", {space.dtype}" if hasattr(space, "low") else ""
     raise EnvError(
         f"no policy here acts in a {type(space).__name__}{shape}. "
         "Actions are Discrete, MultiDiscrete [heads] or Box [n] of floats."
