@@ -2,10 +2,11 @@
 
 python benchmarks/peers/torchrl_ppo.py --config simple_spread.yaml --seed 1 --device cpu
 
-Its losses, advantages and distributions are TorchRL's; the config gives the env, the sizes of the networks, the numbers
-of envs, steps, epochs and minibatches, and the learning rate's schedule. Networks start orthogonally, as ours do. TorchRL's
-losses do not normalise returns: instead rewards are multiplied by --reward-scale, so that returns are near 1. Each group of agents has a policy of its own. Prints one JSON line: each group's mean
-return of greedy episodes from the starts that `evaluation:` names, and of the last episodes trained on.
+Its losses, advantages and distributions are TorchRL's; the config gives the env, the sizes of the networks, the
+numbers of envs, steps, epochs and minibatches, and the learning rate's schedule. Networks start orthogonally, as ours
+do. TorchRL's losses do not normalise returns: instead rewards are multiplied by --reward-scale, so that returns are
+near 1. Each group of agents has a policy of its own. Prints one JSON line: each group's mean return of greedy episodes
+from the starts that `evaluation:` names, and of the last episodes trained on.
 """
 
 import argparse
