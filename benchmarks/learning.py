@@ -1,47 +1,223 @@
-"""Trains a config with several seeds: mean return of each policy at first and at last, and how long it took.
+"""Trains a task with several seeds, draws its learning curve and checks that it reaches the score that it must.
 
-python benchmarks/learning.py --config tag.yaml --seeds 3 --device cpu
+python benchmarks/learning.py --task cartpole --seeds 1 --device cpu    # a minute
+python benchmarks/learning.py --config tag.yaml --seeds 3 --device cpu  # any config, without a score to reach
+
+Exit code 1, with one line, if the score is missed. A score is the mean return of whole episodes in envs of their own,
+in which policies take their likeliest action; in Tag, trained and untrained policies play each other instead, and draw
+their actions. The learning curve is of the episodes that were trained on: interquartile mean over the seeds, with its
+95 % bootstrap interval.
 """
 
+from __future__ import annotations
+
 import argparse
+import json
+import multiprocessing
+import os
+import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from learning_curves import curve_of, draw, interval, iqm, thin
 from report import ROOT, write_report
 
+from trainers.config import EvaluationConfig
+from trainers.evaluation import Evaluation, cross_play
+from trainers.policies.policy import make_policy
 from trainers.read_config import read_config
-from trainers.trainer import Trainer
+from trainers.trainer import Trainer, make_backend
+from warpdrive.env import load_env
+
+TRAINED, UNTRAINED = "trained", "untrained"
+NUM_POINTS = 20
+"""Of a learning curve in the report; the picture has all."""
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Task:
+    config: str
+    """A file of examples/."""
+    group: str = "agent"
+    """Whose mean return is the score."""
+    at_least: float | None = None
+    """What a seed must score; None: nothing is asked for."""
+    num_of_ten: int = 9
+    """Seeds of ten that must."""
+    num_episodes: int = 100
+    """Of an evaluation."""
+    crosses: bool = False
+    """Whether trained and untrained policies of its groups play each other, instead of a score."""
+
+
+TASKS = {
+    "cartpole": Task("cartpole.yaml", at_least=495, num_of_ten=10),
+    "acrobot": Task("acrobot.yaml", at_least=-85),
+    "mountain_car_continuous": Task("mountain_car_continuous.yaml", at_least=90),
+    "pendulum": Task("pendulum.yaml", at_least=-180, num_episodes=500),
+    "simple_spread": Task("simple_spread.yaml"),
+    "simple_spread_mappo": Task("simple_spread_mappo.yaml"),
+    "simple_tag": Task("simple_tag.yaml", "adversary", at_least=15),
+    "tag_gridworld": Task("tag_gridworld_ppo.yaml", num_episodes=500, crosses=True),
+    "tag_continuous": Task("tag_continuous_ppo.yaml", num_episodes=500, crosses=True),
+}
+
+STANDARD_ERRORS = 5
+"""By so many must a trained side of Tag beat the untrained one in its place."""
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="tag.yaml", help="a file, or one of examples/")
-    parser.add_argument("--seeds", type=int, default=3)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--task", choices=TASKS, help="a config and the score that it must reach")
+    what.add_argument("--config", default="tag.yaml", help="a file, or one of examples/; no score is checked")
+    parser.add_argument("--seeds", type=int, default=3, help="so many seeds, from 1 on")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds that are trained at once, a process each")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="folder of the report and the picture")
     arguments = parser.parse_args()
-    path = Path(arguments.config)
+    for name in ("seeds", "jobs"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    task = TASKS.get(arguments.task)
+    path = Path(arguments.config) if task is None else ROOT / "examples" / task.config
     path = path if path.exists() else ROOT / "examples" / path
-    runs = []
-    for seed in range(1, arguments.seeds + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            overrides = [("trainer.device", arguments.device), ("trainer.seed", str(seed)), ("saving.basedir", folder)]
-            trainer = Trainer(read_config(path, overrides))
-            start = time.perf_counter()
-            trainer.train()
-            returns = {name: pair for name, pair in trainer.run.first_and_last_returns().items() if name}
-            runs.append({"seed": seed, "seconds": round(time.perf_counter() - start, 1), "returns": returns})
-    least_rise = {name: min(run["returns"][name][1] - run["returns"][name][0] for run in runs) for name in returns}
+    config = read_config(path, [("trainer.device", arguments.device)])
+
+    runs = run_seeds(path, task, range(1, arguments.seeds + 1), arguments.device, arguments.jobs)
+    metrics = [run.pop("metrics") for run in runs]
+    curves = {group: curve_of(metrics, f"rollout/{group}/ep_rew_mean") for group in runs[0]["returns"]}
     results = {
         "config": path.name,
-        "env_steps": trainer.env_steps,
-        "num_envs": trainer.env.num_envs,
+        "env_steps": metrics[0][-1]["time/total_timesteps"],
+        "num_envs": config.trainer.num_envs,
         "runs": runs,
-        "least_rise": least_rise,
+        "least_rise": {
+            group: min(run["returns"][group][1] - run["returns"][group][0] for run in runs) for group in curves
+        },
+        "curves": {group: thin(curve, NUM_POINTS) for group, curve in curves.items()},
     }
-    write_report(f"learning_{path.stem}_{trainer.backend.name}", trainer.backend, results, arguments.out)
+    missed = None
+    if task is not None:
+        results |= summary(task, runs)
+        missed = what_is_missed(task, runs)
+        results["missed"] = missed
+    backend = make_backend(config.trainer)
+    name = f"learning_{arguments.task or path.stem}_{backend.name}"
+    report = write_report(name, backend, results, arguments.out)
+    goals = {} if task is None or task.at_least is None else {task.group: task.at_least}
+    title = f"{path.name}, seeds 1 to {len(runs)}: interquartile mean and 95 % interval"
+    picture = draw(curves, title, report.with_suffix(".png"), goals)
+    print(f"drawn in {picture}" if picture else "no picture: matplotlib is missing. pip install 'warpdrive[plot]'")
+    if missed is not None:
+        print(f"{arguments.task}: {missed}", file=sys.stderr)
+    return int(missed is not None)
+
+
+def run_seeds(path: Path, task: Task | None, seeds: Sequence[int], device: str, jobs: int) -> list[dict[str, Any]]:
+    """What `run_seed` returns, by seed."""
+    one = partial(run_seed, path, task, device=device)
+    if jobs == 1:
+        return [one(seed) for seed in seeds]
+    num_threads = max(1, (os.cpu_count() or 1) // jobs)
+    # spawn: a process that was forked cannot use a GPU that its parent uses.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(num_threads,)) as pool:
+        return list(pool.map(one, seeds))
+
+
+def run_seed(path: Path, task: Task | None, seed: int, device: str) -> dict[str, Any]:
+    """Trains with one seed: seconds, mean returns at first and at last, `metrics` and what `play` finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [("trainer.device", device), ("trainer.seed", str(seed)), ("saving.basedir", folder)]
+        trainer = Trainer(read_config(path, overrides))
+        start = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - start
+        found = {} if task is None else play(task, trainer)
+        metrics = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
+    first_and_last = trainer.run.first_and_last_returns()
+    returns = {group: first_and_last[group] for group in trainer.env.groups if group in first_and_last}
+    return {"seed": seed, "seconds": round(seconds, 1), "returns": returns, **found, "metrics": metrics}
+
+
+def play(task: Task, trainer: Trainer) -> dict[str, Any]:
+    """`score`: group -> mean return; or, where sides cross, `cross_play` and `gain`: see below."""
+    config, env = trainer.config, load_env(trainer.config.name, trainer.config.env)
+    seed = EvaluationConfig().seed
+    if not task.crosses:
+        score = Evaluation(env, trainer.policies, task.num_episodes, seed, trainer.backend).play()
+        return {"score": {group: score.mean_of(group) for group in score.groups}}
+    generator = torch.Generator().manual_seed(config.trainer.seed)
+    candidates = {}
+    for name, policy in trainer.policies.items():
+        untrained = make_policy(env, name, config.policy[name], generator).to(trainer.env.device)
+        candidates[name] = {TRAINED: policy, UNTRAINED: untrained}
+    scores = cross_play(env, candidates, task.num_episodes, seed, trainer.backend)
+    nobody = scores[(UNTRAINED,) * len(env.groups)]
+    gain = {}
+    for group in env.groups:  # what training this side alone is worth to it, in the same starts
+        alone = scores[tuple(TRAINED if name == group else UNTRAINED for name in env.groups)]
+        difference = alone.of(group) - nobody.of(group)
+        error = difference.std().item() / len(difference) ** 0.5
+        gain[group] = {"mean": difference.mean().item(), "standard_error": error}
+    table = {
+        " against ".join(f"{word} {name}" for word, name in zip(words, env.groups, strict=True)): {
+            group: score.mean_of(group) for group in env.groups
+        }
+        for words, score in scores.items()
+    }
+    return {"cross_play": table, "gain": gain}
+
+
+def summary(task: Task, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over the seeds: the score's interquartile mean with its interval, or each side's gain in standard errors."""
+    if task.crosses:
+        found = {group: standard_errors(runs, group) for group in runs[0]["gain"]}
+        return {"standard_errors": found, "at_least": STANDARD_ERRORS}
+    found = {}
+    for group in runs[0]["score"]:
+        values = np.array([run["score"][group] for run in runs])
+        low, high = interval(values)
+        found[group] = {"iqm": float(iqm(values)), "low": float(low), "high": float(high)}
+    return {"score": found, "at_least": task.at_least}
+
+
+def standard_errors(runs: Sequence[Mapping[str, Any]], group: str) -> float:
+    """Mean gain of a side over the seeds, in its standard errors; over the episodes where there is one seed."""
+    gains = np.array([run["gain"][group]["mean"] for run in runs])
+    error = gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else runs[0]["gain"][group]["standard_error"]
+    return float(gains.mean() / max(error, 1e-9))
+
+
+def what_is_missed(task: Task, runs: Sequence[Mapping[str, Any]]) -> str | None:
+    """None if the runs reach what the task asks for, else one line."""
+    if task.crosses:
+        short = {group: standard_errors(runs, group) for group in runs[0]["gain"]}
+        short = {group: value for group, value in short.items() if not value >= STANDARD_ERRORS}
+        lacks = " and ".join(f"trained {group} gains {value:.1f}" for group, value in short.items())
+        return f"{lacks} standard errors over an untrained one, expected {STANDARD_ERRORS}" if short else None
+    if task.at_least is None:
+        return None
+    scores = {run["seed"]: run["score"][task.group] for run in runs}
+    missed = {seed: score for seed, score in scores.items() if not score >= task.at_least}
+    num_allowed = len(runs) * (10 - task.num_of_ten) // 10
+    if len(missed) <= num_allowed:
+        return None
+    list_of = ", ".join(f"seed {seed}: {score:.2f}" for seed, score in missed.items())
+    return (
+        f"{len(runs) - len(missed)} of {len(runs)} seeds reached {task.at_least:g}, expected "
+        f"{len(runs) - num_allowed} ({list_of})"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,27 @@
+import json
+
+import tables
+
+
+def write(folder, name: str, results: dict) -> None:
+    report = {"benchmark": name, "device": "a GPU", "results": {"env_steps": 2_000, **results}}
+    (folder / f"{name}.json").write_text(json.dumps(report))
+
+
+def test_scores_are_a_line_for_each_task_that_was_measured(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    assert tables.scores() == ""
+    runs = [{"seconds": 2.0}, {"seconds": 4.0}]
+    score = {"agent": {"iqm": 499.96, "low": 498.0, "high": 500.0}}
+    write(folder, "learning_cartpole_cuda", {"runs": runs, "score": score, "at_least": 495, "missed": None})
+    gains = {"tagger": 12.34, "runner": 5.0}
+    write(
+        folder, "learning_tag_gridworld_cuda", {"runs": runs, "standard_errors": gains, "at_least": 5, "missed": None}
+    )
+    write(folder, "learning_tag_cuda", {"runs": runs})  # a config alone: there is no score
+    assert tables.scores().splitlines()[-2:] == [
+        "| cartpole | 2 | 2,000 | 3 | 500.0 (498.0 to 500.0) | 495 |",
+        "| tag_gridworld | 2 | 2,000 | 3 | tagger 12.3, runner 5.0 | 5 |",
+    ]
