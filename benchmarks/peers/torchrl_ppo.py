@@ -63,9 +63,8 @@ class Group:
 
     def __init__(self, agents: range, num_features: int, num_actions: int, config, device) -> None:
         self.agents, self.config = agents, config
-        actor = TensorDictModule(
-            network(num_features, config.model, num_actions).to(device), ["observation"], ["logits"]
-        )
+        actor_net = network(num_features, config.model, num_actions, last_gain=0.01).to(device)
+        actor = TensorDictModule(actor_net, ["observation"], ["logits"])
         self.actor = ProbabilisticTensorDictSequential(
             actor,
             ProbabilisticTensorDictModule(

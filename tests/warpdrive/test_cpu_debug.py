@@ -151,6 +151,13 @@ def test_an_index_behind_the_end_is_found(module):
     assert "24 elements (shape [3, 8])" in message
 
 
+def test_an_index_out_of_range_in_an_atomic_is_found_on_its_line():
+    text = 'extern "C" __global__ void f(int* out)\n{\n    atomicAdd(&out[24], 1);\n}\n'
+    atomic = CpuBackend(debug=True).compile(Source("atomic.cu", text, "", read_signatures(text)))
+    with pytest.raises(KernelError, match=r"block 0, thread 0: \S*atomic\.cu:3: index 24 is out of range of 'out'"):
+        launch(atomic, "f", ints())
+
+
 def test_an_index_far_behind_the_end_is_found(module):
     message = mistake(module, "index_out_of_range", torch.zeros(3, 8), 1_000_000)
     assert "block 0, thread 0" in message and "index 1000000 is out of range of 'out'" in message

@@ -110,6 +110,8 @@ class Compiler:
                 flags.append(f"-ftrivial-auto-var-init={variant.locals_hold}")
             if variant.watch_writes:  # cpu_checks.h stands in for the sanitizer's library
                 flags.append("-fsanitize=thread")
+            if "__aarch64__" in self.description and self.supports("-mno-outline-atomics"):
+                flags.append("-mno-outline-atomics")  # a fault in a function of libgcc would have no line
             if not self.is_clang:  # these passes of g++ take such a local for unset all the same
                 flags += ["-fno-tree-fre", "-fno-tree-ccp"]
         elif variant.sanitize:

@@ -1,0 +1,53 @@
+"""A game that goes wrong once: a NaN or an infinity at a known env, agent and step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from warpdrive.env import Env, Group
+
+
+@dataclass(frozen=True)
+class FaultyConfig:
+    where: Literal["nowhere", "observation", "reward", "both"] = "nowhere"
+    is_infinite: bool = False
+    env: int = 0
+    agent: int = 0
+    step: int = 0
+    """Of the run, from 0."""
+
+
+class Faulty(Env):
+    """Agents see two numbers that are drawn for each step, and are paid the first if they do 1, else nothing.
+
+    Episodes are truncated after 6 steps.
+    """
+
+    Config = FaultyConfig
+    config: FaultyConfig
+    num_agents = 3
+    episode_length = 6
+
+    def __init__(self, config: FaultyConfig | None = None) -> None:
+        super().__init__(config)
+        seen, done = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2)
+        self.groups = {"first": Group(range(1), seen, done), "others": Group(range(1, 3), seen, done)}
+
+    def arrays(self) -> dict[str, Any]:
+        return {"time_step": np.zeros((), np.int32), "observation": np.zeros((3, 2), np.float32)}
+
+    def constants(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "EPISODE_LENGTH": self.episode_length,
+            "IN_OBSERVATION": config.where in ("observation", "both"),
+            "IN_REWARD": config.where in ("reward", "both"),
+            "IS_INFINITE": config.is_infinite,
+            "BAD_ENV": config.env,
+            "BAD_AGENT": config.agent,
+            "BAD_STEP": config.step,
+        }
