@@ -83,6 +83,9 @@ class CudaModule(Module):
         function = self._functions.get(signature.name)
         if function is None:
             function = self._driver.function(self._handle, signature.name)
+            used = self._driver.static_shared_bytes(function)
+            if used > _MAX_STATIC_SHARED:  # the compilers of CUDA 13 refuse it themselves
+                raise CompileError(_too_much_shared(self._source, signature.name, used, _MAX_STATIC_SHARED))
             self._functions[signature.name] = function
         if shape.shared_bytes > _MAX_STATIC_SHARED:
             self._driver.allow_shared_bytes(function, shape.shared_bytes)
@@ -224,11 +227,14 @@ def _read_diagnostics(log: str, source: Source) -> str:
         if len(shown) == 5:
             break
     if not shown and (match := _TOO_MUCH_SHARED.search(log)):
-        kernel, used, most = match.group(1), int(match.group(2), 16), int(match.group(3), 16)
-        line = source.signatures[kernel].line if kernel in source.signatures else 1
-        message = (
-            f"kernel '{kernel}' has {used} bytes of static shared memory. A GPU's block has {most} ({most >> 10} KB): "
-            "use fewer or smaller __shared__ arrays, or dynamic shared memory (extern __shared__)."
-        )
-        shown.append(show_source_line(message, source.path, line, 1, source.text))
+        shown.append(_too_much_shared(source, match.group(1), int(match.group(2), 16), int(match.group(3), 16)))
     return "\n".join(shown) or f"{source.path}: the compiler failed:\n{log.strip()}"
+
+
+def _too_much_shared(source: Source, kernel: str, used: int, most: int) -> str:
+    line = source.signatures[kernel].line if kernel in source.signatures else 1
+    message = (
+        f"kernel '{kernel}' has {used} bytes of static shared memory. A GPU's block has {most} ({most >> 10} KB): "
+        "use fewer or smaller __shared__ arrays, or dynamic shared memory (extern __shared__)."
+    )
+    return show_source_line(message, source.path, line, 1, source.text)

@@ -43,6 +43,10 @@ class Driver(ABC):
         """The handle of the kernel `name`."""
 
     @abstractmethod
+    def static_shared_bytes(self, function: object) -> int:
+        """Shared memory that the kernel declares with a fixed size."""
+
+    @abstractmethod
     def allow_shared_bytes(self, function: object, num_bytes: int) -> None:
         """Raises the kernel's limit of dynamic shared memory, which starts at 48 KB."""
 
@@ -95,6 +99,9 @@ class PyCudaDriver(Driver):
     def function(self, module: object, name: str) -> object:
         return module.get_function(name)
 
+    def static_shared_bytes(self, function: object) -> int:
+        return function.shared_size_bytes
+
     def allow_shared_bytes(self, function: object, num_bytes: int) -> None:
         function.set_attribute(self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, num_bytes)
 
@@ -144,6 +151,10 @@ class BindingsDriver(Driver):
 
     def function(self, module: object, name: str) -> object:
         return self._check(*self._cuda.cuModuleGetFunction(module, name.encode()))
+
+    def static_shared_bytes(self, function: object) -> int:
+        attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        return int(self._check(*self._cuda.cuFuncGetAttribute(attribute, function)))
 
     def allow_shared_bytes(self, function: object, num_bytes: int) -> None:
         attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
