@@ -33,8 +33,8 @@ def training() -> str:
     ours = report["results"]
     lines = [
         f"**{report['device']}**, `tag_gridworld.yaml` as published: {ours['num_envs']:,} envs x {ours['num_agents']} "
-        f"agents, 32x32 network, A2C, {ours['num_steps']} steps an iteration, float32, eager launches "
-        f"(commit {report['commit']}, {command(report)}). WarpDrive 2.7.1 was measured on the same kind of machine.",
+        f"agents, 32x32 network, A2C, {ours['num_steps']} steps an iteration, {ours['precision']}, "
+        f"{'CUDA graphs' if ours['cuda_graphs'] else 'eager launches'} (commit {report['commit']}, {command(report)}). WarpDrive 2.7.1 was measured on the same kind of machine.",
         "",
         "| | ours, us a step | WarpDrive, us a step | times | ours, env steps/s |",
         "|---|---|---|---|---|",
