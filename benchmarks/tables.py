@@ -31,10 +31,11 @@ def results() -> str:
 def training() -> str:
     report, peer = read("throughput_tag_gridworld_cuda"), read("peers")["warpdrive"]["tag_gridworld, 2,000 x 5"]
     ours = report["results"]
+    launches = "CUDA graphs" if ours["cuda_graphs"] else "eager launches"
     lines = [
         f"**{report['device']}**, `tag_gridworld.yaml` as published: {ours['num_envs']:,} envs x {ours['num_agents']} "
-        f"agents, 32x32 network, A2C, {ours['num_steps']} steps an iteration, {ours['precision']}, "
-        f"{'CUDA graphs' if ours['cuda_graphs'] else 'eager launches'} (commit {report['commit']}, {command(report)}). WarpDrive 2.7.1 was measured on the same kind of machine.",
+        f"agents, 32x32 network, A2C, {ours['num_steps']} steps an iteration, {ours['precision']}, {launches} "
+        f"(commit {report['commit']}, {command(report)}). WarpDrive 2.7.1 was measured on the same kind of machine.",
         "",
         "| | ours, us a step | WarpDrive, us a step | times | ours, env steps/s |",
         "|---|---|---|---|---|",
