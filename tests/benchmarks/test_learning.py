@@ -123,3 +123,14 @@ def test_config_without_a_task_needs_no_score(small_tag, tmp_path):
     assert results["env_steps"] == 120
     assert [run["seed"] for run in results["runs"]] == [1, 2]
     assert set(results["least_rise"]) == set(results["curves"]) == {"tagger", "runner"}
+
+
+def test_cartpole_reaches_its_score(device, tmp_path, monkeypatch):
+    """The whole way that a user takes: the example's config, one seed, greedy episodes, at least 495 of 500."""
+    words = ["learning.py", "--task", "cartpole", "--seeds", "1", "--device", device, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert learning.main() == 0
+    (report,) = tmp_path.glob("*.json")
+    results = json.loads(report.read_text())["results"]
+    assert results["score"]["agent"]["iqm"] >= 495
+    assert results["runs"][0]["returns"]["agent"][0] < 60  # it did not know at the start
