@@ -37,11 +37,14 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 RNG = "rng.json"
 LAST = "last"
+RESOLVED_CONFIG = "config.resolved.yaml"
+"""Of the run folder: what the run was made with."""
 KEEP = 3
 
 Tensors = Mapping[str, torch.Tensor]
 
 _TEMPORARY = ".tmp-"
+_ASIDE = "abandoned_"
 _FOLDER = re.compile(r"step_[0-9]{12}")
 
 
@@ -151,20 +154,42 @@ def run_folder_of(path: Path) -> Path:
     Raises:
         CheckpointError: it is neither.
     """
-    path = Path(path).resolve()
-    if (path / MANIFEST).exists():
-        return path.parent.parent
-    if list_checkpoints(path / "checkpoints"):
-        return path
-    raise CheckpointError(
-        f"{path}: holds no checkpoint. Give a run folder, such as runs/<name>, or a checkpoint in it."
-    )
+    path = Path(path)
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"{path}: leads nowhere ({path.readlink()}). Give the run folder instead.")
+    path = path.resolve()
+    folder = path.parent.parent if (path / MANIFEST).exists() else path
+    if (path != folder and path.parent.name != "checkpoints") or not (folder / RESOLVED_CONFIG).exists():
+        raise CheckpointError(
+            f"{path}: no run to resume. Give a run folder, such as runs/<name>, or a checkpoint in it; a policy alone "
+            "is taken over by policy.<name>.model.model_ckpt_filepath."
+        )
+    if not list_checkpoints(folder / "checkpoints"):
+        raise CheckpointError(f"{folder}: holds no checkpoint to resume from. Train anew.")
+    return folder
 
 
 def candidates(path: Path) -> list[Path]:
     """The checkpoints to resume from, best first: the one given, or a run folder's from the newest on."""
     path = Path(path).resolve()
     return [path] if (path / MANIFEST).exists() else list_checkpoints(path / "checkpoints")[::-1]
+
+
+def set_aside_after(place: Path) -> list[Path]:
+    """Renames the checkpoints that come after one that a run goes on from: they are of a past that will not be.
+
+    Returns:
+        Their new names; no run resumes from them by itself.
+    """
+    renamed = []
+    for later in list_checkpoints(place.parent):
+        if later.name > place.name:
+            aside = later.with_name(f"{_ASIDE}{later.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            later.rename(aside)
+            renamed.append(aside)
+    _point_last_to(place)
+    return renamed
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -71,6 +71,8 @@ def _train(argv: list[str], folder: Path | None) -> int:
     from trainers.read_config import read_config
 
     resume = None if options.resume is None else Path(options.resume)
+    if resume is not None and options.run_name is not None:
+        raise ConfigError("command line: --run-name names a new run, but --resume goes on in its own folder. Give one.")
     if options.config is None:
         path = resolved_config_of(resume)
     else:
@@ -93,11 +95,9 @@ def resolved_config_of(run: Path | None) -> Path:
     """
     if run is None:
         raise ConfigError("command line: the following arguments are required: --config (or --resume). See --help.")
-    folder = run.resolve().parent.parent if (run / "manifest.json").exists() else run
-    path = folder / "config.resolved.yaml"
-    if not path.exists():
-        raise CheckpointError(f"{run}: no run to resume: {path} is missing. Give a run folder, such as runs/<name>.")
-    return path
+    from trainers.checkpoint import RESOLVED_CONFIG, run_folder_of
+
+    return run_folder_of(run) / RESOLVED_CONFIG
 
 
 def find_config(name: str, folder: Path | None) -> Path:

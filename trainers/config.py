@@ -45,8 +45,8 @@ class TrainerConfig:
     cuda_graphs: bool = True
     """Whether a GPU replays rollouts and updates as CUDA graphs; the figures are the same, bit for bit."""
     deterministic: bool = False
-    """Whether torch may only use algorithms that give the same bits every time, and raises an error where it has
-    none. Off, runs are the same bits too on one machine, as far as torch's matrix products are ."""
+    """Whether torch may only use algorithms that promise the same bits every time, and raises an error where it has
+    none. Off, runs here were the same bits too, on one machine."""
     num_gpus: Count = 1
     """GPUs to train on; one, so far."""
 
@@ -105,8 +105,8 @@ class PolicyConfig:
     max_grad_norm: Positive = 0.5
     """How long the gradient of all the policy's parameters together may be."""
     normalize_observation: bool = False
-    """Whether features are brought to mean 0 and standard deviation 1, by what was seen so far, and clipped to
-    +-10."""
+    """Whether features are brought to mean 0 and standard deviation 1, by what was seen in the iterations before, and
+    clipped to +-10. In the first iteration they are only clipped."""
     normalize_reward: bool = False
     """Whether rewards are divided by the standard deviation of the discounted return so far, and clipped to
     +-reward_clip."""

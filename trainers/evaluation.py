@@ -19,7 +19,7 @@ from warpdrive.errors import EnvError
 NUM_STEPS = 25
 """Steps between two looks at whether all episodes are over."""
 MAX_STEPS = 100_000
-"""Of an episode in an env without a limit."""
+"""Of an episode in an env without a limit: what has not ended by then counts as far as it came."""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ class Learner:
         import torch
 
         self._stopped.zero_()
+        self.optimizer.zero_grad(set_to_none=True)  # a graph that could not be made may have left some
         group = self.group
         with torch.no_grad():
             self.estimate()

@@ -11,13 +11,14 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy
 import torch
 from rich.console import Console
 
+from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.config import Config
 from trainers.errors import RunFolderError
 from trainers.metrics import append_jsonl
@@ -35,7 +36,7 @@ class RunFolder:
         name: names it instead.
         source: the text of the config file, kept as it was.
         command: what was typed.
-        resumed: the folder of a run to go on with, which gets the new lines; nothing of it is removed.
+        resumed: the folder of a run to go on with; nothing is written into it before `accept`.
     """
 
     def __init__(
@@ -49,12 +50,24 @@ class RunFolder:
         self.path = _make_folder(Path(config.saving.basedir), name, config) if resumed is None else resumed
         self.console = Console(highlight=False, soft_wrap=True)
         self.metrics: list[dict[str, float]] = []
+        self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
         resolved = dump_yaml(config)
         if resumed is None:
             (self.path / "config.yaml").write_text(resolved if source is None else source, encoding="utf-8")
-        (self.path / "config.resolved.yaml").write_text(resolved, encoding="utf-8")
-        with (self.path / "command.txt").open("a", encoding="utf-8") as file:
-            file.write(shlex.join(command or sys.argv) + "\n")
+        self._write(lambda: _replace(self.path / RESOLVED_CONFIG, resolved))
+        self._write(lambda: _append(self.path / "command.txt", shlex.join(command or sys.argv)))
+
+    def accept(self) -> None:
+        """Writes what waited: a run that could not be resumed leaves its folder as it was."""
+        waiting, self._waiting = self._waiting or [], None
+        for write in waiting:
+            write()
+
+    def _write(self, write: Callable[[], None]) -> None:
+        if self._waiting is None:
+            write()
+        else:
+            self._waiting.append(write)
 
     @property
     def checkpoints(self) -> Path:
@@ -76,7 +89,7 @@ class RunFolder:
             "gpu": torch.cuda.get_device_name(backend.device) if is_gpu else None,
             "cuda": torch.version.cuda,
         }
-        (self.path / "env.json").write_text(json.dumps(machine, indent=1) + "\n", encoding="utf-8")
+        self._write(lambda: _replace(self.path / "env.json", json.dumps(machine, indent=1) + "\n"))
 
     def say(self, line: str, style: str | None = None) -> None:
         """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
@@ -84,8 +97,7 @@ class RunFolder:
             self.console.print(line, style=style, markup=False)
         else:
             print(line, flush=True)
-        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        self._write(lambda: _append(self.path / "log.txt", line))
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Adds a line to metrics.jsonl."""
@@ -105,9 +117,7 @@ class RunFolder:
             if metrics.get("time/total_timesteps", 0) <= env_steps:
                 kept.append(line)
                 self.metrics.append({name: math.nan if value is None else value for name, value in metrics.items()})
-        beside = path.with_suffix(".tmp")
-        beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        os.replace(beside, path)
+        _replace(path, "".join(f"{line}\n" for line in kept))
 
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps. None where matplotlib is missing or nothing ended."""
@@ -135,6 +145,18 @@ class RunFolder:
             values = [metrics[name] for metrics in self.metrics if name in metrics]
             returns[name.removeprefix("rollout/").removesuffix("ep_rew_mean").rstrip("/")] = (values[0], values[-1])
         return returns
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file as a whole or not at all."""
+    beside = path.with_suffix(".tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 def _mean_returns(metrics: Sequence[Mapping[str, float]]) -> list[str]:

@@ -28,6 +28,7 @@ from trainers.run_folder import RunFolder
 from trainers.stop import Stopped, StopSignals, signal_name
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
+from warpdrive.config import to_plain
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import CheckpointError
@@ -72,6 +73,8 @@ class Trainer:
             make_head(group_of(env, name).action_space)
         self.backend = make_backend(settings)
         resumed = None if resume is None else checkpoint.run_folder_of(resume)
+        generator = torch.Generator().manual_seed(settings.seed)
+        self.policies = {name: self._make_policy(env, name, generator, resume is None) for name in agents}
         self.run = RunFolder(config, run_name, source, command, resumed)
         self.run.say(why_this_device(self.backend), style="bold")
         self.run.write_machine(self.backend)
@@ -88,8 +91,6 @@ class Trainer:
             backend=self.backend,
             final_observations=max_truncations(env, settings.num_steps),
         )
-        generator = torch.Generator().manual_seed(settings.seed)
-        self.policies = {name: self._make_policy(name, generator) for name in agents}
         pairs = {name: (policy, agents[name]) for name, policy in self.policies.items()}
         self.rollout = Rollout(self.env, pairs, settings.num_steps)
         self.guard = Guard(self.rollout)
@@ -220,7 +221,7 @@ class Trainer:
         self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
         tensors["env"] = self.env.data.snapshot()
-        progress = {"iteration": self.iteration, "seed": self.config.trainer.seed}
+        progress = {"iteration": self.iteration, "run": self._identity()}
         rng = generator_states({name: one.generator for name, one in self.algorithms.items()})
         place = checkpoint.save_checkpoint(self.run.checkpoints, self.env_steps, tensors, rng, progress)
         self._saved_at = self.iteration
@@ -243,7 +244,10 @@ class Trainer:
                 continue
             self.restore(place)
             break
+        self.run.accept()
         self.run.go_back_to(self.env_steps)
+        for aside in checkpoint.set_aside_after(place):
+            self.run.say(f"a later checkpoint was set aside: {aside}")
         self.run.say(f"resumed from {place}, after {self.env_steps:,} env steps")
 
     def restore(self, path: Path) -> None:
@@ -253,12 +257,20 @@ class Trainer:
             CheckpointError: it is damaged, or of another kind of run. Then nothing has changed.
         """
         saved = checkpoint.load_checkpoint(path)
+        manifest = saved.path / checkpoint.MANIFEST
         into = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
         into["env"] = {name: self.env.data[name] for name in self.env.data.names()}
         iteration = saved.progress.get("iteration")
         if not isinstance(iteration, int) or isinstance(iteration, bool) or iteration < 0:
             message = f"expected progress.iteration to be a whole number, got {iteration!r}."
-            raise CheckpointError(f"{saved.path / checkpoint.MANIFEST}: {message}")
+            raise CheckpointError(f"{manifest}: {message}")
+        run = saved.progress.get("run")
+        if not isinstance(run, dict):
+            raise CheckpointError(f"{manifest}: expected progress.run to say what the run was made with, got {run!r}.")
+        for key, ours in self._identity().items():
+            if run.get(key) != ours:
+                message = f"{key} was {run.get(key)!r} in the run that was saved, and is {ours!r} in this one."
+                raise CheckpointError(f"{manifest}: {message} Leave it as it was.")
         checkpoint.check_files([*into, *(f"optim.{name}" for name in self.algorithms)], saved)
         for file, tensors in into.items():
             checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
@@ -283,13 +295,26 @@ class Trainer:
         self._saved_at = None  # not in this run's folder
         self.rollout.begin()
 
-    def _make_policy(self, name: str, generator: torch.Generator) -> Policy:
+    def _make_policy(self, env: Env, name: str, generator: torch.Generator, reads_file: bool) -> Policy:
         config = self.config.policy[name]
-        policy = make_policy(self.env.env, name, config, generator)
-        if config.model.model_ckpt_filepath is not None:
+        policy = make_policy(env, name, config, generator)
+        if config.model.model_ckpt_filepath is not None and reads_file:  # a run that is resumed has its own
             file = Path(config.model.model_ckpt_filepath)
             checkpoint.restore_module(policy, checkpoint.load_tensors(file), file)
-        return policy.to(self.env.device)
+        return policy.to(self.backend.device)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint's run and the one that goes on from it must agree on: key -> value, as JSON takes it."""
+        settings = self.config.trainer
+        env = {f"env.{key}": value for key, value in to_plain(self.env.env.config).items()}
+        return {
+            "name": self.config.name,
+            **env,
+            "trainer.num_envs": settings.num_envs,
+            "trainer.train_batch_size": settings.train_batch_size,
+            "trainer.seed": settings.seed,
+            "trainer.device": self.env.device.type,
+        }
 
     def _announce(self) -> None:
         settings = self.config.trainer

@@ -46,6 +46,17 @@ class Between:
 
 
 @dataclass(frozen=True)
+class Above(Between):
+    """A lower bound that is itself too low: `Annotated[float, Above(0)]`."""
+
+    def __str__(self) -> str:
+        return f" above {self.low:g}"
+
+    def holds(self, number: float) -> bool:
+        return number > self.low
+
+
+@dataclass(frozen=True)
 class Matching:
     """A pattern that a text must match as a whole, and how to say so."""
 
@@ -72,7 +83,7 @@ class Schedule:
 Count = Annotated[int, Between(1)]
 Size = Annotated[int, Between(0)]
 Fraction = Annotated[float, Between(0, 1)]
-Positive = Annotated[float, Between(0)]
+Positive = Annotated[float, Above(0)]
 Number = float | Schedule
 """A number, or in YAML `[[step, value], ...]`."""
 

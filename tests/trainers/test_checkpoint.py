@@ -300,7 +300,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tiny, case):
     if callable(content) and name != "manifest.json":
         content = content((place / name).read_bytes())
     rewrite(place, name, content)
-    trainer = Trainer(tiny(trainer__seed=6))
+    trainer = Trainer(tiny())
     trainer.iterate()
     trainer.iterate()
     before = everything(trainer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, device, cap
 
 
 def test_nothing_to_resume_from_is_one_line(tmp_path, device):
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint. Give a run folder"):
+    with pytest.raises(CheckpointError, match=r"no run to resume. Give a run folder"):
         make("a2c", tmp_path, device, resume=tmp_path)
 
 
@@ -93,6 +94,77 @@ def test_command_line_goes_on_with_a_run(tmp_path, device, capsys):
     assert main(["--resume", str(tmp_path / "nowhere")]) == 4
     assert "no run to resume" in capsys.readouterr().err
     assert main([]) == 2
+    assert main(["--resume", str(trainer.run.path), "--run-name", "other"]) == 2
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("trainer.train_batch_size", "160", "trainer.train_batch_size was 80 in the run that was saved, and is 160 in"),
+        ("trainer.num_envs", "16", "trainer.num_envs was 8 in the run that was saved, and is 16 in this one."),
+        ("trainer.seed", "4", "trainer.seed was 3 in the run that was saved, and is 4 in this one."),
+        ("env.grid_length", "9", "env.grid_length was 10 in the run that was saved, and is 9 in this one."),
+        ("env.episode_length", "8", "env.episode_length was 7 in the run that was saved, and is 8 in this one."),
+        ("name", "cartpole", None),
+    ],
+)
+def test_a_refused_resume_leaves_the_run_as_it_was(key, value, line, tmp_path, device, capsys):
+    trainer = make("a2c", tmp_path, device)
+    trainer.train()
+    before = files_of(trainer.run.path)
+    capsys.readouterr()
+    assert main(["--resume", str(trainer.run.path), f"{key}={value}", "--total-timesteps", "2400"]) in (2, 4)
+    error = capsys.readouterr().err
+    assert line is None or line in error
+    assert "Traceback" not in error
+    assert files_of(trainer.run.path) == before
+    assert main(["--resume", str(trainer.run.path), "--total-timesteps", "1680"]) == 0
+
+
+def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path, device, capsys):
+    trainer = make("a2c", tmp_path, device)
+    trainer.train()
+    older, _ = checkpoint.list_checkpoints(trainer.run.checkpoints)
+    assert main(["--resume", str(older), "--total-timesteps", "960"]) == 0
+    names = sorted(path.name for path in trainer.run.checkpoints.iterdir())
+    assert names == ["abandoned_step_000000001600", "last", "step_000000000800", "step_000000000960"]
+    capsys.readouterr()
+    assert main(["--resume", str(trainer.run.path), "--total-timesteps", "1040"]) == 0
+    assert f"resumed from {older.parent / 'step_000000000960'}, after 960 env steps" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["time/total_timesteps"] for line in lines] == [400, 800, 960, 1040]
+
+
+def test_a_checkpoint_outside_a_run_folder_is_not_resumed(tmp_path, device):
+    trainer = make("a2c", tmp_path, device)
+    trainer.train()
+    copied = tmp_path / "home" / "best"
+    shutil.copytree((trainer.run.checkpoints / "last").resolve(), copied)
+    with pytest.raises(CheckpointError, match=r"no run to resume. Give a run folder, .*model_ckpt_filepath.$"):
+        make("a2c", tmp_path, device, resume=copied)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == [trainer.run.path.name]
+
+
+def test_a_run_that_began_with_a_policy_resumes_without_it(tmp_path, device):
+    first = make("a2c", tmp_path, device)
+    first.train()
+    file = tmp_path / "tagger.safetensors"
+    shutil.copy(first.run.checkpoints / "last" / "policy.tagger.safetensors", file)
+    path = tmp_path / "tag.yaml"
+    path.write_text(
+        f"name: tag_gridworld\ntrainer: {{num_envs: 8, train_batch_size: 80, total_timesteps: 80, device: {device}}}\n"
+        f"policy: {{tagger: {{model: {{model_ckpt_filepath: {file}}}}}, runner: {{}}}}\n"
+        f"saving: {{basedir: {tmp_path}}}\n"
+    )
+    assert main(["--config", str(path), "--run-name", "second"]) == 0
+    file.unlink()
+    assert main(["--resume", str(tmp_path / "second"), "--total-timesteps", "160"]) == 0
+    assert main(["--config", str(path), "--run-name", "third"]) == 4
+    assert not (tmp_path / "third").exists()
 
 
 def test_deterministic_asks_torch_for_it(tmp_path, device):
