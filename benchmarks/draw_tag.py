@@ -107,7 +107,7 @@ def main() -> None:
     scores = cross_play(env, candidates, NUM_EPISODES, arguments.seed, backend)
     pairings = [("untrained", "untrained"), ("trained", "untrained"), ("untrained", "trained")]
     episode = most_typical([scores[words] for words in pairings])
-    figure, panels = plt.subplots(1, 3, figsize=(12, 4.6), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(12, 5.2), layout="constrained")
     for axes, words in zip(panels, pairings, strict=True):
         policies = {name: candidates[name][word] for name, word in zip(candidates, words, strict=True)}
         title = ", ".join(f"{word} {name}s" for name, word in zip(candidates, words, strict=True))
@@ -120,7 +120,7 @@ def main() -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     out = arguments.out or ROOT / "docs" / "pictures" / f"{trainer.config.name}.png"
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=90)
+    figure.savefig(out, dpi=90, bbox_inches="tight")
     print(f"drawn in {out}")
 
 

@@ -7,6 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
+from learning_curves import interval, iqm
+
 ROOT = Path(__file__).resolve().parent.parent
 
 FP32_PER_S = 33.5e12
@@ -170,7 +173,24 @@ def scores() -> str:
         seconds = sum(run["seconds"] for run in runs) / len(runs)
         task = report["benchmark"].removeprefix("learning_").removesuffix("_cuda")
         lines.append(f"| {task} | {len(runs)} | {found['env_steps']:,} | {seconds:.0f} | {reached} | {at_least} |")
+    if (folder / "peers_torchrl.json").exists():
+        lines += ["", torchrl(read("peers_torchrl"))]
     return "\n".join(lines)
+
+
+def torchrl(report: dict) -> str:
+    """What TorchRL's PPO reached on the same envs."""
+    runs, reached = report["results"], []
+    for config in dict.fromkeys(run["config"] for run in runs):
+        for group in next(run["greedy"] for run in runs if run["config"] == config):
+            values = np.array([run["greedy"][group] for run in runs if run["config"] == config])
+            low, high = interval(values)
+            reached.append(f"{config} {group} {iqm(values):.1f} ({low:.1f} to {high:.1f})")
+    return (
+        f"TorchRL {report['versions']['torchrl']}'s PPO on the same envs, networks and budget, from the same kind of "
+        f"start, {len(values)} seeds, rewards scaled by {runs[0]['reward_scale']:g} instead of normalised returns "
+        f"(`python benchmarks/peers/torchrl_ppo.py`): {', '.join(reached)}."
+    )
 
 
 def launch() -> str:

@@ -29,31 +29,22 @@ MAX_ERRORS = 20
 
 @dataclass(frozen=True)
 class Between:
-    """Bounds of a number, for annotations: `Annotated[int, Between(1)]`. None is no bound."""
+    """Bounds of a number, for annotations: `Annotated[int, Between(1)]`. None is no bound. `above`: low is too low."""
 
     low: float | None = None
     high: float | None = None
+    above: bool = False
 
     def __str__(self) -> str:
         if self.low is not None and self.high is not None:
             return f" from {self.low:g} to {self.high:g}"
         if self.low is not None:
-            return f" of at least {self.low:g}"
+            return f" {'above' if self.above else 'of at least'} {self.low:g}"
         return "" if self.high is None else f" of at most {self.high:g}"
 
     def holds(self, number: float) -> bool:
-        return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
-
-
-@dataclass(frozen=True)
-class Above(Between):
-    """A lower bound that is itself too low: `Annotated[float, Above(0)]`."""
-
-    def __str__(self) -> str:
-        return f" above {self.low:g}"
-
-    def holds(self, number: float) -> bool:
-        return number > self.low
+        is_low = self.low is not None and (number < self.low or (self.above and number == self.low))
+        return not is_low and (self.high is None or number <= self.high)
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class Schedule:
 Count = Annotated[int, Between(1)]
 Size = Annotated[int, Between(0)]
 Fraction = Annotated[float, Between(0, 1)]
-Positive = Annotated[float, Above(0)]
+Positive = Annotated[float, Between(0, above=True)]
 Number = float | Schedule
 """A number, or in YAML `[[step, value], ...]`."""
 
