@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from trainers import checkpoint
 from trainers.config import SHARED
-from trainers.policies.policy import Policy
+from trainers.policies.policy import Policy, make_policy
+from trainers.read_config import read_config
 from trainers.rollout import Rollout
 from warpdrive.backends.base import Backend
-from warpdrive.env import Env
+from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
 
@@ -125,6 +128,27 @@ class Evaluation:
                 break
         groups = {name: group.agents for name, group in env.groups.items()}
         return Score(returns.cpu(), lengths.cpu(), groups)
+
+
+def load_policies(run: Path, backend: Backend, allow_import: bool = False) -> tuple[Env, dict[str, Policy]]:
+    """The env of a run and its policies as they were saved, to evaluate or to let them play those of another run.
+
+    Args:
+        run: a run folder, or one of its checkpoints.
+        backend: where the policies are to act.
+        allow_import: whether the run's env may be one from outside, "my_package.soccer:Soccer".
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    config = read_config(checkpoint.run_folder_of(run) / checkpoint.RESOLVED_CONFIG, allow_import=allow_import)
+    saved = checkpoint.load_checkpoint(checkpoint.candidates(run)[0])
+    env, policies = load_env(config.name, config.env), {}
+    for name, one in config.policy.items():
+        policies[name] = make_policy(env, name, one, torch.Generator().manual_seed(0))
+        file = saved.path / f"policy.{name}.safetensors"
+        checkpoint.restore_module(policies[name], saved.tensors.get(file.stem, {}), file)
+        policies[name].to(backend.device)
+    return env, policies
 
 
 def cross_play(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainers.config import ModelConfig, PolicyConfig
-from trainers.evaluation import Evaluation, cross_play
+from trainers.evaluation import Evaluation, cross_play, load_policies
 from trainers.policies.policy import make_policy
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
@@ -121,6 +121,29 @@ def test_cross_play_pairs_everyone_with_everyone(device, backend):
     assert len({score.mean_of("tagger") for score in scores.values()}) == 4
     alone = Evaluation(env, {"tagger": taggers["a"], "runner": stays}, 50, 9, backend, greedy=False).play()
     assert torch.equal(alone.returns, scores["a", "stays"].returns)
+
+
+def test_policies_of_two_runs_play_each_other(tmp_path, device, backend):
+    """Loaded from checkpoints, they play as the trainers' own do."""
+    trainers = []
+    for seed in (1, 2):
+        mapping = {
+            "name": "tag_gridworld",
+            "env": TAG,
+            "trainer": {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 400, "device": device, "seed": seed},
+            "policy": {"tagger": {"normalize_observation": True}, "runner": {"algorithm": "PPO"}},
+            "saving": {"basedir": str(tmp_path)},
+        }
+        trainers.append(Trainer(read_config(mapping)))
+        trainers[-1].train()
+    env, first = load_policies(trainers[0].run.path, backend)
+    _, second = load_policies(trainers[1].run.checkpoints / "step_000000000400", backend)
+    assert env.config.grid_length == 5
+    mixed = {"tagger": first["tagger"], "runner": second["runner"]}
+    own = {"tagger": trainers[0].policies["tagger"], "runner": trainers[1].policies["runner"]}
+    found, expected = (Evaluation(env, one, 20, 3, backend, greedy=False).play() for one in (mixed, own))
+    assert torch.equal(found.returns, expected.returns)
+    assert not torch.equal(found.returns, Evaluation(env, first, 20, 3, backend, greedy=False).play().returns)
 
 
 def test_standard_error_by_hand():
