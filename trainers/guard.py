@@ -141,7 +141,7 @@ class Guard:
         if not place.num_agents:
             return (
                 f"policy '{place.policy}': the gradient of '{place.names[row]}' became a NaN or an infinity in {when}. "
-                "Lower its lr or max_grad_norm."
+                "Lower its lr, or a coefficient of its loss that is very large."
             )
         step, rest = divmod(row, self.num_envs * place.num_agents)
         env, agent = divmod(rest, place.num_agents)

@@ -29,7 +29,7 @@ from warpdrive.version import __version__
 
 
 class RunFolder:
-    """Made at the start of a run; every line printed is also in its log.txt.
+    """Made at the start of a run; every line said is also in its log.txt (errors go to stderr alone).
 
     Args:
         config: names the folder `<env>__<algorithm>__seed<seed>__<date>`, in `saving.basedir`.

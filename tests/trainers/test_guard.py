@@ -212,7 +212,7 @@ def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_trainer, algo
     fail_in(
         trainer,
         "policy 'first': the gradient of 'network.trunk.1.weight' became a NaN or an infinity in iteration 3. "
-        "Lower its lr or max_grad_norm.",
+        "Lower its lr, or a coefficient of its loss that is very large.",
     )
 
 
