@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from safetensors.torch import save_file
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import distributions, nn
@@ -88,6 +89,16 @@ class Group:
         )
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=value_at(config.lr, 0), eps=1e-5)
         self.steps: list[TensorDict] = []
+
+    def actor_tensors(self) -> dict[str, torch.Tensor]:
+        """The actor's parameters by the names that our MLP has for them."""
+        layers = [layer for layer in self.actor[0].module if isinstance(layer, nn.Linear)]
+        names = [f"network.trunk.{i}" for i in range(len(layers) - 1)] + ["network.policy_head"]
+        return {
+            f"{name}.{key}": tensor.detach().cpu().contiguous()
+            for name, layer in zip(names, layers, strict=True)
+            for key, tensor in layer.named_parameters()
+        }
 
     def act(self, observation: torch.Tensor, greedy: bool = False) -> torch.Tensor:
         """[E, A, F] -> [E, A]; keeps what is learned from later unless greedy."""
@@ -170,6 +181,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="a file, or one of examples/")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--save", type=Path, help="folder for the actors, as policies that ours can be replaced by")
     parser.add_argument("--reward-scale", type=float, default=0.1)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
@@ -215,6 +227,10 @@ def main() -> None:
             group.learn(torch.stack(following[name]), env_steps)
         env_steps += settings.train_batch_size
         recent = torch.stack(rewards).sum(0).mean(0)
+    if arguments.save is not None:
+        arguments.save.mkdir(parents=True, exist_ok=True)
+        for name, group in groups.items():
+            save_file(group.actor_tensors(), arguments.save / f"{name}.safetensors")
     scores = evaluate(env, groups, config.evaluation, backend)
     trained_on = {n: recent[g.agents.start : g.agents.stop].mean().item() for n, g in groups.items()}
     result = {
