@@ -175,7 +175,25 @@ def scores() -> str:
         lines.append(f"| {task} | {len(runs)} | {found['env_steps']:,} | {seconds:.0f} | {reached} | {at_least} |")
     if (folder / "peers_torchrl.json").exists():
         lines += ["", torchrl(read("peers_torchrl"))]
+    if (folder / "cross_play_torchrl_simple_tag_cpu.json").exists():
+        lines += ["", against_torchrl(read("cross_play_torchrl_simple_tag_cpu"))]
     return "\n".join(lines)
+
+
+def against_torchrl(report: dict) -> str:
+    """Sides that trained together do not compare; sides that play the same opponent do."""
+    found = report["results"]["pairings"]
+
+    def of(pairing: str, group: str) -> str:
+        return f"{found[pairing][group]['mean']:.1f} +- {found[pairing][group]['standard_error']:.1f}"
+
+    num_seeds = len(next(iter(found.values()))["agent"]["of_each_seed"])
+    return (
+        f"In Simple Tag the two also played each other ({num_seeds} seeds, `python benchmarks/peers/cross_play.py`): "
+        f"against TorchRL's prey our predators reach {of('ours adversary, torchrl agent', 'adversary')}, its own "
+        f"{of('torchrl adversary, torchrl agent', 'adversary')}; against TorchRL's predators our prey reaches "
+        f"{of('torchrl adversary, ours agent', 'agent')}, its own {of('torchrl adversary, torchrl agent', 'agent')}."
+    )
 
 
 def torchrl(report: dict) -> str:

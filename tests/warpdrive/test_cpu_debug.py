@@ -1,5 +1,6 @@
 """Debug mode finds each planted mistake, names it, leaves the arrays alone, and later launches work."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -229,3 +230,18 @@ def test_a_launch_on_parts_of_one_tensor_keeps_them_together(module):
     same = numbers()
     launch(module, "correct", same, same)
     assert torch.equal(same, numbers().flip(1))
+
+
+@pytest.mark.parametrize(("debug", "is_shared"), [(True, False), (False, True)])
+def test_checkouts_share_fast_kernels_but_no_debug_builds(tmp_path, monkeypatch, debug, is_shared):
+    """A debug build names the files of the headers it was made from."""
+    from warpdrive.backends import cpu_compiler
+
+    text = 'extern "C" __global__ void f(int* out)\n{\n    atomicAdd(&out[0], 1);\n}\n'
+    source = Source("atomic.cu", text, "", read_signatures(text))
+    places = [CpuBackend(debug=debug).compile(source).library_path]
+    copy = tmp_path / "kernels"
+    shutil.copytree(cpu_compiler.KERNELS_FOLDER, copy)
+    monkeypatch.setattr(cpu_compiler, "KERNELS_FOLDER", copy)
+    places.append(CpuBackend(debug=debug).compile(source).library_path)
+    assert (places[0] == places[1]) is is_shared

@@ -200,7 +200,9 @@ def build_kernels(compiler: Compiler, source: Source, variant: Variant) -> Path:
     flags = [*compiler.flags(variant), *map(_absolute, source.options)]
     shim = [(KERNELS_FOLDER / name).read_text() for name in _SHIM_FILES]
     shim += [path.read_text() for path in sorted((KERNELS_FOLDER / "cpu_shadow").glob("*.h"))]
-    key = cache_key([text, source.included_text(), *flags, *compiler.command, compiler.description, *shim])
+    # Where our own headers are is part of what a debugger is told: another checkout's build would name its files.
+    place = [str(KERNELS_FOLDER)] if variant.debug or variant.sanitize else []
+    key = cache_key([text, source.included_text(), *flags, *compiler.command, compiler.description, *shim, *place])
     return cached(key, ".so", lambda: _build(compiler, source, variant, text, flags))
 
 
