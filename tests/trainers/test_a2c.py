@@ -114,3 +114,16 @@ def test_a_single_sample_leaves_the_parameters_finite(tiny):
     for policy in trainer.policies.values():
         assert all(tensor.isfinite().all() for tensor in policy.state_dict().values())
     assert all(math.isfinite(float(figure)) for ones in figures.values() for figure in ones.values())
+
+
+def test_gradients_left_by_somebody_else_are_not_learned_from(tiny):
+    """As a CUDA graph that could not be made leaves them."""
+    after = []
+    for is_left in (False, True):
+        trainer = Trainer(tiny(policy={"shared": {}}))
+        trainer.rollout.collect()
+        for parameter in trainer.policies["shared"].parameters():
+            parameter.grad = torch.full_like(parameter, 7.0) if is_left else None
+        trainer.algorithms["shared"].update(0)
+        after.append({name: one.clone() for name, one in trainer.policies["shared"].state_dict().items()})
+    assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])

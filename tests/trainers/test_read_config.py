@@ -83,6 +83,7 @@ WRONG = [
     ("num_envs: 100", "num_envs: ten", "tag.yaml:5: trainer.num_envs: expected a whole number of at least 1"),
     ("num_envs: 100", "num_envs: -5", "tag.yaml:5: trainer.num_envs: expected a whole number of at least 1, got -5"),
     ("num_envs: 100", "num_envs: 100\n  num_envs: 3", "tag.yaml:6: trainer.num_envs: given twice (first on line 5)."),
+    ("lr: 1e-3", "max_grad_norm: 0", "tag.yaml:10: policy.tagger.max_grad_norm: expected a number above 0, got 0"),
     ("lr: 1e-3", "gamma: 1.5", "tag.yaml:10: policy.tagger.gamma: expected a number from 0 to 1, got 1.5"),
     ("lr: 1e-3", "to_train: 'False'", "tag.yaml:10: policy.tagger.to_train: expected true or false, got 'False' "),
     ("algorithm: A2C", "algorithm: A2D", "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'A2D'."),
