@@ -9,7 +9,29 @@ import torch
 from torch import nn
 
 
-class ObservationNorm(nn.Module):
+class RunningMoments(nn.Module):
+    """Mean and variance of all that was taken in so far (Chan's parallel formula)."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def take_in(self, values: torch.Tensor, weight: torch.Tensor | None, dim: int | None) -> None:
+        """Values along `dim`, or all of them if it is None; those with weight 0 do not count."""
+        if weight is None:
+            number = torch.full_like(self.count, values.numel() if dim is None else values.shape[dim])
+            variance, mean = torch.var_mean(values, dim=dim, correction=0)
+        else:
+            number = weight.sum(dtype=torch.float64)
+            divisor = number.clamp_min(1.0).to(values.dtype)
+            mean = (values * weight).sum(dim) / divisor
+            variance = ((values - mean).square() * weight).sum(dim) / divisor
+        _merge(self.mean, self.variance, self.count, mean, variance, number)
+
+
+class ObservationNorm(RunningMoments):
     """Brings each feature to mean 0 and standard deviation 1, clipped to +-`clip`.
 
     Statistics of all observations so far. They change only between an update and the next rollout, so that a
@@ -19,11 +41,8 @@ class ObservationNorm(nn.Module):
     """
 
     def __init__(self, num_features: int, clip: float = 10.0) -> None:
-        super().__init__()
+        super().__init__(num_features)
         self.clip = clip
-        self.register_buffer("mean", torch.zeros(num_features))
-        self.register_buffer("variance", torch.ones(num_features))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """[..., features] -> the same, normalised."""
@@ -31,30 +50,15 @@ class ObservationNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Takes in [N, features], of which rows with weight 0 do not count (Chan's parallel formula)."""
-        if weight is None:
-            number = observation.new_full((), len(observation), dtype=torch.float64)
-            variance, mean = torch.var_mean(observation, dim=0, correction=0)
-        else:
-            weight = weight.to(observation.dtype).unsqueeze(-1)
-            number = weight.sum(dtype=torch.float64)
-            divisor = number.clamp_min(1.0).to(observation.dtype)
-            mean = (observation * weight).sum(0) / divisor
-            variance = ((observation - mean).square() * weight).sum(0) / divisor
-        _merge(self.mean, self.variance, self.count, mean, variance, number)
+        """Takes in [N, features], of which rows with weight 0 do not count."""
+        self.take_in(observation, None if weight is None else weight.to(observation.dtype).unsqueeze(-1), dim=0)
 
 
-class RewardNorm(nn.Module):
+class RewardNorm(RunningMoments):
     """The scale that brings discounted returns to standard deviation 1.
 
     Source: Huang et al. 2022, "The 37 implementation details of PPO", detail 21.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("variance", torch.ones(()))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, discounted_return: torch.Tensor, weight: torch.Tensor | None, scale: torch.Tensor) -> None:
@@ -65,16 +69,7 @@ class RewardNorm(nn.Module):
             weight: likewise, 0 where an agent was not in the game; None if all were.
             scale: [1].
         """
-        if weight is None:
-            number = torch.full_like(self.count, discounted_return.numel())
-            variance, mean = torch.var_mean(discounted_return, correction=0)
-        else:
-            weight = weight.to(discounted_return.dtype)
-            number = weight.sum(dtype=torch.float64)
-            divisor = number.clamp_min(1.0).float()
-            mean = (discounted_return * weight).sum() / divisor
-            variance = ((discounted_return - mean).square() * weight).sum() / divisor
-        _merge(self.mean, self.variance, self.count, mean, variance, number)
+        self.take_in(discounted_return, None if weight is None else weight.to(discounted_return.dtype), dim=None)
         scale.copy_(torch.rsqrt(self.variance + 1e-8).view(1))
 
 

@@ -262,9 +262,8 @@ class GroupRollout:
     def _steps_of(self, units: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Steps [L, units] and env [units] of each sequence."""
         first = units // self.rollout.num_envs * self.sequence_length
-        return first + torch.arange(self.sequence_length, device=units.device).view(
-            -1, 1
-        ), units % self.rollout.num_envs
+        step = first + torch.arange(self.sequence_length, device=units.device).view(-1, 1)
+        return step, units % self.rollout.num_envs
 
     def _take(self, index: torch.Tensor, memory: torch.Tensor | None, starts: torch.Tensor | None) -> Samples:
         seen, num_agents, flat = self.rollout.seen(), len(self.agents), index.flatten()
