@@ -1,4 +1,4 @@
-"""Plays every shipped env a little on the GPU, for NVIDIA's compute-sanitizer to watch.
+"""Plays every shipped env and trains a little on the GPU, for NVIDIA's compute-sanitizer to watch.
 
 for tool in memcheck racecheck initcheck synccheck; do
     compute-sanitizer --tool $tool --error-exitcode 9 python benchmarks/sanitize.py
@@ -6,12 +6,16 @@ done
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 import torch
 
+from trainers.read_config import read_config
+from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.env import list_envs, load_env
 from warpdrive.sampler import Sampler
@@ -29,6 +33,17 @@ CONFIGS = {
     ],
 }  # fmt: skip
 
+RUNS = {
+    "pendulum.yaml": {"trainer.num_envs": "9", "trainer.train_batch_size": "1800", "policy.agent.num_epochs": "1"},
+    "tag_continuous_ppo.yaml": {
+        "trainer.num_envs": "9",
+        "trainer.train_batch_size": "180",
+        "policy.tagger.normalize_reward": "true",
+        "policy.runner.normalize_observation": "true",
+    },
+}
+"""Config -> what is changed, to be done soon. Together they launch every kernel of the trainers."""
+
 
 def main() -> None:
     backend = choose_backend("cuda")
@@ -45,7 +60,21 @@ def main() -> None:
         sampler.sample(logits, greedy=greedy)
         sampler.sample(logits, mask=mask, greedy=greedy)
     backend.synchronize()
-    print("drew actions")
+    print("drew actions", flush=True)
+    for config, changes in RUNS.items():
+        train(config, changes)
+        print(f"trained {config}", flush=True)
+
+
+def train(config: str, changes: dict[str, str]) -> None:
+    """Two iterations, launch by launch."""
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = {"trainer.device": "cuda", "trainer.cuda_graphs": "false", "saving.basedir": folder, **changes}
+        trainer = Trainer(read_config(ROOT / "examples" / config, list(overrides.items())))
+        for _ in range(2):
+            figures = trainer.iterate()
+        trainer.metrics.report(figures)
+        trainer.guard.raise_if_halted(trainer.iteration)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,14 @@ class Guard:
         row = torch.where(bad.any(), bad.int().argmax(), torch.where(torch.isfinite(norm), NOTHING_FOUND, 0))
         self._keep("gradient", policy, row)
 
+    def place_of(self, tensor: str, policy: str) -> torch.Tensor:
+        """[1] int32, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.
+
+        They write the smaller of what is there and what they find, while `halted` is 0, and then raise `halted`.
+        """
+        number = self._number_of(tensor, policy)
+        return self._first[number : number + 1]
+
     def end_iteration(self) -> None:
         self._num_halted += self.halted.int()
 
@@ -191,9 +199,11 @@ class Guard:
             kernel, values=values, halted=self.halted, first=self._first[number : number + 1], **sizes
         )
 
+    def _number_of(self, tensor: str, policy: str) -> int:
+        return next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))
+
     def _keep(self, tensor: str, policy: str, row: torch.Tensor) -> None:
-        number = next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))
-        slot = self._first[number]
+        slot = self._first[self._number_of(tensor, policy)]
         slot.copy_(torch.where(self.halted[0] == 0, torch.minimum(slot, row.to(torch.int32)), slot))
         self._latch()
 

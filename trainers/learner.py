@@ -12,6 +12,7 @@ from warpdrive.config import value_at
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
+    from trainers.fused.learner import FusedLearner
     from trainers.guard import Guard
     from trainers.rollout import GroupRollout, Samples
 
@@ -72,8 +73,10 @@ class Learner:
         self.optimizer.found_inf = self._skip = torch.zeros((), device=self.device)
         self.target = torch.zeros_like(group.advantage)
         """[T, E, A]: what the value should have been, in rewards as GAE saw them."""
-        self._stopped = torch.zeros((), device=self.device)
-        """Not 0: no more steps in this iteration."""
+        self.stopped = torch.zeros(1, device=self.device)
+        """[1], not 0: no more steps in this iteration."""
+        self.fused: FusedLearner | None = None if group.fused is None else self.fuse()
+        """Does the work by fused kernels, where they can."""
 
     def _parameter_groups(self) -> list[dict]:
         network = self.policy.network
@@ -85,6 +88,11 @@ class Learner:
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},
         ]
 
+    @property
+    def path(self) -> str:
+        """What does the work: "fused" kernels, or "torch"."""
+        return "torch" if self.fused is None else "fused"
+
     def update(self, env_steps: int) -> dict[str, torch.Tensor | float]:
         """Learns from the rollout; `env_steps` were made before it.
 
@@ -95,6 +103,10 @@ class Learner:
             scalar.fill_(value_at(getattr(self.config, name), env_steps))
         return {**self.replay(), "learning_rate": value_at(self.config.lr, env_steps)}
 
+    def fuse(self) -> FusedLearner:
+        """Does what `learn` does by fused kernels; called where the policy plays by them."""
+        raise NotImplementedError
+
     def learn(self) -> dict[str, torch.Tensor]:
         """Learns from the rollout with this iteration's numbers; returns figures by metric name, on the device."""
         raise NotImplementedError
@@ -103,7 +115,7 @@ class Learner:
         """Advantages and targets of the rollout."""
         import torch
 
-        self._stopped.zero_()
+        self.stopped.zero_()
         self.optimizer.zero_grad(set_to_none=True)  # a graph that could not be made may have left some
         group = self.group
         with torch.no_grad():
@@ -158,7 +170,7 @@ class Learner:
         """From here to the end of this iteration the optimiser does nothing if `condition` holds, a bool."""
         import torch
 
-        torch.maximum(self._stopped, condition.to(self._stopped.dtype), out=self._stopped)
+        torch.maximum(self.stopped, condition.to(self.stopped.dtype).view(1), out=self.stopped)
 
     def step(self) -> torch.Tensor:
         """One step of Adam along the gradients there are, which are then gone.
@@ -172,7 +184,7 @@ class Learner:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         self.guard.check_gradient(self.group.name, self.parameters, norm)  # before a NaN of one makes all of them NaN
         torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
-        torch.maximum(self._stopped, self.guard.halted[0], out=self._skip)
+        torch.maximum(self.stopped[0], self.guard.halted[0], out=self._skip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from trainers.features import ACTIVE, Arrays, Features, central_features, places_of
+from trainers.fused.actor import FusedActor, group_constants
+from trainers.fused.network import FusedPolicy, fuse, why_not
 from trainers.policies.heads import GaussianHead
 from trainers.policies.policy import Policy
 from warpdrive.data_manager import DataManager
@@ -57,9 +59,12 @@ class GroupRollout:
     active [T, E, A] bool: whether the agent was in the game before the step; None if all always are.
     mask [T, E, A, outputs] bool: actions that could be taken; None if all always can.
     value_moments [2], reward_scale [1]: what GAE reads of the policy's statistics.
+    why_not_fused: why torch plays and learns for it, and not the fused kernels; None if they do.
     """
 
-    def __init__(self, name: str, policy: Policy, agents: range, rollout: Rollout, greedy: bool) -> None:
+    def __init__(
+        self, name: str, policy: Policy, agents: range, rollout: Rollout, greedy: bool, precision: str
+    ) -> None:
         env = rollout.env
         self.name = name
         self.policy = policy
@@ -90,12 +95,22 @@ class GroupRollout:
         self._buffers: dict[str, torch.Tensor] = {}
         self._prepare_memory(rollout)
 
+        self._all_actions = rollout.data[places.action.array]
+        self._seen_name = places.observation[0].array
+        self.why_not_fused = why_not(policy, places, env.data[self._seen_name], env.backend, precision)
+        self.fused: FusedPolicy | None = None
+        if self.why_not_fused is None:
+            self.fused = fuse(policy, env.backend, full_precision=precision == "fused-fp32")
+            self.fused_constants = group_constants(env, places, agents, policy.head.head_sizes)
+            self._actor = FusedActor(self.fused, env, self.fused_constants, self.mask is not None, greedy)
+            self.action = self._all_actions[:, :, places.action.columns]
+            return
+
         # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
         head = policy.head
         self._outputs = new(num_envs, num_agents, head.num_outputs)
         self._entropy = new(num_envs, num_agents)
         self._greedy = greedy
-        self._all_actions = rollout.data[places.action.array]
         arguments = (env.data, num_envs, agents, self._all_actions.shape[2])
         first_column = places.action.columns.start
         if isinstance(head, GaussianHead):
@@ -104,6 +119,21 @@ class GroupRollout:
         else:
             self.action = self._all_actions[:, :, places.action.columns]
             self._sampler = Sampler(*arguments, head.head_sizes, env.backend, first_column=first_column)
+
+    @property
+    def path(self) -> str:
+        """What plays: "fused" kernels, or "torch"."""
+        return "torch" if self.fused is None else "fused"
+
+    @property
+    def seen_array(self) -> torch.Tensor:
+        """[T+1, E, columns, ...]: the array that the group's agents observe in, of all who do."""
+        return self.rollout.data[self._seen_name]
+
+    @property
+    def action_array(self) -> torch.Tensor:
+        """[T, E, columns] or [T, E, columns, heads]: the array that the group's agents act in."""
+        return self._all_actions
 
     @property
     def observation(self) -> torch.Tensor:
@@ -118,6 +148,12 @@ class GroupRollout:
         calls = []
         if self.mask is not None:
             calls.append(_copy(self.mask[t], self._env_mask))
+        if self.fused is not None:
+            mask = None if self.mask is None else self.mask[t]
+            act = self._actor.prepare_act(
+                self.seen_array[t], self._all_actions[t], self.log_prob[t], self.value[t], mask
+            )
+            return [*calls, *act]
         if self._memory is not None and t % self.sequence_length == 0:
             calls.append(_copy(self.memory[t // self.sequence_length], self._memory))
         calls += self._prepare_forward(self.rollout.seen(t), self._outputs, self.value[t], t, self._memory)
@@ -143,6 +179,11 @@ class GroupRollout:
     def prepare_values(self) -> list[Callable[[], None]]:
         """Values that GAE bootstraps from: of the observation after the last step, and before each truncation."""
         rollout, calls = self.rollout, []
+        if self.fused is not None:
+            calls.append(self._actor.prepare_values(self.seen_array[-1], self.value[-1]))
+            final = rollout.env.data[FINAL + self._seen_name]
+            calls += [self._actor.prepare_values(final[k], value) for k, value in enumerate(self.final_value)]
+            return calls
         calls += self._prepare_forward(rollout.seen(-1), None, self.value[-1], rollout.num_steps, self._memory)
         for k, value in enumerate(self.final_value):
             final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
@@ -312,6 +353,7 @@ class Rollout:
         policies: name -> (policy, its agents).
         num_steps: T.
         greedy: names of policies that take the likeliest action instead of drawing one.
+        precision: of the networks: "bf16" plays by fused kernels where they can, anything else by torch.
     """
 
     def __init__(
@@ -320,6 +362,7 @@ class Rollout:
         policies: Mapping[str, tuple[Policy, range]],
         num_steps: int,
         greedy: Collection[str] = (),
+        precision: str = "fp32",
     ) -> None:
         self.env = env
         self.num_steps = num_steps
@@ -340,7 +383,7 @@ class Rollout:
             self.active = torch.ones(shape, dtype=torch.bool, device=env.device)
             self.survived = torch.ones_like(self.active[:-1])
         self.groups = {
-            name: GroupRollout(name, policy, agents, self, name in greedy)
+            name: GroupRollout(name, policy, agents, self, name in greedy, precision)
             for name, (policy, agents) in policies.items()
         }
         self._calls = [call for t in range(num_steps) for call in self._prepare_step(t)]
@@ -362,6 +405,9 @@ class Rollout:
 
     def begin(self) -> None:
         """Starts from what the env's observation arrays hold, after a reset or a restore."""
+        for group in self.groups.values():
+            if group.fused is not None:
+                group.fused.pack()  # parameters may have been restored
         for name in self.observations:
             self.data[name][-1].copy_(self.env.data[name])
         if self.active is not None:

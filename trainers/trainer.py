@@ -82,7 +82,7 @@ class Trainer:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
             torch.use_deterministic_algorithms(True)
-        torch.set_float32_matmul_precision("high" if settings.precision == "tf32" else "highest")
+        torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
 
         self.env = EnvWrapper(
             env,
@@ -92,7 +92,7 @@ class Trainer:
             final_observations=max_truncations(env, settings.num_steps),
         )
         pairs = {name: (policy, agents[name]) for name, policy in self.policies.items()}
-        self.rollout = Rollout(self.env, pairs, settings.num_steps)
+        self.rollout = Rollout(self.env, pairs, settings.num_steps, precision=settings.precision)
         self.guard = Guard(self.rollout)
         gae = GAE(self.rollout)
         self.algorithms = {}

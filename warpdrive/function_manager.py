@@ -127,8 +127,13 @@ class FunctionManager:
             call = self._calls[kernel] = self.prepare(kernel)
         call()
 
-    def prepare(self, kernel: str, **overrides: Any) -> Callable[[], None]:
-        """A launch that was checked and packed once; see `launch`. A call takes little more than the driver does."""
+    def prepare(self, kernel: str, launch_shape: LaunchShape | None = None, **overrides: Any) -> Callable[[], None]:
+        """A launch that was checked and packed once; see `launch`. A call takes little more than the driver does.
+
+        Args:
+            launch_shape: blocks, threads and dynamic shared memory, of kernels that are written for some; chosen as
+                the class says if not given.
+        """
         signature = self.signature(kernel)
         names = {parameter.name for parameter in signature.parameters}
         for name in overrides:
@@ -137,7 +142,7 @@ class FunctionManager:
                     f"kernel '{kernel}' has no parameter '{name}'. It has: {', '.join(sorted(names)) or 'none'}."
                 )
         arguments = [self._argument(kernel, parameter, overrides) for parameter in signature.parameters]
-        return self._module.prepare(signature, arguments, self.launch_shape(kernel))
+        return self._module.prepare(signature, arguments, launch_shape or self.launch_shape(kernel))
 
     def prepare_with(self, kernel: str, views: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """As `prepare`, with those of `views` that the kernel has a parameter for.

@@ -17,6 +17,8 @@ from warpdrive.config import Between, Number
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
+    from trainers.fused.learner import FusedLearner
+
 
 @dataclass(frozen=True)
 class A2CConfig(PolicyConfig):
@@ -48,10 +50,18 @@ class A2C(Learner):
 
     config: A2CConfig
 
+    def fuse(self) -> FusedLearner:
+        from trainers.fused.learner import FusedLearner
+
+        return FusedLearner(self, 1, 1, {"IS_PPO": False, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0})
+
     def learn(self) -> dict[str, torch.Tensor]:
         """One step of the optimiser."""
         import torch
 
+        if self.fused is not None:
+            figures = self.fused.learn()
+            return {name: figure for name, figure in figures.items() if name not in ("approx_kl", "clip_fraction")}
         group, scalars = self.group, self.scalars
         self.begin()
         everything = torch.arange(group.num_units, device=self.device)

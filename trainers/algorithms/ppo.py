@@ -19,6 +19,8 @@ from warpdrive.config import Between, Count, Number, Positive
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
+    from trainers.fused.learner import FusedLearner
+
 FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
 
@@ -101,10 +103,19 @@ class PPO(Learner):
 
     config: PPOConfig
 
+    def fuse(self) -> FusedLearner:
+        from trainers.fused.learner import FusedLearner
+
+        config = self.config
+        loss = {"IS_PPO": True, "CLIPS_VALUE": config.clip_value, "HUBER_DELTA": float(config.huber_delta or 0.0)}
+        return FusedLearner(self, config.num_epochs, config.num_minibatches, loss, config.target_kl or 0.0)
+
     def learn(self) -> dict[str, torch.Tensor]:
         """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12)."""
         import torch
 
+        if self.fused is not None:
+            return self.fused.learn()
         config, group = self.config, self.group
         self.begin()
         sums = torch.zeros(6, device=self.device)

@@ -1,0 +1,373 @@
+"""Learning by fused kernels: gradients of A2C's and PPO's losses, and steps of Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.fused.network import KERNELS, NUM_FIGURES, WARPS, FusedNetwork
+from warpdrive.backends.base import LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import Constant, FunctionManager
+
+if TYPE_CHECKING:
+    from trainers.learner import Learner
+
+NUM_SUMS, SUM_THREADS = 32, 256
+"""Blocks that sum up a minibatch's advantages, and their threads."""
+STEP_THREADS = 256
+MAX_RECORDS = 1 << 20
+"""Samples whose records are in memory at once."""
+MAX_BLOCKS_A_WARP = 14
+"""Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
+
+
+class FusedLearner:
+    """What an algorithm's `learn` does between `begin` and `end`, in a few launches a minibatch.
+
+    Args:
+        learner: of A2C or PPO, whose policy the fused kernels can play for.
+        num_epochs, num_minibatches: passes over the rollout, and steps of each.
+        constants: of the loss: IS_PPO, CLIPS_VALUE, HUBER_DELTA.
+        target_kl: stops the iteration; 0: never.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        num_epochs: int,
+        num_minibatches: int,
+        constants: dict[str, Constant],
+        target_kl: float = 0.0,
+    ) -> None:
+        group, config = learner.group, learner.config
+        self.learner = learner
+        self.fused = group.fused
+        self.num_samples = group.num_units
+        self.size = -(-self.num_samples // num_minibatches)
+        self.num_steps = num_epochs * num_minibatches
+        self.has_order = num_epochs * num_minibatches > 1
+        device = group.advantage.device
+        new = self.fused.biases.new_zeros
+        self._key = torch.zeros(2, dtype=torch.int64, device=device)
+        self._order = torch.zeros(self.num_samples * num_epochs if self.has_order else 1, dtype=torch.int32, device=device)
+        self._sums = torch.zeros(self.num_steps, NUM_SUMS, 3, dtype=torch.float64, device=device)
+        self._coefficients, self._lr = new(3), new(2)
+        self._num_epochs = num_epochs
+        self._constants = {
+            **group.fused_constants,
+            **constants,
+            "HAS_MASK": group.mask is not None,
+            "HAS_ACTIVE": group.active is not None,
+            "HAS_ORDER": self.has_order,
+            "NORMALISES_ADVANTAGE": config.normalize_advantage,
+            "NUM_SUMS": NUM_SUMS,
+        }
+        self._networks = [_NetworkGradient(self, network) for network in self.fused.networks]
+        self._figures = torch.cat([new(self.num_steps, one.num_figures, NUM_FIGURES) for one in self._networks], dim=1)
+        self._norms = new(self.num_steps)
+        self._prepare_optimizer(target_kl)
+        self._prepare_order()
+        self._calls = [call for number in range(self.num_steps) for call in self._prepare_step(number)]
+
+    def learn(self) -> dict[str, torch.Tensor]:
+        """All steps of an iteration; returns the figures' means over them, by name."""
+        learner, scalars = self.learner, self.learner.scalars
+        self._adopt()
+        learner.begin()
+        zero = self._coefficients.new_zeros(())
+        names = ("entropy_coeff", "vf_loss_coeff", "clip_param")
+        torch.stack([scalars.get(name, zero) for name in names], out=self._coefficients)
+        torch.stack([scalars["lr"], scalars.get("critic_lr", scalars["lr"])], out=self._lr)
+        self._steps[0].copy_(self._num_adam_steps[0])
+        if self.has_order:
+            self._key.random_(generator=learner.generator)
+            self._shuffle()
+        self._sum_advantages()
+        for call in self._calls:
+            call()
+        self._num_adam_steps.copy_(self._steps[self.num_steps % 2].expand_as(self._num_adam_steps))
+        learner.end()
+        means = self._figures.sum(dim=(0, 1)) / self.num_steps
+        return {
+            "policy_loss": means[0],
+            "value_loss": means[1],
+            "entropy": means[2],
+            "approx_kl": means[3],
+            "clip_fraction": means[4],
+            "grad_norm": self._norms.mean(),
+            "explained_variance": learner.explained_variance(),
+        }
+
+    def _adopt(self) -> None:
+        """Makes the optimiser's memory a view of ours, after a checkpoint put other tensors there."""
+        optimizer, start = self.learner.optimizer, 0
+        for number, parameter in enumerate(self.learner.parameters):
+            mine = {
+                "step": self._num_adam_steps[number],
+                "exp_avg": self._average[start : start + parameter.numel()].view(parameter.shape),
+                "exp_avg_sq": self._square[start : start + parameter.numel()].view(parameter.shape),
+            }
+            start += parameter.numel()
+            state = optimizer.state[parameter]
+            for name, tensor in mine.items():
+                if name not in state:
+                    state[name] = tensor
+                elif state[name].data_ptr() != tensor.data_ptr():
+                    tensor.copy_(state[name])
+                    state[name] = tensor
+
+    def _prepare_optimizer(self, target_kl: float) -> None:
+        learner, fused = self.learner, self.fused
+        size, device = len(fused.parameter), fused.parameter.device
+        new = fused.parameter.new_zeros
+        self._average, self._square, self._gradient = new(size), new(size), new(size)
+        self._steps, self._num_adam_steps = new(2, 1), new(len(learner.parameters))
+        self._num_groups = -(-size // STEP_THREADS)
+        self._squares = new(self._num_groups)
+        place = torch.zeros(size, dtype=torch.int64)
+        stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
+        is_critic = torch.zeros(size, dtype=torch.bool)
+        parts_at = 0
+        for one in self._networks:
+            for numbers, places in one.network.gradient_places(one.accumulates):
+                numbers = torch.as_tensor(numbers).flatten()
+                place[numbers] = parts_at + torch.as_tensor(places, dtype=torch.int64).flatten()
+                stride[numbers] = one.part_size
+                num_parts[numbers] = one.num_parts
+            parts_at += one.num_parts * one.part_size
+        self._parts = new(parts_at)
+        parts_at = 0
+        for one in self._networks:
+            one.parts = self._parts[parts_at : parts_at + one.num_parts * one.part_size]
+            parts_at += one.num_parts * one.part_size
+        of_critic = {id(p) for p in learner.optimizer.param_groups[1]["params"]} if _has_two(learner) else set()
+        for number, parameter in enumerate(learner.parameters):
+            start = fused.numbers[id(parameter)]
+            name[start : start + parameter.numel()] = number
+            is_critic[start : start + parameter.numel()] = id(parameter) in of_critic
+        config = learner.config
+        constants = {
+            **fused.step_constants,
+            "NUM_GROUPS": self._num_groups,
+            "STEP_THREADS": STEP_THREADS,
+            "NUM_FIGURE_ROWS": self._figures.shape[1],
+            "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
+            "TARGET_KL": float(target_kl),
+        }
+        self._step_functions = FunctionManager(
+            DataManager(device), KERNELS / "fused_step.cu", constants, backend=fused.backend
+        )
+        tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
+        self._tables = {key: table.to(device) for key, table in tables.items()}
+        self._is_critic = is_critic.to(device)
+
+    def _prepare_order(self) -> None:
+        group = self.learner.group
+        device = self._order.device
+        half_bits = max(1, -(-(self.num_samples - 1).bit_length() // 2))
+        constants = {
+            key: self._constants[key]
+            for key in ("HAS_ORDER", "HAS_ACTIVE", "GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS", "NUM_SUMS")
+        } | {
+            "NUM_SAMPLES": self.num_samples,
+            "NUM_EPOCHS": self._num_epochs,
+            "NUM_MINIBATCHES": self.num_steps,
+            "MINIBATCH": self.size,
+            "HALF_BITS": half_bits,
+            "SUM_THREADS": SUM_THREADS,
+        }  # fmt: skip
+        functions = FunctionManager(
+            DataManager(device), KERNELS / "minibatches.cu", constants, backend=self.fused.backend
+        )
+        num_blocks = min(-(-len(self._order) // 256), 16 * self.fused.num_blocks)
+        self._shuffle = functions.prepare(
+            "shuffle_samples", LaunchShape(num_blocks, (256, 1)), key=self._key, order=self._order
+        )
+        self._sum_advantages = functions.prepare(
+            "advantage_sums",
+            LaunchShape(NUM_SUMS * self.num_steps, (SUM_THREADS, 1)),
+            advantage=group.advantage,
+            order=self._order,
+            active=self._active(),
+            sums=self._sums,
+        )
+
+    def _active(self) -> torch.Tensor:
+        active = self.learner.group.rollout.active
+        return torch.zeros(1, dtype=torch.bool, device=self._order.device) if active is None else active
+
+    def _prepare_step(self, number: int) -> list[Callable[[], None]]:
+        learner, group = self.learner, self.learner.group
+        guard = learner.guard
+        an_epoch = self.num_steps // self._num_epochs
+        first = number % an_epoch * self.size
+        size = min(self.size, self.num_samples - first)
+        order = self._order[number // an_epoch * self.num_samples :] if self.has_order else self._order
+        arrays = {
+            "observation": group.seen_array,
+            "order": order,
+            "action": group.action_array,
+            "log_prob": group.log_prob,
+            "value": group.value,
+            "advantage": group.advantage,
+            "target": learner.target,
+            "mask": torch.zeros(1, dtype=torch.bool, device=order.device) if group.mask is None else group.mask,
+            "active": self._active(),
+            "value_moments": group.value_moments,
+            "sums": self._sums[number],
+            "coefficients": self._coefficients,
+            "halted": guard.halted,
+            "first_loss": guard.place_of("loss", group.name),
+        }
+        calls, row = [], 0
+        for one in self._networks:
+            figures = self._figures[number, row : row + one.num_figures]
+            row += one.num_figures
+            calls += one.prepare(arrays, figures, first, size)
+        shape = LaunchShape(self._num_groups, (STEP_THREADS, 1))
+        first_name = guard.place_of("gradient", group.name)
+        calls.append(
+            self._step_functions.prepare(
+                "add_up_gradient",
+                shape,
+                parts=self._parts,
+                **self._tables,
+                halted=guard.halted,
+                gradient=self._gradient,
+                squares=self._squares,
+                first_name=first_name,
+            )
+        )
+        calls.append(
+            self._step_functions.prepare(
+                "adam_step",
+                shape,
+                gradient=self._gradient,
+                squares=self._squares,
+                figures=self._figures[number],
+                first_loss=arrays["first_loss"],
+                first_name=first_name,
+                halted=guard.halted,
+                stopped=learner.stopped,
+                step_before=self._steps[number % 2],
+                step_after=self._steps[(number + 1) % 2],
+                lr=self._lr,
+                is_critic=self._is_critic,
+                weight_place=self.fused.weight_place,
+                parameter=self.fused.parameter,
+                average=self._average,
+                square=self._square,
+                elements=self.fused.elements,
+                biases=self.fused.biases,
+                norm=self._norms[number : number + 1],
+            )
+        )
+        return calls
+
+
+class _NetworkGradient:
+    """The gradient of one network: its learn kernel, and where the parts go that it is made of.
+
+    A narrow network adds products up in its blocks' registers: a part a block. A wide one writes records, whose
+    products are sums over a million rows: a matrix library's work.
+    """
+
+    def __init__(self, owner: FusedLearner, network: FusedNetwork) -> None:
+        self.owner = owner
+        self.network = network
+        fused, shape = owner.fused, network.shape
+        widths = shape.widths_of_record
+        self.record = sum(widths)
+        stage = shape.stage_bytes(1)
+        tile_bytes = 16 * WARPS * (self.record * fused.element_bytes + 16)
+        weight_bytes = shape.num_elements * fused.element_bytes
+        fits = stage + tile_bytes + weight_bytes <= fused.max_shared_bytes
+        self.accumulates = fits and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
+        left = fused.max_shared_bytes - stage - (tile_bytes if self.accumulates else 0)
+        constants = shape.constants(fused.policy, fused.element_bytes, 1, left)
+        num_bytes = fused.max_shared_bytes - left + shape.shared_weights(constants, fused.element_bytes)
+        an_sm = 2 if 2 * (num_bytes + 1024) <= fused.max_shared_bytes else 1
+        self.chunk = owner.size if self.accumulates else min(owner.size, MAX_RECORDS)
+        num_chunks = -(-owner.size // self.chunk)
+        num_blocks = min(an_sm * fused.num_blocks, -(-self.chunk // (16 * WARPS)))
+        self.launch_shape = LaunchShape(num_blocks, (WARPS * 32, 1), num_bytes)
+        self.num_parts = num_blocks if self.accumulates else num_chunks
+        self.part_size = network.part_size(self.accumulates)
+        self.num_figures = num_blocks * WARPS * num_chunks
+        self.parts: torch.Tensor
+        """[num_parts, part_size], flat; set once all networks are known."""
+        from trainers.fused.network import place_in_record
+
+        self.functions = FunctionManager(
+            DataManager(fused.biases.device),
+            KERNELS / "fused_learn.cu",
+            {
+                **constants,
+                **owner._constants,
+                "ACCUMULATES": self.accumulates,
+                "ONES_AT": int(place_in_record(torch.tensor(shape.num_features).numpy(), widths[0])),
+            },
+            backend=fused.backend,
+        )
+        num_records = 0 if self.accumulates else self.chunk
+        self.records = torch.zeros(
+            max(num_records * self.record * fused.element_bytes, 16), dtype=torch.uint8, device=fused.biases.device
+        )
+
+    def prepare(
+        self, arrays: dict[str, torch.Tensor], figures: torch.Tensor, first: int, size: int
+    ) -> list[Callable[[], None]]:
+        """Launches for `size` samples from `first` on of the epoch's order."""
+        calls, a_chunk = [], len(figures) // -(-self.owner.size // self.chunk)
+        for number in range(-(-size // self.chunk)):
+            rows = min(self.chunk, size - number * self.chunk)
+            learn = self.functions.prepare(
+                "learn",
+                self.launch_shape,
+                **arrays,
+                **self.owner.fused.arrays_of(self.network),
+                gradient=self.parts,
+                records=self.records,
+                figures=figures[number * a_chunk : (number + 1) * a_chunk],
+                first_row=first + number * self.chunk,
+                num_rows=rows,
+            )
+            calls.append(learn)
+            if not self.accumulates:
+                calls += self._prepare_products(number, rows)
+        return calls
+
+    def _prepare_products(self, number: int, rows: int) -> list[Callable[[], None]]:
+        """The products of a chunk's records: deltas and features, then each further layer's."""
+        dtype = torch.float32 if self.owner.fused.element_bytes == 4 else torch.bfloat16
+        records = self.records.view(dtype)[: rows * self.record].view(rows, self.record)
+        widths = self.network.shape.widths_of_record
+        features, hidden1, hidden2, delta1, delta2, delta_out = records.split(widths, dim=1)
+        deltas = records[:, sum(widths[:3]) :]
+        pairs = [(deltas, features)]
+        if widths[2]:
+            pairs.append((delta2, hidden1))
+        pairs.append((delta_out, hidden2 if widths[2] else hidden1))
+        part = self.parts[number * self.part_size : (number + 1) * self.part_size]
+        calls, at = [], 0
+        for delta, given in pairs:
+            out = part[at : at + delta.shape[1] * given.shape[1]].view(delta.shape[1], given.shape[1])
+            at += out.numel()
+            calls.append(_prepare_product(delta.t(), given, out))
+        return calls
+
+
+def _prepare_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+    """out = left right, summed in float32."""
+    if left.dtype == torch.float32:
+        return lambda: torch.mm(left, right, out=out)
+    if left.is_cuda:
+        return lambda: torch.mm(left, right, out_dtype=torch.float32, out=out)
+    return lambda: torch.mm(left.float(), right.float(), out=out)
+
+
+def _has_two(learner: Learner) -> bool:
+    return len(learner.optimizer.param_groups) > 1

@@ -1,0 +1,256 @@
+// A multilayer perceptron of one or two hidden layers whose activations never leave the warp that computes them.
+//
+// A warp carries ROW_TILES x 16 agents through all layers: the sums of one layer, packed, are the input of the next.
+// The weights are copied to shared memory once a launch, as far as they fit.
+//
+// Constants (trainers/fused/network.py sets them):
+//   NUM_FEATURES                of the observation; the tiles hold a column of ones after them, for the biases' gradient
+//   FEATURE_TILES, TILES1, TILES2   16 columns each: of the features, and of the hidden layers; TILES2 0 if there is one
+//   NUM_OUTPUTS                 numbers of the action's distribution; 0 for a critic alone
+//   HAS_VALUE                   whether the last output is the value
+//   OUTPUT_TILES                16 outputs each
+//   IS_TANH                     the activation: tanh, or else the positive part
+//   NORMALISES, CLIP            whether features are brought to mean 0 and deviation 1, and clipped
+//   SHARED1, SHARED2, SHARED3   which layers' weights are in shared memory
+//   WARPS, ROW_TILES            a block's, a warp's
+#pragma once
+#include "tensor_core.cuh"
+
+constexpr int NUM_ALL = NUM_OUTPUTS + (HAS_VALUE ? 1 : 0);
+constexpr int OUTPUT_BLOCKS = (NUM_ALL + 7) / 8;  // of 8, of which the forward pass computes no more than it must
+constexpr int LAST_TILES = TILES2 > 0 ? TILES2 : TILES1;
+constexpr int SIZE1 = TILES1 * FEATURE_TILES * 256;
+constexpr int SIZE2 = TILES2 * TILES1 * 256;
+constexpr int SIZE3 = OUTPUT_TILES * LAST_TILES * 256;
+constexpr int NUM_BIASES = (TILES1 + TILES2 + OUTPUT_TILES) * 16;
+constexpr int SHARED_WEIGHTS = (SHARED1 ? SIZE1 : 0) + (SHARED2 ? SIZE2 : 0) + (SHARED3 ? SIZE3 : 0);
+constexpr int STAGE_PITCH = OUTPUT_TILES * 16 + 1;  // odd: lanes that own a row each read without conflicts
+constexpr int STAGE_SIZE = ROW_TILES * 16 * STAGE_PITCH;
+constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
+
+// Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
+struct Network {
+    const Element *weight1, *weight2, *weight3;
+    const float *bias1, *bias2, *bias3;
+    float* stage;   // of this warp
+    char* free;     // shared memory after all that
+};
+
+// Copies a layer's weights if there is room; where they are to be read afterwards.
+template <bool IN_SHARED>
+__device__ __forceinline__ const Element* place_weights(char*& shared, const Element* weights, int size)
+{
+    if (!IN_SHARED) return weights;
+    const int num_pieces = size * (int)sizeof(Element) / 16;
+    for (int i = threadIdx.x; i < num_pieces; i += blockDim.x) start_copy((Bytes16*)shared + i, (const Bytes16*)weights + i);
+    const Element* place = (const Element*)shared;
+    shared += size * sizeof(Element);
+    return place;
+}
+
+// Every thread of the block calls it; before the weights are used, `wait_for_copies` and a barrier.
+__device__ __forceinline__ Network place_network(char* shared, const Element* weights, const float* biases)
+{
+    Network network;
+    network.weight1 = place_weights<SHARED1>(shared, weights, SIZE1);
+    network.weight2 = place_weights<SHARED2>(shared, weights + SIZE1, SIZE2);
+    network.weight3 = place_weights<SHARED3>(shared, weights + SIZE1 + SIZE2, SIZE3);
+    float* bias = (float*)shared;
+    for (int i = threadIdx.x; i < NUM_BIASES; i += blockDim.x) bias[i] = biases[i];
+    network.bias1 = bias;
+    network.bias2 = bias + TILES1 * 16;
+    network.bias3 = bias + (TILES1 + TILES2) * 16;
+    network.stage = bias + NUM_BIASES + (threadIdx.x >> 5) * STAGE_SIZE;
+    network.free = (char*)(bias + NUM_BIASES + WARPS * ((STAGE_SIZE + 3) / 4 * 4));
+    return network;
+}
+
+__device__ __forceinline__ float activate(float x)
+{
+    return IS_TANH ? quick_tanh(x) : fmaxf(x, 0.0f);
+}
+
+// Where a row's features are; null where there is no row.
+struct Rows {
+    const float* upper[ROW_TILES];  // of row g of each tile
+    const float* lower[ROW_TILES];  // of row g + 8
+};
+
+__device__ __forceinline__ float feature(const float* row, int column, const float* mean, const float* variance)
+{
+    if (column == NUM_FEATURES) return 1.0f;
+    if (!row || column > NUM_FEATURES) return 0.0f;
+    float x = row[column];
+    if (NORMALISES) x = fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
+    return x;
+}
+
+__device__ __forceinline__ Pair feature_pair(const float* row, int column, const float* mean, const float* variance)
+{
+    if constexpr (NUM_FEATURES % 2 == 0 && !NORMALISES) {  // then rows begin at multiples of 8 bytes
+        if (column < NUM_FEATURES) {
+            if (!row) return packed(0.0f, 0.0f);
+            const FloatPair both = *(const FloatPair*)(row + column);
+            return packed(both.low, both.high);
+        }
+    }
+    return packed(feature(row, column, mean, variance), feature(row, column + 1, mean, variance));
+}
+
+// Tile k of the features: 16 columns.
+__device__ __forceinline__ void load_features(
+    Pair (&tile)[4], const Rows& rows, int r, int k, const float* mean, const float* variance)
+{
+    const int column = 16 * k + 2 * (lane_index() & 3);
+    tile[0] = feature_pair(rows.upper[r], column, mean, variance);
+    tile[1] = feature_pair(rows.lower[r], column, mean, variance);
+    tile[2] = feature_pair(rows.upper[r], column + 8, mean, variance);
+    tile[3] = feature_pair(rows.lower[r], column + 8, mean, variance);
+}
+
+// One hidden layer: calls take(n, tiles) for each 16 of its columns, tiles[r] being those of row tile r.
+//   input(r, k, tile)  gives tile k of the layer's input
+template <int IN_TILES, int OUT_TILES, bool IN_SHARED, int UNROLL, typename Input, typename Take>
+__device__ __forceinline__ void hidden_layer(const Element* weights, const float* bias, Input input, Take take)
+{
+    constexpr int AT_ONCE = OUT_TILES % 2 == 0 ? 2 : 1;
+    const int t = lane_index() & 3;
+#pragma unroll UNROLL
+    for (int n = 0; n < OUT_TILES; n += AT_ONCE) {
+        float sum[ROW_TILES][2 * AT_ONCE][4];
+#pragma unroll
+        for (int i = 0; i < 2 * AT_ONCE; ++i) {
+            const FloatPair start = *(const FloatPair*)(bias + n * 16 + i * 8 + 2 * t);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+                sum[r][i][0] = sum[r][i][2] = start.low;
+                sum[r][i][1] = sum[r][i][3] = start.high;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < IN_TILES; ++k) {
+            Pair tile[ROW_TILES][4];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) input(r, k, tile[r]);
+#pragma unroll
+            for (int s = 0; s < AT_ONCE; ++s) {
+                Pair b[4];
+                load_weights<false, IN_SHARED>(b, weights, (n + s) * 2, k * 2, IN_TILES * 2);
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; ++r) {
+                    multiply(sum[r][2 * s], tile[r], b[0], b[1]);
+                    multiply(sum[r][2 * s + 1], tile[r], b[2], b[3]);
+                }
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < AT_ONCE; ++s) {
+            Pair tiles[ROW_TILES][4];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float* two = &sum[r][2 * s + i / 2][2 * (i % 2)];
+                    tiles[r][i] = packed(activate(two[0]), activate(two[1]));
+                }
+            }
+            take(n + s, tiles);
+        }
+    }
+}
+
+template <typename KeepFeatures, typename Take>
+__device__ __forceinline__ void first_layer(
+    const Network& network, const Rows& rows, const float* mean, const float* variance, KeepFeatures keep, Take take)
+{
+    if constexpr (FEATURES_IN_REGISTERS) {
+        Pair features[ROW_TILES][FEATURE_TILES][4];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+            for (int k = 0; k < FEATURE_TILES; ++k) load_features(features[r][k], rows, r, k, mean, variance);
+        }
+        keep(features);
+        const auto input = [&](int r, int k, Pair(&tile)[4]) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) tile[i] = features[r][k][i];
+        };
+        hidden_layer<FEATURE_TILES, TILES1, SHARED1, TILES1>(network.weight1, network.bias1, input, take);
+    } else {
+        const auto input = [&](int r, int k, Pair(&tile)[4]) { load_features(tile, rows, r, k, mean, variance); };
+        hidden_layer<FEATURE_TILES, TILES1, SHARED1, TILES1>(network.weight1, network.bias1, input, take);
+    }
+}
+
+// All outputs of the warp's rows, in its stage: row r's begin at network.stage + r * STAGE_PITCH.
+//   keep_features(tiles)              is shown the features, where they fit registers
+//   keep1(n, tiles), keep2(n, tiles)  are shown the hidden layers, 16 columns at a time
+template <int UNROLL, typename KeepFeatures, typename Keep1, typename Keep2>
+__device__ __forceinline__ void forward(
+    const Network& network, const Rows& rows, const float* mean, const float* variance, KeepFeatures keep_features,
+    Keep1 keep1, Keep2 keep2)
+{
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    float output[ROW_TILES][2 * OUTPUT_TILES][4];
+#pragma unroll
+    for (int i = 0; i < 2 * OUTPUT_TILES; ++i) {
+        const FloatPair start = *(const FloatPair*)(network.bias3 + i * 8 + 2 * t);
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+            output[r][i][0] = output[r][i][2] = start.low;
+            output[r][i][1] = output[r][i][3] = start.high;
+        }
+    }
+    const auto add_to_outputs = [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+#pragma unroll
+        for (int i = 0; i < OUTPUT_TILES; ++i) {
+            Pair b[4];
+            load_weights<false, SHARED3>(b, network.weight3, 2 * i, 2 * n, LAST_TILES * 2);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+                multiply(output[r][2 * i], tiles[r], b[0], b[1]);
+                if (2 * i + 1 < OUTPUT_BLOCKS) multiply(output[r][2 * i + 1], tiles[r], b[2], b[3]);
+            }
+        }
+    };
+    if constexpr (TILES2 > 0) {
+        Pair hidden[ROW_TILES][TILES1][4];
+        first_layer(network, rows, mean, variance, keep_features, [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+            keep1(n, tiles);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) hidden[r][n][i] = tiles[r][i];
+            }
+        });
+        const auto input = [&](int r, int k, Pair(&tile)[4]) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) tile[i] = hidden[r][k][i];
+        };
+        hidden_layer<TILES1, TILES2, SHARED2, UNROLL>(
+            network.weight2, network.bias2, input, [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+                keep2(n, tiles);
+                add_to_outputs(n, tiles);
+            });
+    } else {
+        first_layer(network, rows, mean, variance, keep_features, [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+            keep1(n, tiles);
+            add_to_outputs(n, tiles);
+        });
+    }
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+        float* upper = network.stage + (r * 16 + g) * STAGE_PITCH + 2 * t;
+        float* lower = upper + 8 * STAGE_PITCH;
+#pragma unroll
+        for (int i = 0; i < OUTPUT_BLOCKS; ++i) {
+            upper[i * 8] = output[r][i][0];
+            upper[i * 8 + 1] = output[r][i][1];
+            lower[i * 8] = output[r][i][2];
+            lower[i * 8 + 1] = output[r][i][3];
+        }
+    }
+    __syncwarp();
+}

@@ -1,0 +1,136 @@
+// From the parts of a gradient to new parameters: the sum, its length, and a step of Adam.
+//
+// Constants: NUM_PARAMETERS; NUM_GROUPS blocks of STEP_THREADS threads; NUM_NAMES parameter tensors; NUM_FIGURE_ROWS and
+// NUM_FIGURES of the learn kernels; MAX_NORM, 0 for none; TARGET_KL, 0 for none; FULL_PRECISION of the networks.
+#include "tensor_core.cuh"
+
+constexpr int NOTHING_FOUND = 0x7fffffff;
+
+// Adds the parts up, always in the same order.
+//   parts        [.., gradient] of all networks, one after the other                                 read
+//   place        [parameter]  where the first part of its gradient is                                read
+//   stride       [parameter]  from one part to the next                                              read
+//   num_parts    [parameter]                                                                         read
+//   name         [parameter]  the tensor that it belongs to                                          read
+//   gradient     [parameter]                                                                         written
+//   squares      [NUM_GROUPS]  sums of the squares                                                   written
+//   first_name   [1]  the first tensor whose gradient has a NaN or an infinity                       read, written
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
+    const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
+    const float* halted, float* gradient, float* squares, int* first_name)
+{
+    __shared__ float square[STEP_THREADS];
+    const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
+    float whole = 0.0f;
+    if (i < NUM_PARAMETERS) {
+        const float* part = parts + place[i];
+        const int step = stride[i];
+        const int count = num_parts[i];
+        float sum[4] = {};
+        int k = 0;
+        for (; k + 8 <= count; k += 8) {
+            float eight[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) eight[j] = part[(long long)(k + j) * step];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) sum[j % 4] += eight[j];
+        }
+        for (; k < count; ++k) sum[k % 4] += part[(long long)k * step];
+        whole = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        gradient[i] = whole;
+        if (!isfinite(whole) && halted[0] == 0.0f) atomicMin(first_name, name[i]);
+    }
+    square[threadIdx.x] = whole * whole;
+    for (int width = STEP_THREADS / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width) square[threadIdx.x] += square[threadIdx.x + width];
+    }
+    if (threadIdx.x == 0) squares[blockIdx.x] = square[0];
+}
+
+// One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM; nothing if the run is
+// halted, this iteration stopped, or the policy too far from the one that played.
+//   squares      [NUM_GROUPS]                                                                        read
+//   figures      [NUM_FIGURE_ROWS, NUM_FIGURES] of this minibatch, the fourth being the KL divergence read
+//   first_loss, first_name  [1]  not NOTHING_FOUND: what halts the run                               read
+//   halted, stopped [1]      not 0: no step; raised here                                             read, written
+//   num_steps    [2]  steps so far; the first is read where the second is written: they take turns   read, written
+//   lr           [2]  of the parameters, and of those of the critic                                  read
+//   is_critic    [parameter]                                                                         read
+//   weight_place [parameter]  of its element in `elements`; or -1 - its place in `biases`            read
+//   parameter, average, square  [parameter]                                                          read, written
+//   elements     bytes of the networks' weights as the kernels read them, biases                     written
+//   norm         [1]  of the gradient, before it is shortened                                        written
+extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
+    const float* gradient, const float* squares, const float* figures, const int* first_loss, int* first_name,
+    float* halted, float* stopped, float* step_before, float* step_after, const float* lr, const bool* is_critic,
+    const int* weight_place, float* parameter, float* average, float* square, unsigned char* elements, float* biases,
+    float* norm)
+{
+    __shared__ float part[STEP_THREADS];
+    __shared__ float kl_part[STEP_THREADS];
+    float sum = 0.0f;
+    for (int k = threadIdx.x; k < NUM_GROUPS; k += STEP_THREADS) sum += squares[k];
+    part[threadIdx.x] = sum;
+    float divergence = 0.0f;
+    if (TARGET_KL > 0.0f) {
+        for (int k = threadIdx.x; k < NUM_FIGURE_ROWS; k += STEP_THREADS) divergence += figures[k * NUM_FIGURES + 3];
+    }
+    kl_part[threadIdx.x] = divergence;
+    const float was_halted = halted[0];
+    const float was_stopped = stopped[0];
+    for (int width = STEP_THREADS / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width) {
+            part[threadIdx.x] += part[threadIdx.x + width];
+            kl_part[threadIdx.x] += kl_part[threadIdx.x + width];
+        }
+    }
+    __syncthreads();
+    const float length = sqrtf(part[0]);
+    // Flags only rise, and what raises them is there before the launch: every block decides alike, whoever is first.
+    const bool is_bad = first_loss[0] != NOTHING_FOUND || first_name[0] != NOTHING_FOUND || !isfinite(length);
+    const bool is_far = TARGET_KL > 0.0f && kl_part[0] > TARGET_KL;
+    const bool skips = is_bad || is_far || was_halted != 0.0f || was_stopped != 0.0f;
+    const float step = step_before[0] + (skips ? 0.0f : 1.0f);
+    const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
+    if (i == 0) {
+        norm[0] = length;
+        step_after[0] = step;
+        if (!isfinite(length) && first_name[0] == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
+        if (is_bad) halted[0] = 1.0f;
+        if (is_far) stopped[0] = 1.0f;
+    }
+    if (skips || i >= NUM_PARAMETERS) return;
+    const float shortened = MAX_NORM > 0.0f ? fminf(1.0f, MAX_NORM / (length + 1e-6f)) : 1.0f;
+    const float slope = gradient[i] * shortened;
+    const float correction1 = 1.0f - powf(0.9f, step);
+    const float correction2 = 1.0f - powf(0.999f, step);
+    const float mean = average[i] + 0.1f * (slope - average[i]);
+    const float mean_square = 0.999f * square[i] + 0.001f * slope * slope;
+    average[i] = mean;
+    square[i] = mean_square;
+    const float size = lr[is_critic[i] ? 1 : 0] / correction1;
+    const float now = parameter[i] - size * mean / (sqrtf(mean_square) / sqrtf(correction2) + 1e-5f);
+    parameter[i] = now;
+    const int place = weight_place[i];
+    if (place >= 0) {
+        narrow(((Element*)elements)[place], now);
+    } else {
+        biases[-1 - place] = now;
+    }
+}
+
+// The parameters as the kernels read them, after somebody else changed them.
+extern "C" __global__ void pack_parameters(
+    const int* weight_place, const float* parameter, unsigned char* elements, float* biases)
+{
+    for (long long i = global_thread(); i < NUM_PARAMETERS; i += num_global_threads()) {
+        const int place = weight_place[i];
+        if (place >= 0) {
+            narrow(((Element*)elements)[place], parameter[i]);
+        } else {
+            biases[-1 - place] = parameter[i];
+        }
+    }
+}

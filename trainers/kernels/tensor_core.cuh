@@ -1,0 +1,323 @@
+// Products of small matrices by one warp: 16 x 16 of A times 16 x 8 of B, added to 16 x 8 of float.
+//
+// Constant: FULL_PRECISION. If false, elements are bfloat16 and sums float: tensor cores do it, from sm_80 on. If true, or
+// where there are none (the CPU), lanes exchange what they hold: slow, and the same to the order of additions.
+//
+// Lane 4 g + t of a warp holds, of
+//   A   rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, as pairs: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
+//   B   column g, rows 2 t, 2 t + 1 and 2 t + 8, 2 t + 9
+//   C   rows g and g + 8, columns 2 t and 2 t + 1
+// so the sums of two products side by side, packed, are a tile of A for the next layer.
+//
+// Weights lie in blocks of 8 x 8, [row / 8][column / 8][8][8], which one lane in eight loads as a whole row.
+#pragma once
+#include "warpdrive.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define HAS_TENSOR_CORES 1
+#else
+#define HAS_TENSOR_CORES 0
+#endif
+
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+struct alignas(8) FloatPair {
+    float low, high;
+};
+struct alignas(16) Bytes16 {
+    unsigned word[4];
+};
+struct alignas(8) Bytes8 {
+    unsigned word[2];
+};
+
+template <bool FULL>
+struct ElementOf {
+    using Element = unsigned short;  // the upper half of a float
+    using Pair = unsigned;
+};
+template <>
+struct ElementOf<true> {
+    using Element = float;
+    using Pair = FloatPair;
+};
+using Element = ElementOf<FULL_PRECISION>::Element;
+using Pair = ElementOf<FULL_PRECISION>::Pair;
+
+__device__ __forceinline__ int lane_index()
+{
+    return threadIdx.x & 31;
+}
+
+// ---------------------------------------------------------------------------------------------- numbers
+
+// bfloat16 nearest to x, ties to even; a NaN stays one.
+__device__ __forceinline__ unsigned round_to_bfloat16(float x)
+{
+    const unsigned bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+__device__ __forceinline__ void pack(unsigned& pair, float low, float high)
+{
+#if HAS_TENSOR_CORES
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
+    pair = round_to_bfloat16(low) | (round_to_bfloat16(high) << 16);
+#endif
+}
+__device__ __forceinline__ void pack(FloatPair& pair, float low, float high)
+{
+    pair = {low, high};
+}
+__device__ __forceinline__ Pair packed(float low, float high)
+{
+    Pair pair;
+    pack(pair, low, high);
+    return pair;
+}
+
+__device__ __forceinline__ FloatPair unpack(unsigned pair)
+{
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+__device__ __forceinline__ FloatPair unpack(FloatPair pair)
+{
+    return pair;
+}
+
+__device__ __forceinline__ void join(unsigned& pair, unsigned short low, unsigned short high)
+{
+    pair = low | ((unsigned)high << 16);
+}
+__device__ __forceinline__ void join(FloatPair& pair, float low, float high)
+{
+    pair = {low, high};
+}
+
+__device__ __forceinline__ void narrow(unsigned short& element, float x)
+{
+    element = (unsigned short)round_to_bfloat16(x);
+}
+__device__ __forceinline__ void narrow(float& element, float x)
+{
+    element = x;
+}
+
+// e^x and tanh(x), as exact as the elements are.
+__device__ __forceinline__ float quick_exp(float x)
+{
+#if HAS_TENSOR_CORES
+    if (!FULL_PRECISION) return __expf(x);
+#endif
+    return expf(x);
+}
+__device__ __forceinline__ float quick_log(float x)
+{
+#if HAS_TENSOR_CORES
+    if (!FULL_PRECISION) return __logf(x);
+#endif
+    return logf(x);
+}
+__device__ __forceinline__ float quick_tanh(float x)
+{
+#if HAS_TENSOR_CORES
+    if (!FULL_PRECISION) {
+        float y;
+        asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+        return y;
+    }
+#endif
+    return tanhf(x);
+}
+
+// --------------------------------------------------------------------------------------------- products
+
+__device__ __forceinline__ unsigned shuffle(unsigned pair, int lane)
+{
+    return __shfl_sync(ALL_LANES, pair, lane);
+}
+__device__ __forceinline__ FloatPair shuffle(FloatPair pair, int lane)
+{
+    return {__shfl_sync(ALL_LANES, pair.low, lane), __shfl_sync(ALL_LANES, pair.high, lane)};
+}
+
+__device__ __forceinline__ float dot(FloatPair a, FloatPair b)
+{
+    return a.low * b.low + a.high * b.high;
+}
+
+template <typename P>
+__device__ __forceinline__ void multiply_by_shuffles(float (&c)[4], const P (&a)[4], P b_low, P b_high)
+{
+    const int lane = lane_index();
+    const int row = lane & ~3;
+    const int column = (lane & 3) * 8;
+    for (int half = 0; half < 2; ++half) {
+        for (int k = 0; k < 4; ++k) {
+            const P b = half ? b_high : b_low;
+            const FloatPair upper = unpack(shuffle(a[2 * half], row + k));
+            const FloatPair lower = unpack(shuffle(a[2 * half + 1], row + k));
+            const FloatPair left = unpack(shuffle(b, column + k));
+            const FloatPair right = unpack(shuffle(b, column + 4 + k));
+            c[0] += dot(upper, left);
+            c[1] += dot(upper, right);
+            c[2] += dot(lower, left);
+            c[3] += dot(lower, right);
+        }
+    }
+}
+
+// c += a b
+__device__ __forceinline__ void multiply(float (&c)[4], const Pair (&a)[4], Pair b_low, Pair b_high)
+{
+#if HAS_TENSOR_CORES
+    if constexpr (!FULL_PRECISION) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"((const unsigned&)a[0]), "r"((const unsigned&)a[1]), "r"((const unsigned&)a[2]),
+              "r"((const unsigned&)a[3]), "r"((const unsigned&)b_low), "r"((const unsigned&)b_high));
+        return;
+    }
+#endif
+    multiply_by_shuffles(c, a, b_low, b_high);
+}
+
+// ------------------------------------------------------------------------------------------------ loads
+
+// Four 8 x 8 matrices; `row` is the address of this lane's: row (lane % 8) of matrix (lane / 8), in shared memory.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsigned short* row)
+{
+#if HAS_TENSOR_CORES
+    const unsigned address = (unsigned)__cvta_generic_to_shared(row);
+    if constexpr (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                     : "r"(address)
+                     : "memory");
+    }
+#endif
+}
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(FloatPair (&pairs)[4], const float* row)
+{
+}
+
+// Two neighbouring tiles of B out of weights [row / 8][column / 8][8][8] with `num_blocks` blocks a row.
+//   not TRANSPOSED: B = W^T, from rows 8 row_block ..+15 and columns 8 column_block ..+15: tiles of 8 rows of W each
+//   TRANSPOSED:     B = W, from the same place: tiles of 8 columns of W each
+// pairs[0], [1]: the first tile; pairs[2], [3]: the second.
+template <bool TRANSPOSED, bool IN_SHARED>
+__device__ __forceinline__ void load_weights(
+    Pair (&pairs)[4], const Element* weights, int row_block, int column_block, int num_blocks)
+{
+    const int lane = lane_index();
+    if constexpr (HAS_TENSOR_CORES && IN_SHARED && !FULL_PRECISION) {
+        const int matrix = lane >> 3;
+        const int row = row_block + (TRANSPOSED ? matrix & 1 : matrix >> 1);
+        const int column = column_block + (TRANSPOSED ? matrix >> 1 : matrix & 1);
+        load_matrices<TRANSPOSED>(pairs, weights + (row * num_blocks + column) * 64 + (lane & 7) * 8);
+        return;
+    }
+    const int g = lane >> 2;
+    const int t = lane & 3;
+#pragma unroll
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        const int row = row_block + (TRANSPOSED ? matrix & 1 : matrix >> 1);
+        const int column = column_block + (TRANSPOSED ? matrix >> 1 : matrix & 1);
+        const Element* block = weights + (row * num_blocks + column) * 64;
+        if (TRANSPOSED) {
+            join(pairs[matrix], block[2 * t * 8 + g], block[(2 * t + 1) * 8 + g]);
+        } else {
+            join(pairs[matrix], block[g * 8 + 2 * t], block[g * 8 + 2 * t + 1]);
+        }
+    }
+}
+
+// A tile of A (or two neighbouring tiles of B) out of rows in shared memory, transposed: what is summed over are 16 rows.
+//   rows    [.., pitch]  the first of the 16
+//   IS_A: columns `column` ..+15 become rows of A; else they become columns of B, pairs[0], [1] the first 8
+template <bool IS_A>
+__device__ __forceinline__ void load_columns(Pair (&pairs)[4], const Element* rows, int pitch, int column)
+{
+    const int lane = lane_index();
+    if constexpr (HAS_TENSOR_CORES && !FULL_PRECISION) {
+        const int matrix = lane >> 3;
+        const int row = (IS_A ? matrix >> 1 : matrix & 1) * 8 + (lane & 7);
+        const int first = column + (IS_A ? matrix & 1 : matrix >> 1) * 8;
+        load_matrices<true>(pairs, rows + row * pitch + first);
+        return;
+    }
+    const int g = lane >> 2;
+    const int t = lane & 3;
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        const int row = (IS_A ? matrix >> 1 : matrix & 1) * 8 + 2 * t;
+        const int first = column + (IS_A ? matrix & 1 : matrix >> 1) * 8 + g;
+        join(pairs[matrix], rows[row * pitch + first], rows[(row + 1) * pitch + first]);
+    }
+}
+
+// 16 bytes from global to shared memory, on their way until `wait_for_copies`.
+__device__ __forceinline__ void start_copy(Bytes16* shared, const Bytes16* global)
+{
+#if HAS_TENSOR_CORES
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global)
+                 : "memory");
+#else
+    *shared = *global;
+#endif
+}
+// Then a barrier, before other threads read them.
+__device__ __forceinline__ void wait_for_copies()
+{
+#if HAS_TENSOR_CORES
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------ stores
+
+// Writes the rows g and g + 8 of WIDTH / 16 tiles of A, 16 bytes a lane. Within each 32 columns (and what 16 are left) they
+// come out in another order: column 8 j + 2 t + i stands at 8 t + 2 j + i (4 t + 2 j + i).
+//   row   of g; row_8 of g + 8; null: it is not written
+template <int TILES>
+__device__ __forceinline__ void store_tiles(unsigned short* row, unsigned short* row_8, const unsigned (&tiles)[TILES][4])
+{
+    const int t = lane_index() & 3;
+#pragma unroll
+    for (int i = 0; i + 1 < TILES; i += 2) {
+        if (row) {
+            *(Bytes16*)(row + 16 * i + 8 * t) = {{tiles[i][0], tiles[i][2], tiles[i + 1][0], tiles[i + 1][2]}};
+        }
+        if (row_8) {
+            *(Bytes16*)(row_8 + 16 * i + 8 * t) = {{tiles[i][1], tiles[i][3], tiles[i + 1][1], tiles[i + 1][3]}};
+        }
+    }
+    if constexpr (TILES % 2) {
+        constexpr int last = TILES - 1;
+        if (row) *(Bytes8*)(row + 16 * last + 4 * t) = {{tiles[last][0], tiles[last][2]}};
+        if (row_8) *(Bytes8*)(row_8 + 16 * last + 4 * t) = {{tiles[last][1], tiles[last][3]}};
+    }
+}
+template <int TILES>
+__device__ __forceinline__ void store_tiles(float* row, float* row_8, const FloatPair (&tiles)[TILES][4])
+{
+    const int t = lane_index() & 3;
+    for (int i = 0; i < TILES; ++i) {
+        const bool is_paired = i < TILES / 2 * 2;
+        const int first = is_paired ? 32 * (i / 2) + 8 * t + 4 * (i % 2) : 16 * i + 4 * t;
+        for (int k = 0; k < 2; ++k) {
+            if (row) *(FloatPair*)(row + first + 2 * k) = tiles[i][2 * k];
+            if (row_8) *(FloatPair*)(row_8 + first + 2 * k) = tiles[i][2 * k + 1];
+        }
+    }
+}
