@@ -15,11 +15,13 @@ import torch
 
 from trainers.errors import NonFiniteError
 from trainers.rollout import Rollout
+from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import FINAL, GLOBAL_STATE
 
 SOURCE = Path(__file__).parent / "kernels" / "finite.cu"
 NOTHING_FOUND = np.iinfo(np.int32).max
+SEARCH_THREADS, MAX_SEARCH_BLOCKS = 256, 2048
 KERNELS = {torch.float32: "first_nonfinite", torch.float64: "first_nonfinite_double"}
 FINAL_KERNELS = {torch.float32: "first_nonfinite_final", torch.float64: "first_nonfinite_final_double"}
 """By the dtype of what is searched. Whole numbers are always finite; half floats are known by their loss."""
@@ -195,9 +197,12 @@ class Guard:
         sizes = {"num_rows": num_rows, "width": values.numel() // num_rows}
         if is_final:
             sizes |= {"num_agents": place.num_agents, "num_steps": rollout.num_steps}
-        return self._functions.prepare(
-            kernel, values=values, halted=self.halted, first=self._first[number : number + 1], **sizes
-        )
+        launch_shape = None
+        if values.is_cuda:  # 16 bytes a thread, and no more threads than keep the memory busy
+            num_blocks = -(-values.numel() * values.element_size() // (16 * SEARCH_THREADS))
+            launch_shape = LaunchShape(min(num_blocks, MAX_SEARCH_BLOCKS), (SEARCH_THREADS, 1))
+        first = self._first[number : number + 1]
+        return self._functions.prepare(kernel, launch_shape, values=values, halted=self.halted, first=first, **sizes)
 
     def _number_of(self, tensor: str, policy: str) -> int:
         return next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))

@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 
     from trainers.fused.learner import FusedLearner
     from trainers.guard import Guard
-    from trainers.rollout import GroupRollout, Samples
+    from trainers.rollout import GroupRollout
+    from trainers.samples import Samples
 
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Samples that go through the network at once; gradients of more are added up. It bounds the memory of an

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -13,41 +12,12 @@ from trainers.fused.actor import FusedActor, group_constants
 from trainers.fused.network import FusedPolicy, fuse, why_not
 from trainers.policies.heads import GaussianHead
 from trainers.policies.policy import Policy
+from trainers.samples import Samples
 from warpdrive.data_manager import DataManager
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.gaussian_sampler import GaussianSampler
 from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION
 from warpdrive.sampler import Sampler
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Steps of agents that an algorithm learns from at once; N of them.
-
-    For a recurrent policy they are sequences, N = L x M: `observation` and `critic_input` then begin [L, M], and
-    `memory` [M, memory_size] is what was remembered before the first step of each.
-    """
-
-    observation: torch.Tensor
-    """[N, F] or [L, M, F]."""
-    critic_input: torch.Tensor | None
-    action: torch.Tensor
-    """[N], [N, heads], or [N, n] as drawn."""
-    log_prob: torch.Tensor
-    """[N], when the action was drawn."""
-    value: torch.Tensor
-    """[N], likewise, in the critic's unit."""
-    advantage: torch.Tensor
-    """[N]."""
-    mask: torch.Tensor | None
-    """[N, outputs] bool, actions that could be taken."""
-    weight: torch.Tensor | None
-    """[N] float32: 1 where the agent was in the game, else 0. None if all were."""
-    memory: torch.Tensor | None
-    starts: torch.Tensor | None
-    """[L, M] bool, whether an episode starts with this step."""
-    index: torch.Tensor
-    """[N] int64, of the rows of [T, E, A]."""
 
 
 class GroupRollout:
@@ -102,7 +72,6 @@ class GroupRollout:
         if self.why_not_fused is None:
             self.fused = fuse(policy, env.backend, full_precision=precision == "fused-fp32")
             self.fused_constants = group_constants(env, places, agents, policy.head.head_sizes)
-            self._actor = FusedActor(self.fused, env, self.fused_constants, self.mask is not None, greedy)
             self.action = self._all_actions[:, :, places.action.columns]
             return
 
@@ -131,6 +100,11 @@ class GroupRollout:
         return self.rollout.data[self._seen_name]
 
     @property
+    def final_seen_array(self) -> torch.Tensor:
+        """[K, E, columns, ...]: what they saw before each truncation, likewise."""
+        return self.rollout.env.data[FINAL + self._seen_name]
+
+    @property
     def action_array(self) -> torch.Tensor:
         """[T, E, columns] or [T, E, columns, heads]: the array that the group's agents act in."""
         return self._all_actions
@@ -149,11 +123,7 @@ class GroupRollout:
         if self.mask is not None:
             calls.append(_copy(self.mask[t], self._env_mask))
         if self.fused is not None:
-            mask = None if self.mask is None else self.mask[t]
-            act = self._actor.prepare_act(
-                self.seen_array[t], self._all_actions[t], self.log_prob[t], self.value[t], mask
-            )
-            return [*calls, *act]
+            return calls  # see FusedActor
         if self._memory is not None and t % self.sequence_length == 0:
             calls.append(_copy(self.memory[t // self.sequence_length], self._memory))
         calls += self._prepare_forward(self.rollout.seen(t), self._outputs, self.value[t], t, self._memory)
@@ -180,10 +150,7 @@ class GroupRollout:
         """Values that GAE bootstraps from: of the observation after the last step, and before each truncation."""
         rollout, calls = self.rollout, []
         if self.fused is not None:
-            calls.append(self._actor.prepare_values(self.seen_array[-1], self.value[-1]))
-            final = rollout.env.data[FINAL + self._seen_name]
-            calls += [self._actor.prepare_values(final[k], value) for k, value in enumerate(self.final_value)]
-            return calls
+            return []  # see FusedActor
         calls += self._prepare_forward(rollout.seen(-1), None, self.value[-1], rollout.num_steps, self._memory)
         for k, value in enumerate(self.final_value):
             final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
@@ -386,8 +353,16 @@ class Rollout:
             name: GroupRollout(name, policy, agents, self, name in greedy, precision)
             for name, (policy, agents) in policies.items()
         }
+        fused = [group for group in self.groups.values() if group.fused is not None]
+        self._actor = FusedActor(env, fused, list(greedy)) if fused else None
         self._calls = [call for t in range(num_steps) for call in self._prepare_step(t)]
         self._calls += [call for group in self.groups.values() for call in group.prepare_values()]
+        if self._actor is not None:
+            seen, values = [group.seen_array[-1] for group in fused], [group.value[-1] for group in fused]
+            self._calls.append(self._actor.prepare_values(seen, values))
+            for k in range(self.max_truncations):
+                seen, values = [group.final_seen_array[k] for group in fused], [group.final_value[k] for group in fused]
+                self._calls.append(self._actor.prepare_values(seen, values))
 
     @property
     def observation(self) -> torch.Tensor:
@@ -432,6 +407,8 @@ class Rollout:
     def _prepare_step(self, t: int) -> list[Callable[[], None]]:
         groups = self.groups.values()
         calls = [call for group in groups for call in group.prepare_act(t)]
+        if self._actor is not None:
+            calls.append(self._actor.prepare_act(t))
         calls.append(self.env.prepare_step(**self.slots(t)))
         calls += self.env.after_step
         calls += [call for group in groups for call in group.prepare_after_step(t)]

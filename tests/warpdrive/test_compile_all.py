@@ -16,6 +16,19 @@ from warpdrive.sampler import Sampler
 
 TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers" / "kernels"
 
+FUSED = {
+    "fused_step.cu": {
+        "NUM_PARAMETERS": 1000, "STEP_THREADS": 256, "SLICES": 4, "NUM_GROUPS": 16, "NUM_FIGURE_ROWS": 8,
+        "NUM_FIGURES": 5, "MAX_NORM": 0.5, "TARGET_KL": 0.02, "FULL_PRECISION": False,
+    },
+    "minibatches.cu": {
+        "NUM_SAMPLES": 1000, "NUM_MINIBATCHES": 8, "MINIBATCH": 250, "NUM_EPOCHS": 2, "HAS_ORDER": True,
+        "HAS_ACTIVE": True, "GROUP_SIZE": 5, "FIRST_AGENT": 0, "ALL_AGENTS": 5, "HALF_BITS": 5, "NUM_SUMS": 3,
+        "SUM_THREADS": 256,
+    },
+}  # fmt: skip
+"""Constants of the kernels that need some."""
+
 ENVS = [
     *((name, {}) for name in list_envs()),
     ("tag_continuous", {"num_taggers": 100, "num_runners": 900, "use_full_observation": False}),
@@ -41,5 +54,6 @@ def test_every_shipped_kernel_compiles(compiler, arch):
         assert f"{name}_step" in backend.compiled
     Sampler(env.data, 2, range(1, 3), env.num_agents, (5, 3), backend)
     for source in sorted(TRAINER_KERNELS.glob("*.cu")):
-        FunctionManager(env.data, source, num_envs=2, num_agents=env.num_agents, backend=backend)
+        constants = FUSED.get(source.name, {})
+        FunctionManager(env.data, source, constants, num_envs=2, num_agents=env.num_agents, backend=backend)
     assert {"restart_ended", "sample_actions_masked", "gae", "episodes"} <= set(backend.compiled)

@@ -1,24 +1,29 @@
-"""Playing by fused kernels: one launch a network draws actions, log-probabilities and values."""
+"""Playing by fused kernels: one launch draws actions, log-probabilities and values of all policies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.features import Places
-from trainers.fused.network import KERNELS, WARPS, FusedNetwork, FusedPolicy
-from warpdrive.backends.base import LaunchShape
+from trainers.fused.network import WARPS, FusedNetwork, FusedPolicy
+from trainers.fused.source import Part, compile_fused, split_blocks
 from warpdrive.data_manager import DataManager
-from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.function_manager import Constant
 
-MANY_ROWS = 64
-"""Rows a warp from which it takes 32 at once instead of 16: every weight it loads then serves two tiles."""
+if TYPE_CHECKING:
+    from trainers.features import Places
+    from trainers.rollout import GroupRollout
+    from warpdrive.env_wrapper import EnvWrapper
+
+MANY_ROWS, MAX_WIDTH_OF_TWO_TILES = 64, 128
+"""Rows a warp from which it takes 32 at once instead of 16, so that every weight it loads serves two tiles; and the
+widest layer for which its registers hold them."""
 
 
 def group_constants(env: EnvWrapper, places: Places, agents: range, head_sizes: tuple[int, ...]) -> dict[str, Constant]:
-    """Where a group's agents see and act: the constants that fused_act.cu and fused_learn.cu share."""
+    """Where a group's agents see and act: the constants that fused_act.cuh and fused_learn.cuh share."""
     seen, action = places.observation[0], places.action
     return {
         "GROUP_SIZE": len(agents),
@@ -29,92 +34,101 @@ def group_constants(env: EnvWrapper, places: Places, agents: range, head_sizes: 
         "NUM_COLUMNS": env.data[action.array].shape[1],
         "FIRST_COLUMN": action.columns.start,
         "NUM_HEADS": len(head_sizes),
-        "HEAD_SIZES": head_sizes,
     }
 
 
 class FusedActor:
-    """Plays for one policy group of a rollout.
+    """Plays for the policy groups of a rollout whose networks the fused kernels know.
 
     Args:
-        fused: its policy.
-        constants: of its group, see `group_constants`.
-        has_mask: whether some actions cannot be taken.
-        greedy: take the likeliest action instead of drawing.
+        groups: those groups.
+        greedy: names of policies that take the likeliest action instead of drawing one.
     """
 
-    def __init__(
-        self, fused: FusedPolicy, env: EnvWrapper, constants: dict[str, Constant], has_mask: bool, greedy: bool
-    ) -> None:
-        self.fused = fused
-        self.num_rows = env.num_envs * constants["GROUP_SIZE"]
+    def __init__(self, env: EnvWrapper, groups: Sequence[GroupRollout], greedy: Sequence[str]) -> None:
+        self.env = env
+        self.groups = list(groups)
+        self._greedy = greedy
         self._data = DataManager(env.device)
         for name in ("seed", "env_step"):
             self._data.add(name, env.data[name])
-        self._constants = {**constants, "HAS_MASK": has_mask, "GREEDY": greedy}
-        self._compiled: dict[tuple[int, bool], tuple[FunctionManager, LaunchShape]] = {}
-        new = fused.biases.new_zeros
-        self._entropy = new(self.num_rows)
+        device = env.device
         self._nothing = {
-            "mask": torch.zeros(1, dtype=torch.bool, device=env.device),
-            "action": torch.zeros(1, dtype=torch.int32, device=env.device),
-            "log_prob": new(1),
-            "value": new(1),
+            "mask": torch.zeros(1, dtype=torch.bool, device=device),
+            "action": torch.zeros(1, dtype=torch.int32, device=device),
+            "log_prob": torch.zeros(1, device=device),
+            "value": torch.zeros(1, device=device),
         }
+        self._entropy = torch.zeros(max(env.num_envs * len(group.agents) for group in groups), device=device)
+        self._acting = [(group, network) for group in self.groups for network in group.fused.networks]
+        self._judging = [(group, group.fused.networks[-1]) for group in self.groups]  # the only one, or the critic
+        self._act = self._compile(self._acting, draws=True)
+        self._judge = self._compile(self._judging, draws=False)
 
-    def prepare_act(
-        self,
-        observation: torch.Tensor,
-        action: torch.Tensor,
-        log_prob: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None = None,
-    ) -> list[Callable[[], None]]:
-        """Launches of one step, packed once.
-
-        Args:
-            observation: [E, columns, ...] float32. Read.
-            action: [E, columns] or [E, columns, heads] int32. The group's columns are written.
-            log_prob, value: [E, agents of the group] float32. Written.
-            mask: [E, agents of the group, outputs] bool: actions that may be taken. Read.
-        """
-        calls = []
-        for number, network in enumerate(self.fused.networks):
-            arrays = {"observation": observation}
+    def prepare_act(self, t: int) -> Callable[[], None]:
+        """The launch of step t, packed once: reads what agents see (and may do), writes what they do, and values."""
+        arrays = []
+        for group, network in self._acting:
+            one = {"observation": group.seen_array[t]}
             if network.shape.num_outputs:
-                arrays |= {"action": action, "log_prob": log_prob}
+                one |= {"action": group.action_array[t], "log_prob": group.log_prob[t]}
+                if group.mask is not None:
+                    one["mask"] = group.mask[t]
             if network.shape.has_value:
-                arrays["value"] = value
-            if mask is not None and network.shape.num_outputs:
-                arrays["mask"] = mask
-            calls.append(self._prepare(number, bool(network.shape.num_outputs), arrays))
-        return calls
+                one["value"] = group.value[t]
+            arrays.append(one)
+        return self._prepare(self._act, self._acting, arrays)
 
-    def prepare_values(self, observation: torch.Tensor, value: torch.Tensor) -> Callable[[], None]:
-        """The launch that judges [E, columns, ...] observations: `value` [E, agents of the group] is written."""
-        last = len(self.fused.networks) - 1  # the only one, or the critic
-        return self._prepare(last, False, {"observation": observation, "value": value})
+    def prepare_values(self, seen: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """The launch that judges what groups see, [E, columns, ...] each: writes `values`, [E, agents of the group]."""
+        arrays = [{"observation": one, "value": value} for one, value in zip(seen, values, strict=True)]
+        return self._prepare(self._judge, self._judging, arrays)
 
-    def _prepare(self, number: int, draws: bool, arrays: dict[str, torch.Tensor]) -> Callable[[], None]:
-        if (number, draws) not in self._compiled:
-            self._compiled[number, draws] = self._compile(self.fused.networks[number], draws)
-        functions, launch_shape = self._compiled[number, draws]
-        fixed = {**self._nothing, **self.fused.arrays_of(self.fused.networks[number]), "entropy": self._entropy}
-        return functions.prepare("act", launch_shape, num_rows=self.num_rows, **{**fixed, **arrays})
+    def _prepare(
+        self, compiled: tuple, networks: list[tuple[GroupRollout, FusedNetwork]], arrays: list[dict[str, torch.Tensor]]
+    ) -> Callable[[], None]:
+        functions, launch_shape = compiled
+        given = {}
+        for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
+            all_of_it = {
+                **self._nothing,
+                **group.fused.arrays_of(network),
+                "entropy": self._entropy,
+                "num_rows": self._rows(group),
+                **own,
+            }
+            given |= {f"{name}_{number}": array for name, array in all_of_it.items()}
+        return functions.prepare("act", launch_shape, **given)
 
-    def _compile(self, network: FusedNetwork, draws: bool) -> tuple[FunctionManager, LaunchShape]:
-        fused, shape = self.fused, network.shape
-        row_tiles = 2 if self.num_rows > MANY_ROWS * WARPS * fused.num_blocks else 1
-        stage = shape.stage_bytes(row_tiles)
-        constants = shape.constants(fused.policy, fused.element_bytes, row_tiles, fused.max_shared_bytes - stage)
-        num_bytes = stage + shape.shared_weights(constants, fused.element_bytes)
-        functions = FunctionManager(
-            self._data,
-            KERNELS / "fused_act.cu",
-            {**constants, **self._constants, "DRAWS": draws},
-            backend=fused.backend,
-        )
-        an_sm = 2 if 2 * (num_bytes + 1024) <= fused.max_shared_bytes else 1
-        num_tiles = -(-self.num_rows // (16 * row_tiles))
-        num_blocks = min(an_sm * fused.num_blocks, num_tiles)
-        return functions, LaunchShape(num_blocks, (WARPS * 32, 1), num_bytes)
+    def _rows(self, group: GroupRollout) -> int:
+        return self.env.num_envs * len(group.agents)
+
+    def _compile(self, networks: list[tuple[GroupRollout, FusedNetwork]], draws: bool) -> tuple:
+        fused: FusedPolicy = networks[0][0].fused
+        work = [self._rows(group) * network.shape.num_elements for group, network in networks]
+        rows = sum(self._rows(group) for group, _ in networks)
+        widest = max(max(network.shape.widths) for _, network in networks)
+        has_many = rows > MANY_ROWS * WARPS * fused.num_multiprocessors
+        row_tiles = 2 if has_many and widest <= MAX_WIDTH_OF_TWO_TILES else 1
+        constants, num_bytes = [], []
+        for group, network in networks:
+            shape, stage = network.shape, network.shape.stage_bytes(row_tiles)
+            one = shape.constants(group.policy, fused.element_bytes, row_tiles, fused.max_shared_bytes - stage)
+            num_bytes.append(stage + shape.shared_weights(one, fused.element_bytes))
+            constants.append(
+                {
+                    **one,
+                    **group.fused_constants,
+                    "HAS_MASK": group.mask is not None,
+                    "GREEDY": group.name in self._greedy,
+                    "DRAWS": draws and network.shape.num_outputs > 0,
+                }
+            )
+        at_once = fused.blocks_at_once(max(num_bytes))
+        blocks = split_blocks(at_once * fused.num_multiprocessors, work)
+        parts = []
+        for (group, _), one, count, size in zip(networks, constants, blocks, num_bytes, strict=True):
+            num_tiles = -(-self._rows(group) // (16 * row_tiles))
+            parts.append(Part(one, group.policy.head.head_sizes, min(count, num_tiles), size))
+        shared = {"FULL_PRECISION": fused.element_bytes == 4}
+        return compile_fused("act", parts, shared, at_once, self._data, fused.backend)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.fused.network import KERNELS, NUM_FIGURES, WARPS, FusedNetwork
+from trainers.fused.network import KERNELS, NUM_FIGURES, WARPS, FusedNetwork, group_of, place_in_record
+from trainers.fused.source import Part, compile_fused, split_blocks
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
@@ -15,11 +16,14 @@ from warpdrive.function_manager import Constant, FunctionManager
 if TYPE_CHECKING:
     from trainers.learner import Learner
 
-NUM_SUMS, SUM_THREADS = 32, 256
-"""Blocks that sum up a minibatch's advantages, and their threads."""
-STEP_THREADS = 256
+SUM_THREADS = 256
+"""Of the blocks that sum up advantages."""
+STEP_THREADS, SLICES = 256, 4
+"""Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
+MAX_WIDTH_OF_TWO_TILES = 32
+"""The widest layer for which a warp's registers hold 32 samples at once instead of 16."""
 MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 
@@ -52,22 +56,25 @@ class FusedLearner:
         device = group.advantage.device
         new = self.fused.biases.new_zeros
         self._key = torch.zeros(2, dtype=torch.int64, device=device)
-        self._order = torch.zeros(self.num_samples * num_epochs if self.has_order else 1, dtype=torch.int32, device=device)
-        self._sums = torch.zeros(self.num_steps, NUM_SUMS, 3, dtype=torch.float64, device=device)
+        num_ordered = self.num_samples * num_epochs if self.has_order else 1
+        self._order = torch.zeros(num_ordered, dtype=torch.int32, device=device)
+        # Blocks that sum up the advantages of a minibatch: all together keep the device busy.
+        self._num_sums = max(1, min(8 * self.fused.num_multiprocessors // self.num_steps, -(-self.size // SUM_THREADS)))
+        self._sums = torch.zeros(self.num_steps, self._num_sums, 3, dtype=torch.float64, device=device)
         self._coefficients, self._lr = new(3), new(2)
         self._num_epochs = num_epochs
-        self._constants = {
+        self.constants = {
             **group.fused_constants,
             **constants,
             "HAS_MASK": group.mask is not None,
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": self.has_order,
-            "NORMALISES_ADVANTAGE": config.normalize_advantage,
-            "NUM_SUMS": NUM_SUMS,
         }
         self._networks = [_NetworkGradient(self, network) for network in self.fused.networks]
+        self._compile(config.normalize_advantage)
         self._figures = torch.cat([new(self.num_steps, one.num_figures, NUM_FIGURES) for one in self._networks], dim=1)
         self._norms = new(self.num_steps)
+        self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._prepare_optimizer(target_kl)
         self._prepare_order()
         self._calls = [call for number in range(self.num_steps) for call in self._prepare_step(number)]
@@ -101,6 +108,55 @@ class FusedLearner:
             "explained_variance": learner.explained_variance(),
         }
 
+    def _compile(self, normalises: bool) -> None:
+        """The learn kernel, which serves all networks in one launch, and memory for what it writes."""
+        networks, fused = self._networks, self.fused
+        self.chunk = self.size
+        if not all(one.accumulates for one in networks):
+            self.chunk = min(self.size, MAX_RECORDS)
+        num_chunks = -(-self.size // self.chunk)
+        at_once = fused.blocks_at_once(max(one.shared_bytes for one in networks))
+        blocks = split_blocks(at_once * fused.num_multiprocessors, [one.network.shape.num_elements for one in networks])
+        device = fused.biases.device
+        for one, count in zip(networks, blocks, strict=True):
+            one.set_blocks(min(count, -(-self.chunk // one.rows_a_block)), num_chunks)
+            rows = 0 if one.accumulates else -(-self.chunk // one.rows_a_block) * one.rows_a_block
+            num_bytes = max(rows * one.record * fused.element_bytes, 16)
+            one.records = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        shared = {
+            "FULL_PRECISION": fused.element_bytes == 4,
+            "NORMALISES_ADVANTAGE": normalises,
+            "NUM_SUMS": self._num_sums,
+        }
+        heads = fused.policy.head.head_sizes
+        parts = [Part(one.constants, heads, one.num_blocks, one.shared_bytes) for one in networks]
+        self._functions, self._launch_shape = compile_fused(
+            "learn", parts, shared, at_once, DataManager(device), fused.backend
+        )
+
+    def _prepare_learn(
+        self, arrays: dict[str, torch.Tensor], figures: list[torch.Tensor], first: int, size: int
+    ) -> list[Callable[[], None]]:
+        """Launches for `size` samples from `first` on of the epoch's order."""
+        calls = []
+        for number in range(-(-size // self.chunk)):
+            rows = min(self.chunk, size - number * self.chunk)
+            given = {**arrays, "first_row": first + number * self.chunk, "num_rows": rows}
+            for i, one in enumerate(self._networks):
+                a_chunk = one.num_blocks * WARPS
+                own = {
+                    **self.fused.arrays_of(one.network),
+                    "gradient": one.parts,
+                    "records": one.records,
+                    "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
+                }
+                given |= {f"{name}_{i}": array for name, array in own.items()}
+            calls.append(self._functions.prepare("learn", self._launch_shape, **given))
+            for one in self._networks:
+                if not one.accumulates:
+                    calls += one.prepare_products(number, rows)
+        return calls
+
     def _adopt(self) -> None:
         """Makes the optimiser's memory a view of ours, after a checkpoint put other tensors there."""
         optimizer, start = self.learner.optimizer, 0
@@ -125,7 +181,7 @@ class FusedLearner:
         new = fused.parameter.new_zeros
         self._average, self._square, self._gradient = new(size), new(size), new(size)
         self._steps, self._num_adam_steps = new(2, 1), new(len(learner.parameters))
-        self._num_groups = -(-size // STEP_THREADS)
+        self._num_groups = -(-size // (STEP_THREADS // SLICES))
         self._squares = new(self._num_groups)
         place = torch.zeros(size, dtype=torch.int64)
         stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
@@ -153,6 +209,7 @@ class FusedLearner:
             **fused.step_constants,
             "NUM_GROUPS": self._num_groups,
             "STEP_THREADS": STEP_THREADS,
+            "SLICES": SLICES,
             "NUM_FIGURE_ROWS": self._figures.shape[1],
             "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
             "TARGET_KL": float(target_kl),
@@ -169,9 +226,10 @@ class FusedLearner:
         device = self._order.device
         half_bits = max(1, -(-(self.num_samples - 1).bit_length() // 2))
         constants = {
-            key: self._constants[key]
-            for key in ("HAS_ORDER", "HAS_ACTIVE", "GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS", "NUM_SUMS")
+            key: self.constants[key]
+            for key in ("HAS_ORDER", "HAS_ACTIVE", "GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS")
         } | {
+            "NUM_SUMS": self._num_sums,
             "NUM_SAMPLES": self.num_samples,
             "NUM_EPOCHS": self._num_epochs,
             "NUM_MINIBATCHES": self.num_steps,
@@ -182,13 +240,13 @@ class FusedLearner:
         functions = FunctionManager(
             DataManager(device), KERNELS / "minibatches.cu", constants, backend=self.fused.backend
         )
-        num_blocks = min(-(-len(self._order) // 256), 16 * self.fused.num_blocks)
+        num_blocks = min(-(-len(self._order) // 256), 16 * self.fused.num_multiprocessors)
         self._shuffle = functions.prepare(
             "shuffle_samples", LaunchShape(num_blocks, (256, 1)), key=self._key, order=self._order
         )
         self._sum_advantages = functions.prepare(
             "advantage_sums",
-            LaunchShape(NUM_SUMS * self.num_steps, (SUM_THREADS, 1)),
+            LaunchShape(self._num_sums * self.num_steps, (SUM_THREADS, 1)),
             advantage=group.advantage,
             order=self._order,
             active=self._active(),
@@ -220,19 +278,18 @@ class FusedLearner:
             "sums": self._sums[number],
             "coefficients": self._coefficients,
             "halted": guard.halted,
+            "nothing": self._nothing,
             "first_loss": guard.place_of("loss", group.name),
         }
-        calls, row = [], 0
-        for one in self._networks:
-            figures = self._figures[number, row : row + one.num_figures]
-            row += one.num_figures
-            calls += one.prepare(arrays, figures, first, size)
-        shape = LaunchShape(self._num_groups, (STEP_THREADS, 1))
+        figures = list(self._figures[number].split([one.num_figures for one in self._networks]))
+        calls = self._prepare_learn(arrays, figures, first, size)
+        adds = LaunchShape(self._num_groups, (STEP_THREADS, 1))
+        steps = LaunchShape(-(-len(self.fused.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         first_name = guard.place_of("gradient", group.name)
         calls.append(
             self._step_functions.prepare(
                 "add_up_gradient",
-                shape,
+                adds,
                 parts=self._parts,
                 **self._tables,
                 halted=guard.halted,
@@ -244,7 +301,7 @@ class FusedLearner:
         calls.append(
             self._step_functions.prepare(
                 "adam_step",
-                shape,
+                steps,
                 gradient=self._gradient,
                 squares=self._squares,
                 figures=self._figures[number],
@@ -269,83 +326,55 @@ class FusedLearner:
 
 
 class _NetworkGradient:
-    """The gradient of one network: its learn kernel, and where the parts go that it is made of.
+    """The gradient of one network: how its learn kernel is made, and where the parts go that the gradient is made of.
 
     A narrow network adds products up in its blocks' registers: a part a block. A wide one writes records, whose
     products are sums over a million rows: a matrix library's work.
     """
 
+    parts: torch.Tensor
+    """[num_parts, part_size], flat."""
+    records: torch.Tensor
+    """Bytes of [rows, record]; all networks' records share the memory, save that of the same launch."""
+
     def __init__(self, owner: FusedLearner, network: FusedNetwork) -> None:
         self.owner = owner
         self.network = network
         fused, shape = owner.fused, network.shape
-        widths = shape.widths_of_record
-        self.record = sum(widths)
-        stage = shape.stage_bytes(1)
-        tile_bytes = 16 * WARPS * (self.record * fused.element_bytes + 16)
+        self.widths = shape.widths_of_record
+        self.record = sum(self.widths)
         weight_bytes = shape.num_elements * fused.element_bytes
+        row_tiles = 2 if max(shape.widths) <= MAX_WIDTH_OF_TWO_TILES else 1
+        stage = shape.stage_bytes(row_tiles)
+        tile_bytes = 16 * WARPS * row_tiles * (self.record * fused.element_bytes + 16)
         fits = stage + tile_bytes + weight_bytes <= fused.max_shared_bytes
         self.accumulates = fits and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
-        left = fused.max_shared_bytes - stage - (tile_bytes if self.accumulates else 0)
-        constants = shape.constants(fused.policy, fused.element_bytes, 1, left)
-        num_bytes = fused.max_shared_bytes - left + shape.shared_weights(constants, fused.element_bytes)
-        an_sm = 2 if 2 * (num_bytes + 1024) <= fused.max_shared_bytes else 1
-        self.chunk = owner.size if self.accumulates else min(owner.size, MAX_RECORDS)
-        num_chunks = -(-owner.size // self.chunk)
-        num_blocks = min(an_sm * fused.num_blocks, -(-self.chunk // (16 * WARPS)))
-        self.launch_shape = LaunchShape(num_blocks, (WARPS * 32, 1), num_bytes)
-        self.num_parts = num_blocks if self.accumulates else num_chunks
+        if not self.accumulates:
+            row_tiles, tile_bytes = 1, 0
+            stage = shape.stage_bytes(row_tiles)
+        self.rows_a_block = 16 * WARPS * row_tiles
+        left = fused.max_shared_bytes - stage - tile_bytes
+        self.constants = {
+            **shape.constants(fused.policy, fused.element_bytes, row_tiles, left),
+            **owner.constants,
+            "ACCUMULATES": self.accumulates,
+            "ONES_AT": int(place_in_record(shape.num_features, group_of(shape.tiles[0]))),
+        }
+        self.shared_bytes = stage + tile_bytes + shape.shared_weights(self.constants, fused.element_bytes)
         self.part_size = network.part_size(self.accumulates)
+
+    def set_blocks(self, num_blocks: int, num_chunks: int) -> None:
+        """Says how many blocks work for the network in a launch, and in how many launches a minibatch is learned."""
+        self.num_blocks = num_blocks
+        self.num_parts = num_blocks if self.accumulates else num_chunks
         self.num_figures = num_blocks * WARPS * num_chunks
-        self.parts: torch.Tensor
-        """[num_parts, part_size], flat; set once all networks are known."""
-        from trainers.fused.network import place_in_record
 
-        self.functions = FunctionManager(
-            DataManager(fused.biases.device),
-            KERNELS / "fused_learn.cu",
-            {
-                **constants,
-                **owner._constants,
-                "ACCUMULATES": self.accumulates,
-                "ONES_AT": int(place_in_record(torch.tensor(shape.num_features).numpy(), widths[0])),
-            },
-            backend=fused.backend,
-        )
-        num_records = 0 if self.accumulates else self.chunk
-        self.records = torch.zeros(
-            max(num_records * self.record * fused.element_bytes, 16), dtype=torch.uint8, device=fused.biases.device
-        )
-
-    def prepare(
-        self, arrays: dict[str, torch.Tensor], figures: torch.Tensor, first: int, size: int
-    ) -> list[Callable[[], None]]:
-        """Launches for `size` samples from `first` on of the epoch's order."""
-        calls, a_chunk = [], len(figures) // -(-self.owner.size // self.chunk)
-        for number in range(-(-size // self.chunk)):
-            rows = min(self.chunk, size - number * self.chunk)
-            learn = self.functions.prepare(
-                "learn",
-                self.launch_shape,
-                **arrays,
-                **self.owner.fused.arrays_of(self.network),
-                gradient=self.parts,
-                records=self.records,
-                figures=figures[number * a_chunk : (number + 1) * a_chunk],
-                first_row=first + number * self.chunk,
-                num_rows=rows,
-            )
-            calls.append(learn)
-            if not self.accumulates:
-                calls += self._prepare_products(number, rows)
-        return calls
-
-    def _prepare_products(self, number: int, rows: int) -> list[Callable[[], None]]:
+    def prepare_products(self, number: int, rows: int) -> list[Callable[[], None]]:
         """The products of a chunk's records: deltas and features, then each further layer's."""
         dtype = torch.float32 if self.owner.fused.element_bytes == 4 else torch.bfloat16
         records = self.records.view(dtype)[: rows * self.record].view(rows, self.record)
-        widths = self.network.shape.widths_of_record
-        features, hidden1, hidden2, delta1, delta2, delta_out = records.split(widths, dim=1)
+        widths = self.widths
+        features, hidden1, hidden2, _, delta2, delta_out = records.split(widths, dim=1)
         deltas = records[:, sum(widths[:3]) :]
         pairs = [(deltas, features)]
         if widths[2]:

@@ -23,7 +23,7 @@ WARPS = 8
 MAX_WIDTH = 256
 NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
-CPU_BLOCKS, CPU_SHARED_BYTES = 2, 227 << 10
+CPU_MULTIPROCESSORS, CPU_SHARED_BYTES = 2, 227 << 10
 """On a CPU the kernels only run to be tested."""
 
 
@@ -98,7 +98,7 @@ class Shape:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of 16 x 16 of the weights' gradient, as fused_learn.cu has them."""
+        """Blocks of 16 x 16 of the weights' gradient, as fused_learn.cuh has them."""
         features, first, second, outputs = self.tiles
         return first * features + second * first + outputs * (second or first) + second + outputs
 
@@ -126,25 +126,27 @@ class Shape:
             "SHARED3": shared[2],
             "WARPS": WARPS,
             "ROW_TILES": row_tiles,
-            "FULL_PRECISION": element_bytes == 4,
         }
 
     def stage_bytes(self, row_tiles: int) -> int:
         """Shared memory of a block besides weights: biases, and each warp's outputs."""
-        pitch = self.tiles[3] * 16 + 1
-        return 4 * (self.num_biases + WARPS * (-(-row_tiles * 16 * pitch // 4) * 4))
+        stage = row_tiles * 16 * (self.tiles[3] * 16 + 1)
+        return 4 * (self.num_biases + WARPS * (-(-stage // 4) * 4))
 
     def shared_weights(self, constants: dict[str, Constant], element_bytes: int) -> int:
         """Bytes of the weights that are in shared memory."""
         return sum(self.sizes[layer] * element_bytes * constants[f"SHARED{layer + 1}"] for layer in range(3))
 
 
-def place_in_record(column: np.ndarray, width: int) -> np.ndarray:
-    """Where a column of a part of the record stands in it: see store_tiles in tensor_core.cuh."""
-    group, left = column // 32, column - width // 32 * 32
-    in_32 = 32 * group + 8 * (column % 8 // 2) + 2 * (column % 32 // 8) + column % 2
-    in_16 = width // 32 * 32 + 4 * (left % 8 // 2) + 2 * (left // 8) + left % 2
-    return np.where(column < width // 32 * 32, in_32, in_16)
+def place_in_record(column: np.ndarray, group: int) -> np.ndarray:
+    """Where a column of a part of the record stands in it, within its 16 or 32 (`group`): see tensor_core.cuh."""
+    within, each = column % group, group // 4
+    return column - within + each * (within % 8 // 2) + 2 * (within // 8) + within % 2
+
+
+def group_of(tiles: int) -> int:
+    """Columns of a part of so many tiles that stand in the record as a lane holds them."""
+    return 32 if tiles % 2 == 0 else 16
 
 
 @dataclass
@@ -185,13 +187,14 @@ class FusedNetwork:
         features, first, second, outputs = self.shape.tiles
         inputs = [features, first, second] if second else [features, first]
         rows = [first, second, outputs] if second else [first, outputs]
-        ones = place_in_record(np.array(self.shape.num_features), 16 * features)
+        ones = place_in_record(np.array(self.shape.num_features), group_of(features))
         places, block, bias_block = [], 0, sum(a * b for a, b in zip(rows, inputs, strict=True))
         row_at, matrix_at = 0, sum(rows) * 16 * features * 16
         for number, (layer, in_tiles, out_tiles) in enumerate(zip(self.layers, inputs, rows, strict=True)):
             row, column = np.indices(layer.weight.shape)
-            row, column = place_in_record(row, 16 * out_tiles), place_in_record(column, 16 * in_tiles)
-            bias_row = place_in_record(np.arange(len(layer.bias)), 16 * out_tiles)
+            row_group = 16 if number == len(rows) - 1 else group_of(out_tiles)  # outputs come one tile at a time
+            row, column = place_in_record(row, row_group), place_in_record(column, group_of(in_tiles))
+            bias_row = place_in_record(np.arange(len(layer.bias)), row_group)
             if accumulates:
                 of_block = block + row // 16 * in_tiles + column // 16
                 weights = of_block * 256 + row % 16 * 16 + column % 16
@@ -252,8 +255,8 @@ class FusedPolicy:
         self.weight_place = torch.as_tensor(place, device=device)
         constants = {"NUM_PARAMETERS": len(self.parameter), "FULL_PRECISION": full_precision}
         self.step_constants = constants | {
-            "NUM_GROUPS": 1, "STEP_THREADS": 256, "NUM_FIGURES": NUM_FIGURES, "NUM_FIGURE_ROWS": 1, "MAX_NORM": 0.0,
-            "TARGET_KL": 0.0,
+            "NUM_GROUPS": 1, "STEP_THREADS": 256, "SLICES": 4, "NUM_FIGURES": NUM_FIGURES, "NUM_FIGURE_ROWS": 1,
+            "MAX_NORM": 0.0, "TARGET_KL": 0.0,
         }  # fmt: skip
         functions = FunctionManager(
             DataManager(device), KERNELS / "fused_step.cu", self.step_constants, backend=backend
@@ -270,10 +273,10 @@ class FusedPolicy:
         """Brings the copies up to date, after somebody else changed the parameters."""
 
     @property
-    def num_blocks(self) -> int:
-        """Multiprocessors of the device."""
+    def num_multiprocessors(self) -> int:
+        """Of the device."""
         if self.backend.name != "cuda":
-            return CPU_BLOCKS
+            return CPU_MULTIPROCESSORS
         return torch.cuda.get_device_properties(self.backend.device).multi_processor_count
 
     @property
@@ -282,6 +285,11 @@ class FusedPolicy:
         if self.backend.name != "cuda":
             return CPU_SHARED_BYTES
         return torch.cuda.get_device_properties(self.backend.device).shared_memory_per_block_optin
+
+    def blocks_at_once(self, shared_bytes: int) -> int:
+        """Blocks of so much shared memory that a multiprocessor holds, two at most."""
+        reserved = 1024  # of each block
+        return max(1, min(2, (self.max_shared_bytes + reserved) // (shared_bytes + reserved)))
 
     def arrays_of(self, network: FusedNetwork) -> dict[str, torch.Tensor]:
         """What every kernel of a network takes: its weights, and what features are normalised by."""

@@ -7,18 +7,33 @@
 //   num_rows
 //   width      numbers of a row
 
-//   values     [row, width]                                              read
+template <typename T>
+struct alignas(16) Piece {
+    T value[16 / sizeof(T)];
+};
+
+//   values     [row, width], from an address that 16 divides                read
 template <typename T>
 __device__ __forceinline__ void search(
     const T* values, const float* halted, int* first, long long num_rows, int width)
 {
     if (halted[0] != 0.0f) return;
+    constexpr int SIZE = 16 / sizeof(T);
     const long long num_values = num_rows * width;
-    for (long long i = global_thread(); i < num_values; i += num_global_threads()) {
-        if (!isfinite(values[i])) {
-            atomicMin(first, (int)(i / width));
-            return;  // a thread's numbers come in order
-        }
+    const long long num_pieces = num_values / SIZE;
+    for (long long i = global_thread(); i < num_pieces; i += num_global_threads()) {
+        const Piece<T> piece = ((const Piece<T>*)values)[i];
+        T sum = 0;  // 0 times a number is 0, save for a NaN and an infinity
+#pragma unroll
+        for (int k = 0; k < SIZE; ++k) sum += piece.value[k] * (T)0;
+        if (sum == (T)0) continue;
+        int k = 0;
+        while (isfinite(piece.value[k])) ++k;
+        atomicMin(first, (int)((i * SIZE + k) / width));
+        return;  // a thread's numbers come in order
+    }
+    for (long long i = num_pieces * SIZE + global_thread(); i < num_values; i += num_global_threads()) {
+        if (!isfinite(values[i])) atomicMin(first, (int)(i / width));
     }
 }
 

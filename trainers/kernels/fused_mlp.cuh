@@ -4,8 +4,8 @@
 // The weights are copied to shared memory once a launch, as far as they fit.
 //
 // Constants (trainers/fused/network.py sets them):
-//   NUM_FEATURES                of the observation; the tiles hold a column of ones after them, for the biases' gradient
-//   FEATURE_TILES, TILES1, TILES2   16 columns each: of the features, and of the hidden layers; TILES2 0 if there is one
+//   NUM_FEATURES of the observation; the tiles hold a column of ones after them, for the biases' gradient
+//   FEATURE_TILES, TILES1, TILES2 16 columns each: of the features, and of the hidden layers; TILES2 0 if there is one
 //   NUM_OUTPUTS                 numbers of the action's distribution; 0 for a critic alone
 //   HAS_VALUE                   whether the last output is the value
 //   OUTPUT_TILES                16 outputs each
@@ -13,12 +13,18 @@
 //   NORMALISES, CLIP            whether features are brought to mean 0 and deviation 1, and clipped
 //   SHARED1, SHARED2, SHARED3   which layers' weights are in shared memory
 //   WARPS, ROW_TILES            a block's, a warp's
-#pragma once
-#include "tensor_core.cuh"
+//
+// One launch may serve several networks: this file is included once for each, in a namespace of its own (see
+// trainers/fused/source.py), after tensor_core.cuh and random.cuh.
 
 constexpr int NUM_ALL = NUM_OUTPUTS + (HAS_VALUE ? 1 : 0);
 constexpr int OUTPUT_BLOCKS = (NUM_ALL + 7) / 8;  // of 8, of which the forward pass computes no more than it must
+constexpr int KEPT2 = TILES2 > 0 ? TILES2 : 1;  // an array of none is no array
 constexpr int LAST_TILES = TILES2 > 0 ? TILES2 : TILES1;
+// Tiles of a layer that are computed, and stand in a record, side by side.
+constexpr int AT_ONCE1 = TILES1 % 2 == 0 ? 2 : 1;
+constexpr int AT_ONCE2 = KEPT2 % 2 == 0 ? 2 : 1;
+constexpr int AT_ONCE_LAST = LAST_TILES % 2 == 0 ? 2 : 1;
 constexpr int SIZE1 = TILES1 * FEATURE_TILES * 256;
 constexpr int SIZE2 = TILES2 * TILES1 * 256;
 constexpr int SIZE3 = OUTPUT_TILES * LAST_TILES * 256;
@@ -27,6 +33,7 @@ constexpr int SHARED_WEIGHTS = (SHARED1 ? SIZE1 : 0) + (SHARED2 ? SIZE2 : 0) + (
 constexpr int STAGE_PITCH = OUTPUT_TILES * 16 + 1;  // odd: lanes that own a row each read without conflicts
 constexpr int STAGE_SIZE = ROW_TILES * 16 * STAGE_PITCH;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
+constexpr int STAGE_FLOATS = (STAGE_SIZE + 3) / 4 * 4;
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
 struct Network {
@@ -42,7 +49,9 @@ __device__ __forceinline__ const Element* place_weights(char*& shared, const Ele
 {
     if (!IN_SHARED) return weights;
     const int num_pieces = size * (int)sizeof(Element) / 16;
-    for (int i = threadIdx.x; i < num_pieces; i += blockDim.x) start_copy((Bytes16*)shared + i, (const Bytes16*)weights + i);
+    for (int i = threadIdx.x; i < num_pieces; i += blockDim.x) {
+        start_copy((Bytes16*)shared + i, (const Bytes16*)weights + i);
+    }
     const Element* place = (const Element*)shared;
     shared += size * sizeof(Element);
     return place;
@@ -60,8 +69,8 @@ __device__ __forceinline__ Network place_network(char* shared, const Element* we
     network.bias1 = bias;
     network.bias2 = bias + TILES1 * 16;
     network.bias3 = bias + (TILES1 + TILES2) * 16;
-    network.stage = bias + NUM_BIASES + (threadIdx.x >> 5) * STAGE_SIZE;
-    network.free = (char*)(bias + NUM_BIASES + WARPS * ((STAGE_SIZE + 3) / 4 * 4));
+    network.stage = bias + NUM_BIASES + (threadIdx.x >> 5) * STAGE_FLOATS;
+    network.free = (char*)(bias + NUM_BIASES + WARPS * STAGE_FLOATS);
     return network;
 }
 
@@ -70,11 +79,24 @@ __device__ __forceinline__ float activate(float x)
     return IS_TANH ? quick_tanh(x) : fmaxf(x, 0.0f);
 }
 
-// Where a row's features are; null where there is no row.
+// Where rows' features are; null where there is no row.
 struct Rows {
     const float* upper[ROW_TILES];  // of row g of each tile
     const float* lower[ROW_TILES];  // of row g + 8
 };
+
+// Every lane brings the row of its number, below 16 ROW_TILES.
+__device__ __forceinline__ Rows share_rows(const float* of_lane)
+{
+    const int g = lane_index() >> 2;
+    Rows rows;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+        rows.upper[r] = (const float*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g);
+        rows.lower[r] = (const float*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g + 8);
+    }
+    return rows;
+}
 
 __device__ __forceinline__ float feature(const float* row, int column, const float* mean, const float* variance)
 {
@@ -108,8 +130,9 @@ __device__ __forceinline__ void load_features(
     tile[3] = feature_pair(rows.lower[r], column + 8, mean, variance);
 }
 
-// One hidden layer: calls take(n, tiles) for each 16 of its columns, tiles[r] being those of row tile r.
+// One hidden layer: calls take(n, tiles) for each one or two of its tiles, tiles[r] being those of row tile r.
 //   input(r, k, tile)  gives tile k of the layer's input
+//   UNROLL             1 keeps the code short; all of OUT_TILES lets `take` keep tiles in registers
 template <int IN_TILES, int OUT_TILES, bool IN_SHARED, int UNROLL, typename Input, typename Take>
 __device__ __forceinline__ void hidden_layer(const Element* weights, const float* bias, Input input, Take take)
 {
@@ -143,19 +166,16 @@ __device__ __forceinline__ void hidden_layer(const Element* weights, const float
                 }
             }
         }
+        Pair tiles[ROW_TILES][AT_ONCE][4];
 #pragma unroll
-        for (int s = 0; s < AT_ONCE; ++s) {
-            Pair tiles[ROW_TILES][4];
+        for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; ++r) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float* two = &sum[r][2 * s + i / 2][2 * (i % 2)];
-                    tiles[r][i] = packed(activate(two[0]), activate(two[1]));
-                }
+            for (int i = 0; i < 4 * AT_ONCE; ++i) {
+                const float* two = &sum[r][i / 2][2 * (i % 2)];
+                tiles[r][i / 4][i % 4] = packed(activate(two[0]), activate(two[1]));
             }
-            take(n + s, tiles);
         }
+        take(n, tiles);
     }
 }
 
@@ -184,8 +204,8 @@ __device__ __forceinline__ void first_layer(
 
 // All outputs of the warp's rows, in its stage: row r's begin at network.stage + r * STAGE_PITCH.
 //   keep_features(tiles)              is shown the features, where they fit registers
-//   keep1(n, tiles), keep2(n, tiles)  are shown the hidden layers, 16 columns at a time
-template <int UNROLL, typename KeepFeatures, typename Keep1, typename Keep2>
+//   keep1(n, tiles), keep2(n, tiles)  are shown the hidden layers, AT_ONCE1 and AT_ONCE2 tiles at a time
+template <typename KeepFeatures, typename Keep1, typename Keep2>
 __device__ __forceinline__ void forward(
     const Network& network, const Rows& rows, const float* mean, const float* variance, KeepFeatures keep_features,
     Keep1 keep1, Keep2 keep2)
@@ -202,39 +222,42 @@ __device__ __forceinline__ void forward(
             output[r][i][1] = output[r][i][3] = start.high;
         }
     }
-    const auto add_to_outputs = [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+    const auto add_to_outputs = [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE_LAST][4]) {
 #pragma unroll
-        for (int i = 0; i < OUTPUT_TILES; ++i) {
-            Pair b[4];
-            load_weights<false, SHARED3>(b, network.weight3, 2 * i, 2 * n, LAST_TILES * 2);
+        for (int s = 0; s < AT_ONCE_LAST; ++s) {
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; ++r) {
-                multiply(output[r][2 * i], tiles[r], b[0], b[1]);
-                if (2 * i + 1 < OUTPUT_BLOCKS) multiply(output[r][2 * i + 1], tiles[r], b[2], b[3]);
+            for (int i = 0; i < OUTPUT_TILES; ++i) {
+                Pair b[4];
+                load_weights<false, SHARED3>(b, network.weight3, 2 * i, 2 * (n + s), LAST_TILES * 2);
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; ++r) {
+                    multiply(output[r][2 * i], tiles[r][s], b[0], b[1]);
+                    if (2 * i + 1 < OUTPUT_BLOCKS) multiply(output[r][2 * i + 1], tiles[r][s], b[2], b[3]);
+                }
             }
         }
     };
     if constexpr (TILES2 > 0) {
         Pair hidden[ROW_TILES][TILES1][4];
-        first_layer(network, rows, mean, variance, keep_features, [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+        first_layer(network, rows, mean, variance, keep_features, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
             keep1(n, tiles);
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) hidden[r][n][i] = tiles[r][i];
+                for (int i = 0; i < 4 * AT_ONCE1; ++i) hidden[r][n + i / 4][i % 4] = tiles[r][i / 4][i % 4];
             }
         });
         const auto input = [&](int r, int k, Pair(&tile)[4]) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) tile[i] = hidden[r][k][i];
         };
-        hidden_layer<TILES1, TILES2, SHARED2, UNROLL>(
-            network.weight2, network.bias2, input, [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+        hidden_layer<TILES1, TILES2, SHARED2, 1>(
+            network.weight2, network.bias2, input, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
                 keep2(n, tiles);
                 add_to_outputs(n, tiles);
             });
     } else {
-        first_layer(network, rows, mean, variance, keep_features, [&](int n, Pair(&tiles)[ROW_TILES][4]) {
+        first_layer(network, rows, mean, variance, keep_features, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
             keep1(n, tiles);
             add_to_outputs(n, tiles);
         });

@@ -1,7 +1,9 @@
 // From the parts of a gradient to new parameters: the sum, its length, and a step of Adam.
 //
-// Constants: NUM_PARAMETERS; NUM_GROUPS blocks of STEP_THREADS threads; NUM_NAMES parameter tensors; NUM_FIGURE_ROWS and
-// NUM_FIGURES of the learn kernels; MAX_NORM, 0 for none; TARGET_KL, 0 for none; FULL_PRECISION of the networks.
+// Constants: NUM_PARAMETERS; STEP_THREADS of a block, of which SLICES add up one parameter's parts; NUM_GROUPS blocks
+// that add
+// up; NUM_FIGURE_ROWS and NUM_FIGURES of the learn kernels; MAX_NORM, 0 for none; TARGET_KL, 0 for none; FULL_PRECISION
+// of the networks.
 #include "tensor_core.cuh"
 
 constexpr int NOTHING_FOUND = 0x7fffffff;
@@ -19,36 +21,46 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
     const float* halted, float* gradient, float* squares, int* first_name)
 {
-    __shared__ float square[STEP_THREADS];
-    const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
-    float whole = 0.0f;
+    constexpr int PARAMETERS = STEP_THREADS / SLICES;  // of this block
+    __shared__ float sum_of[SLICES][PARAMETERS];
+    const int mine = threadIdx.x % PARAMETERS;
+    const int slice = threadIdx.x / PARAMETERS;
+    const int i = blockIdx.x * PARAMETERS + mine;
     if (i < NUM_PARAMETERS) {
         const float* part = parts + place[i];
         const int step = stride[i];
         const int count = num_parts[i];
         float sum[4] = {};
-        int k = 0;
-        for (; k + 8 <= count; k += 8) {
+        int k = slice;
+        for (; k + 7 * SLICES < count; k += 8 * SLICES) {
             float eight[8];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) eight[j] = part[(long long)(k + j) * step];
+            for (int j = 0; j < 8; ++j) eight[j] = part[(long long)(k + j * SLICES) * step];
 #pragma unroll
             for (int j = 0; j < 8; ++j) sum[j % 4] += eight[j];
         }
-        for (; k < count; ++k) sum[k % 4] += part[(long long)k * step];
-        whole = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-        gradient[i] = whole;
-        if (!isfinite(whole) && halted[0] == 0.0f) atomicMin(first_name, name[i]);
+        for (; k < count; k += SLICES) sum[0] += part[(long long)k * step];
+        sum_of[slice][mine] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
-    square[threadIdx.x] = whole * whole;
-    for (int width = STEP_THREADS / 2; width > 0; width /= 2) {
+    __syncthreads();
+    if (slice == 0) {
+        float whole = 0.0f;
+        if (i < NUM_PARAMETERS) {
+            for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
+            gradient[i] = whole;
+            if (!isfinite(whole) && halted[0] == 0.0f) atomicMin(first_name, name[i]);
+        }
+        sum_of[0][mine] = whole * whole;
+    }
+    for (int width = PARAMETERS / 2; width > 0; width /= 2) {
         __syncthreads();
-        if (threadIdx.x < width) square[threadIdx.x] += square[threadIdx.x + width];
+        if (threadIdx.x < width) sum_of[0][threadIdx.x] += sum_of[0][threadIdx.x + width];
     }
-    if (threadIdx.x == 0) squares[blockIdx.x] = square[0];
+    if (threadIdx.x == 0) squares[blockIdx.x] = sum_of[0][0];
 }
 
-// One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM; nothing if the run is
+// One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM; nothing if the run
+// is
 // halted, this iteration stopped, or the policy too far from the one that played.
 //   squares      [NUM_GROUPS]                                                                        read
 //   figures      [NUM_FIGURE_ROWS, NUM_FIGURES] of this minibatch, the fourth being the KL divergence read

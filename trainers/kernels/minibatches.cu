@@ -1,7 +1,9 @@
 // Which samples a minibatch holds, and what their advantages are normalised by.
 //
-// Constants: NUM_SAMPLES of the rollout; NUM_MINIBATCHES of all epochs together, MINIBATCH samples each (the last of an epoch
-// may have fewer); NUM_EPOCHS; HAS_ORDER; HAS_ACTIVE; GROUP_SIZE, FIRST_AGENT, ALL_AGENTS; HALF_BITS: 4^HALF_BITS is at least
+// Constants: NUM_SAMPLES of the rollout; NUM_MINIBATCHES of all epochs together, MINIBATCH samples each (the last of an
+// epoch
+// may have fewer); NUM_EPOCHS; HAS_ORDER; HAS_ACTIVE; GROUP_SIZE, FIRST_AGENT, ALL_AGENTS; HALF_BITS: 4^HALF_BITS is at
+// least
 // NUM_SAMPLES; NUM_SUMS blocks a minibatch, of SUM_THREADS threads.
 #include "warpdrive.cuh"
 
@@ -12,7 +14,8 @@ __device__ __forceinline__ unsigned mix(unsigned x)
     return x ^ (x >> 16);
 }
 
-// Every epoch's samples in an order of its own: a Feistel network of 8 rounds permutes 0 .. 4^HALF_BITS - 1, and is applied
+// Every epoch's samples in an order of its own: a Feistel network of 6 rounds permutes 0 .. 4^HALF_BITS - 1, and is
+// applied
 // again where it leads out of 0 .. NUM_SAMPLES - 1 (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
 //   key    [2]  drawn anew for every update        read
 //   order  [NUM_EPOCHS, NUM_SAMPLES]               written
@@ -22,12 +25,14 @@ extern "C" __global__ void shuffle_samples(const long long* key, int* order)
     for (long long i = global_thread(); i < (long long)NUM_EPOCHS * NUM_SAMPLES; i += num_global_threads()) {
         const unsigned epoch = (unsigned)(i / NUM_SAMPLES);
         unsigned number = (unsigned)(i % NUM_SAMPLES);
+        unsigned round_key[4];
+        for (int k = 0; k < 4; ++k) round_key[k] = mix((unsigned)(key[k / 2] >> (k % 2 * 32)) + epoch * 0xb5297a4du);
         do {
             unsigned left = number >> HALF_BITS;
             unsigned right = number & MASK;
-            for (unsigned round = 0; round < 8; ++round) {
-                const unsigned round_key = (unsigned)(key[round % 2] >> (round % 4 / 2 * 32)) + round * 0x9e3779b9u;
-                const unsigned next = left ^ (mix(mix(right + round_key) ^ (epoch * 0xb5297a4du)) & MASK);
+#pragma unroll
+            for (unsigned round = 0; round < 6; ++round) {
+                const unsigned next = left ^ (mix(right ^ (round_key[round % 4] + round * 0x9e3779b9u)) & MASK);
                 left = right;
                 right = next;
             }

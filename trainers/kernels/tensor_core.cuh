@@ -1,10 +1,12 @@
 // Products of small matrices by one warp: 16 x 16 of A times 16 x 8 of B, added to 16 x 8 of float.
 //
-// Constant: FULL_PRECISION. If false, elements are bfloat16 and sums float: tensor cores do it, from sm_80 on. If true, or
+// Constant: FULL_PRECISION. If false, elements are bfloat16 and sums float: tensor cores do it, from sm_80 on. If true,
+// or
 // where there are none (the CPU), lanes exchange what they hold: slow, and the same to the order of additions.
 //
 // Lane 4 g + t of a warp holds, of
-//   A   rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, as pairs: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
+//   A rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, as pairs: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t
+//   + 8)
 //   B   column g, rows 2 t, 2 t + 1 and 2 t + 8, 2 t + 9
 //   C   rows g and g + 8, columns 2 t and 2 t + 1
 // so the sums of two products side by side, packed, are a tile of A for the next layer.
@@ -98,7 +100,11 @@ __device__ __forceinline__ void join(FloatPair& pair, float low, float high)
 
 __device__ __forceinline__ void narrow(unsigned short& element, float x)
 {
+#if HAS_TENSOR_CORES
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(element) : "f"(x));
+#else
     element = (unsigned short)round_to_bfloat16(x);
+#endif
 }
 __device__ __forceinline__ void narrow(float& element, float x)
 {
@@ -174,7 +180,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Pair (&a)[4], Pair
 {
 #if HAS_TENSOR_CORES
     if constexpr (!FULL_PRECISION) {
-        asm volatile(
+        asm(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
             "{%0, %1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -188,7 +194,8 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Pair (&a)[4], Pair
 
 // ------------------------------------------------------------------------------------------------ loads
 
-// Four 8 x 8 matrices; `row` is the address of this lane's: row (lane % 8) of matrix (lane / 8), in shared memory.
+// Four 8 x 8 matrices, which a barrier has made visible; `row` is the address of this lane's: row (lane % 8) of matrix
+// (lane / 8), in shared memory.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsigned short* row)
 {
@@ -197,13 +204,11 @@ __device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsign
     if constexpr (TRANSPOSED) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                     : "r"(address)
-                     : "memory");
+                     : "r"(address));
     } else {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                     : "r"(address)
-                     : "memory");
+                     : "r"(address));
     }
 #endif
 }
@@ -223,9 +228,10 @@ __device__ __forceinline__ void load_weights(
     const int lane = lane_index();
     if constexpr (HAS_TENSOR_CORES && IN_SHARED && !FULL_PRECISION) {
         const int matrix = lane >> 3;
-        const int row = row_block + (TRANSPOSED ? matrix & 1 : matrix >> 1);
-        const int column = column_block + (TRANSPOSED ? matrix >> 1 : matrix & 1);
-        load_matrices<TRANSPOSED>(pairs, weights + (row * num_blocks + column) * 64 + (lane & 7) * 8);
+        const int row = TRANSPOSED ? matrix & 1 : matrix >> 1;
+        const int column = TRANSPOSED ? matrix >> 1 : matrix & 1;
+        const Element* of_lane = weights + (row * num_blocks + column) * 64 + (lane & 7) * 8;  // always the same
+        load_matrices<TRANSPOSED>(pairs, of_lane + (row_block * num_blocks + column_block) * 64);
         return;
     }
     const int g = lane >> 2;
@@ -243,7 +249,8 @@ __device__ __forceinline__ void load_weights(
     }
 }
 
-// A tile of A (or two neighbouring tiles of B) out of rows in shared memory, transposed: what is summed over are 16 rows.
+// A tile of A (or two neighbouring tiles of B) out of rows in shared memory, transposed: what is summed over are 16
+// rows.
 //   rows    [.., pitch]  the first of the 16
 //   IS_A: columns `column` ..+15 become rows of A; else they become columns of B, pairs[0], [1] the first 8
 template <bool IS_A>
@@ -270,8 +277,8 @@ __device__ __forceinline__ void load_columns(Pair (&pairs)[4], const Element* ro
 __device__ __forceinline__ void start_copy(Bytes16* shared, const Bytes16* global)
 {
 #if HAS_TENSOR_CORES
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global)
-                 : "memory");
+    const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
 #else
     *shared = *global;
 #endif
@@ -284,40 +291,76 @@ __device__ __forceinline__ void wait_for_copies()
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------ stores
-
-// Writes the rows g and g + 8 of WIDTH / 16 tiles of A, 16 bytes a lane. Within each 32 columns (and what 16 are left) they
-// come out in another order: column 8 j + 2 t + i stands at 8 t + 2 j + i (4 t + 2 j + i).
-//   row   of g; row_8 of g + 8; null: it is not written
-template <int TILES>
-__device__ __forceinline__ void store_tiles(unsigned short* row, unsigned short* row_8, const unsigned (&tiles)[TILES][4])
+// Brings the 128 bytes around an address nearer.
+__device__ __forceinline__ void fetch_ahead(const void* address)
 {
-    const int t = lane_index() & 3;
-#pragma unroll
-    for (int i = 0; i + 1 < TILES; i += 2) {
-        if (row) {
-            *(Bytes16*)(row + 16 * i + 8 * t) = {{tiles[i][0], tiles[i][2], tiles[i + 1][0], tiles[i + 1][2]}};
-        }
-        if (row_8) {
-            *(Bytes16*)(row_8 + 16 * i + 8 * t) = {{tiles[i][1], tiles[i][3], tiles[i + 1][1], tiles[i + 1][3]}};
-        }
-    }
-    if constexpr (TILES % 2) {
-        constexpr int last = TILES - 1;
-        if (row) *(Bytes8*)(row + 16 * last + 4 * t) = {{tiles[last][0], tiles[last][2]}};
-        if (row_8) *(Bytes8*)(row_8 + 16 * last + 4 * t) = {{tiles[last][1], tiles[last][3]}};
+#if HAS_TENSOR_CORES
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+#endif
+}
+
+// ----------------------------------------------------------------------------------------------- records
+
+// A record holds the columns of a row in the order in which lanes hold them: within each 32 (or each 16, where COUNT is
+// 1),
+// column 8 j + 2 t + i stands at 8 t + 2 j + i (4 t + 2 j + i). So a lane writes, and reads back, 16 (8) bytes at once.
+//   record, record_8   where these columns begin in the records of the rows g and g + 8
+//   tiles              1 or 2 tiles of A, side by side
+//   zero               is 0, which the compiler must not know: what is stored is then a copy. A product wants its four
+//                      registers in another order than a store, and would else be given copies again and again.
+__device__ __forceinline__ void put(unsigned short* record, const unsigned (&tiles)[2][4], int lower, unsigned zero)
+{
+    *(Bytes16*)(record + 8 * (lane_index() & 3)) = {
+        {tiles[0][lower] ^ zero, tiles[0][2 + lower] ^ zero, tiles[1][lower] ^ zero, tiles[1][2 + lower] ^ zero}};
+}
+__device__ __forceinline__ void put(unsigned short* record, const unsigned (&tiles)[1][4], int lower, unsigned zero)
+{
+    *(Bytes8*)(record + 4 * (lane_index() & 3)) = {{tiles[0][lower] ^ zero, tiles[0][2 + lower] ^ zero}};
+}
+template <int COUNT>
+__device__ __forceinline__ void put(float* record, const FloatPair (&tiles)[COUNT][4], int lower, unsigned)
+{
+    FloatPair* place = (FloatPair*)(record + 4 * COUNT * (lane_index() & 3));
+    for (int i = 0; i < COUNT; ++i) {
+        place[2 * i] = tiles[i][lower];
+        place[2 * i + 1] = tiles[i][2 + lower];
     }
 }
-template <int TILES>
-__device__ __forceinline__ void store_tiles(float* row, float* row_8, const FloatPair (&tiles)[TILES][4])
+template <int COUNT>
+__device__ __forceinline__ void store_tiles(
+    Element* record, Element* record_8, const Pair (&tiles)[COUNT][4], unsigned zero)
 {
-    const int t = lane_index() & 3;
-    for (int i = 0; i < TILES; ++i) {
-        const bool is_paired = i < TILES / 2 * 2;
-        const int first = is_paired ? 32 * (i / 2) + 8 * t + 4 * (i % 2) : 16 * i + 4 * t;
-        for (int k = 0; k < 2; ++k) {
-            if (row) *(FloatPair*)(row + first + 2 * k) = tiles[i][2 * k];
-            if (row_8) *(FloatPair*)(row_8 + first + 2 * k) = tiles[i][2 * k + 1];
-        }
+    put(record, tiles, 0, zero);
+    put(record_8, tiles, 1, zero);
+}
+
+__device__ __forceinline__ void get(unsigned (&tiles)[2][4], const unsigned short* record, int lower)
+{
+    const Bytes16 piece = *(const Bytes16*)(record + 8 * (lane_index() & 3));
+    tiles[0][lower] = piece.word[0];
+    tiles[0][2 + lower] = piece.word[1];
+    tiles[1][lower] = piece.word[2];
+    tiles[1][2 + lower] = piece.word[3];
+}
+__device__ __forceinline__ void get(unsigned (&tiles)[1][4], const unsigned short* record, int lower)
+{
+    const Bytes8 piece = *(const Bytes8*)(record + 4 * (lane_index() & 3));
+    tiles[0][lower] = piece.word[0];
+    tiles[0][2 + lower] = piece.word[1];
+}
+template <int COUNT>
+__device__ __forceinline__ void get(FloatPair (&tiles)[COUNT][4], const float* record, int lower)
+{
+    const FloatPair* place = (const FloatPair*)(record + 4 * COUNT * (lane_index() & 3));
+    for (int i = 0; i < COUNT; ++i) {
+        tiles[i][lower] = place[2 * i];
+        tiles[i][2 + lower] = place[2 * i + 1];
     }
+}
+// What the same lane stored.
+template <int COUNT>
+__device__ __forceinline__ void load_tiles(Pair (&tiles)[COUNT][4], const Element* record, const Element* record_8)
+{
+    get(tiles, record, 0);
+    get(tiles, record_8, 1);
 }

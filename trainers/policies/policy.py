@@ -17,7 +17,7 @@ from warpdrive.env import Env
 from warpdrive.layout import Layout
 
 if TYPE_CHECKING:
-    from trainers.rollout import Samples
+    from trainers.samples import Samples
 
 
 class Policy(nn.Module):

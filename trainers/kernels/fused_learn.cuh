@@ -1,0 +1,331 @@
+// The gradient of A2C's or PPO's loss over a minibatch: forward pass, loss, backward pass, weight gradients.
+//
+// A warp carries 16 ROW_TILES samples forwards and backwards through the network. What the weights' gradient is made
+// of, the record of
+// a sample, is [features | hidden 1 | hidden 2 | delta 1 | delta 2 | delta of the outputs]; a delta is the loss's
+// derivative
+// by what goes into an activation. If it ACCUMULATES, a block keeps the records of its samples in shared memory and
+// adds their
+// products to sums in registers; else records go to global memory, and a matrix product sums them up.
+//
+// Constants: those of fused_mlp.cuh; GROUP_SIZE agents of the group, the first being the env's FIRST_AGENT
+// of ALL_AGENTS, which are seen in column FIRST_SEEN and on of SEEN_COLUMNS and act in column FIRST_COLUMN and on of
+// NUM_COLUMNS; NUM_HEADS heads with head_size(head) actions each; IS_PPO, else A2C; CLIPS_VALUE; HUBER_DELTA, 0 for
+// none;
+// HAS_ORDER, HAS_MASK, HAS_ACTIVE: whether there are such arrays;
+// ONES_AT: where the column of ones stands in a record.
+
+constexpr int HIDDEN1_AT = FEATURE_TILES * 16;
+constexpr int HIDDEN2_AT = HIDDEN1_AT + TILES1 * 16;
+constexpr int DELTA1_AT = HIDDEN2_AT + TILES2 * 16;
+constexpr int DELTA2_AT = DELTA1_AT + TILES1 * 16;
+constexpr int DELTA_OUT_AT = DELTA2_AT + TILES2 * 16;
+constexpr int RECORD = DELTA_OUT_AT + OUTPUT_TILES * 16;
+constexpr int SHARED_PITCH = RECORD + 16 / (int)sizeof(Element);  // rows begin in different banks
+constexpr int PITCH = ACCUMULATES ? SHARED_PITCH : RECORD;
+constexpr int AT_ONCE0 = FEATURE_TILES % 2 == 0 ? 2 : 1;
+constexpr int LAST_AT = TILES2 > 0 ? HIDDEN2_AT : HIDDEN1_AT;
+
+// Blocks of 16 x 16 of the weights' gradient, each the product of 16 columns of deltas and 16 of what they go with.
+constexpr int BLOCKS1 = TILES1 * FEATURE_TILES;
+constexpr int BLOCKS2 = TILES2 * TILES1;
+constexpr int BLOCKS3 = OUTPUT_TILES * LAST_TILES;
+constexpr int BLOCKS_OF_BIASES = TILES2 + OUTPUT_TILES;  // those of the first layer come with its weights
+constexpr int NUM_BLOCKS = BLOCKS1 + BLOCKS2 + BLOCKS3 + BLOCKS_OF_BIASES;
+constexpr int BLOCKS_A_WARP = ACCUMULATES ? (NUM_BLOCKS + WARPS - 1) / WARPS : 1;
+constexpr int NUM_FIGURES = 5;
+constexpr int WARP_ROWS = 16 * ROW_TILES;
+constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;  // lanes that share a sample: each takes every other head
+
+// The columns of the record that block `i` is the product of.
+__device__ __forceinline__ void columns_of(int i, int& delta, int& input)
+{
+    if (i < BLOCKS1) {
+        delta = DELTA1_AT + i / FEATURE_TILES * 16;
+        input = i % FEATURE_TILES * 16;
+        return;
+    }
+    i -= BLOCKS1;
+    if (i < BLOCKS2) {
+        delta = DELTA2_AT + i / TILES1 * 16;
+        input = HIDDEN1_AT + i % TILES1 * 16;
+        return;
+    }
+    i -= BLOCKS2;
+    if (i < BLOCKS3) {
+        delta = DELTA_OUT_AT + i / LAST_TILES * 16;
+        input = LAST_AT + i % LAST_TILES * 16;
+        return;
+    }
+    delta = DELTA2_AT + (i - BLOCKS3) * 16;  // deltas 2, then those of the outputs
+    input = ONES_AT / 16 * 16;
+}
+
+__device__ __forceinline__ float slope(float activated)
+{
+    if (IS_TANH) return 1.0f - activated * activated;
+    return activated > 0.0f ? 1.0f : 0.0f;
+}
+
+// Writes tiles of all rows of the warp.
+//   place  where they begin in the record of row g
+template <int COUNT>
+__device__ __forceinline__ void keep(Element* place, const Pair (&tiles)[ROW_TILES][COUNT][4], unsigned zero)
+{
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+        store_tiles<COUNT>(place + r * 16 * PITCH, place + (r * 16 + 8) * PITCH, tiles[r], zero);
+    }
+}
+
+// The delta of a layer from that of the next: delta W of the next, times the slope of what this layer gave.
+//   hidden, delta  where this layer's columns, and its deltas, begin in the records of row g; + 8 PITCH: of row g + 8
+//   UNROLL, take   as in hidden_layer
+template <int TILES, int NEXT_TILES, bool IN_SHARED, int UNROLL, typename Take>
+__device__ __forceinline__ void backward(
+    const Element* hidden, Element* delta, const Pair (&next)[ROW_TILES][NEXT_TILES][4], const Element* weights,
+    unsigned zero, Take take)
+{
+    constexpr int AT_ONCE = TILES % 2 == 0 ? 2 : 1;
+#pragma unroll UNROLL
+    for (int n = 0; n < TILES; n += AT_ONCE) {
+        Pair was[ROW_TILES][AT_ONCE][4];
+        float sum[ROW_TILES][2 * AT_ONCE][4];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+            const Element* row = hidden + r * 16 * PITCH + 16 * n;
+            load_tiles<AT_ONCE>(was[r], row, row + 8 * PITCH);
+#pragma unroll
+            for (int i = 0; i < 2 * AT_ONCE; ++i) sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < NEXT_TILES; ++k) {
+#pragma unroll
+            for (int s = 0; s < AT_ONCE; ++s) {
+                Pair b[4];
+                load_weights<true, IN_SHARED>(b, weights, 2 * k, 2 * (n + s), TILES * 2);
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; ++r) {
+                    multiply(sum[r][2 * s], next[r][k], b[0], b[1]);
+                    multiply(sum[r][2 * s + 1], next[r][k], b[2], b[3]);
+                }
+            }
+        }
+        Pair tiles[ROW_TILES][AT_ONCE][4];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+            for (int i = 0; i < 4 * AT_ONCE; ++i) {
+                const FloatPair activated = unpack(was[r][i / 4][i % 4]);
+                const float* two = &sum[r][i / 2][2 * (i % 2)];
+                tiles[r][i / 4][i % 4] = packed(two[0] * slope(activated.low), two[1] * slope(activated.high));
+            }
+        }
+        keep(delta + 16 * n, tiles, zero);
+        take(n, tiles);
+    }
+}
+
+#include "fused_loss.cuh"
+
+//   observation    [step, env, column, feature]                                                   read
+//   order          [num_rows..] the samples of the minibatch, if it HAS_ORDER                     read
+//   weights, biases, mean, variance  as in fused_act.cu                                           read
+//   action         [step, env, column, head]                                                      read
+//   log_prob, value, advantage, target  [step, env, agent of the group]                           read
+//   mask           [step, env, agent of the group, output]                                        read
+//   active         [step, env, agent of all]                                                      read
+//   value_moments  [2]  mean and deviation of what the critic says                                read
+//   sums           [NUM_SUMS, 3]  of advantage_sums over the minibatch                            read
+//   coefficients   [3]  of the entropy, of the value loss, and the clip range                     read
+//   gradient [block of the grid, NUM_BLOCKS, 16, 16] written if it ACCUMULATES
+//   records        bytes of [row, RECORD] elements, rows up to a multiple of 16 WARPS ROW_TILES   written otherwise
+//   figures        [warp of the grid, NUM_FIGURES] sums                                           written
+//   halted         [1]  not 0: nothing more is looked for                                         read
+//   nothing        [1]  0, which the compiler must not know: see `put` in tensor_core.cuh         read
+//   first_loss     [1]  the first sample whose loss is a NaN or an infinity                       read, written
+//   first_row, num_rows  of the minibatch: which of its samples
+//   block, num_blocks         which of how many work for this network
+__device__ __forceinline__ void learn(
+    char* shared, int block, int num_blocks, const float* observation, const int* order, const int* action,
+    const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
+    const bool* active, const float* value_moments, const double* sums, const float* coefficients, const float* halted,
+    const unsigned int* nothing, int* first_loss, long long first_row, int num_rows, const unsigned char* weights,
+    const float* biases, const float* mean, const float* variance, float* gradient, unsigned char* records,
+    float* figures)
+{
+    Network network = place_network(shared, (const Element*)weights, biases);
+    Element* records_of_block = (Element*)network.free;
+    const int lane = lane_index();
+    const int warp = threadIdx.x >> 5;
+    const Advantage scale = read_advantage(sums);
+    const float value_mean = value_moments[0];
+    const float value_deviation = value_moments[1];
+    const float entropy_coeff = coefficients[0];
+    const float vf_loss_coeff = coefficients[1];
+    const float clip = coefficients[2];
+    float figure[NUM_FIGURES] = {};
+    float sum[BLOCKS_A_WARP][2][4] = {};
+    wait_for_copies();
+    __syncthreads();
+
+    const int g = lane >> 2;
+    const int turn = SHARE == 2 ? lane >> 4 : 0;
+    const unsigned zero = nothing[0];
+    float* output = network.stage + (lane % WARP_ROWS) * STAGE_PITCH;
+    const auto sample_of = [&](int tile) {  // the one that this lane has in a tile; -1 for none
+        const long long row = ((long long)tile * WARPS + warp) * WARP_ROWS + lane % WARP_ROWS;
+        if (row >= num_rows) return -1;
+        return HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
+    };
+    int next_index = sample_of(block);
+    for (int tile = block; (long long)tile * WARPS * WARP_ROWS < num_rows; tile += num_blocks) {
+        const int first = (tile * WARPS + warp) * WARP_ROWS;
+        const bool is_row = next_index >= 0;
+        const int index = is_row ? next_index : 0;
+        const int env_step = index / GROUP_SIZE;  // number of the env's step
+        const int agent = index % GROUP_SIZE;
+        next_index = sample_of(tile + num_blocks);
+
+        Sample sample = {};
+        sample.share = is_row ? scale.share : 0.0f;
+        const long long all_agents = (long long)env_step * ALL_AGENTS;
+        if (HAS_ACTIVE && is_row && !active[all_agents + FIRST_AGENT + agent]) sample.share = 0.0f;
+        sample.action = action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+        sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
+        if (NUM_OUTPUTS > 0) {
+            if (IS_PPO) sample.old_log_prob = log_prob[index];
+            sample.advantage = (advantage[index] - scale.mean) / scale.deviation;
+        }
+        if (HAS_VALUE) {
+            if (IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
+            sample.target = (target[index] - value_mean) / value_deviation;
+        }
+        const long long seen = (long long)env_step * SEEN_COLUMNS + FIRST_SEEN + agent;
+        const Rows rows = share_rows(is_row ? observation + seen * NUM_FEATURES : nullptr);
+
+        // The record of row g of the first tile. There is room for those of rows that are none.
+        Element* record = ACCUMULATES ? records_of_block + (warp * WARP_ROWS + g) * PITCH
+                                      : (Element*)records + (long long)(first + g) * PITCH;
+        const auto keep_features = [&](Pair(&tiles)[ROW_TILES][FEATURE_TILES][4]) {
+#pragma unroll
+            for (int k = 0; k < FEATURE_TILES; k += AT_ONCE0) {
+                Pair some[ROW_TILES][AT_ONCE0][4];
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+                    for (int i = 0; i < 4 * AT_ONCE0; ++i) some[r][i / 4][i % 4] = tiles[r][k + i / 4][i % 4];
+                }
+                keep(record + 16 * k, some, zero);
+            }
+        };
+        if (!FEATURES_IN_REGISTERS) {
+            for (int k = 0; k < FEATURE_TILES; k += AT_ONCE0) {
+                Pair some[ROW_TILES][AT_ONCE0][4];
+                for (int r = 0; r < ROW_TILES; ++r) {
+                    for (int i = 0; i < AT_ONCE0; ++i) load_features(some[r][i], rows, r, k + i, mean, variance);
+                }
+                keep(record + 16 * k, some, zero);
+            }
+        }
+        forward(
+            network, rows, mean, variance, keep_features,
+            [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) { keep(record + HIDDEN1_AT + 16 * n, tiles, zero); },
+            [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) { keep(record + HIDDEN2_AT + 16 * n, tiles, zero); });
+
+        if (next_index >= 0) {  // what the next tile begins with
+            const int next_step = next_index / GROUP_SIZE;
+            const long long next = (long long)next_step * SEEN_COLUMNS + FIRST_SEEN + next_index % GROUP_SIZE;
+            const float* place = observation + next * NUM_FEATURES;
+            for (int i = 0; i < NUM_FEATURES; i += 32) fetch_ahead(place + i);
+            fetch_ahead(place + NUM_FEATURES - 1);
+            if (HAS_ORDER) {
+                if (NUM_OUTPUTS > 0) {
+                    const long long next_column = (long long)next_step * NUM_COLUMNS + FIRST_COLUMN;
+                    fetch_ahead(action + (next_column + next_index % GROUP_SIZE) * NUM_HEADS);
+                    fetch_ahead(log_prob + next_index);
+                    fetch_ahead(advantage + next_index);
+                }
+                if (HAS_VALUE) {
+                    if (CLIPS_VALUE) fetch_ahead(value + next_index);
+                    fetch_ahead(target + next_index);
+                }
+            }
+        }
+        const float loss = differentiate(output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
+        if (sample.share != 0.0f && !isfinite(loss) && halted[0] == 0.0f) atomicMin(first_loss, index);
+        __syncwarp();
+        Pair delta_out[ROW_TILES][OUTPUT_TILES][4];
+#pragma unroll
+        for (int k = 0; k < OUTPUT_TILES; ++k) {
+            Pair one[ROW_TILES][1][4];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int of_row = (r * 16 + g + 8 * (i % 2)) * STAGE_PITCH;
+                    const float* two = network.stage + of_row + 16 * k + 8 * (i / 2) + 2 * (lane & 3);
+                    one[r][0][i] = delta_out[r][k][i] = packed(two[0], two[1]);
+                }
+            }
+            keep(record + DELTA_OUT_AT + 16 * k, one, zero);
+        }
+        const auto forget = [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {};
+        if constexpr (TILES2 > 0) {
+            Pair delta2[ROW_TILES][KEPT2][4];
+            backward<KEPT2, OUTPUT_TILES, SHARED3, KEPT2>(
+                record + HIDDEN2_AT, record + DELTA2_AT, delta_out, network.weight3, zero,
+                [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; ++r) {
+#pragma unroll
+                        for (int i = 0; i < 4 * AT_ONCE2; ++i) delta2[r][n + i / 4][i % 4] = tiles[r][i / 4][i % 4];
+                    }
+                });
+            backward<TILES1, KEPT2, SHARED2, 1>(
+                record + HIDDEN1_AT, record + DELTA1_AT, delta2, network.weight2, zero, forget);
+        } else {
+            backward<TILES1, OUTPUT_TILES, SHARED3, 1>(
+                record + HIDDEN1_AT, record + DELTA1_AT, delta_out, network.weight3, zero, forget);
+        }
+
+        if (ACCUMULATES) {
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < BLOCKS_A_WARP; ++i) {
+                const int number = warp + i * WARPS;
+                if (number < NUM_BLOCKS) {
+                    int delta, input;
+                    columns_of(number, delta, input);
+#pragma unroll
+                    for (int k = 0; k < WARPS * ROW_TILES; ++k) {
+                        Pair a[4], b[4];
+                        load_columns<true>(a, records_of_block + k * 16 * PITCH, PITCH, delta);
+                        load_columns<false>(b, records_of_block + k * 16 * PITCH, PITCH, input);
+                        multiply(sum[i][0], a, b[0], b[1]);
+                        multiply(sum[i][1], a, b[2], b[3]);
+                    }
+                }
+            }
+            __syncthreads();
+        }
+    }
+
+    if (ACCUMULATES) {
+        for (int i = 0; i < BLOCKS_A_WARP; ++i) {
+            const int number = warp + i * WARPS;
+            if (number >= NUM_BLOCKS) break;
+            float* out = gradient + ((long long)block * NUM_BLOCKS + number) * 256;
+            const int place = (lane >> 2) * 16 + 2 * (lane & 3);
+            for (int half = 0; half < 2; ++half) {
+                *(FloatPair*)(out + place + 8 * half) = {sum[i][half][0], sum[i][half][1]};
+                *(FloatPair*)(out + place + 128 + 8 * half) = {sum[i][half][2], sum[i][half][3]};
+            }
+        }
+    }
+    for (int i = 0; i < NUM_FIGURES; ++i) {
+        float whole = turn == 0 ? figure[i] : 0.0f;
+        for (int flip = 16; flip > 0; flip /= 2) whole += __shfl_xor_sync(ALL_LANES, whole, flip);
+        if (lane == 0) figures[(block * WARPS + warp) * NUM_FIGURES + i] = whole;
+    }
+}

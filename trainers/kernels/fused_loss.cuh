@@ -1,0 +1,144 @@
+// A2C's and PPO's loss of a sample, and its derivative by what the network says; a part of fused_learn.cuh.
+
+// What a sample brings besides its features.
+struct Sample {
+    float old_log_prob, old_value, advantage, target;
+    float share;  // of the loss: 1 / how many count, or 0
+    const int* action;
+    const bool* mask;
+};
+
+// Sums over the heads of a sample, which SHARE lanes hold.
+__device__ __forceinline__ float over_heads(float of_my_heads)
+{
+    return SHARE == 2 ? of_my_heads + __shfl_xor_sync(ALL_LANES, of_my_heads, 16) : of_my_heads;
+}
+
+// The loss of one sample and its derivative by each output, which takes the outputs' place.
+//   output   [NUM_ALL] in shared memory, then zeros up to the pitch
+//   turn     of SHARE: this lane's; the first of them adds to
+//   figures  policy loss, value loss, entropy, KL divergence, clipped
+// Returns the loss, in all lanes of the sample.
+__device__ __forceinline__ float differentiate(
+    float* output, const Sample& sample, int turn, float entropy_coeff, float vf_loss_coeff, float clip,
+    float (&figures)[NUM_FIGURES])
+{
+    float loss = 0.0f;
+    if (NUM_OUTPUTS > 0) {
+        float log_prob = 0.0f;
+        float entropy = 0.0f;
+        float log_sum[NUM_HEADS];
+        float entropy_of[NUM_HEADS];
+        int start = 0;
+#pragma unroll
+        for (int head = 0; head < NUM_HEADS; ++head) {
+            const int size = head_size(head);
+            if (head % SHARE == turn) {
+                const float* logit = output + start;
+                const bool* allowed = HAS_MASK ? sample.mask + start : nullptr;
+                float largest = -INFINITY;
+#pragma unroll 8
+                for (int i = 0; i < size; ++i) {
+                    if (!HAS_MASK || allowed[i]) largest = fmaxf(largest, logit[i]);
+                }
+                float sum = 0.0f;
+                float weighted = 0.0f;
+#pragma unroll 8
+                for (int i = 0; i < size; ++i) {
+                    if (HAS_MASK && !allowed[i]) continue;
+                    const float above = logit[i] - largest;
+                    const float weight = quick_exp(above);
+                    sum += weight;
+                    weighted += weight * above;
+                }
+                const float log_of_sum = quick_log(sum);
+                const int taken = sample.action[head];
+                log_sum[head] = largest + log_of_sum;
+                entropy_of[head] = sum > 0.0f ? log_of_sum - weighted / sum : 0.0f;
+                if (!HAS_MASK || allowed[taken]) log_prob += logit[taken] - log_sum[head];
+                entropy += entropy_of[head];
+            }
+            start += size;
+        }
+        log_prob = over_heads(log_prob);
+        entropy = over_heads(entropy);
+        float policy_loss, by_log_prob;
+        float kl = 0.0f;
+        float is_clipped = 0.0f;
+        if (IS_PPO) {
+            const float log_ratio = log_prob - sample.old_log_prob;
+            const float ratio = quick_exp(log_ratio);
+            const float clipped = fminf(fmaxf(ratio, 1.0f - clip), 1.0f + clip);
+            const float free_gain = ratio * sample.advantage;
+            const float clipped_gain = clipped * sample.advantage;
+            policy_loss = -fminf(free_gain, clipped_gain);
+            by_log_prob = free_gain <= clipped_gain ? -free_gain : 0.0f;
+            kl = ratio - 1.0f - log_ratio;
+            is_clipped = fabsf(ratio - 1.0f) > clip ? 1.0f : 0.0f;
+        } else {
+            policy_loss = -log_prob * sample.advantage;
+            by_log_prob = -sample.advantage;
+        }
+        loss += policy_loss - entropy_coeff * entropy;
+        figures[0] += policy_loss * sample.share;
+        figures[2] += entropy * sample.share;
+        figures[3] += kl * sample.share;
+        figures[4] += is_clipped * sample.share;
+        by_log_prob *= sample.share;
+        const float by_entropy = entropy_coeff * sample.share;
+        start = 0;
+#pragma unroll
+        for (int head = 0; head < NUM_HEADS; ++head) {
+            const int size = head_size(head);
+            if (head % SHARE == turn) {
+                float* logit = output + start;
+                const bool* allowed = HAS_MASK ? sample.mask + start : nullptr;
+                const int taken = sample.action[head];
+#pragma unroll 8
+                for (int i = 0; i < size; ++i) {
+                    const float log_of_one = logit[i] - log_sum[head];
+                    const float probability = quick_exp(log_of_one);
+                    const float derivative = probability * (by_entropy * (log_of_one + entropy_of[head]) - by_log_prob);
+                    const bool counts = sample.share != 0.0f && (!HAS_MASK || allowed[i]);
+                    logit[i] = counts ? (i == taken ? derivative + by_log_prob : derivative) : 0.0f;
+                }
+            }
+            start += size;
+        }
+    }
+    if (HAS_VALUE) {
+        const float value = output[NUM_OUTPUTS];
+        const auto error = [](float found, float target, float& by_found) {
+            const float off = found - target;
+            if (!IS_PPO) {
+                by_found = 2.0f * off;
+                return off * off;
+            }
+            if (HUBER_DELTA > 0.0f && fabsf(off) > HUBER_DELTA) {
+                by_found = off > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
+                return HUBER_DELTA * (fabsf(off) - 0.5f * HUBER_DELTA);
+            }
+            by_found = off;
+            return 0.5f * off * off;
+        };
+        float by_value;
+        float value_loss = error(value, sample.target, by_value);
+        if (IS_PPO && CLIPS_VALUE) {
+            const float moved = fminf(fmaxf(value - sample.old_value, -clip), clip);
+            float by_clipped;
+            const float clipped_loss = error(sample.old_value + moved, sample.target, by_clipped);
+            if (clipped_loss > value_loss) {
+                value_loss = clipped_loss;
+                by_value = fabsf(value - sample.old_value) <= clip ? by_clipped : 0.0f;
+            }
+        }
+        loss += vf_loss_coeff * value_loss;
+        figures[1] += value_loss * sample.share;
+        if (SHARE == 2) __syncwarp();  // both lanes have read the value
+        if (turn == 0) output[NUM_OUTPUTS] = sample.share != 0.0f ? vf_loss_coeff * by_value * sample.share : 0.0f;
+    }
+    if (turn == 0) {
+        for (int i = NUM_ALL; i < OUTPUT_TILES * 16; ++i) output[i] = 0.0f;
+    }
+    return loss;
+}
