@@ -9,8 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
@@ -21,6 +20,7 @@ from warpdrive.env import list_envs, load_env
 from warpdrive.sampler import Sampler
 from warpdrive.testing import run_trace
 
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 CONFIGS = {
     "tag_gridworld": [
         {"num_taggers": 4, "grid_length": 3, "episode_length": 5},
@@ -40,6 +40,17 @@ RUNS = {
         "trainer.train_batch_size": "180",
         "policy.tagger.normalize_reward": "true",
         "policy.runner.normalize_observation": "true",
+    },
+    "tag_gridworld.yaml": {
+        "trainer.num_envs": "9",
+        "trainer.train_batch_size": "180",
+        "trainer.precision": "bf16",
+    },
+    "simple_tag.yaml": {
+        "trainer.num_envs": "8",
+        "trainer.train_batch_size": "200",
+        "trainer.precision": "bf16",
+        "policy.adversary.model.fc_dims": "[256, 256]",
     },
 }
 """Config -> what is changed, to be done soon. Together they launch every kernel of the trainers."""
@@ -70,7 +81,7 @@ def train(config: str, changes: dict[str, str]) -> None:
     """Two iterations, launch by launch."""
     with tempfile.TemporaryDirectory() as folder:
         overrides = {"trainer.device": "cuda", "trainer.cuda_graphs": "false", "saving.basedir": folder, **changes}
-        trainer = Trainer(read_config(ROOT / "examples" / config, list(overrides.items())))
+        trainer = Trainer(read_config(EXAMPLES / config, list(overrides.items())))
         for _ in range(2):
             figures = trainer.iterate()
         trainer.metrics.report(figures)

@@ -1,21 +1,170 @@
-"""Env alone, env + policy (rollout), env + policy + learner (train): microseconds a step and env steps/s.
+"""Env alone, env + policy (rollout), env + policy + learner (train): microseconds a step, and steps a second.
 
-python benchmarks/throughput.py --config tag_gridworld.yaml --device cuda
+python benchmarks/throughput.py --config tag_gridworld.yaml --device cuda trainer.num_envs=4000
+python benchmarks/throughput.py --workload P1 --device cuda trainer.precision=tf32
+python benchmarks/throughput.py --workload all --device cuda --out FOLDER    # a process each; some minutes
+
+What a part takes is the difference of two columns: policy = rollout - env, learner = train - rollout. The limit of a
+part is the longer of its bytes at 4.3 TB/s and its arithmetic at 790 TFLOP/s, both measured on an NVIDIA H200 (a copy,
+and a large matrix product in bf16). Parts follow one another, so a column's limit is their sum. Counted in a step are
+
+env      bytes: each array that the step kernel reads or writes, state, which is both, twice (see env_step.py).
+policy   FLOPs: 2 for each element of the network's matrices, for each agent; the critic's as well.
+         bytes: observations read, actions, log-probabilities and values written, parameters read once.
+learner  FLOPs: 3 times the policy's (forward, and a backward of twice that), for each epoch.
+         bytes: in each epoch a sample's observation, action, and 4 numbers in PPO (log-probability, value, advantage,
+         target), 2 in A2C (advantage, target); once a rollout, rewards and values for the advantages and targets.
+
+Not counted: biases, activation functions, distributions and losses; hidden activations, which a fused kernel keeps on
+the chip; resets, flags, normalisation, the optimiser, and the values that GAE bootstraps from.
 """
 
+from __future__ import annotations
+
 import argparse
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
+from env_step import BYTES_PER_S, bytes_of_a_step
 from report import NUM_REPEATS, ROOT, median, time_calls, write_report
 
+import trainers.trainer
 from trainers.graphs import WARM_UP, Replayed
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.backends.base import Backend
+from warpdrive.errors import ConfigError
+
+FLOP_PER_S = 790e12
+"""Of a large matrix product in bf16 on an H200, measured."""
+
+SECONDS_A_REPEAT, MAX_CALLS = 0.2, 50
+"""Short iterations are repeated until a repeat takes so long, or counts so many."""
+
+BACKWARD = 2
+"""Forward passes that a backward pass is worth."""
 
 
-def env_alone(trainer: Trainer):
+@dataclass(frozen=True)
+class Workload:
+    """A row of the comparison with the peers (see compare.py)."""
+
+    config: str
+    overrides: tuple[str, ...]
+    note: str = ""
+    """What one must know to compare it with the peer's figure."""
+
+
+def _tag_continuous(num_taggers: int, num_runners: int, num_steps: int, note: str = "") -> Workload:
+    seen = min(10, num_taggers + num_runners - 1)
+    agents = (f"env.num_taggers={num_taggers}", f"env.num_runners={num_runners}")
+    sizes = ("trainer.num_envs=2000", f"trainer.train_batch_size={2000 * num_steps}")
+    return Workload("tag_continuous.yaml", (*agents, f"env.num_other_agents_observed={seen}", *sizes), note)
+
+
+def _jax_ppo(config: str, groups: Sequence[str], num_envs: int, width: int, *more: str, note: str = "") -> Workload:
+    """PPO as the JAX peers' drivers run it: 4 epochs x 4 minibatches, horizon 32, separate tanh networks."""
+    settings = (
+        "algorithm=PPO", "lr=0.00025", "gamma=0.99", "gae_lambda=0.95", "entropy_coeff=0.01", "vf_loss_coeff=0.5",
+        "clip_param=0.2", "clip_value=true", "max_grad_norm=0.5", "num_epochs=4", "num_minibatches=4",
+        "normalize_reward=false", "normalize_return=false", f"model.fc_dims=[{width}, {width}]",
+        "model.activation=tanh", "model.shared_trunk=false",
+    )  # fmt: skip
+    sizes = (f"trainer.num_envs={num_envs}", f"trainer.train_batch_size={32 * num_envs}")
+    policies = tuple(f"policy.{group}.{one}" for group in groups for one in settings)
+    return Workload(config, (*more, *sizes, *policies), note)
+
+
+_PARTIAL = "env.use_full_observation=false"
+_TWO_POLICIES = "predators and prey have a policy each, as they see differently; JaxMARL pads them into one"
+_SIMPLE_TAG = ("simple_tag.yaml", ("adversary", "agent"))
+WORKLOADS = {
+    "P1": Workload("tag_gridworld.yaml", ()),
+    "P2": Workload("tag_gridworld.yaml", ("env.num_taggers=99", _PARTIAL)),
+    "P3": Workload(
+        "tag_gridworld.yaml",
+        ("env.num_taggers=999", _PARTIAL),
+        "100 steps an iteration; the peer's driver takes as many as it guesses to fit 60 GiB: 36",
+    ),
+    "P4": _tag_continuous(1, 4, 250),
+    "P5": _tag_continuous(
+        10, 90, 250,
+        "250 steps an iteration, as the peer's YAML has it; by estimate 36 GB with the torch learner: 14 of "
+        "observations, 2 of what else is kept of 50 M samples, 20 of 4 M samples that it learns from at a time; less "
+        "with the fused one. The peer's driver takes as many steps as it guesses to fit 60 GiB: 47",
+    ),
+    "P6": _tag_continuous(100, 900, 4, "4 steps an iteration, as the peer's driver takes to fit 60 GiB"),
+    "P7": _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES),
+    "P8": _jax_ppo(*_SIMPLE_TAG, 65536, 64, note=_TWO_POLICIES),
+    **{f"P9_{number}": _jax_ppo("cartpole.yaml", ("agent",), number, 64) for number in (2048, 16384, 65536)},
+}  # fmt: skip
+"""The sizes of the peers' runs. P9 is three of them."""
+
+
+def workloads_of(asked: str) -> list[str]:
+    """The names that `all`, `P9` or one of them stands for."""
+    return [name for name in WORKLOADS if asked in ("all", name, name.partition("_")[0])]
+
+
+# ------------------------------------------------------------------------------------------- what is counted
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one step of all envs."""
+
+    num_bytes: float
+    flop: float = 0.0
+
+    @property
+    def limit_us(self) -> float:
+        """The longer of bytes and arithmetic on an H200."""
+        return max(self.num_bytes / BYTES_PER_S, self.flop / FLOP_PER_S) * 1e6
+
+
+def forward_flop(network: torch.nn.Module) -> int:
+    """Of one forward pass for one agent: 2 for each element of each matrix."""
+    return 2 * sum(parameter.numel() for parameter in network.parameters() if parameter.dim() == 2)
+
+
+def work_of_a_step(trainer: Trainer) -> dict[str, Work]:
+    """part -> what a step of it cannot do without; see above for what is counted."""
+    policy_bytes = policy_flop = learner_bytes = learner_flop = 0.0
+    for name, group in trainer.rollout.groups.items():
+        network = group.policy.network
+        num_samples = group.log_prob[0].numel()
+        flop = forward_flop(network) * num_samples
+        actions = group.action[0].numel() * group.action.element_size()
+        seen_and_done = num_samples * group.features.num_features * 4 + actions
+        parameters = sum(parameter.numel() * 4 for parameter in network.parameters())
+        policy_bytes += seen_and_done + num_samples * 2 * 4 + parameters
+        policy_flop += flop
+        if name in trainer.algorithms:
+            config = trainer.algorithms[name].config
+            num_epochs = getattr(config, "num_epochs", 1)
+            num_floats = 4 if hasattr(config, "clip_param") else 2
+            learner_bytes += num_epochs * (seen_and_done + num_samples * num_floats * 4) + num_samples * 4 * 4
+            learner_flop += num_epochs * flop * (1 + BACKWARD)
+    return {
+        "env": Work(bytes_of_a_step(trainer.env)),
+        "policy": Work(policy_bytes, policy_flop),
+        "learner": Work(learner_bytes, learner_flop),
+    }
+
+
+# --------------------------------------------------------------------------------------------- what is timed
+
+
+def env_alone(trainer: Trainer) -> Callable[[], None]:
     """Step and reset of every slot of the rollout, with the actions that a rollout left there."""
     rollout, env = trainer.rollout, trainer.env
     calls = []
@@ -31,49 +180,242 @@ def env_alone(trainer: Trainer):
     return play
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="tag_gridworld.yaml", help="a file, or one of examples/")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
-    parser.add_argument("--name", help="of the result; the config's if not given")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    arguments = parser.parse_args()
-    path = Path(arguments.config)
+@contextmanager
+def timed_kernels() -> Iterator[list[float]]:
+    """Seconds of every source that a Trainer made in here compiles, or loads if it was compiled before."""
+    seconds: list[float] = []
+    make_backend = trainers.trainer.make_backend
+
+    def make_timed(*arguments: Any) -> Backend:
+        backend = make_backend(*arguments)
+        compile_source = backend.compile
+
+        def timed(source: Any) -> Any:
+            start = time.perf_counter()
+            module = compile_source(source)
+            seconds.append(time.perf_counter() - start)
+            return module
+
+        backend.compile = timed
+        return backend
+
+    with mock.patch.object(trainers.trainer, "make_backend", make_timed):
+        yield seconds
+
+
+@contextmanager
+def open_trainer(config: str, overrides: Sequence[str], device: str) -> Iterator[tuple[Trainer, dict[str, float]]]:
+    """A Trainer whose run folder is gone afterwards, and the seconds that it took to make: kernels, and the rest.
+
+    Args:
+        config: a file, or the name of one in examples/.
+        overrides: "key=value" each.
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    path = Path(config)
     path = path if path.exists() else ROOT / "examples" / path
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = [tuple(pair.split("=", 1)) for pair in arguments.overrides]
-        overrides += [("trainer.device", arguments.device), ("saving.basedir", folder)]
-        trainer = Trainer(read_config(path, overrides))
-        settings, backend = trainer.config.trainer, trainer.backend
-        columns = {"env": env_alone(trainer), "rollout": trainer.rollout.collect}
-        columns = {name: Replayed(call, backend, is_enabled=settings.cuda_graphs) for name, call in columns.items()}
-        columns["train"] = trainer.iterate
-        for call in columns.values():
-            for _ in range(WARM_UP + 1):
-                call()
-        results = {
-            "config": path.name,
-            "overrides": arguments.overrides,
-            "num_envs": settings.num_envs,
-            "num_agents": trainer.env.num_agents,
-            "num_steps": settings.num_steps,
-            "precision": settings.precision,
-            "cuda_graphs": settings.cuda_graphs and backend.name == "cuda",
-        }
-        for name, call in columns.items():
-            figures = [us / settings.num_steps for us in time_calls(backend, call, 1, arguments.repeats)]
-            results[name] = {
-                "us_a_step": median(figures),
-                "us_a_step_of_each_repeat": [round(figure, 3) for figure in figures],
-                "env_steps_per_s": round(settings.num_envs / median(figures) * 1e6),
-            }
+    if wrong := [pair for pair in overrides if "=" not in pair]:
+        raise ConfigError(f"command line: expected key=value, such as trainer.num_envs=2000, got '{wrong[0]}'.")
+    pairs = [tuple(pair.split("=", 1)) for pair in overrides]
+    with tempfile.TemporaryDirectory() as folder, timed_kernels() as kernels:
+        start = time.perf_counter()
+        trainer = Trainer(read_config(path, [*pairs, ("trainer.device", device), ("saving.basedir", folder)]))
+        seconds = time.perf_counter() - start
+        yield trainer, {"kernels": sum(kernels), "set_up": seconds - sum(kernels)}
+
+
+def start_again(trainer: Trainer) -> None:
+    """Every env starts anew: agents leave some games, and each figure begins with all of them."""
+    trainer.env.reset()
+    for group in trainer.rollout.groups.values():
+        group.forget_all()
+    trainer.rollout.begin()
+
+
+def measure(trainer: Trainer, repeats: int = NUM_REPEATS, seconds: float = SECONDS_A_REPEAT) -> dict[str, Any]:
+    """The three columns, their parts, the limit, memory, and what training did beforehand.
+
+    Args:
+        repeats: figures a column; the result is their median.
+        seconds: least length of a repeat, unless MAX_CALLS iterations are shorter.
+    Raises:
+        NonFiniteError: training met a NaN: what it takes then is no figure.
+    """
+    backend, settings = trainer.backend, trainer.config.trainer
+    if backend.name == "cuda":
+        torch.cuda.reset_peak_memory_stats(backend.device)
+    warm_up, columns, memory = {}, {}, {}
+    for name in ("train", "env", "rollout"):  # training first: the memory is then its own
+        columns[name] = trainer.iterate
+        if name != "train":
+            call = env_alone(trainer) if name == "env" else trainer.rollout.collect
+            columns[name] = Replayed(call, backend, is_enabled=settings.cuda_graphs)
+        warm_up[name] = _warm_up(backend, columns[name])
+        memory = memory or memory_of(backend)
+    results: dict[str, Any] = {}
+    for name in ("env", "rollout", "train"):
+        start_again(trainer)
+        num_calls = _calls_a_repeat(backend, columns[name], seconds)
+        us = time_calls(backend, columns[name], num_calls, repeats)
+        results[name] = column_of([one / settings.num_steps for one in us], trainer)
+    results["parts"] = parts_of({name: results[name]["us_a_step"] for name in columns}, work_of_a_step(trainer))
+    limit_us = 0.0
+    for name, part in zip(("env", "rollout", "train"), ("env", "policy", "learner"), strict=True):
+        limit_us += results["parts"][part]["limit_us"]
+        results[name]["limit_us"] = round(limit_us, 3)
         if backend.name == "cuda":
-            results["peak_memory_mb"] = round(torch.cuda.max_memory_allocated(backend.device) / 2**20, 1)
-    name = arguments.name or f"throughput_{path.stem}_{backend.name}"
-    write_report(name, backend, results, arguments.out)
+            results[name]["fraction_of_limit"] = round(limit_us / results[name]["us_a_step"], 4)
+    if backend.name == "cuda":
+        results["host_us_an_iteration"] = median(_host_us(trainer, repeats))
+    trainer.guard.raise_if_halted(trainer.iteration)
+    results["seconds"] = {"warm_up": {name: round(value, 3) for name, value in warm_up.items()}}
+    return {**results, **memory, "path": path_of(trainer)}
+
+
+def column_of(figures: list[float], trainer: Trainer) -> dict[str, Any]:
+    """Microseconds a step, and steps a second."""
+    rate = trainer.config.trainer.num_envs / median(figures) * 1e6
+    return {
+        "us_a_step": median(figures),
+        "us_a_step_of_each_repeat": [round(figure, 3) for figure in figures],
+        "env_steps_per_s": round(rate),
+        "agent_steps_per_s": round(rate * trainer.env.num_agents),
+    }
+
+
+def parts_of(us: dict[str, float], work: dict[str, Work]) -> dict[str, dict[str, float]]:
+    """part -> microseconds a step, share of training, and what is counted of it. `us` is by column."""
+    found = {"env": us["env"], "policy": us["rollout"] - us["env"], "learner": us["train"] - us["rollout"]}
+    return {
+        part: {
+            "us_a_step": round(value, 4),
+            "share": round(value / us["train"], 4),
+            "mb": round(work[part].num_bytes / 1e6, 3),
+            "gflop": round(work[part].flop / 1e9, 4),
+            "limit_us": round(work[part].limit_us, 4),
+        }
+        for part, value in found.items()
+    }
+
+
+def memory_of(backend: Backend) -> dict[str, float]:
+    """Of a GPU: what tensors took at most (MiB), and what is taken of the device now, by anyone (GB)."""
+    if backend.name != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(backend.device)
+    peak = torch.cuda.max_memory_allocated(backend.device)
+    return {"peak_memory_mb": round(peak / 2**20, 1), "device_memory_gb": round((total - free) / 1e9, 2)}
+
+
+def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
+    """Which code ran, such as "fused" or "torch", by policy; None where it does not say."""
+    return {
+        "policy": {name: getattr(group, "path", None) for name, group in trainer.rollout.groups.items()},
+        "learner": {name: getattr(one, "path", None) for name, one in trainer.algorithms.items()},
+    }
+
+
+def _warm_up(backend: Backend, call: Callable[[], Any]) -> float:
+    """Seconds until a call is as fast as it gets: until it is captured, where it can be."""
+    start = time.perf_counter()
+    for _ in range(WARM_UP + 1):
+        call()
+    backend.synchronize()
+    return time.perf_counter() - start
+
+
+def _calls_a_repeat(backend: Backend, call: Callable[[], Any], seconds: float) -> int:
+    start = time.perf_counter()
+    call()
+    backend.synchronize()
+    return max(1, min(MAX_CALLS, round(seconds / (time.perf_counter() - start))))
+
+
+def _host_us(trainer: Trainer, repeats: int) -> list[float]:
+    """Microseconds until the host has handed an iteration to an idle device."""
+    figures = []
+    for _ in range(repeats):
+        trainer.backend.synchronize()
+        start = time.perf_counter()
+        trainer.iterate()
+        figures.append((time.perf_counter() - start) * 1e6)
+    trainer.backend.synchronize()
+    return figures
+
+
+# ------------------------------------------------------------------------------------------- the command line
+
+
+def add_what_runs(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say what is measured."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--config", default="tag_gridworld.yaml", help="a file, or one of examples/")
+    names = [*dict.fromkeys(name.partition("_")[0] for name in WORKLOADS), *WORKLOADS, "all"]
+    what.add_argument("--workload", choices=dict.fromkeys(names), metavar="P1", help="a row of compare.py, or all")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="folder of the JSON")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+
+
+def what_runs(arguments: argparse.Namespace) -> tuple[str, list[str], str]:
+    """Config, overrides, and the word that names the result."""
+    if arguments.workload is None:
+        return arguments.config, arguments.overrides, Path(arguments.config).stem
+    one = WORKLOADS[arguments.workload]
+    return one.config, [*one.overrides, *arguments.overrides], arguments.workload
+
+
+def run_each(names: Sequence[str], arguments: argparse.Namespace) -> int:
+    """A process for each workload, so that none finds memory taken; the exit code."""
+    failed = []
+    for name in names:
+        options = ["--workload", name, "--device", arguments.device, "--repeats", str(arguments.repeats)]
+        options += [] if arguments.out is None else ["--out", str(arguments.out)]
+        done = subprocess.run([sys.executable, sys.argv[0], *options, *arguments.overrides])
+        if done.returncode:
+            failed.append(name)
+            print(f"{name} failed with exit code {done.returncode}: going on", file=sys.stderr, flush=True)
+    if failed:
+        print(f"no figure of {', '.join(failed)}: see above", file=sys.stderr)
+    return int(bool(failed))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_what_runs(parser)
+    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
+    parser.add_argument("--name", help="of the result; made of the config or the workload if not given")
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {arguments.repeats}")
+    names = [] if arguments.workload is None else workloads_of(arguments.workload)
+    if len(names) > 1:
+        if arguments.name:
+            parser.error("--name names one result: leave it out, or give one workload.")
+        return run_each(names, arguments)
+    config, overrides, word = what_runs(arguments)
+    try:
+        with open_trainer(config, overrides, arguments.device) as (trainer, seconds):
+            settings, backend = trainer.config.trainer, trainer.backend
+            found = measure(trainer, arguments.repeats)
+            found["seconds"] = {**{name: round(value, 3) for name, value in seconds.items()}, **found["seconds"]}
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
+    results = {
+        **({} if arguments.workload is None else {"workload": word, "note": WORKLOADS[word].note}),
+        "config": Path(config).name,
+        "overrides": overrides,
+        "num_envs": settings.num_envs,
+        "num_agents": trainer.env.num_agents,
+        "num_steps": settings.num_steps,
+        "precision": settings.precision,
+        "cuda_graphs": settings.cuda_graphs and backend.name == "cuda",
+        **found,
+    }
+    write_report(arguments.name or f"throughput_{word}_{backend.name}", backend, results, arguments.out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""Ours against the peers: each row of the comparison, and whether it reaches its target.
+
+python benchmarks/compare.py                  # the tables, made of benchmarks/results
+python benchmarks/compare.py --check          # a line a row; exit code 1 if one falls short or has no figure
+python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
+
+Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py) and
+multi_gpu_cuda.json, whose results hold `times`, number of GPUs -> times the steps/s of one. Peers' are peers.json; what
+--run-peers measured, peers_run.json, takes the place of the same figure there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = "peers_run.json"
+
+US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
+MORE_IS_BETTER = {RATE, TIMES}
+COLUMNS = ("env", "rollout", "train")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure that has a target."""
+
+    number: str
+    workload: str
+    report: str
+    """<report>_cuda.json holds ours."""
+    figure: tuple[str, ...]
+    """Where in its results."""
+    unit: str
+    target: float
+    peer: tuple[str, str]
+    """Row and key of peers.json."""
+
+
+def _trained(name: str, workload: str, unit: str, target: float, column: str = "train") -> Row:
+    key = {US: "us_a_step", RATE: "agent_steps_per_s"}[unit]
+    return Row(name.partition("_")[0], workload, f"throughput_{name}", (column, key), unit, target, (name, column))
+
+
+_CARTPOLE = "CartPole, 64x64, the same PPO, {:,} envs"
+_SCALED = "the workload of P5 on {} GPUs, the same size on each"
+ROWS = (
+    _trained("P1", "tag_gridworld 2,000 x 5, 32x32, A2C, full observations", US, 20),
+    _trained("P2", "tag_gridworld 2,000 x 100, partial", US, 60),
+    _trained("P3", "tag_gridworld 2,000 x 1,000, partial", US, 330),
+    _trained("P4", "tag_continuous 2,000 x 5 (1 + 4), 256x256, two policies, A2C", US, 65),
+    _trained("P5", "tag_continuous 2,000 x 100 (10 + 90)", US, 620),
+    _trained("P6", "tag_continuous 2,000 x 1,000 (100 + 900)", US, 7300),
+    Row("P6", "memory of it", "throughput_P6", ("device_memory_gb",), GB, 12, ("P6", "memory_gb")),
+    _trained("P7", "MPE simple_tag 2,000 x 5, 256x256, separate actor and critic, PPO", RATE, 60e6),
+    _trained("P7", "rollout of it alone", RATE, 450e6, "rollout"),
+    _trained("P8", "MPE simple_tag 65,536 x 4, 64x64, the same PPO", RATE, 350e6),
+    _trained("P9_2048", _CARTPOLE.format(2048), RATE, 90e6),
+    _trained("P9_16384", _CARTPOLE.format(16384), RATE, 250e6),
+    _trained("P9_65536", _CARTPOLE.format(65536), RATE, 350e6),
+    Row("P10", "CartPole to a mean return of 475", "time_to_score", ("seconds",), SECONDS, 3, ("P10", "seconds")),
+    Row("P11", _SCALED.format(2), "multi_gpu", ("times", "2"), TIMES, 1.9, ("P11", "2")),
+    Row("P11", _SCALED.format(4), "multi_gpu", ("times", "4"), TIMES, 3.7, ("P11", "4")),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row with what was measured; `ours` is None where nothing was."""
+
+    row: Row
+    ours: float | None
+    theirs: float | None
+    how: str
+    """Our precision and path, such as "bf16, fused"."""
+    peer: str
+    """The peer and its precision."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better ours is."""
+        if self.ours is None or self.theirs is None:
+            return None
+        return self.ours / self.theirs if self.row.unit in MORE_IS_BETTER else self.theirs / self.ours
+
+    @property
+    def verdict(self) -> str:
+        if self.ours is None:
+            return "no figure"
+        is_ok = self.ours >= self.row.target if self.row.unit in MORE_IS_BETTER else self.ours <= self.row.target
+        return "ok" if is_ok else "short"
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The cells of a table."""
+        bound = "at least" if self.row.unit in MORE_IS_BETTER else "at most"
+        how = f" ({self.how})" if self.how else ""
+        return {
+            "peer": "no figure" if self.theirs is None else f"{shown(self.theirs, self.row.unit)} ({self.peer})",
+            "ours": "no figure" if self.ours is None else f"{shown(self.ours, self.row.unit)}{how}",
+            "ratio": "" if self.ratio is None else f"{self.ratio:.2f}" if self.ratio < 10 else f"{self.ratio:.1f}",
+            "target": f"{bound} {shown(self.row.target, self.row.unit)}",
+        }
+
+
+def shown(value: float, unit: str) -> str:
+    """A figure with its unit."""
+    if unit == TIMES:
+        return f"{value:.2f}x"
+    value, unit = (value / 1e6, f"M {unit}") if unit == RATE else (value, unit)
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:,.1f}".removesuffix(".0") + f" {unit}"
+
+
+def read(folder: Path, name: str) -> dict[str, Any] | None:
+    """A report, or None if there is none."""
+    path = folder / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def peer_rows(folder: Path) -> dict[str, dict[str, Any]]:
+    """row -> figures and device: of peers.json, and in their place what was measured here."""
+    known = read(folder, "peers.json")
+    rows = {name: {"device": known["device"], **row} for name, row in known["rows"].items()}
+    for name, figures in (read(folder, MEASURED) or {"rows": {}})["rows"].items():
+        rows[name] |= figures
+    return rows
+
+
+def how_it_ran(results: Mapping[str, Any]) -> str:
+    """Precision and every path that ran."""
+    ran = {path for paths in results.get("path", {}).values() for path in paths.values() if path is not None}
+    return ", ".join([*filter(None, [results.get("precision")]), *sorted(ran)])
+
+
+def outcomes(folder: Path = RESULTS) -> list[Outcome]:
+    """Every row, measured or not."""
+    peers, found = peer_rows(folder), []
+    for row in ROWS:
+        report, (name, key) = read(folder, f"{row.report}_cuda.json"), row.peer
+        results = {} if report is None else report["results"]
+        ours: Any = results
+        for part in row.figure:
+            ours = ours.get(part) if isinstance(ours, Mapping) else None
+        peer = ", ".join(filter(None, [peers[name]["peer"], peers[name].get("precision")]))
+        found.append(Outcome(row, ours, peers[name].get(key), how_it_ran(results), peer))
+    return found
+
+
+def check(found: Iterable[Outcome]) -> list[str]:
+    """A line a row."""
+    lines = []
+    for one in found:
+        words = one.words
+        ratio = f"{words['ratio']} times, " if words["ratio"] else ""
+        lines.append(
+            f"{one.row.number:<4}{one.row.workload}: ours {words['ours']}, peer {words['peer']}, {ratio}"
+            f"target {words['target']}: {one.verdict}"
+        )
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------- the tables
+
+
+def table(folder: Path = RESULTS) -> str:
+    """The comparison as Markdown: each row against its target, then the three columns of each workload."""
+    reports = [report for row in ROWS if (report := read(folder, f"{row.report}_cuda.json")) is not None]
+    peers = read(folder, "peers.json")
+    rows = peer_rows(folder).values()
+    sources = "; ".join(f"{name}: {peers['sources'][name]}" for name in dict.fromkeys(row["peer"] for row in rows))
+    made = f" (commit {_each(reports, 'commit')}, `{reports[0]['command']}` and so on)" if reports else ""
+    lines = [
+        f"**Against the peers**, {_each(reports, 'device') or 'nothing measured yet'}, env + policy + learner unless a "
+        f'row says otherwise{made}. "Short" is a target that was missed. Peers, on {_each(rows, "device")}: {sources}.',
+        "",
+        "| | workload | peer | ours | times | target | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in outcomes(folder):
+        words = one.words
+        lines.append(
+            f"| {one.row.number} | {one.row.workload} | {words['peer']} | {words['ours']} | {words['ratio']} | "
+            f"{words['target']} | {one.verdict} |"
+        )
+    columns = _columns(folder)
+    return "\n".join([*lines, "", *columns] if columns else lines)
+
+
+def _each(reports: Iterable[Mapping[str, Any]], key: str) -> str:
+    """What the reports say, each once."""
+    return ", ".join(dict.fromkeys(report[key] for report in reports))
+
+
+def _columns(folder: Path) -> list[str]:
+    """Lines of the second table; none if nothing was measured."""
+    peers, lines = peer_rows(folder), []
+    for name in dict.fromkeys(row.peer[0] for row in ROWS):
+        report = read(folder, f"throughput_{name}_cuda.json")
+        if report is None:
+            continue
+        results = report["results"]
+        cells = []
+        for column in COLUMNS:
+            theirs = _us_of(peers[name], column)
+            cells.append(f"{results[column]['us_a_step']:,.1f}" + (f" ({theirs})" if theirs else ""))
+        shares = " / ".join(f"{100 * part['share']:.0f}" for part in results["parts"].values())
+        limit = " / ".join(f"{100 * results[column]['fraction_of_limit']:.1f}" for column in COLUMNS)
+        lines.append(f"| {name.replace('_', ', ')} | {' | '.join(cells)} | {shares} | {limit} | {_memory(results)} |")
+    if not lines:
+        return []
+    return [
+        "Microseconds a step, the peer's in brackets; then the shares of env, policy and learner, the part of the "
+        "limit that each column reaches (benchmarks/throughput.py says what is counted), and the device's memory:",
+        "",
+        "| | env alone | env + policy | env + policy + learner | shares, % | of the limit, % | GB |",
+        "|---|---|---|---|---|---|---|",
+        *lines,
+    ]
+
+
+def _memory(results: Mapping[str, Any]) -> str:
+    return f"{results['device_memory_gb']:.1f}" if "device_memory_gb" in results else ""
+
+
+def us_a_step(peer: Mapping[str, Any], column: str) -> list[float]:
+    """A peer's microseconds a step: one figure, the two ends of a range, or none."""
+    figure = peer.get(column)
+    if figure is None:
+        return []
+    figures = figure if isinstance(figure, list) else [figure]
+    if peer["unit"] == US:
+        return figures
+    return [peer["num_envs"] * peer["num_agents"] / rate * 1e6 for rate in figures]
+
+
+def _us_of(peer: Mapping[str, Any], column: str) -> str:
+    return " to ".join(f"{us:,.1f}" if us < 1000 else f"{us:,.0f}" for us in us_a_step(peer, column))
+
+
+# ------------------------------------------------------------------------------------------- running peers
+
+_JAX = "pip install 'jax[cuda13]' flax optax"
+PACKAGES = {
+    "warpdrive.py": ("warp_drive", "pip install --no-deps rl-warp-drive==2.7.1, and pycuda"),
+    "jaxmarl.py": ("jaxmarl", f"{_JAX} chex jaxtyping matplotlib, and pip install --no-deps jaxmarl==0.2.0"),
+    "purejaxrl.py": ("optax", f"{_JAX} gymnax==1.0.1 gymnasium==1.3.0 six"),
+}
+"""Driver -> the package that tells whether it can run, and how it is installed."""
+
+
+def figures_of(driver: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Column -> figure, and the device, from the JSON lines that a driver prints."""
+    found: dict[str, Any] = {}
+    if driver == "warpdrive.py":
+        columns = {"sim_step": "env", "rollout": "rollout", "train": "train"}
+        for line in lines:
+            if line.get("record") in columns:
+                found[columns[line["record"]]] = round(line["us_per_time_step"], 1)
+            if line.get("record") == "meta":
+                found["device"] = line["versions"].get("gpu")
+            if line.get("record") == "memory":
+                found["memory_gb"] = round(line["device_used_gib"] * 2**30 / 1e9, 1)
+        return found
+    for line in lines:
+        found["device"] = line.get("device")
+        if line.get("what") in COLUMNS:
+            found[line["what"]] = round(line["agent_steps_per_s"])
+    solved = [line["compile_s"] + line["wall_s"] for line in lines if line.get("what") == "solve" and line["solved"]]
+    if solved:
+        found["seconds"] = round(sorted(solved)[len(solved) // 2], 2)
+    return found
+
+
+def run_peers(folder: Path, python: str, only: str = "", warpdrive_path: str | None = None) -> int:
+    """Runs the driver of each row whose package `python` finds; writes what they measured. The exit code."""
+    measured = read(folder, MEASURED) or {"rows": {}}
+    num_failed = 0
+    for name, row in read(folder, "peers.json")["rows"].items():
+        if "command" not in row or only not in ("", name, name.partition("_")[0]):
+            continue
+        _, script, *words = shlex.split(row["command"])
+        driver = Path(script).name
+        package, install = PACKAGES[driver]
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{package}') is None)"
+        is_unpacked = driver == "warpdrive.py" and warpdrive_path is not None
+        if not is_unpacked and subprocess.run([python, "-c", probe]).returncode:
+            print(f"{name}: {python} has no {package}: left out. To install it: {install}.", flush=True)
+            continue
+        words += ["--warpdrive-path", warpdrive_path] if is_unpacked else []
+        done = subprocess.run([python, str(ROOT / script), *words], stdout=subprocess.PIPE, text=True)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        figures = figures_of(driver, lines)
+        if done.returncode or not set(figures) - {"device"}:
+            errors = [str(line["error"]) for line in lines if "error" in line]
+            print(f"{name}: {driver} failed with exit code {done.returncode}. {' '.join(errors)}", file=sys.stderr)
+            num_failed += 1
+            continue
+        measured["rows"][name] = figures
+        known = {key: row[key] for key in figures if key in row}
+        print(f"{name}: {figures}; peers.json has {known}", flush=True)
+        (folder / MEASURED).write_text(json.dumps(measured, indent=2) + "\n")
+    return int(num_failed > 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="a line a row; exit code 1 if one falls short")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    parser.add_argument("--run-peers", action="store_true", help="run the drivers of benchmarks/peers")
+    parser.add_argument("--only", default="", help="with --run-peers: a row, such as P7 or P9_2048")
+    parser.add_argument("--peer-python", default=sys.executable, help="with --run-peers: the Python that has them")
+    parser.add_argument("--warpdrive-path", help="with --run-peers: folder of an unpacked rl-warp-drive wheel")
+    arguments = parser.parse_args()
+    if arguments.run_peers:
+        return run_peers(arguments.results, arguments.peer_python, arguments.only, arguments.warpdrive_path)
+    found = outcomes(arguments.results)
+    if not arguments.check:
+        print(table(arguments.results))
+        return 0
+    print("\n".join(check(found)))
+    return int(any(one.verdict != "ok" for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Seconds from the start of a process until CartPole is solved: imports, kernels from the cache, set-up and training.
+
+python benchmarks/time_to_score.py --device cuda
+
+A parent starts a fresh Python for each seed and stops the clock when it says that the mean return of the episodes that
+ended in one iteration, and so in 65,536 env steps, has reached the score. One run beforehand is not counted: it leaves
+the compiled kernels in the cache. A child tells its seconds to each mark, counted from the parent's start of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CONFIG = "cartpole.yaml"
+SETTINGS = (
+    "trainer.num_envs=2048", "trainer.train_batch_size=65536", "trainer.total_timesteps=20_000_000",
+    "policy.agent.lr=0.003", "policy.agent.gamma=0.99", "policy.agent.gae_lambda=0.95", "policy.agent.clip_value=false",
+    "policy.agent.num_epochs=4", "policy.agent.num_minibatches=4",
+)  # fmt: skip
+"""2,048 envs, 32 steps an iteration, 4 epochs x 4 minibatches, 64x64, as the JAX peer; its own learning rate."""
+
+SCORE = 475.0
+
+
+def train(started: float, device: str, score: float, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """What a child does: trains until the score is reached or the config's steps are over.
+
+    Args:
+        started: time.time() when the parent started the process.
+    Returns:
+        Seconds to each mark, env steps, iterations, best mean return, whether the score was reached.
+    """
+    seconds = {"python": time.time() - started}
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from trainers.read_config import read_config
+    from trainers.trainer import Trainer
+
+    seconds["imported"] = time.time() - started
+    path = Path(__file__).resolve().parent.parent / "examples" / CONFIG
+    with tempfile.TemporaryDirectory() as folder:
+        given = [tuple(pair.split("=", 1)) for pair in (*SETTINGS, *overrides)]
+        own = [("trainer.device", device), ("trainer.seed", str(seed)), ("saving.basedir", folder)]
+        trainer = Trainer(read_config(path, [*given, *own]))
+        seconds["made"] = time.time() - started
+        best, is_reached = 0.0, False
+        while trainer.iteration < trainer.num_iterations and not is_reached:
+            metrics = trainer.metrics.report(trainer.iterate())  # waits for the device: part of the time
+            best = max(best, metrics.get("rollout/ep_rew_mean", 0.0))
+            is_reached = best >= score
+        trainer.guard.raise_if_halted(trainer.iteration)
+        seconds["reached" if is_reached else "given up"] = time.time() - started
+    parts = {"policy": trainer.rollout.groups, "learner": trainer.algorithms}
+    return {
+        "precision": trainer.config.trainer.precision,
+        "path": {part: {name: getattr(one, "path", None) for name, one in of.items()} for part, of in parts.items()},
+        "seed": seed,
+        "is_reached": is_reached,
+        "best": round(best, 2),
+        "iterations": trainer.iteration,
+        "env_steps": trainer.env_steps,
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+    }
+
+
+def time_child(device: str, score: float, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Starts a process that trains with one seed; its report, and the parent's own seconds until it came."""
+    options = ["--device", device, "--score", str(score), "--child", str(seed), *overrides]
+    start = time.perf_counter()
+    command = [sys.executable, __file__, *options, f"started={time.time()!r}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        found = None
+        for line in child.stdout:
+            if line.startswith("{"):
+                found = json.loads(line)
+                found["seconds_to_score"] = round(time.perf_counter() - start, 3)
+    if child.returncode or found is None:
+        raise SystemExit(f"seed {seed}: the run failed with exit code {child.returncode}; see above.")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--score", type=float, default=SCORE)
+    parser.add_argument("--seeds", type=int, default=5, help="so many seeds, from 1 on, after one that is not counted")
+    parser.add_argument("--out", type=Path, help="folder of the JSON")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        *overrides, started = arguments.overrides
+        started = float(started.partition("=")[2])
+        found = train(started, arguments.device, arguments.score, arguments.child, overrides)
+        print(json.dumps(found), flush=True)
+        return 0
+    if arguments.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {arguments.seeds}")
+    runs = [
+        time_child(arguments.device, arguments.score, seed, arguments.overrides)
+        for seed in (1, *range(1, arguments.seeds + 1))
+    ][1:]
+
+    from report import write_report
+
+    from trainers.config import TrainerConfig
+    from trainers.trainer import make_backend
+
+    reached = [run["seconds_to_score"] for run in runs if run["is_reached"]]
+    results = {
+        "config": CONFIG,
+        "overrides": [*SETTINGS, *arguments.overrides],
+        "precision": runs[0]["precision"],
+        "path": runs[0]["path"],
+        "score": arguments.score,
+        "seconds": round(statistics.median(reached), 3) if len(reached) == len(runs) else None,
+        "num_reached": len(reached),
+        "runs": runs,
+    }
+    backend = make_backend(TrainerConfig(device=arguments.device))
+    write_report(f"time_to_score_{backend.name}", backend, results, arguments.out)
+    if len(reached) < len(runs):
+        print(f"{len(runs) - len(reached)} of {len(runs)} runs never reached {arguments.score:g}", file=sys.stderr)
+    return int(len(reached) < len(runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+import json
+import sys
+from pathlib import Path
+
+import compare
+import pytest
+from compare import ROWS, figures_of, outcomes, peer_rows, shown, table, us_a_step
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder of results that holds the peers' figures and none of ours."""
+    (tmp_path / "peers.json").write_text((ROOT / "benchmarks" / "results" / "peers.json").read_text())
+    return tmp_path
+
+
+def write(folder: Path, name: str, results: dict) -> None:
+    report = {"benchmark": name, "command": "python x.py", "commit": "abc", "device": "a GPU", "results": results}
+    (folder / f"{name}_cuda.json").write_text(json.dumps(report))
+
+
+def columns(env: float, rollout: float, train: float, **more) -> dict:
+    """Results of throughput.py in microseconds a step, of 1 env x 1 agent unless `more` says otherwise."""
+    found = {
+        name: {"us_a_step": us, "agent_steps_per_s": round(1e6 / us), "fraction_of_limit": 0.25}
+        for name, us in (("env", env), ("rollout", rollout), ("train", train))
+    }
+    shares = {"env": env / train, "policy": (rollout - env) / train, "learner": (train - rollout) / train}
+    return {**found, "parts": {name: {"share": share} for name, share in shares.items()}, "precision": "bf16", **more}
+
+
+def write_all(folder: Path) -> None:
+    """Figures that reach every target, just so."""
+    for row in ROWS:
+        if row.report.startswith("throughput"):
+            write(folder, row.report, columns(1.0, 2.0, 20.0))
+    reaching = {"train": {"us_a_step": 1.0, "agent_steps_per_s": 350_000_000}}
+    reaching["rollout"] = {"us_a_step": 1.0, "agent_steps_per_s": 450_000_000}
+    for name in ("P7", "P8", "P9_2048", "P9_16384", "P9_65536"):
+        results = columns(1.0, 2.0, 4.0)
+        for column, figures in reaching.items():
+            results[column] |= figures
+        write(folder, f"throughput_{name}", results)
+    write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.0))
+    write(folder, "time_to_score", {"seconds": 3.0})
+    write(folder, "multi_gpu", {"times": {"2": 1.9, "4": 3.7}})
+
+
+def run(monkeypatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["compare.py", *argv])
+    return compare.main()
+
+
+def test_check_passes_when_every_row_reaches_its_target_exactly(folder, monkeypatch, capsys):
+    write_all(folder)
+    assert run(monkeypatch, "--check", "--results", str(folder)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(ROWS) and all(line.endswith(": ok") for line in lines)
+
+
+def test_check_fails_when_one_row_falls_short(folder, monkeypatch, capsys):
+    write_all(folder)
+    write(folder, "throughput_P1", columns(5.0, 10.0, 20.01, path={"policy": {"shared": "fused"}}))
+    assert run(monkeypatch, "--check", "--results", str(folder)) == 1
+    short = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": short")]
+    # 856 / 20.01 = 42.78
+    assert short == [
+        "P1  tag_gridworld 2,000 x 5, 32x32, A2C, full observations: ours 20 us a step (bf16, fused), "
+        "peer 856 us a step (WarpDrive, fp32), 42.8 times, target at most 20 us a step: short"
+    ]
+
+
+def test_check_fails_when_one_row_is_missing(folder, monkeypatch, capsys):
+    write_all(folder)
+    (folder / "multi_gpu_cuda.json").unlink()
+    assert run(monkeypatch, "--check", "--results", str(folder)) == 1
+    missing = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": no figure")]
+    assert len(missing) == 2 and all(line.startswith("P11 ") for line in missing)
+
+
+def test_memory_of_p6_counts_by_itself(folder):
+    write_all(folder)
+    write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.1))
+    verdicts = {one.row.figure: one.verdict for one in outcomes(folder) if one.row.number == "P6"}
+    assert verdicts == {("train", "us_a_step"): "ok", ("device_memory_gb",): "short"}
+
+
+def test_runs_that_never_reached_the_score_are_no_figure(folder):
+    write(folder, "time_to_score", {"seconds": None})
+    assert next(one for one in outcomes(folder) if one.row.number == "P10").verdict == "no figure"
+
+
+@pytest.mark.parametrize(
+    ("name", "results", "number", "ratio"),
+    [
+        ("throughput_P5", columns(50.0, 100.0, 200.0), "P5", 62.145),  # 12,429 / 200
+        ("throughput_P8", columns(1.0, 2.0, 4.0), "P8", 250_000 / 83.9e6),  # a rate: ours / theirs
+        ("time_to_score", {"seconds": 2.0}, "P10", 3.35),  # 6.7 / 2
+        ("multi_gpu", {"times": {"2": 1.95}}, "P11", 1.95 / 1.86),
+    ],
+)
+def test_ratio_says_how_many_times_better_ours_is(folder, name, results, number, ratio):
+    write(folder, name, results)
+    found = next(one for one in outcomes(folder) if one.row.number == number)
+    assert found.ratio == pytest.approx(ratio)
+
+
+def test_table_has_a_line_a_row_and_the_three_columns(folder):
+    write(folder, "throughput_P1", columns(4.0, 10.0, 16.0, device_memory_gb=1.5))
+    lines = table(folder).splitlines()
+    assert sum(line.startswith("| P") for line in lines) == len(ROWS) + 1
+    assert (
+        "| P1 | tag_gridworld 2,000 x 5, 32x32, A2C, full observations | 856 us a step (WarpDrive, fp32) | "
+        "16 us a step (bf16) | 53.5 | at most 20 us a step | ok |"
+    ) in lines
+    assert (
+        "| P10 | CartPole to a mean return of 475 | 6.7 s (PureJaxRL, tf32) | no figure |  | at most 3 s | no figure |"
+        in (lines)
+    )
+    # Shares: 4, 6 and 6 of 16.
+    assert lines[-1] == "| P1 | 4.0 (35.6) | 10.0 (664.0) | 16.0 (856.0) | 25 / 38 / 38 | 25.0 / 25.0 / 25.0 | 1.5 |"
+
+
+def test_table_needs_no_figure_of_ours(folder):
+    text = table(folder)
+    assert "nothing measured yet" in text and text.count("| no figure |") == 2 * len(ROWS)
+
+
+def test_committed_results_make_a_table():
+    assert table().count("\n| P") >= len(ROWS)
+
+
+def test_rate_of_a_peer_becomes_microseconds_a_step():
+    # 10,000 agents / 79 M agent steps/s = 126.6 us
+    row = {"unit": "agent steps/s", "num_envs": 2000, "num_agents": 5, "rollout": 79e6}
+    assert us_a_step(row, "rollout") == [pytest.approx(126.58, abs=0.01)]
+    assert us_a_step({"unit": "us a step", "env": [1609, 2339]}, "env") == [1609, 2339]
+    assert us_a_step(row, "env") == []
+
+
+def test_figures_are_shown_with_three_digits_or_so():
+    assert shown(12.34, "us a step") == "12.3 us a step"
+    assert shown(12429, "us a step") == "12,429 us a step"
+    assert shown(83.9e6, "agent steps/s") == "83.9 M agent steps/s"
+    assert shown(1.9, "times one GPU") == "1.90x"
+
+
+# ----------------------------------------------------------------------------------------------------- peers
+
+
+def test_figures_of_each_driver_are_read_from_its_lines():
+    lines = [
+        {"record": "meta", "versions": {"gpu": "a GPU"}},
+        {"record": "sim_step", "us_per_time_step": 35.64},
+        {"record": "train", "us_per_time_step": 855.9},
+        {"record": "memory", "device_used_gib": 2.0},
+    ]
+    found = figures_of("warpdrive.py", lines)
+    assert found == {"device": "a GPU", "env": 35.6, "train": 855.9, "memory_gb": 2.1}
+    found = figures_of("jaxmarl.py", [{"what": "train", "agent_steps_per_s": 13.6e6, "device": "gpu:x"}])
+    assert found == {"device": "gpu:x", "train": 13_600_000}
+    solved = [
+        {"what": "solve", "solved": True, "compile_s": 6.4, "wall_s": wall, "device": "gpu:x"}
+        for wall in (0.2, 0.9, 0.3)
+    ]
+    assert figures_of("purejaxrl.py", [*solved, {"what": "solve", "solved": False}])["seconds"] == 6.7
+
+
+def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch, capsys):
+    peers = json.loads((folder / "peers.json").read_text())
+    driver = folder / "jaxmarl.py"
+    line = {"what": "train", "agent_steps_per_s": 2e6, "device": "gpu:x"}
+    driver.write_text(f"print('hello')\nprint({json.dumps(json.dumps(line))})\n")
+    peers["rows"]["P7"]["command"] = f"python {driver} --num-envs 5"
+    (folder / "peers.json").write_text(json.dumps(peers))
+    monkeypatch.setitem(compare.PACKAGES, "jaxmarl.py", ("json", ""))
+    assert run(monkeypatch, "--run-peers", "--only", "P7", "--results", str(folder)) == 0
+    row = peer_rows(folder)["P7"]
+    assert (row["train"], row["rollout"], row["device"]) == (2_000_000, 79_000_000, "gpu:x")
+    write(folder, "throughput_P7", columns(1.0, 2.0, 4.0))
+    found = next(one for one in outcomes(folder) if one.row.number == "P7")
+    assert found.ratio == pytest.approx(250_000 / 2e6)
+
+
+def test_peer_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
+    monkeypatch.setitem(compare.PACKAGES, "warpdrive.py", ("no_such_package", "pip install it"))
+    assert run(monkeypatch, "--run-peers", "--only", "P1", "--results", str(folder)) == 0
+    out = capsys.readouterr().out
+    assert "has no no_such_package: left out. To install it: pip install it." in out
+    assert "P10" not in out and not (folder / "peers_run.json").exists()
+
+
+def test_peer_that_fails_is_told(folder, monkeypatch, capsys):
+    peers = json.loads((folder / "peers.json").read_text())
+    driver = folder / "purejaxrl.py"
+    driver.write_text('print(\'{"what": "error", "error": "out of memory"}\')\n')
+    peers["rows"]["P9_2048"]["command"] = f"python {driver}"
+    (folder / "peers.json").write_text(json.dumps(peers))
+    monkeypatch.setitem(compare.PACKAGES, "purejaxrl.py", ("json", ""))
+    assert run(monkeypatch, "--run-peers", "--only", "P9_2048", "--results", str(folder)) == 1
+    assert "P9_2048: purejaxrl.py failed with exit code 0. out of memory" in capsys.readouterr().err
+
+
+def test_every_row_of_the_peers_says_where_it_comes_from():
+    peers = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text())
+    for row in peers["rows"].values():
+        assert row["peer"] in peers["sources"]
+        if "command" in row:
+            assert (ROOT / row["command"].split()[1]).exists()
+    for row in ROWS:
+        assert peers["rows"][row.peer[0]][row.peer[1]] > 0

@@ -1,0 +1,127 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from throughput import open_trainer
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY = (
+    "name: cartpole\n"
+    "trainer: {num_envs: 8, train_batch_size: 32, total_timesteps: 3200}\n"
+    "policy: {shared: {model: {fc_dims: [8]}}}\n"
+)
+
+
+@pytest.fixture
+def kernels():
+    """benchmarks/profile.py under a name of its own: `profile` is the standard library's."""
+    spec = importlib.util.spec_from_file_location("profile_of_kernels", BENCHMARKS / "profile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tiny(tmp_path) -> str:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return str(path)
+
+
+def python(*words: str, cwd: Path = BENCHMARKS) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True)
+
+
+def test_standard_profile_is_found_where_benchmarks_come_first():
+    code = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "import profile, cProfile\n"
+        "assert hasattr(profile, 'runctx') and not hasattr(profile, 'profile_iteration'), profile\n"
+        "cProfile.run('1 + 1')\n"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_script_can_be_imported_beside_it():
+    names = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "profile")
+    code = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\nimport cProfile, {', '.join(names)}\n"
+    done = python("-c", code)
+    assert len(names) > 10 and done.returncode == 0, done.stderr
+
+
+def test_costliest_kernels_of_an_iteration_are_named(kernels, tiny):
+    with open_trainer(tiny, [], "cpu") as (trainer, _):
+        found = kernels.profile_iteration(trainer, num_kernels=1000)
+        num_steps = trainer.rollout.num_steps
+    us = [one["us"] for one in found["kernels"]]
+    assert "aten::addmm" in [one["name"] for one in found["kernels"]]
+    assert us == sorted(us, reverse=True)
+    assert sum(one["share"] for one in found["kernels"]) == pytest.approx(1.0, abs=0.01)
+    assert sum(one["calls"] for one in found["kernels"]) == found["num_kernels"]
+    assert found["kernels_a_step"] == pytest.approx(found["num_kernels"] / num_steps, abs=0.01)
+
+
+def test_script_runs_from_its_own_folder(tiny, tmp_path):
+    done = python("profile.py", "--config", tiny, "--device", "cpu", "--kernels", "3", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "profile_tiny_cpu.json").read_text())["results"]
+    assert len(results["kernels"]) == 3
+    assert results["us_of_all_kernels"] > 0 and results["us_an_iteration"] > 0
+
+
+def test_several_workloads_are_refused(kernels, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["profile.py", "--workload", "P9"])
+    with pytest.raises(SystemExit):
+        kernels.main()
+    assert "--workload P9 is several. Give one: ['P9_2048', 'P9_16384', 'P9_65536']." in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------- events as a GPU's trace has them
+
+
+def event(name: str, device: str, start: float, us: float, is_annotation: bool = False) -> SimpleNamespace:
+    time_range = SimpleNamespace(start=start, end=start + us, elapsed_us=lambda: us)
+    return SimpleNamespace(
+        name=name, device_type=SimpleNamespace(name=device), time_range=time_range, is_user_annotation=is_annotation
+    )
+
+
+def gpu_events(kernels) -> Iterator[SimpleNamespace]:
+    yield event(kernels.ITERATION, "CPU", 0.0, 10.0, is_annotation=True)
+    yield event(kernels.ITERATION, "CUDA", 5.0, 95.0, is_annotation=True)
+    for start in (1.0, 2.0):
+        yield event("cudaGraphLaunch", "CPU", start, 1.0)
+    yield event("cudaStreamSynchronize", "CPU", 3.0, 1.0)
+    yield event("cudaDeviceSynchronize", "CPU", 11.0, 80.0)  # ours, when the iteration is over
+    yield event("tag_step", "CUDA", 20.0, 10.0)
+    yield event("tag_step", "CUDA", 30.0, 20.0)
+    yield event("gemm", "CUDA", 50.0, 60.0)
+    yield event("Memcpy DtoH (Device -> Pinned)", "CUDA", 110.0, 10.0)
+
+
+def test_kernels_copies_launches_and_waits_of_a_gpu_are_counted(kernels):
+    found = kernels.summary_of(gpu_events(kernels), "cuda", num_steps=2, num_kernels=2)
+    assert found == {
+        "kernels": [
+            {"name": "gemm", "calls": 1, "us": 60.0, "share": 0.6},
+            {"name": "tag_step", "calls": 2, "us": 30.0, "share": 0.3},
+        ],
+        "num_kernels": 4,
+        "kernels_a_step": 2.0,
+        "us_of_all_kernels": 100.0,
+        "launches_by_the_host": 2,
+        "host_device_copies": 1,
+        "host_waits": 1,
+    }
+
+
+def test_trace_without_kernels_is_told(kernels):
+    events = [event(kernels.ITERATION, "CPU", 0.0, 1.0, is_annotation=True)]
+    with pytest.raises(SystemExit, match="the profiler saw no kernel"):
+        kernels.summary_of(events, "cuda", num_steps=1)
