@@ -83,6 +83,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="seeds that are trained at once, a process each")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="folder of the report and the picture")
+    parser.add_argument("--name", help="of both, after `learning_`; the task's or config's if not given")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the config, as train.py takes them")
     arguments = parser.parse_args()
     for name in ("seeds", "jobs"):
         if getattr(arguments, name) < 1:
@@ -90,15 +92,18 @@ def main() -> int:
     task = TASKS.get(arguments.task)
     path = Path(arguments.config) if task is None else ROOT / "examples" / task.config
     path = path if path.exists() else ROOT / "examples" / path
-    config = read_config(path, [("trainer.device", arguments.device)])
+    overrides = [tuple(pair.split("=", 1)) for pair in arguments.overrides]
+    config = read_config(path, [("trainer.device", arguments.device), *overrides])
 
-    runs = run_seeds(path, task, range(1, arguments.seeds + 1), arguments.device, arguments.jobs)
+    runs = run_seeds(path, task, range(1, arguments.seeds + 1), arguments.device, arguments.jobs, overrides)
     metrics = [run.pop("metrics") for run in runs]
     curves = {group: curve_of(metrics, f"rollout/{group}/ep_rew_mean") for group in runs[0]["returns"]}
     results = {
         "config": path.name,
         "env_steps": metrics[0][-1]["time/total_timesteps"],
         "num_envs": config.trainer.num_envs,
+        "precision": config.trainer.precision,
+        "paths": sorted({one for run in runs for one in run.pop("paths").values()}),
         "runs": runs,
         "least_rise": {
             group: min(run["returns"][group][1] - run["returns"][group][0] for run in runs) for group in curves
@@ -111,7 +116,7 @@ def main() -> int:
         missed = what_is_missed(task, runs)
         results["missed"] = missed
     backend = make_backend(config.trainer)
-    name = f"learning_{arguments.task or path.stem}_{backend.name}"
+    name = f"learning_{arguments.name or arguments.task or path.stem}_{backend.name}"
     report = write_report(name, backend, results, arguments.out)
     goals = {} if task is None or task.at_least is None else {task.group: task.at_least}
     title = f"{path.name}, seeds 1 to {len(runs)}: interquartile mean and 95 % interval"
@@ -122,9 +127,11 @@ def main() -> int:
     return int(missed is not None)
 
 
-def run_seeds(path: Path, task: Task | None, seeds: Sequence[int], device: str, jobs: int) -> list[dict[str, Any]]:
+def run_seeds(
+    path: Path, task: Task | None, seeds: Sequence[int], device: str, jobs: int, overrides: Sequence = ()
+) -> list[dict[str, Any]]:
     """What `run_seed` returns, by seed."""
-    one = partial(run_seed, path, task, device=device)
+    one = partial(run_seed, path, task, device=device, overrides=tuple(overrides))
     if jobs == 1:
         return [one(seed) for seed in seeds]
     num_threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -134,11 +141,13 @@ def run_seeds(path: Path, task: Task | None, seeds: Sequence[int], device: str, 
         return list(pool.map(one, seeds))
 
 
-def run_seed(path: Path, task: Task | None, seed: int, device: str) -> dict[str, Any]:
-    """Trains with one seed: seconds, mean returns at first and at last, `metrics` and what `play` finds."""
+def run_seed(
+    path: Path, task: Task | None, seed: int, device: str, overrides: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
+    """Trains with one seed: seconds, mean returns at first and at last, `metrics`, `paths` and what `play` finds."""
     with tempfile.TemporaryDirectory() as folder:
-        overrides = [("trainer.device", device), ("trainer.seed", str(seed)), ("saving.basedir", folder)]
-        trainer = Trainer(read_config(path, overrides))
+        ours = [("trainer.device", device), ("trainer.seed", str(seed)), ("saving.basedir", folder)]
+        trainer = Trainer(read_config(path, [*overrides, *ours]))
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
@@ -146,7 +155,9 @@ def run_seed(path: Path, task: Task | None, seed: int, device: str) -> dict[str,
         metrics = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
     first_and_last = trainer.run.first_and_last_returns()
     returns = {group: first_and_last[group] for group in trainer.env.groups if group in first_and_last}
-    return {"seed": seed, "seconds": round(seconds, 1), "returns": returns, **found, "metrics": metrics}
+    paths = {name: algorithm.path for name, algorithm in trainer.algorithms.items()}
+    run = {"seed": seed, "seconds": round(seconds, 1), "returns": returns, **found}
+    return {**run, "metrics": metrics, "paths": paths}
 
 
 def play(task: Task, trainer: Trainer) -> dict[str, Any]:

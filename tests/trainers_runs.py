@@ -1,4 +1,4 @@
-"""Small runs of every kind of policy and algorithm, as configs without `trainer` and `saving`."""
+"""Small runs of every kind of policy and algorithm, as configs without `saving`."""
 
 SMALL = {"fc_dims": [8]}
 NORMALISED = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
@@ -32,4 +32,14 @@ RUNS = {
         "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
         "policy": {"tagger": {"algorithm": "PPO", "model": SMALL}, "runner": {"algorithm": "A2C", "model": SMALL}},
     },
+    "fused kernels": {
+        "name": "cartpole",
+        "trainer": {"precision": "bf16"},
+        "policy": {"shared": {"algorithm": "PPO", "num_epochs": 1, "num_minibatches": 2, "model": SMALL, **NORMALISED}},
+    },
 }
+
+
+def config_of(run: str, trainer: dict, saving: dict) -> dict:
+    """A whole config of one of these runs."""
+    return {**RUNS[run], "trainer": {**RUNS[run].get("trainer", {}), **trainer}, "saving": saving}

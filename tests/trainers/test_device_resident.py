@@ -52,6 +52,11 @@ RUNS = {
         "policy": {"tagger": PPO, "runner": {"algorithm": "A2C", "normalize_reward": True}},
     },
     "a bootstrap at each step": {"name": "pendulum", "policy": {"shared": {**PPO, "model": MEMORY}}},
+    "fused kernels": {
+        "name": "cartpole",
+        "trainer": {"precision": "bf16"},
+        "policy": {"shared": {**PPO, **STATISTICS, "model": {"fc_dims": [16], "shared_trunk": False}}},
+    },
 }
 GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["launch by launch", "graphs"])
 
@@ -63,7 +68,8 @@ def make_trainer(tmp_path, monkeypatch) -> Callable[..., Trainer]:
     def make(run: str, device: str, graphs: bool = False) -> Trainer:
         trainer = {"num_envs": 64, "train_batch_size": 64 * 20, "total_timesteps": 10**6, "device": device}
         saving = {"basedir": str(tmp_path)}
-        return Trainer(read_config({**RUNS[run], "trainer": {**trainer, "cuda_graphs": graphs}, "saving": saving}))
+        settings = {**RUNS[run].get("trainer", {}), **trainer, "cuda_graphs": graphs}
+        return Trainer(read_config({**RUNS[run], "trainer": settings, "saving": saving}))
 
     return make
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trainers_runs import RUNS
+from trainers_runs import RUNS, config_of
 
 from trainers.graphs import WARM_UP, Replayed
 from trainers.read_config import read_config
@@ -16,7 +16,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 
 def parameters(run, folder, device, **settings):
     trainer = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 800, "device": device, **settings}
-    trainer = Trainer(read_config({**RUNS[run], "trainer": trainer, "saving": {"basedir": str(folder)}}))
+    trainer = Trainer(read_config(config_of(run, trainer, {"basedir": str(folder)})))
     trainer.train()
     captured = {name: one.replay.is_captured for name, one in trainer.algorithms.items()}
     captured["rollout"] = trainer._play.is_captured

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trainers_runs import RUNS
+from trainers_runs import RUNS, config_of
 
 from trainers import checkpoint
 from trainers.cli import main
@@ -20,7 +20,7 @@ def make(run: str, folder: Path, device: str, **arguments: object) -> Trainer:
     """10 steps of 8 envs an iteration, 20 iterations."""
     trainer = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 1600, "device": device, "seed": 3}
     saving = {"basedir": str(folder), "metrics_log_freq": 5, "model_params_save_freq": 10}
-    return Trainer(read_config({**RUNS[run], "trainer": trainer, "saving": saving}), **arguments)
+    return Trainer(read_config(config_of(run, trainer, saving)), **arguments)
 
 
 def hashes(path: Path) -> dict[str, str]:
