@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import compare
 import numpy as np
 from learning_curves import interval, iqm
 
@@ -27,26 +28,8 @@ def command(report: dict) -> str:
 
 
 def results() -> str:
-    parts = [training(), envs(), sampler(), cpu(), learning(), scores(), launch()]
+    parts = [compare.table(), envs(), sampler(), cpu(), learning(), scores(), launch()]
     return "\n\n".join(part for part in parts if part)
-
-
-def training() -> str:
-    report, peer = read("throughput_tag_gridworld_cuda"), read("peers")["warpdrive"]["tag_gridworld, 2,000 x 5"]
-    ours = report["results"]
-    launches = "CUDA graphs" if ours["cuda_graphs"] else "eager launches"
-    lines = [
-        f"**{report['device']}**, `tag_gridworld.yaml` as published: {ours['num_envs']:,} envs x {ours['num_agents']} "
-        f"agents, 32x32 network, A2C, {ours['num_steps']} steps an iteration, {ours['precision']}, {launches} "
-        f"(commit {report['commit']}, {command(report)}). WarpDrive 2.7.1 was measured on the same kind of machine.",
-        "",
-        "| | ours, us a step | WarpDrive, us a step | times | ours, env steps/s |",
-        "|---|---|---|---|---|",
-    ]
-    for name, what in (("env", "env alone"), ("rollout", "env + policy"), ("train", "env + policy + learner")):
-        us, rate = ours[name]["us_a_step"], ours[name]["env_steps_per_s"] / 1e6
-        lines.append(f"| {what} | {us:.1f} | {peer[name]} | {peer[name] / us:.1f} | {rate:.1f} M |")
-    return "\n".join(lines)
 
 
 def envs() -> str:
@@ -173,6 +156,12 @@ def scores() -> str:
         seconds = sum(run["seconds"] for run in runs) / len(runs)
         task = report["benchmark"].removeprefix("learning_").removesuffix("_cuda")
         lines.append(f"| {task} | {len(runs)} | {found['env_steps']:,} | {seconds:.0f} | {reached} | {at_least} |")
+    if (folder / "both_paths.png").exists():
+        lines += [
+            "",
+            "`_bf16` is `trainer.precision=bf16`: fused kernels played and learned. Both paths' learning curves are in "
+            "[one picture](benchmarks/results/both_paths.png) (`python benchmarks/both_paths.py`).",
+        ]
     if (folder / "peers_torchrl.json").exists():
         lines += ["", torchrl(read("peers_torchrl"))]
     if (folder / "cross_play_torchrl_simple_tag_cpu.json").exists():

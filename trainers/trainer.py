@@ -322,6 +322,10 @@ class Trainer:
             f"{self.config.name}: {settings.num_envs:,} envs x {self.env.num_agents} agents, "
             f"{settings.num_steps} steps an iteration, {self.num_iterations} iterations"
         )
+        if settings.precision == "bf16":
+            for name, group in self.rollout.groups.items():
+                why = group.why_not_fused
+                self.run.say(f"policy {name}: fused kernels" if why is None else f"policy {name}: torch, because {why}")
         self.run.say(f"run folder: {self.run.path}")
 
     def _report(self, metrics: dict[str, float], seconds: float, num_iterations: int) -> None:

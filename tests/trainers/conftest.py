@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainers.config import Config
+from trainers.fused import network
 from trainers.read_config import read_config
 
 
@@ -19,6 +20,12 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(autouse=True)
+def fused_kernels_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`precision: bf16` runs the fused kernels on a CPU, too."""
+    monkeypatch.setattr(network, "RUNS_ON_CPU", True)
 
 
 @pytest.fixture

@@ -293,6 +293,7 @@ class FusedLearner:
                 parts=self._parts,
                 **self._tables,
                 halted=guard.halted,
+                first_loss=arrays["first_loss"],
                 gradient=self._gradient,
                 squares=self._squares,
                 first_name=first_name,

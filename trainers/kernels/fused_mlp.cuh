@@ -76,7 +76,7 @@ __device__ __forceinline__ Network place_network(char* shared, const Element* we
 
 __device__ __forceinline__ float activate(float x)
 {
-    return IS_TANH ? quick_tanh(x) : fmaxf(x, 0.0f);
+    return IS_TANH ? quick_tanh(x) : positive_part(x);
 }
 
 // Where rows' features are; null where there is no row.

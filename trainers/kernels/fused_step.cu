@@ -14,12 +14,13 @@ constexpr int NOTHING_FOUND = 0x7fffffff;
 //   stride       [parameter]  from one part to the next                                              read
 //   num_parts    [parameter]                                                                         read
 //   name         [parameter]  the tensor that it belongs to                                          read
+//   halted, first_loss  [1]  not 0, not NOTHING_FOUND: nothing more is looked for                     read
 //   gradient     [parameter]                                                                         written
 //   squares      [NUM_GROUPS]  sums of the squares                                                   written
 //   first_name   [1]  the first tensor whose gradient has a NaN or an infinity                       read, written
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
-    const float* halted, float* gradient, float* squares, int* first_name)
+    const float* halted, const int* first_loss, float* gradient, float* squares, int* first_name)
 {
     constexpr int PARAMETERS = STEP_THREADS / SLICES;  // of this block
     __shared__ float sum_of[SLICES][PARAMETERS];
@@ -48,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
         if (i < NUM_PARAMETERS) {
             for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
             gradient[i] = whole;
-            if (!isfinite(whole) && halted[0] == 0.0f) atomicMin(first_name, name[i]);
+            const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
+            if (is_first && !isfinite(whole)) atomicMin(first_name, name[i]);
         }
         sum_of[0][mine] = whole * whole;
     }
@@ -109,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     if (i == 0) {
         norm[0] = length;
         step_after[0] = step;
-        if (!isfinite(length) && first_name[0] == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
+        const bool is_first = was_halted == 0.0f && first_loss[0] == NOTHING_FOUND && first_name[0] == NOTHING_FOUND;
+        if (is_first && !isfinite(length)) first_name[0] = 0;  // too long, though no part is
         if (is_bad) halted[0] = 1.0f;
         if (is_far) stopped[0] = 1.0f;
     }

@@ -138,6 +138,18 @@ __device__ __forceinline__ float quick_tanh(float x)
     return tanhf(x);
 }
 
+// x where it is positive, else 0; a NaN stays one, which fmaxf would not let it.
+__device__ __forceinline__ float positive_part(float x)
+{
+#if HAS_TENSOR_CORES
+    float y;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return x < 0.0f ? 0.0f : x;
+#endif
+}
+
 // --------------------------------------------------------------------------------------------- products
 
 __device__ __forceinline__ unsigned shuffle(unsigned pair, int lane)

@@ -1,0 +1,48 @@
+"""Draws the learning curves of torch's path and of the fused kernels in one picture, from the reports of learning.py.
+
+python benchmarks/both_paths.py     # reads and writes benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+TASKS = ("cartpole", "acrobot", "tag_gridworld", "tag_continuous")
+
+
+def draw(folder: Path) -> Path:
+    """A panel a group of each task: interquartile means over the seeds with 95 % intervals."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = []
+    for task in TASKS:
+        reports = [json.loads((folder / f"learning_{name}_cuda.json").read_text()) for name in (task, f"{task}_bf16")]
+        for group in reports[0]["results"]["curves"]:
+            panels.append((task, group, [report["results"] for report in reports]))
+    figure = Figure(figsize=(11, 3 * -(-len(panels) // 2)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (task, group, results) in zip(figure.subplots(-(-len(panels) // 2), 2).flat, panels, strict=False):
+        for path, found in zip(("torch, fp32", "fused kernels, bf16"), results, strict=True):
+            curve = found["curves"][group]
+            axes.plot(curve["env_steps"], curve["iqm"], label=f"{path}, {len(found['runs'])} seeds")
+            axes.fill_between(curve["env_steps"], curve["low"], curve["high"], alpha=0.2)
+        axes.set(title=f"{task}: {group}", xlabel="env steps", ylabel="mean return of an episode")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    picture = folder / "both_paths.png"
+    figure.savefig(picture, dpi=90)
+    return picture
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="of the reports, and of the picture")
+    print(f"drawn in {draw(parser.parse_args().folder)}")
+
+
+if __name__ == "__main__":
+    main()
