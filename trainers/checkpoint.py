@@ -30,7 +30,10 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
+from trainers.distributed import World
+from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
+from warpdrive.layout import FINAL
 from warpdrive.version import __version__
 
 FORMAT = 2
@@ -139,6 +142,47 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / RNG}: no JSON ({error}). Use an older checkpoint.") from None
     return Checkpoint(path, manifest["progress"], tensors, rng)
+
+
+def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
+    """Raises CheckpointError, naming the file, if any rank has other parameters than the first."""
+    if world.size == 1:
+        return
+    first, *others = world.gather({name: _sha256(_to_bytes(tensors)) for name, tensors in files.items()})
+    for rank, other in enumerate(others, 1):
+        if differing := [name for name in first if other[name] != first[name]]:
+            message = f"{differing[0]} is another one on rank {rank} than on rank 0, so nothing was saved."
+            raise CheckpointError(f"{message} An algorithm must call `reduce` before each `step`.")
+
+
+def arrays_of(data: DataManager) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds of the envs: their arrays; of `seed` the seed alone, not which rank it is of."""
+    return {name: data[name][:2] if name == "seed" else data[name] for name in data.names()}
+
+
+def whole_arrays(arrays: Tensors, world: World) -> dict[str, torch.Tensor]:
+    """The arrays of the envs of all ranks, on rank 0's host: as if one process had them all. {} on the others."""
+    if world.size == 1:
+        return {name: tensor.clone() for name, tensor in arrays.items()}
+    whole = {}
+    for name, tensor in arrays.items():
+        axis = _env_axis(name)
+        whole[name] = tensor.clone() if axis is None else world.whole(tensor, axis)
+    return whole if world.rank == 0 else {}
+
+
+def parts_of_arrays(arrays: Tensors, world: World) -> dict[str, torch.Tensor]:
+    """This rank's parts of what `whole_arrays` gave."""
+    if world.size == 1:
+        return dict(arrays)
+    axes = {name: _env_axis(name) for name in arrays}
+    return {name: one if axes[name] is None else world.part(one, axes[name]) for name, one in arrays.items()}
+
+
+def _env_axis(name: str) -> int | None:
+    if name == "seed" or name.startswith(POOL):
+        return None
+    return 1 if name.startswith(FINAL) else 0
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

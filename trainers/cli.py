@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainers.errors import RunFolderError
 from trainers.stop import Stopped
 from warpdrive.config import did_you_mean
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError
 
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    from trainers.distributed import World
+
 OK, FAILED, BAD_USAGE, NO_RESOURCE, BAD_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+HEAD_START = 2
+"""Seconds that the first of several ranks has to tell of an error before the others do. What all of them met is told
+once: torchrun ends them when the first has ended."""
 
 _SHORTHANDS = {
     "seed": "trainer.seed",
@@ -36,21 +45,33 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None) -> int:
         4 bad checkpoint, 130 Ctrl-C, 143 SIGTERM.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    show_traceback = "--traceback" in argv
+    show_traceback, rank = "--traceback" in argv, int(os.environ.get("RANK", 0))
     try:
-        return _train(argv, folder)
+        code = _train(argv, folder)
     except Stopped as stopped:
-        return stopped.exit_code
+        code = stopped.exit_code
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
-        return INTERRUPTED
+        if rank == 0:
+            print("stopped by Ctrl-C", file=sys.stderr)
+        code = INTERRUPTED
     except Exception as error:
+        if (ranks := _ranks()) is not None:
+            ranks.wait_if_lost(error)
+        if rank:
+            time.sleep(HEAD_START)
         if show_traceback:
             raise
         code = exit_code(error)
+        where = f"rank {rank}: " if rank else ""
         for line in _lines(error, code):
-            print(f"error: {line}", file=sys.stderr)
-        return code
+            print(f"error: {where}{line}", file=sys.stderr)
+    return code if (ranks := _ranks()) is None else ranks.end(code)
+
+
+def _ranks() -> World | None:
+    """The ranks that this process trains with; None as long as torch is not loaded."""
+    module = sys.modules.get("trainers.distributed")
+    return None if module is None else module.world()
 
 
 def exit_code(error: Exception) -> int:
@@ -77,13 +98,30 @@ def _train(argv: list[str], folder: Path | None) -> int:
         path = resolved_config_of(resume)
     else:
         path = find_config(options.config, folder)
+    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if is_rank:
+        overrides.append(("trainer.num_gpus", os.environ["WORLD_SIZE"]))
     config = read_config(path, overrides, allow_import=options.allow_import)
+
+    if config.trainer.num_gpus > 1 and not is_rank:
+        from trainers.distributed import launch
+
+        return launch(_same_in_another_process(argv, folder), config.trainer)
 
     from trainers.trainer import Trainer
 
     source = path.read_text(encoding="utf-8-sig")
     Trainer(config, options.run_name, source, [sys.executable, sys.argv[0], *argv], resume).train()
     return OK
+
+
+def _same_in_another_process(argv: list[str], folder: Path | None) -> list[str]:
+    """What Python is given to train as this process would, with its imports and its name."""
+    place = None if folder is None else str(folder)
+    code = f"import sys; sys.path[:] = {sys.path!r}; sys.argv[0] = {sys.argv[0]!r}; "
+    code += "from pathlib import Path; from trainers.cli import main; "
+    code += f"sys.exit(main(folder={place!r} and Path({place!r})))"
+    return ["-c", code, *argv]
 
 
 def resolved_config_of(run: Path | None) -> Path:

@@ -49,7 +49,8 @@ class TrainerConfig:
     """Whether torch may only use algorithms that promise the same bits every time, and raises an error where it has
     none. Off, runs here were the same bits too, on one machine."""
     num_gpus: Count = 1
-    """GPUs to train on; one, so far."""
+    """GPUs to train on, one process each; with device: cpu, processes. num_envs and train_batch_size are of all of
+    them. Under torchrun, the ranks that it started, on all machines."""
 
     @property
     def num_steps(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from trainers.distributed import world
 from trainers.errors import NonFiniteError
 from trainers.rollout import Rollout
 from warpdrive.backends.base import LaunchShape
@@ -52,12 +53,15 @@ class Guard:
 
     In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from.
 
+    Among several ranks, what one of them meets halts all, from the first step of an optimiser on.
+
     Args:
         rollout: what is watched.
     """
 
     def __init__(self, rollout: Rollout) -> None:
         env = rollout.env
+        self.world = world()
         self.rollout = rollout
         self.num_envs, self.num_agents = env.num_envs, env.num_agents
         self._functions = FunctionManager(
@@ -75,7 +79,8 @@ class Guard:
             self._places += [_Place("loss", *one), _Place("gradient", one[0], 0, 0, names)]
         self.halted = torch.zeros(1, device=env.device)
         """[1] float32: 1 once anything was found."""
-        self._first = torch.full((len(self._places),), NOTHING_FOUND, dtype=torch.int32, device=env.device)
+        self._first = torch.full((len(self._places) + 1,), NOTHING_FOUND, dtype=torch.int32, device=env.device)
+        """By place, the first row where something was found; the last is for what another rank found."""
         self._num_halted = torch.zeros(1, dtype=torch.int32, device=env.device)
         """Iterations ended since something was found, that one included."""
         self._searches = [
@@ -118,6 +123,15 @@ class Guard:
         number = self._number_of(tensor, policy)
         return self._first[number : number + 1]
 
+    def has_found(self) -> torch.Tensor:
+        """[1] float32, more than 0 if anything was found here, be the run halted yet or not."""
+        return (self._first != NOTHING_FOUND).any().float().view(1)
+
+    def take_over(self, halted: torch.Tensor) -> None:
+        """[1], more than 0 if any rank is halted: then this one is, too."""
+        self._first[-1:].copy_(torch.where(halted > 0, 0, NOTHING_FOUND))
+        self._latch()
+
     def end_iteration(self) -> None:
         self._num_halted += self.halted.int()
 
@@ -135,12 +149,15 @@ class Guard:
         Raises:
             NonFiniteError: names policy, tensor, env, agent and step; a gradient's names the parameter.
         """
-        num_halted, *first = torch.cat([self._num_halted, self._first]).tolist()
-        found = [number for number, row in enumerate(first) if row != NOTHING_FOUND]
-        if not found:
-            return
-        number = min(found, key=lambda number: (self._step_of(number, first[number]), number))
-        raise NonFiniteError(self._describe(self._places[number], first[number], iteration - num_halted))
+        num_halted, *first, _ = torch.cat([self._num_halted, self._first]).tolist()
+        found = [(self._step_of(i, row), i) for i, row in enumerate(first) if row != NOTHING_FOUND]
+        told = None
+        if found:
+            step, number = min(found)
+            is_later = number >= self._num_of_rollout  # one rank's rollout can spoil what all ranks then learn
+            told = is_later, step, number, self._describe(self._places[number], first[number], iteration - num_halted)
+        if everywhere := [one for one in self.world.gather(told) if one is not None]:
+            raise NonFiniteError(min(everywhere)[-1])
 
     def _step_of(self, number: int, row: int) -> int:
         place = self._places[number]
@@ -155,6 +172,7 @@ class Guard:
             )
         step, rest = divmod(row, self.num_envs * place.num_agents)
         env, agent = divmod(rest, place.num_agents)
+        env += self.rollout.env.first_env
         agent += place.first_agent
         policy = place.policy or next(
             (name for name, group in self.rollout.groups.items() if agent in group.agents), "none"
@@ -213,4 +231,4 @@ class Guard:
         self._latch()
 
     def _latch(self) -> None:
-        self.halted.copy_((self._first != NOTHING_FOUND).any().float().view(1))
+        self.halted.copy_(self.has_found())

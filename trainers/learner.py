@@ -26,7 +26,8 @@ class Learner:
     """One policy that learns; an algorithm derives from it and writes `learn`:
 
     self.begin()                 # advantages and targets of the rollout
-    loss.backward()              # as often as it takes
+    loss.backward()              # as often as it takes; divide it by the number that `moments` gives
+    figures = self.reduce(figures)   # gradients and figures of all ranks
     self.step()                  # one step of Adam
     self.end()
 
@@ -46,6 +47,9 @@ class Learner:
     ) -> None:
         import torch
 
+        from trainers.distributed import world
+
+        self.world = world()
         self.config = config
         self.group = group
         self.policy = group.policy
@@ -132,11 +136,22 @@ class Learner:
     def explained_variance(self) -> torch.Tensor:
         """1 - variance of the advantage / variance of the target: 1 is a critic that knows, 0 one that guesses."""
         advantage, target = self.group.advantage, self.target
-        if self.group.active is None:
-            left, whole = advantage.var(correction=0), target.var(correction=0)
-        else:
-            left, whole = (_masked_variance(one, self.group.active) for one in (advantage, target))
+        left, whole = (self._variance(one) for one in (advantage, target))
         return 1.0 - left / whole.clamp_min(1e-8)
+
+    def _variance(self, values: torch.Tensor) -> torch.Tensor:
+        """Of [T, E, A] on all ranks, without the agents that are out of the game."""
+        import torch
+
+        if self.group.active is None:
+            number, (variance, mean) = values.numel(), torch.var_mean(values, correction=0)
+        else:
+            weight = self.group.active.to(values.dtype)
+            number = weight.sum()
+            divisor = number.clamp_min(1.0)
+            mean = (values * weight).sum() / divisor
+            variance = ((values - mean).square() * weight).sum() / divisor
+        return self.world.moments(number, mean, variance)[2]
 
     def targets_of(self, samples: Samples) -> torch.Tensor:
         """[N]: what the critic is to say, in its own unit."""
@@ -144,7 +159,7 @@ class Learner:
         return target if self.policy.value_norm is None else self.policy.value_norm.normalise(target)
 
     def moments(self, units: torch.Tensor) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
-        """Of the advantages of these units: how many count, their mean and their deviation.
+        """Of the advantages of these units, on all ranks: how many count, their mean and their deviation.
 
         Agents that are out of the game do not count. Mean 0 and deviation 1 if the config does not normalise.
         """
@@ -153,13 +168,16 @@ class Learner:
         number, weight = len(index), 1.0
         if group.active is not None:
             weight = group.active.reshape(-1)[index]
-            number = weight.sum().clamp_min(1)
+            number = weight.sum()
         if not self.config.normalize_advantage:
-            return number, 0.0, 1.0
-        advantage = group.advantage.view(-1)[index]
-        mean = (advantage * weight).sum() / number
-        variance = ((advantage - mean).square() * weight).sum() / number  # one sample has a deviation too: 0
-        return number, mean, variance.sqrt() + 1e-8
+            return _at_least_one(self.world.total(number)), 0.0, 1.0
+        advantage, divisor = group.advantage.view(-1)[index], _at_least_one(number)
+        mean = (advantage * weight).sum() / divisor
+        variance = ((advantage - mean).square() * weight).sum() / divisor  # one sample has a deviation too: 0
+        if self.world.size > 1:
+            number, mean, variance = self.world.moments(number, mean, variance)
+            divisor = _at_least_one(number)
+        return divisor, mean, variance.sqrt() + 1e-8
 
     def chunks(self, units: torch.Tensor) -> Iterator[Samples]:
         """Samples of these units, at most MAX_SAMPLES of them at once, but one unit at least."""
@@ -172,6 +190,20 @@ class Learner:
         import torch
 
         torch.maximum(self.stopped, condition.to(self.stopped.dtype).view(1), out=self.stopped)
+
+    def reduce(self, figures: torch.Tensor) -> torch.Tensor:
+        """Sums gradients and figures [N] over all ranks, through one buffer; and all halt where one has to.
+
+        Call it after the last `backward` of a step. Returns the figures.
+        """
+        if self.world.size == 1:
+            return figures
+        parameters = [p for p in self.parameters if p.grad is not None]
+        *gradients, figures, halted = self.world.sum(*(p.grad for p in parameters), figures, self.guard.halted)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.guard.take_over(halted)
+        return figures
 
     def step(self) -> torch.Tensor:
         """One step of Adam along the gradients there are, which are then gone.
@@ -205,8 +237,5 @@ class Learner:
                     policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
 
 
-def _masked_variance(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    weight = mask.to(values.dtype)
-    number = weight.sum().clamp_min(1.0)
-    mean = (values * weight).sum() / number
-    return ((values - mean).square() * weight).sum() / number
+def _at_least_one(number: torch.Tensor | int) -> torch.Tensor | int:
+    return number if isinstance(number, int) else number.clamp_min(1)

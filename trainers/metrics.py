@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from trainers.distributed import world
 from trainers.rollout import Rollout
 from warpdrive.function_manager import FunctionManager
 
@@ -54,7 +55,7 @@ class Metrics:
         """Call it once for each rollout."""
 
     def report(self, figures: Mapping[str, Figures]) -> dict[str, float]:
-        """Metrics since the last report, by name; starts the sums anew.
+        """Metrics since the last report, by name, over all ranks; starts the sums anew.
 
         One small tensor travels to the host; the host waits for it, and for nothing else.
 
@@ -65,6 +66,7 @@ class Metrics:
         names = [(policy, name) for policy, ones in figures.items() for name in ones]
         waiting = [(policy, name) for policy, name in names if isinstance(figures[policy][name], torch.Tensor)]
         sums = [return_sum.sum(0).double(), *(array.sum().double().view(1) for array in counts)]
+        sums = world().sum(*sums)
         pulled = torch.cat([*sums, *(figures[policy][name].detach().double().view(1) for policy, name in waiting)])
         values = pulled.tolist()
         for array in (return_sum, *counts):

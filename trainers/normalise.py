@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from trainers.distributed import world
+
 
 class RunningMoments(nn.Module):
     """Mean and variance of all that was taken in so far (Chan's parallel formula)."""
@@ -19,7 +21,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def take_in(self, values: torch.Tensor, weight: torch.Tensor | None, dim: int | None) -> None:
-        """Values along `dim`, or all of them if it is None; those with weight 0 do not count."""
+        """Values along `dim`, or all of them if it is None, of all ranks; those with weight 0 do not count."""
         if weight is None:
             number = torch.full_like(self.count, values.numel() if dim is None else values.shape[dim])
             variance, mean = torch.var_mean(values, dim=dim, correction=0)
@@ -28,6 +30,7 @@ class RunningMoments(nn.Module):
             divisor = number.clamp_min(1.0).to(values.dtype)
             mean = (values * weight).sum(dim) / divisor
             variance = ((values - mean).square() * weight).sum(dim) / divisor
+        number, mean, variance = world().moments(number, mean, variance)
         _merge(self.mean, self.variance, self.count, mean, variance, number)
 
 
@@ -93,13 +96,15 @@ class ValueNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, target: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Takes in returns [N], of which those with weight 0 do not count."""
+        """Takes in returns [N] of all ranks, of which those with weight 0 do not count."""
+        number = target.numel()
         if weight is None:
             mean, square = target.mean(), target.square().mean()
         else:
             weight = weight.to(target.dtype)
             number = weight.sum()  # if it is 0, neither mean nor square is finite
             mean, square = (target * weight).sum() / number, (target.square() * weight).sum() / number
+        _, mean, square = world().average(number, mean, square)
         is_finite = torch.isfinite(mean + square)
         self.running_mean.lerp_(torch.where(is_finite, mean, self.running_mean), 1 - self.beta)
         self.running_square.lerp_(torch.where(is_finite, square, self.running_square), 1 - self.beta)

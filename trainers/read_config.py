@@ -194,7 +194,8 @@ class _Reader:
         marks = given.marks if isinstance(given, Section) else {}
         mark = section.marks.get(name, "") if isinstance(section, Section) else ""
         num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
-        number, what = trainer.train_batch_size * num_agents, "samples (train_batch_size x agents)"
+        num_gpus, of_each = trainer.num_gpus, "" if trainer.num_gpus == 1 else " on each GPU"
+        number, what = trainer.train_batch_size * num_agents // num_gpus, "samples (train_batch_size x agents)"
         if policy.model.type == "gru":
             length = policy.model.sequence_length or trainer.num_steps
             if length < 1 or trainer.num_steps % length:
@@ -203,12 +204,13 @@ class _Reader:
                 place = marks.get("model", mark)
                 self.problems.add(place, f"policy.{name}.model.sequence_length", message)
                 return
-            number, what = trainer.num_steps // length * trainer.num_envs, "sequences (each of one env)"
+            number, what = trainer.num_steps // length * trainer.num_envs // num_gpus, "sequences (each of one env)"
         num_minibatches = getattr(policy, "num_minibatches", 1)
         if number % num_minibatches:
             near = _nearest_divisors(number, num_minibatches)
             message = (
-                f"{num_minibatches} do not divide the {number} {what} of an iteration. The nearest that do: {near}."
+                f"{num_minibatches} do not divide the {number} {what} of an iteration{of_each}. The nearest that do: "
+                f"{near}."
             )
             self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
 
@@ -221,17 +223,26 @@ class _Reader:
 
         size, num_envs = trainer.train_batch_size, trainer.num_envs
         if size % num_envs:
-            below = size // num_envs * num_envs
-            nearest = f"{below} and {below + num_envs}" if below else f"{num_envs}"
+            nearest = " and ".join(str(n) for n in _multiples_around(size, num_envs))
             add("train_batch_size", f"{size} is no multiple of num_envs ({num_envs}). The nearest that are: {nearest}.")
-        if trainer.num_gpus != 1:
-            add("num_gpus", f"expected 1: one GPU, so far. Got {trainer.num_gpus}.")
+        if num_envs % trainer.num_gpus:
+            near = " and ".join(str(n) for n in _multiples_around(num_envs, trainer.num_gpus))
+            message = f"{num_envs} envs cannot be shared out evenly over num_gpus: {trainer.num_gpus}."
+            add("num_envs", f"{message} The nearest that can: {near}.")
+        if trainer.num_gpus > 1 and ":" in trainer.device:
+            add("device", f"names one GPU beside num_gpus: {trainer.num_gpus}. Each process takes its own: say cuda.")
         if trainer.num_episodes is not None and trainer.total_timesteps is not None:
             add("num_episodes", "given beside total_timesteps: both say how long to train. Give one.")
         elif trainer.num_episodes is None and trainer.total_timesteps is None:
             add("total_timesteps", "is missing: how long to train, in env steps (or num_episodes, in episodes).")
         elif trainer.num_episodes is not None and env is not None and env.episode_length is None:
             add("num_episodes", f"the episodes of '{self.top['name']}' have no fixed length. Give total_timesteps.")
+
+
+def _multiples_around(number: int, of: int) -> list[int]:
+    """The positive multiples next to a number that is none, below and above."""
+    below = number // of * of
+    return [below, below + of] if below else [of]
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.util
 import json
 import math
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.config import Config
+from trainers.distributed import world
 from trainers.errors import RunFolderError
 from trainers.metrics import append_jsonl
 from warpdrive.backends.base import Backend
@@ -30,6 +32,8 @@ from warpdrive.version import __version__
 
 class RunFolder:
     """Made at the start of a run; every line said is also in its log.txt (errors go to stderr alone).
+
+    Of several ranks, the first makes it, writes and speaks; the others know where it is.
 
     Args:
         config: names the folder `<env>__<algorithm>__seed<seed>__<date>`, in `saving.basedir`.
@@ -47,13 +51,16 @@ class RunFolder:
         command: Sequence[str] = (),
         resumed: Path | None = None,
     ) -> None:
-        self.path = _make_folder(Path(config.saving.basedir), name, config) if resumed is None else resumed
+        make_folder = functools.partial(_make_folder, Path(config.saving.basedir), name, config)
+        self.path = world().first(make_folder) if resumed is None else resumed
+        self._is_silent = world().rank > 0
         self.console = Console(highlight=False, soft_wrap=True)
         self.metrics: list[dict[str, float]] = []
         self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
         resolved = dump_yaml(config)
         if resumed is None:
-            (self.path / "config.yaml").write_text(resolved if source is None else source, encoding="utf-8")
+            given = resolved if source is None else source
+            self._write(lambda: _replace(self.path / "config.yaml", given))
         self._write(lambda: _replace(self.path / RESOLVED_CONFIG, resolved))
         self._write(lambda: _append(self.path / "command.txt", shlex.join(command or sys.argv)))
 
@@ -64,6 +71,8 @@ class RunFolder:
             write()
 
     def _write(self, write: Callable[[], None]) -> None:
+        if self._is_silent:
+            return
         if self._waiting is None:
             write()
         else:
@@ -93,6 +102,8 @@ class RunFolder:
 
     def say(self, line: str, style: str | None = None) -> None:
         """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
+        if self._is_silent:
+            return
         if self.console.is_terminal:
             self.console.print(line, style=style, markup=False)
         else:
@@ -102,7 +113,7 @@ class RunFolder:
     def log(self, metrics: Mapping[str, float]) -> None:
         """Adds a line to metrics.jsonl."""
         self.metrics.append(dict(metrics))
-        append_jsonl(self.path / "metrics.jsonl", metrics)
+        self._write(lambda: append_jsonl(self.path / "metrics.jsonl", metrics))
 
     def go_back_to(self, env_steps: int) -> None:
         """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
@@ -122,7 +133,7 @@ class RunFolder:
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps. None where matplotlib is missing or nothing ended."""
         names = [name for name in _mean_returns(self.metrics) if name != "rollout/ep_rew_mean"]
-        if not names or importlib.util.find_spec("matplotlib") is None:
+        if self._is_silent or not names or importlib.util.find_spec("matplotlib") is None:
             return None
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -14,6 +14,7 @@ import torch
 from trainers import checkpoint
 from trainers.algorithms import find_algorithm
 from trainers.config import SHARED, Config, TrainerConfig
+from trainers.distributed import device_of, join, world
 from trainers.evaluation import Evaluation
 from trainers.features import group_of, places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
@@ -28,6 +29,7 @@ from trainers.run_folder import RunFolder
 from trainers.stop import Stopped, StopSignals, signal_name
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
+from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.config import to_plain
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
@@ -45,6 +47,8 @@ class Trainer:
     An iteration is one rollout and one update of each policy; between two reports the host waits for
     nothing that the device does.
 
+    Under torchrun each rank makes one, of its share of the envs (see distributed.py); the first speaks and saves.
+
     Args:
         config: see `read_config`.
         run_name: the run folder's name, made of the config's if not given.
@@ -53,6 +57,7 @@ class Trainer:
         resume: the folder of a run, or one of its checkpoints, to go on from; bit for bit as if it had never stopped.
     Raises:
         CheckpointError: there is nothing to resume from, or it is of another kind of run.
+        ConfigError: `trainer.num_gpus` is not how many ranks there are.
         EnvError: a policy cannot act in the env.
     """
 
@@ -71,6 +76,7 @@ class Trainer:
         for name in agents:  # what no policy can see or act in is told before anything is made or compiled
             places_of(env, name)
             make_head(group_of(env, name).action_space)
+        self.world = join(settings)
         self.backend = make_backend(settings)
         resumed = None if resume is None else checkpoint.run_folder_of(resume)
         generator = torch.Generator().manual_seed(settings.seed)
@@ -84,9 +90,11 @@ class Trainer:
             torch.use_deterministic_algorithms(True)
         torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
 
+        num_envs = settings.num_envs // self.world.size
         self.env = EnvWrapper(
             env,
-            settings.num_envs,
+            num_envs,
+            first_env=self.world.rank * num_envs,
             seed=settings.seed,
             backend=self.backend,
             final_observations=max_truncations(env, settings.num_steps),
@@ -102,14 +110,15 @@ class Trainer:
                 one = policy_config
                 estimate = gae.prepare(group, one.gamma, one.gae_lambda, one.reward_clip)
                 algorithm = find_algorithm(one.algorithm)[0]
-                learner = algorithm(one, group, estimate, self.guard, settings.seed + number)
+                seed = settings.seed + number + len(self.policies) * self.world.rank
+                learner = algorithm(one, group, estimate, self.guard, seed)
                 learner.replay = self._replayed(learner.learn, [learner.generator])
                 self.algorithms[name] = learner
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
         self._play = self._replayed(self._collect)
         self.evaluation = None
-        if config.evaluation.eval_freq:
+        if config.evaluation.eval_freq and self.world.rank == 0:
             self.evaluation = self.make_evaluation()
         self.iteration = 0
         self._saved_at: int | None = None  # the iteration
@@ -134,7 +143,7 @@ class Trainer:
         """
         self._announce()
         started_at, started_iteration = time.perf_counter(), self.iteration
-        with StopSignals() as stop:
+        with StopSignals() as stop, self.world.watched():
             self._train(stop)
         self._conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
 
@@ -149,16 +158,17 @@ class Trainer:
                 self.guard.raise_if_halted(self.iteration)
                 seconds = time.perf_counter() - reported_at
                 if self._evaluates_since(reported_iteration):
-                    metrics |= self._evaluate()
+                    metrics |= self.world.first(self._evaluate)
                 self._report(metrics, seconds, self.iteration - reported_iteration)
                 reported_at, reported_iteration = time.perf_counter(), self.iteration
             if is_last or (saving.model_params_save_freq and self.iteration % saving.model_params_save_freq == 0):
                 self.save()
-            if stop.caught is not None and not is_last:
+            caught = self.world.agree_on(stop.caught)
+            if caught is not None and not is_last:
                 place = self.run.checkpoints / checkpoint.LAST if self._saved_at == self.iteration else self.save()
-                name = signal_name(stop.caught)
+                name = signal_name(caught)
                 self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
-                raise Stopped(stop.caught)
+                raise Stopped(caught)
 
     def iterate(self) -> dict[str, dict[str, torch.Tensor | float]]:
         """One rollout and one update of each policy.
@@ -190,7 +200,7 @@ class Trainer:
 
     def _evaluates_since(self, reported_iteration: int) -> bool:
         freq, is_last = self.config.evaluation.eval_freq, self.iteration == self.num_iterations
-        return self.evaluation is not None and (is_last or self.iteration // freq > reported_iteration // freq)
+        return freq > 0 and (is_last or self.iteration // freq > reported_iteration // freq)
 
     def _evaluate(self) -> dict[str, float]:
         score = self.evaluation.play()
@@ -218,14 +228,23 @@ class Trainer:
             f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
             "Are the env's rewards and observations finite? Else lower the policy's lr.",
         )
+        checkpoint.check_ranks_agree(tensors, self.world)
         self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
-        tensors["env"] = self.env.data.snapshot()
+        tensors["env"] = checkpoint.whole_arrays(checkpoint.arrays_of(self.env.data), self.world)
         progress = {"iteration": self.iteration, "run": self._identity()}
-        rng = generator_states({name: one.generator for name, one in self.algorithms.items()})
-        place = checkpoint.save_checkpoint(self.run.checkpoints, self.env_steps, tensors, rng, progress)
+        rng = generator_states(self._generators())
+        for states in self.world.gather(rng["minibatches"]):
+            rng["minibatches"] |= states
+        arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress)
+        place = self.world.first(lambda: checkpoint.save_checkpoint(*arguments))
         self._saved_at = self.iteration
         return place
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        """Of the minibatches' order; each rank has its own."""
+        of_rank = f", rank {self.world.rank}" if self.world.rank else ""
+        return {f"{name}{of_rank}": one.generator for name, one in self.algorithms.items()}
 
     def _older_checkpoint(self) -> str:
         older = checkpoint.list_checkpoints(self.run.checkpoints)
@@ -244,11 +263,15 @@ class Trainer:
                 continue
             self.restore(place)
             break
+        self.world.gather(place)  # all have read it: now others may be renamed
+        self.world.first(lambda: self._go_on_after(place))
+        self.run.say(f"resumed from {place}, after {self.env_steps:,} env steps")
+
+    def _go_on_after(self, place: Path) -> None:
         self.run.accept()
         self.run.go_back_to(self.env_steps)
         for aside in checkpoint.set_aside_after(place):
             self.run.say(f"a later checkpoint was set aside: {aside}")
-        self.run.say(f"resumed from {place}, after {self.env_steps:,} env steps")
 
     def restore(self, path: Path) -> None:
         """Takes over a checkpoint, to go on exactly from there.
@@ -259,7 +282,7 @@ class Trainer:
         saved = checkpoint.load_checkpoint(path)
         manifest = saved.path / checkpoint.MANIFEST
         into = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
-        into["env"] = {name: self.env.data[name] for name in self.env.data.names()}
+        into["env"] = checkpoint.arrays_of(self.env.data)
         iteration = saved.progress.get("iteration")
         if not isinstance(iteration, int) or isinstance(iteration, bool) or iteration < 0:
             message = f"expected progress.iteration to be a whole number, got {iteration!r}."
@@ -268,9 +291,12 @@ class Trainer:
         if not isinstance(run, dict):
             raise CheckpointError(f"{manifest}: expected progress.run to say what the run was made with, got {run!r}.")
         for key, ours in self._identity().items():
-            if run.get(key) != ours:
-                message = f"{key} was {run.get(key)!r} in the run that was saved, and is {ours!r} in this one."
+            theirs = run.get(key, 1 if key == "trainer.num_gpus" else None)
+            if theirs != ours:
+                message = f"{key} was {theirs!r} in the run that was saved, and is {ours!r} in this one."
                 raise CheckpointError(f"{manifest}: {message} Leave it as it was.")
+        if "env" in saved.tensors:
+            saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], self.world)
         checkpoint.check_files([*into, *(f"optim.{name}" for name in self.algorithms)], saved)
         for file, tensors in into.items():
             checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
@@ -278,8 +304,7 @@ class Trainer:
             tensors, file = saved.tensors[f"optim.{name}"], saved.path / f"optim.{name}.safetensors"
             if tensors or iteration:  # before its first step an optimiser remembers nothing
                 checkpoint.check_optimizer(self.policies[name], algorithm.optimizer, tensors, file)
-        generators = {name: one.generator for name, one in self.algorithms.items()}
-        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)
+        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, self._generators())
 
         # All of it fits: from here on nothing is refused.
         for file, tensors in into.items():
@@ -314,6 +339,7 @@ class Trainer:
             "trainer.train_batch_size": settings.train_batch_size,
             "trainer.seed": settings.seed,
             "trainer.device": self.env.device.type,
+            "trainer.num_gpus": self.world.size,
         }
 
     def _announce(self) -> None:
@@ -326,6 +352,8 @@ class Trainer:
             for name, group in self.rollout.groups.items():
                 why = group.why_not_fused
                 self.run.say(f"policy {name}: fused kernels" if why is None else f"policy {name}: torch, because {why}")
+        if self.world.size > 1:
+            self.run.say(f"{self.world.size} ranks, each with {self.env.num_envs:,} of the envs")
         self.run.say(f"run folder: {self.run.path}")
 
     def _report(self, metrics: dict[str, float], seconds: float, num_iterations: int) -> None:
@@ -372,7 +400,9 @@ def make_backend(settings: TrainerConfig) -> Backend:
     """The backend that `env_backend` and `device` ask for."""
     driver = settings.env_backend if settings.env_backend in ("pycuda", "bindings") else "auto"
     env_backend = settings.env_backend if driver == "auto" else "cuda"
-    return choose_backend(env_backend, settings.device, driver=driver)
+    if world().size > 1 and driver == "auto" and BindingsDriver.is_installed():
+        driver = "bindings"  # PyCUDA's launches keep Python from ending a rank whose device waits for a dead one
+    return choose_backend(env_backend, device_of(settings), driver=driver)
 
 
 def max_truncations(env: Env, num_steps: int) -> int:

@@ -33,7 +33,7 @@ class EnvWrapper:
     Everything returned is a live tensor on the device: the next step writes into it.
 
     Arrays in `data`, besides the env's own: observation [E, A, F] float32; action [E, A] int32, [E, A, heads]
-    int32, or [E, A, n] float32 for a Box; reward [E, A] float32; terminated, truncated [E] bool; seed [2] uint32;
+    int32, or [E, A, n] float32 for a Box; reward [E, A] float32; terminated, truncated [E] bool; seed [3] uint32;
     env_step [E] int32, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
     (see EnvironmentReset). Groups that see or act differently have arrays of their own: `layout` names them, and
     what reset() and step() give and take is then a dict by group, or by key for a Dict space, or both. An env that
@@ -49,6 +49,8 @@ class EnvWrapper:
         final_observations: K, how many truncated episodes an env may have before the caller zeroes
             `num_truncated`. None: one, zeroed by every step(), and terminated episodes keep theirs too.
         threads_per_env, envs_per_block: see FunctionManager.
+        first_env: number of the first env here, where the envs of a run are spread over processes: env i then draws
+            what env `first_env + i` of one process would.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class EnvWrapper:
         final_observations: int | None = None,
         threads_per_env: int | None = None,
         envs_per_block: int | None = None,
+        first_env: int = 0,
     ) -> None:
         if not isinstance(num_envs, int) or num_envs < 1:
             raise EnvError(f"num_envs must be a whole number of at least 1, got {num_envs!r}.")
@@ -75,6 +78,7 @@ class EnvWrapper:
         self.env = env if isinstance(env, Env) else load_env(env, env_config)
         self.env.check()
         self.num_envs = num_envs
+        self.first_env = first_env
         self.num_agents = self.env.num_agents
         self.backend = backend or choose_backend(device=device)
         self.device = self.backend.device
@@ -128,7 +132,7 @@ class EnvWrapper:
             observation [E, A, F], and info.
         """
         if seed is not None:
-            self.data["seed"].copy_(torch.from_numpy(seed_words(seed)))
+            self.data["seed"].copy_(torch.from_numpy(seed_words(seed, self.first_env)))
             self.data["env_step"].zero_()
         self._reset.force()
         for name in ("num_truncated", "reward", "terminated", "truncated"):
@@ -249,4 +253,4 @@ class EnvWrapper:
                     f"env '{self.env.name}': array '{name}' is {list(data[name].shape[1:])} {data[name].dtype} a copy, "
                     f"its spaces say {list(shape[1:])} {np.dtype(dtype)}. Make them agree."
                 )
-        data.push("seed", seed_words(seed))
+        data.push("seed", seed_words(seed, self.first_env))

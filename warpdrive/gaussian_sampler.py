@@ -24,7 +24,7 @@ class GaussianSampler:
     A draw depends on (seed, env, agent, env step) alone, as the Sampler's.
 
     Args:
-        data: holds `seed` [2] uint32 and `env_step` [env] int32.
+        data: holds `seed` [3] uint32 and `env_step` [env] int32.
         num_envs: E.
         agents: the group's agents among all of the env.
         num_agents: agents that the action array holds: all of the env, or the group alone.
@@ -92,7 +92,7 @@ class GaussianSampler:
         arrays = {"mean": mean, "log_std": log_std, "action": action, "unclipped": unclipped}
         arrays |= {"log_prob": log_prob, "entropy": entropy}
         shapes = {"mean": self.mean_shape, "unclipped": self.mean_shape, "action": self._action_shape}
-        shapes |= {"log_std": self.mean_shape[2:], "seed": (2,), "env_step": self.mean_shape[:1]}
+        shapes |= {"log_std": self.mean_shape[2:], "seed": (3,), "env_step": self.mean_shape[:1]}
         read = {name: self.data[name] for name in ("seed", "env_step")}
         for name, tensor in (arrays | read).items():
             shape = shapes.get(name, self.mean_shape[:2])

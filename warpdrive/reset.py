@@ -36,13 +36,13 @@ class EnvironmentReset:
     Every array with a `final_<name>` beside it is kept so.
 
     Args:
-        data: holds terminated, truncated [E] bool; seed [2] uint32; env_step, num_truncated [E] int32;
+        data: holds terminated, truncated [E] bool; seed [3] uint32; env_step, num_truncated [E] int32;
             observation [E, ...] and final_observation [K, E, ...], or several such pairs.
         own: the functions of the env and the name of its reset kernel.
         keep_terminated: keep the last observation of terminated episodes as well.
         threads_per_env, envs_per_block: see FunctionManager; with an own kernel they are that kernel's.
     Raises:
-        EnvError: there is nothing to restart from, or a pool has no observation.
+        EnvError: there is nothing to restart from, or a pool has no observation; or `seed` is not as above.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class EnvironmentReset:
         envs_per_block: int | None = None,
     ) -> None:
         self.data = data
+        if tuple(data["seed"].shape) != (3,):
+            raise EnvError(f"array 'seed' must be [3], got {list(data['seed'].shape)}. Make it by sampler.seed_words.")
         constants = {"NUM_KEPT": len(data[FINAL + _observations(data)[0]]), "KEEP_TERMINATED": keep_terminated}
         if own:
             functions, kernel = own

@@ -23,7 +23,7 @@ class Sampler:
     launch. In a CUDA graph each replay draws anew, as `env_step` has moved on.
 
     Args:
-        data: holds `seed` [2] uint32 and `env_step` [env] int32; a sampler without an env makes them,
+        data: holds `seed` [3] uint32 and `env_step` [env] int32; a sampler without an env makes them,
             and then counts its own calls in `env_step`.
         num_envs: E.
         agents: the group's agents among all of the env.
@@ -99,7 +99,7 @@ class Sampler:
             ShapeError, WiringError: an array does not fit.
         """
         for name, tensor, shape in (
-            ("seed", self.data["seed"], (2,)),
+            ("seed", self.data["seed"], (3,)),
             ("env_step", self.data["env_step"], self._row_shape[:1]),
             ("logits", logits, self.logits_shape),
             ("action", action, self._action_shape),
@@ -139,7 +139,10 @@ class Sampler:
         return action, log_prob, entropy
 
 
-def seed_words(seed: int) -> np.ndarray:
-    """A seed of up to 64 bits as the array `seed` [2] uint32, low word first."""
+def seed_words(seed: int, first_env: int = 0) -> np.ndarray:
+    """The array `seed` [3] uint32: a seed of up to 64 bits, low word first, and the number of the first env here.
+
+    With that number, the envs of several processes draw what they would draw in one.
+    """
     seed %= 2**64
-    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+    return np.array([seed & 0xFFFFFFFF, seed >> 32, first_env], np.uint32)

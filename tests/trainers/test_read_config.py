@@ -104,7 +104,17 @@ WRONG = [
     ("train_batch_size", "batch_size", "tag.yaml:6: trainer.batch_size: unknown key: it means the minibatch in one "),
     ("total_timesteps: 1e6", "seed: 1", "tag.yaml:4: trainer.total_timesteps: is missing"),
     ("total_timesteps: 1e6", "total_timesteps: 1\n  num_episodes: 1", "tag.yaml:8: trainer.num_episodes: given beside"),
-    ("total_timesteps: 1e6", "total_timesteps: 1\n  num_gpus: 2", "tag.yaml:8: trainer.num_gpus: expected 1: one GPU"),
+    (
+        "total_timesteps: 1e6",
+        "total_timesteps: 1\n  num_gpus: 3",
+        "tag.yaml:5: trainer.num_envs: 100 envs cannot be shared out evenly over num_gpus: 3. The nearest that can: 99 "
+        "and 102.",
+    ),
+    (
+        "total_timesteps: 1e6",
+        "total_timesteps: 1\n  num_gpus: 2\n  device: cuda:1",
+        "tag.yaml:9: trainer.device: names one GPU beside num_gpus: 2. Each process takes its own: say cuda.",
+    ),
     (
         "total_timesteps: 1e6",
         "total_timesteps: 1\n  seed: -1",
@@ -168,6 +178,14 @@ def test_batches_that_cannot_be_cut_are_refused(tmp_path, policy, line):
 @pytest.mark.parametrize("policy", [PPO.format(minibatches=8), PPO.format(minibatches=4) + GRU.format(length=50)])
 def test_batches_that_can_be_cut_are_not(tmp_path, policy):
     read(tmp_path, GOOD.replace("    lr: 1e-3\n    model:\n      fc_dims: [32]\n", policy))
+
+
+def test_minibatches_are_cut_from_each_ranks_share(tmp_path):
+    """8 divide the 75,000 samples, and not the 37,500 of each of two ranks."""
+    policy = PPO.format(minibatches=8)
+    text = GOOD.replace("    lr: 1e-3\n    model:\n      fc_dims: [32]\n", policy)
+    (line,) = errors(tmp_path, text.replace("total_timesteps: 1e6", "total_timesteps: 1e6\n  num_gpus: 2"))
+    assert line.endswith("of an iteration on each GPU. The nearest that do: 6 and 10.")
 
 
 def test_group_without_a_policy_is_named_with_its_size(tmp_path):

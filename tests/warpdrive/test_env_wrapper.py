@@ -7,7 +7,7 @@ from warpdrive.env import list_envs, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import ArrayError, BackendError, ConfigError, EnvError
 from warpdrive.recorder import EpisodeRecorder
-from warpdrive.testing import compare_traces, run_trace
+from warpdrive.testing import compare_traces, random_actions, run_trace
 
 SMALL = {"num_taggers": 2, "grid_length": 4, "episode_length": 3}
 
@@ -89,13 +89,13 @@ def test_a_recorder_keeps_the_last_frame_of_an_episode(device):
 
 
 def test_a_recorder_says_what_it_cannot_record():
-    env = EnvWrapper("tag_gridworld", 3, "cpu", env_config=SMALL)
+    env = EnvWrapper("tag_gridworld", 4, "cpu", env_config=SMALL)
     with pytest.raises(ArrayError, match="no array 'z'"):
         EpisodeRecorder(env, ["z"])
     with pytest.raises(ArrayError, match="no env axis"):
         EpisodeRecorder(env, ["seed"])
-    with pytest.raises(ArrayError, match="no env 3"):
-        EpisodeRecorder(env, ["x"], env_index=3)
+    with pytest.raises(ArrayError, match="no env 4"):
+        EpisodeRecorder(env, ["x"], env_index=4)
 
 
 def test_bad_input_is_named():
@@ -153,3 +153,24 @@ def test_cuda_without_a_gpu_offers_the_cpu():
 
 def test_every_folder_of_cuda_envs_is_an_env():
     assert "tag_gridworld" in list_envs()
+
+
+@pytest.mark.parametrize("name", list_envs())
+def test_the_second_half_of_the_envs_does_alone_what_it_does_beside_the_first(backend, name):
+    """The envs of two processes are those of one: starts, resets and steps draw by the number counted over all."""
+    whole, second = (EnvWrapper(name, n, seed=3, backend=backend, first_env=6 - n) for n in (6, 3))
+    whole.reset()
+    second.reset()
+    for wrapper in (whole, second):
+        wrapper.data["terminated"].fill_(True)  # all of them restart, and draw
+        wrapper.prepare_reset()()
+    moves = random_actions(whole.env, 6, 20)
+    for move in moves:
+        whole.step(move)
+        second.step({array: action[3:] for array, action in move.items()})
+    for array in whole.data.names():
+        if array != "seed" and not array.startswith(("final_", "pool_")):
+            assert torch.equal(whole.data[array][3:], second.data[array]), array
+    assert second.data["seed"].tolist() == [3, 0, 3]
+    second.reset(seed=8)
+    assert second.data["seed"].tolist() == [8, 0, 3]

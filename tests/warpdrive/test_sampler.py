@@ -133,9 +133,17 @@ def test_what_would_write_beyond_the_arrays_is_refused(backend, wrong, words):
         sampler(backend, **wrong)
 
 
-def test_a_seed_of_64_bits_becomes_two_words():
-    assert seed_words(2**32 + 5).tolist() == [5, 1]
-    assert seed_words(-1).tolist() == [2**32 - 1, 2**32 - 1]
+def test_a_seed_of_64_bits_becomes_two_words_and_the_first_env_follows():
+    assert seed_words(2**32 + 5).tolist() == [5, 1, 0]
+    assert seed_words(-1, first_env=7).tolist() == [2**32 - 1, 2**32 - 1, 7]
+
+
+def test_envs_with_an_offset_draw_what_those_of_one_process_draw(backend):
+    logits = torch.randn(12, 3, 6, generator=torch.Generator().manual_seed(2)).to(backend.device)
+    whole = sampler(backend, 12, range(3), 3, (6,), seed=4).sample(logits)[0]
+    part = sampler(backend, 5, range(3), 3, (6,), seed=4)
+    part.data["seed"].copy_(torch.from_numpy(seed_words(4, first_env=7)))
+    assert torch.equal(part.sample(logits[7:])[0], whole[7:])
 
 
 def test_philox_equals_the_published_vectors(backend):
@@ -143,13 +151,13 @@ def test_philox_equals_the_published_vectors(backend):
     from warpdrive.function_manager import FunctionManager
 
     data = DataManager(backend.device)
-    data.push("seed", np.array([0xA4093822, 0x299F31D0], np.uint32))
+    data.push("seed", np.array([0xA4093822, 0x299F31D0, 0], np.uint32))
     data.push("out", np.zeros(3, np.uint32))
     text = """
     #include "random.cuh"
     extern "C" __global__ void f(const unsigned* seed, unsigned* out)
     {
-        const unsigned zero[2] = {0u, 0u}, ones[2] = {0xffffffffu, 0xffffffffu};
+        const unsigned zero[3] = {0u, 0u, 0u}, ones[3] = {0xffffffffu, 0xffffffffu, 0u};
         Random a(zero, 0u, 0u, 0u); a.draw = 0u; out[0] = a.bits();
         Random b(ones, 0xffffffffu, 0xffffffffu, 0xffffffffu); b.draw = 0xffffffffu; out[1] = b.bits();
         Random c(seed, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu); c.draw = 0x03707344u; out[2] = c.bits();

@@ -77,6 +77,7 @@ class A2C(Learner):
             self.guard.check_loss(group.name, losses * weight, samples.index)
             for i, part in enumerate((policy_loss, value_loss, entropy)):
                 sums[i] += (part.detach() * weight).sum()
+        sums = self.reduce(sums)
         grad_norm = self.step()
         self.end()
         policy_loss, value_loss, entropy = (sums / number).unbind()

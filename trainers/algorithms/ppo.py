@@ -153,6 +153,7 @@ class PPO(Learner):
                 clipped = ((log_ratio.exp() - 1).abs() > clip).to(losses.dtype)
                 of_sample = torch.stack([policy, critic, entropy, kl, clipped])
                 figures += (of_sample * weight).sum(-1) / number
+        figures = self.reduce(figures)
         if config.target_kl is not None:
             self.stop_if(figures[3] > config.target_kl)
         grad_norm = self.step()

@@ -93,6 +93,8 @@ class FusedLearner:
             self._key.random_(generator=learner.generator)
             self._shuffle()
         self._sum_advantages()
+        if learner.world.size > 1:
+            self._sums.copy_(learner.world.sum(self._sums)[0])
         for call in self._calls:
             call()
         self._num_adam_steps.copy_(self._steps[self.num_steps % 2].expand_as(self._num_adam_steps))
@@ -286,29 +288,24 @@ class FusedLearner:
         adds = LaunchShape(self._num_groups, (STEP_THREADS, 1))
         steps = LaunchShape(-(-len(self.fused.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         first_name = guard.place_of("gradient", group.name)
+        found = {"halted": guard.halted, "first_loss": arrays["first_loss"], "first_name": first_name}
+        into = {"gradient": self._gradient, "squares": self._squares}
         calls.append(
-            self._step_functions.prepare(
-                "add_up_gradient",
-                adds,
-                parts=self._parts,
-                **self._tables,
-                halted=guard.halted,
-                first_loss=arrays["first_loss"],
-                gradient=self._gradient,
-                squares=self._squares,
-                first_name=first_name,
-            )
+            self._step_functions.prepare("add_up_gradient", adds, parts=self._parts, **self._tables, **found, **into)
         )
+        if learner.world.size > 1:
+            tables = {**self._tables, **_tables_of_one_part(self._gradient)}
+            calls.append(lambda: self._reduce(self._figures[number]))
+            calls.append(
+                self._step_functions.prepare("add_up_gradient", adds, parts=self._gradient, **tables, **found, **into)
+            )
         calls.append(
             self._step_functions.prepare(
                 "adam_step",
                 steps,
-                gradient=self._gradient,
-                squares=self._squares,
+                **into,
+                **found,
                 figures=self._figures[number],
-                first_loss=arrays["first_loss"],
-                first_name=first_name,
-                halted=guard.halted,
                 stopped=learner.stopped,
                 step_before=self._steps[number % 2],
                 step_after=self._steps[(number + 1) % 2],
@@ -324,6 +321,15 @@ class FusedLearner:
             )
         )
         return calls
+
+
+    def _reduce(self, figures: torch.Tensor) -> None:
+        """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to. See Learner.reduce."""
+        guard = self.learner.guard
+        gradient, figures_of_all, halted = self.learner.world.sum(self._gradient, figures, guard.has_found())
+        self._gradient.copy_(gradient)
+        figures.copy_(figures_of_all)
+        guard.take_over(halted)
 
 
 class _NetworkGradient:
@@ -397,6 +403,13 @@ def _prepare_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor)
     if left.is_cuda:
         return lambda: torch.mm(left, right, out_dtype=torch.float32, out=out)
     return lambda: torch.mm(left.float(), right.float(), out=out)
+
+
+def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What makes add_up_gradient look at a gradient that is added up already, and sum its squares."""
+    place = torch.arange(len(gradient), device=gradient.device)
+    zeros = torch.zeros(len(gradient), dtype=torch.int32, device=gradient.device)
+    return {"place": place, "stride": zeros, "num_parts": zeros + 1}
 
 
 def _has_two(learner: Learner) -> bool:

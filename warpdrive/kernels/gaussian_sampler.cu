@@ -36,7 +36,7 @@ __device__ __forceinline__ void draw_all(
 
 //   mean       [env, agent of the group, number]                           read
 //   log_std    [number]                          nats                      read
-//   seed       [2], env_step [env]               name the draws            read
+//   seed       [3], env_step [env]               name the draws            read
 //   action     [env, column, number]             LOW to HIGH               written in the group's columns
 //   unclipped  [env, agent of the group, number] as drawn                  written
 //   log_prob   [env, agent of the group]         of what was drawn, nats   written

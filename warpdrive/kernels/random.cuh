@@ -19,14 +19,15 @@ enum RandomStream : unsigned {
 };
 
 struct Random {
-    unsigned key_low, key_high;    // from seed [2]
-    unsigned env, agent, step;
+    unsigned key_low, key_high;    // from seed
+    unsigned env, agent, step;     // env counts over all processes of a run
     unsigned draw;                 // the next draw's number; its top bits hold the stream
 
-    // seed [2] uint32. Draws of different streams never meet while each makes fewer than 2^28 draws a step.
+    // seed [3] uint32: its two words, and what env 0 here is called among the envs of all processes.
+    // Draws of different streams never meet while each makes fewer than 2^28 draws a step.
     __device__ __forceinline__ Random(
         const unsigned int* seed, unsigned env_, unsigned agent_, unsigned step_, unsigned stream = STREAM_ENV)
-        : key_low(seed[0]), key_high(seed[1]), env(env_), agent(agent_), step(step_), draw(stream << 28)
+        : key_low(seed[0]), key_high(seed[1]), env(seed[2] + env_), agent(agent_), step(step_), draw(stream << 28)
     {
     }
 

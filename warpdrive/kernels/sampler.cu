@@ -82,7 +82,7 @@ __device__ __forceinline__ void draw_all(
 }
 
 //   logits    [env, agent of the group, logit]  heads side by side       read
-//   seed      [2], env_step [env]               name the draws           read
+//   seed      [3], env_step [env]               name the draws           read
 //   action    [env, column, head]           0 .. HEAD_SIZES - 1          written in the group's columns
 //   log_prob  [env, agent of the group]         summed over heads, nats  written
 //   entropy   [env, agent of the group]         summed over heads, nats  written

@@ -3,7 +3,7 @@
 
 // Pays, shows new numbers, and goes wrong where it is told to.
 //   action       [env, agent]           read
-//   seed         [2]                    read
+//   seed         [3]                    read
 //   env_step     [env]                  read
 //   time_step    [env]  of the episode  read, written
 //   observation  [env, agent, 2]        read, written
@@ -23,7 +23,7 @@ extern "C" __global__ void faulty_step(const int* action, const unsigned int* se
         reward[i] = action[i] == 1 ? observation[2 * i] : 0.0f;
         observation[2 * i] = random.uniform(-1.0f, 1.0f);
         observation[2 * i + 1] = random.uniform(-1.0f, 1.0f);
-        if (env == BAD_ENV && agent == BAD_AGENT && step == BAD_STEP) {
+        if ((int)random.env == BAD_ENV && agent == BAD_AGENT && step == BAD_STEP) {
             const float bad = IS_INFINITE ? -INFINITY : INFINITY - INFINITY;
             if (IN_OBSERVATION) observation[2 * i + 1] = bad;
             if (IN_REWARD) reward[i] = bad;

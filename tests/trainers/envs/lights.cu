@@ -3,7 +3,7 @@
 
 // Pays for the answer and moves the light.
 //   action       [env, agent]                                  read
-//   seed         [2]                                           read
+//   seed         [3]                                           read
 //   env_step     [env]                                         read
 //   column       [env, agent]        0 to 2                    read, written
 //   observation  [env, agent, 2, 3]  9 at the light, else 0    written

@@ -3,7 +3,7 @@
 
 // Pays for the choices made, and draws what may be chosen next.
 //   action       [env, agent, 2]                read
-//   seed         [2]                            read
+//   seed         [3]                            read
 //   env_step     [env]                          read
 //   action_mask  [env, agent, 5]                read, written
 //   observation  [env, agent, 5]  the new mask  written

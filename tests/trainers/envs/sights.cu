@@ -15,7 +15,7 @@ __device__ __forceinline__ void show(int i, int time, Random random, int* column
 
 // Pays for the two answers and shows something else.
 //   action               [env, agent, 2]                                    read
-//   seed                 [2]                                                read
+//   seed                 [3]                                                read
 //   env_step             [env]                                              read
 //   time_step            [env]               of the episode                 read, written
 //   column               [env, agent]        0 to 2, of the light           read, written

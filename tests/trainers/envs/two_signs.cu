@@ -3,7 +3,7 @@
 
 // Pays for the answers to the signs that were shown, and shows new ones.
 //   action       [env, agent, 2]                read
-//   seed         [2]                            read
+//   seed         [3]                            read
 //   env_step     [env]                          read
 //   sign         [env, agent, 2]  1 or -1       read, written
 //   observation  [env, agent, 2]  the new sign  written

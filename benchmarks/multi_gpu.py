@@ -1,0 +1,134 @@
+"""Training on 1, 2, 4 ... GPUs with as much work for each of them: microseconds a step, env steps/s, times one GPU's.
+
+python benchmarks/multi_gpu.py --gpus 4                               # tag_continuous, 2,000 envs x (10 + 90) a GPU
+python benchmarks/multi_gpu.py --gpus 2 --config simple_tag.yaml --envs 4096 --steps 32
+python benchmarks/multi_gpu.py --gpus 2 --device cpu --envs 20 --steps 5 --repeats 1     # processes, over gloo
+
+Each number of GPUs is a run of its own, by processes that torchrun's launcher starts, as `trainer.num_gpus` does. Timed
+is what training does in an iteration between two reports: rollout, updates, and the hosts' agreement to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from report import NUM_REPEATS, ROOT, median, write_report
+
+from trainers.config import TrainerConfig
+from trainers.distributed import launch
+from trainers.graphs import WARM_UP
+from trainers.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
+
+P5 = ("env.num_taggers=10", "env.num_runners=90")
+"""Agents of the published size, where no other config is asked for."""
+
+
+def counts_up_to(num_gpus: int) -> list[int]:
+    """1, 2, 4 ... and the number itself."""
+    return [2**power for power in range(num_gpus.bit_length()) if 2**power < num_gpus] + [num_gpus]
+
+
+def run_as_rank(arguments: argparse.Namespace) -> None:
+    """Times iterations; rank 0 writes the figures."""
+    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+    num_envs = arguments.envs * num_ranks
+    sizes = {
+        "trainer.num_gpus": num_ranks,
+        "trainer.num_envs": num_envs,
+        "trainer.train_batch_size": num_envs * arguments.steps,
+        "trainer.device": arguments.device,
+    }
+    path = Path(arguments.config or "tag_continuous.yaml")
+    path = path if path.exists() else ROOT / "examples" / path
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [pair.split("=", 1) for pair in (() if arguments.config else P5)]
+        pairs += [(key, str(value)) for key, value in sizes.items()]
+        pairs += [("saving.basedir", folder), *(pair.split("=", 1) for pair in arguments.overrides)]
+        trainer = Trainer(read_config(path, [tuple(pair) for pair in pairs]))
+        world, backend, figures = trainer.world, trainer.backend, []
+        for _ in range(WARM_UP + 1):
+            trainer.iterate()
+        with world.watched():
+            for _ in range(arguments.repeats + 1):
+                backend.synchronize()
+                world.gather(None)  # all start at once
+                start = time.perf_counter()
+                for _ in range(arguments.iterations):
+                    trainer.iterate()
+                    world.agree_on(None)
+                backend.synchronize()
+                us = (time.perf_counter() - start) / (arguments.iterations * arguments.steps) * 1e6
+                figures.append(max(world.gather(us)))
+        trainer.guard.raise_if_halted(trainer.iteration)
+        if world.rank == 0:
+            settings = trainer.config.trainer
+            found = {
+                "us_a_step_of_each_repeat": figures[1:],
+                "num_envs": num_envs,
+                "num_agents": trainer.env.num_agents,
+                "num_parameters": sum(p.numel() for one in trainer.policies.values() for p in one.parameters()),
+                "precision": settings.precision,
+                "cuda_graphs": all(one.replay.is_captured for one in trainer.algorithms.values()),
+            }
+            Path(arguments.write).write_text(json.dumps(found))
+    world.end(0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=2, help="the most of them")
+    parser.add_argument("--config", help="a file, or one of examples/; continuous Tag of 10 + 90 agents if not given")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu")
+    parser.add_argument("--envs", type=int, default=2000, help="of each GPU")
+    parser.add_argument("--steps", type=int, default=250, help="of an iteration")
+    parser.add_argument("--iterations", type=int, default=5, help="of a repeat")
+    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
+    parser.add_argument("--name", help="of the result")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--write", help=argparse.SUPPRESS)  # a rank: where its figures go
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    arguments = parser.parse_args()
+    if arguments.write:
+        run_as_rank(arguments)
+        return 0
+    results: dict[str, dict] = {"steps_an_iteration": arguments.steps, "envs_of_each": arguments.envs}
+    if arguments.device == "cpu":
+        for name in ("OMP_NUM_THREADS", "WARPDRIVE_NUM_THREADS"):
+            os.environ.setdefault(name, "1")  # a core each, however many ranks there are
+    for num_ranks in counts_up_to(arguments.gpus):
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "figures.json"
+            command = [str(Path(__file__).resolve()), *sys.argv[1:], "--write", str(written)]
+            if num_ranks == 1:
+                code = subprocess.run([sys.executable, *command]).returncode
+            else:
+                code = launch(command, TrainerConfig(num_gpus=num_ranks, device=arguments.device))
+            if code:
+                return code
+            found = json.loads(written.read_text())
+        us = median(found["us_a_step_of_each_repeat"])
+        rate = found["num_envs"] / us * 1e6
+        alone = results.get("1", {}).get("env_steps_per_s", rate)
+        results[str(num_ranks)] = {
+            "us_a_step": us,
+            "env_steps_per_s": round(rate),
+            "agent_steps_per_s": round(rate * found["num_agents"]),
+            "times_one": round(rate / alone, 3),
+            **found,
+        }
+    backend = choose_backend(device=arguments.device)
+    write_report(arguments.name or f"multi_gpu_{backend.name}", backend, results, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

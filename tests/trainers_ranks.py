@@ -1,0 +1,118 @@
+"""Runs as ranks: `python tests/trainers_ranks.py OUT DEVICE PRECISION RUN ...`, alone or by each rank of torchrun.
+
+Makes 20 iterations of each run and writes its policies to OUT/<run>.safetensors, what a checkpoint holds of its envs to
+OUT/<run>.env.safetensors, and its report to OUT/<run>.json. With PRECISION fp64 the networks learn in double precision:
+the kernels of env, sampler and advantages stay as they are, and play with a copy in single precision.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from safetensors.torch import save_file
+from trainers_runs import config_of
+
+from trainers import checkpoint
+from trainers.distributed import world
+from trainers.fused import network
+from trainers.read_config import read_config
+from trainers.rollout import GroupRollout, Samples
+from trainers.trainer import Trainer
+
+ITERATIONS = 20
+network.RUNS_ON_CPU = True
+
+
+def config_of_ranks(run: str, num_ranks: int, device: str, basedir: Path) -> dict[str, Any]:
+    """8 envs, 10 steps an iteration; "<run>, whole" learns from the whole batch at once."""
+    name = run.removesuffix(", whole")
+    sizes = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80 * ITERATIONS, "seed": 3}
+    saving = {"basedir": str(basedir), "metrics_log_freq": 5, "model_params_save_freq": 10}
+    config = copy.deepcopy(config_of(name, {**sizes, "num_gpus": num_ranks, "device": device}, saving))
+    if run.endswith(", whole"):
+        for policy in config["policy"].values():
+            if policy.get("algorithm", "A2C") != "A2C":
+                policy["num_minibatches"] = 1
+    return config
+
+
+class DoubleGroup:
+    """A GroupRollout for a policy that learns in double precision."""
+
+    def __init__(self, group: GroupRollout) -> None:
+        self.single = group
+        self.policy = copy.deepcopy(group.policy).double()
+        self.advantage = group.advantage.double()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.single, name)
+
+    def samples(self, units: torch.Tensor) -> Samples:
+        single = self.single.samples(units)
+        fields = {field.name: getattr(single, field.name) for field in dataclasses.fields(single)}
+        is_float = {name: isinstance(x, torch.Tensor) and x.is_floating_point() for name, x in fields.items()}
+        return Samples(**{name: x.double() if is_float[name] else x for name, x in fields.items()})
+
+
+def learn_in_double(trainer: Trainer) -> None:
+    """Replaces the trainer's algorithms by ones in double precision; what plays follows them."""
+    for name, algorithm in trainer.algorithms.items():
+        group = DoubleGroup(algorithm.group)
+
+        def estimate(group=group, single=algorithm.estimate) -> None:
+            single()
+            group.advantage.copy_(group.single.advantage)
+
+        twin = type(algorithm)(algorithm.config, group, estimate, trainer.guard)
+
+        def update(env_steps: int, group=group, update=twin.update) -> dict[str, Any]:
+            figures = update(env_steps)
+            with torch.no_grad():
+                single, double = group.single.policy.state_dict(), group.policy.state_dict()
+                for key in single:
+                    single[key].copy_(double[key])
+            return figures
+
+        twin.update = update
+        trainer.algorithms[name] = twin
+
+
+def main(out: str, device: str, precision: str, *runs: str) -> None:
+    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+    for run in runs:
+        trainer = Trainer(read_config(config_of_ranks(run, num_ranks, device, Path(out) / "runs")))
+        if precision == "fp64":
+            learn_in_double(trainer)
+        for _ in range(ITERATIONS):
+            figures = trainer.iterate()
+        if device != "cpu" and precision == "fp32":
+            assert all(one.replay.is_captured for one in trainer.algorithms.values()), "collectives outside the graph"
+        report = trainer.metrics.report(figures)
+        trainer.guard.raise_if_halted(trainer.iteration)
+        tensors = {
+            f"{name}.{key}": tensor.cpu()
+            for name, algorithm in trainer.algorithms.items()
+            for key, tensor in algorithm.policy.state_dict().items()
+        }
+        checkpoint.check_ranks_agree({"policies": tensors}, trainer.world)
+        trainer.rollout.end()
+        env = checkpoint.whole_arrays(checkpoint.arrays_of(trainer.env.data), trainer.world)
+        if world().rank == 0:
+            save_file(tensors, f"{out}/{run}.safetensors")
+            save_file({name: one.cpu().contiguous() for name, one in env.items()}, f"{out}/{run}.env.safetensors")
+            Path(f"{out}/{run}.json").write_text(json.dumps(report))
+    world().end(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
