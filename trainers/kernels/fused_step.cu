@@ -119,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     if (skips || i >= NUM_PARAMETERS) return;
     const float shortened = MAX_NORM > 0.0f ? fminf(1.0f, MAX_NORM / (length + 1e-6f)) : 1.0f;
     const float slope = gradient[i] * shortened;
-    const float correction1 = 1.0f - powf(0.9f, step);
-    const float correction2 = 1.0f - powf(0.999f, step);
+    const float correction1 = -expm1f(step * -0.105360516f);  // 1 - 0.9^step; the difference itself would lose digits
+    const float correction2 = -expm1f(step * -0.0010005003f);  // 1 - 0.999^step
     const float mean = average[i] + 0.1f * (slope - average[i]);
     const float mean_square = 0.999f * square[i] + 0.001f * slope * slope;
     average[i] = mean;

@@ -1,0 +1,326 @@
+"""Policies of odd sizes, and steps and rollouts made of random numbers, for the tests of the fused kernels.
+
+No env has to be compiled, and what other agents see is a NaN.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
+from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
+from trainers.config import ModelConfig, PolicyConfig
+from trainers.features import Places
+from trainers.fused.actor import FusedActor, group_constants
+from trainers.fused.network import fuse
+from trainers.learner import Learner
+from trainers.policies.heads import CategoricalHeads
+from trainers.policies.mlp import MLP
+from trainers.policies.policy import Policy
+from warpdrive.backends.base import Backend
+from warpdrive.data_manager import DataManager
+from warpdrive.layout import Place
+from warpdrive.sampler import seed_words
+
+FULL, BF16 = "fused-fp32", "bf16"
+NOTHING_FOUND = np.iinfo(np.int32).max
+UNTOUCHED = -7
+"""What is written nowhere holds it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy group: its network, and where its agents see and act."""
+
+    num_features: int
+    widths: tuple[int, ...]
+    head_sizes: tuple[int, ...]
+    critic_widths: tuple[int, ...] | None = None
+    """None: the trunk is shared."""
+    activation: str = "relu"
+    normalises: bool = False
+    has_mask: bool = False
+    agents: range = range(1)
+    num_agents: int = 1
+    """Of the env."""
+    has_own_arrays: bool = False
+    """Whether the group sees and acts in arrays of its own, not in those of all agents."""
+    num_envs: int = 5
+
+    @property
+    def columns(self) -> slice:
+        return slice(0, len(self.agents)) if self.has_own_arrays else slice(self.agents.start, self.agents.stop)
+
+    @property
+    def num_columns(self) -> int:
+        return len(self.agents) if self.has_own_arrays else self.num_agents
+
+    @property
+    def places(self) -> Places:
+        return Places((Place("observation", self.columns),), Place("action", self.columns), None)
+
+
+def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of counts against what they should be."""
+    return ((counts - expected).square() / expected).sum().item()
+
+
+def bound_of_chi_square(num_cells: int) -> float:
+    """What it exceeds once in 100,000 times (Wilson and Hilferty 1931)."""
+    freedom = num_cells - 1
+    return freedom * (1 - 2 / (9 * freedom) + 4.27 * (2 / (9 * freedom)) ** 0.5) ** 3
+
+
+def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
+    """On the CPU. Biases are not 0, and actions not about as likely as each other, as they are where a run starts."""
+    generator = torch.Generator().manual_seed(11)
+    model = ModelConfig(
+        fc_dims=case.widths,
+        shared_trunk=case.critic_widths is None,
+        critic_fc_dims=case.critic_widths,
+        activation=case.activation,
+    )
+    head = CategoricalHeads(case.head_sizes)
+    network = MLP(model, case.num_features, head.num_outputs, None, generator)
+    if config is None:
+        config = PolicyConfig(normalize_observation=case.normalises)
+    policy = Policy(network, head, config, case.num_features, None)
+    with torch.no_grad():
+        network.policy_head.weight.mul_(100.0)
+        for name, parameter in policy.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.3, generator=generator)
+        if policy.observation_norm is not None:
+            policy.observation_norm.mean.normal_(0.0, 0.5, generator=generator)
+            policy.observation_norm.variance.uniform_(0.3, 3.0, generator=generator)
+    return policy
+
+
+def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """[*shape, outputs]: three of four actions may be taken; one head in eight allows none."""
+    parts = []
+    for size in case.head_sizes:
+        part = torch.rand(*shape, size, generator=generator) < 0.75
+        parts.append(part & (torch.rand(*shape, 1, generator=generator) > 0.125))
+    return torch.cat(parts, dim=-1)
+
+
+class Step:
+    """One step of a group that acts by the fused kernels.
+
+    policy is float64, on the CPU; action [E, A, heads], log_prob, value [E, A], observation [E, A, F] and mask are what
+    the kernels wrote and read.
+    """
+
+    def __init__(self, case: Case, backend: Backend, precision: str, greedy: bool = False) -> None:
+        generator = torch.Generator().manual_seed(23)
+        num_envs = case.num_envs * (40 if backend.name == "cuda" else 1)
+        shape = (num_envs, len(case.agents))
+        policy = make_policy(case)
+        self.case = case
+        self.policy = copy.deepcopy(policy).double()
+        self.backend = backend
+        device = backend.device
+        self.fused = fuse(policy.to(device), backend, full_precision=precision == FULL)
+        seen = torch.full((num_envs, case.num_columns, case.num_features), float("nan"))
+        self.observation = torch.randn(*shape, case.num_features, generator=generator)
+        seen[:, case.columns] = self.observation
+        self.mask = make_mask(case, shape, generator).to(device) if case.has_mask else None
+        data = DataManager(device)
+        data.push("seed", seed_words(77))
+        data.push("env_step", np.arange(num_envs, dtype=np.int32) * 3)
+        data.push("observation", seen)
+        heads = () if len(case.head_sizes) == 1 else (len(case.head_sizes),)
+        self.all_actions = data.push(
+            "action", torch.full((num_envs, case.num_columns, *heads), UNTOUCHED, dtype=torch.int32)
+        )
+        self.env = SimpleNamespace(
+            num_envs=num_envs, num_agents=case.num_agents, device=device, data=data, backend=backend
+        )
+        # A row more than there is: nobody may write it.
+        self._written = torch.full((3, num_envs + 1, shape[1]), float(UNTOUCHED), device=device)
+        self.log_prob, self.value, self._judged = (one[:-1] for one in self._written)
+        group = SimpleNamespace(
+            name="group",
+            policy=policy,
+            agents=case.agents,
+            fused=self.fused,
+            fused_constants=group_constants(self.env, case.places, case.agents, case.head_sizes),
+            seen_array=data["observation"].unsqueeze(0),
+            action_array=self.all_actions.unsqueeze(0),
+            log_prob=self.log_prob.unsqueeze(0),
+            value=self.value.unsqueeze(0),
+            mask=None if self.mask is None else self.mask.unsqueeze(0),
+        )
+        self.actor = FusedActor(self.env, [group], [group.name] if greedy else [])
+        self.act = self.actor.prepare_act(0)
+        self.fused.pack()
+        self.act()
+
+    def judge(self) -> torch.Tensor:
+        """The values alone, [E, A]."""
+        self.actor.prepare_values([self.env.data["observation"]], [self._judged])()
+        return self._judged
+
+    @property
+    def action(self) -> torch.Tensor:
+        mine = self.all_actions[:, self.case.columns]
+        return mine.reshape(*mine.shape[:2], len(self.case.head_sizes))
+
+    def expect(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Outputs [N, outputs], log_prob [N] of the drawn actions, and value [N], by torch in float64."""
+        with torch.no_grad():
+            outputs, value = self.policy(self.observation.flatten(0, 1).double())
+            mask = None if self.mask is None else self.mask.flatten(0, 1).cpu()
+            log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, self.action.flatten(0, 1).cpu(), mask)
+        return outputs, log_prob, value
+
+    def assert_nothing_else_was_written(self) -> None:
+        others = torch.ones(self.case.num_columns, dtype=torch.bool)
+        others[self.case.columns] = False
+        assert (self.all_actions[:, others.to(self.all_actions.device)] == UNTOUCHED).all()
+        assert (self._written[:, -1] == UNTOUCHED).all()
+
+
+class MadeUp:
+    """A rollout of one group made of random numbers: what a Learner reads of a GroupRollout.
+
+    The probabilities of its actions were 0.6, 0.9, 1, 1.1 or 1.6 times as large as they are now, and its values between
+    0.6 less and 0.6 more: none is near a clip range of 0.2.
+
+    Args:
+        leaves: whether agents leave the game.
+        seed: of the numbers.
+    """
+
+    name = "group"
+
+    def __init__(
+        self,
+        case: Case,
+        config: PolicyConfig,
+        backend: Backend,
+        precision: str,
+        num_steps: int = 6,
+        leaves: bool = False,
+        seed: int = 31,
+    ) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(seed)
+        device, num_agents = backend.device, len(case.agents)
+        shape = (num_steps, case.num_envs, num_agents)
+        self.num_units = num_steps * case.num_envs * num_agents
+        self.policy = make_policy(case, config)
+        self.exact = copy.deepcopy(self.policy).double()
+        seen = torch.full((num_steps + 1, case.num_envs, case.num_columns, case.num_features), float("nan"))
+        self.rows = torch.randn(*shape, case.num_features, generator=generator)
+        seen[:-1, :, case.columns] = self.rows
+        heads = [torch.randint(size, shape, generator=generator) for size in case.head_sizes]
+        self.mask = make_mask(case, shape, generator) if case.has_mask else None
+        if self.mask is not None:  # what is taken may be taken, unless nothing may
+            for i, allowed in enumerate(self.mask.split(case.head_sizes, dim=-1)):
+                chance = torch.rand(allowed.shape, generator=generator) * allowed
+                heads[i] = torch.where(allowed.any(-1), chance.argmax(-1), 0)
+        self.taken = torch.stack(heads, dim=-1)
+        action = torch.full((*seen.shape[:3], len(heads)), 10**6, dtype=torch.int32)[:-1].contiguous()
+        action[:, :, case.columns] = self.taken.int()
+        self.weight = torch.ones(shape)
+        active = None
+        if leaves:
+            active = torch.rand(num_steps + 1, case.num_envs, case.num_agents, generator=generator) < 0.7
+            self.weight = active[:-1, :, case.agents.start : case.agents.stop].float()
+        log_prob, _, value = self.evaluate()
+        ratio = torch.tensor([0.6, 0.9, 1.0, 1.1, 1.6])[torch.randint(5, shape, generator=generator)]
+        moved = torch.tensor([-0.6, -0.1, 0.1, 0.6])[torch.randint(4, shape, generator=generator)]
+        advantage = torch.randn(shape, generator=generator) * 2 + 0.5
+        advantage = torch.where(self.weight > 0, advantage, 1e3)  # counts for nothing
+        self.log_prob = (log_prob.detach().float().view(shape) - ratio.log()).to(device)
+        self.value = torch.zeros(num_steps + 1, *shape[1:])
+        self.value[:-1] = value.detach().view(shape) + moved
+        self.value, self.advantage = self.value.to(device), advantage.to(device)
+        self.seen_array, self.action_array = seen.to(device), action.squeeze(-1).to(device)
+        self.mask = None if self.mask is None else self.mask.to(device)
+        self.active = None
+        if active is not None:
+            active = active.to(device)
+            self.active = active[:-1, :, case.agents.start : case.agents.stop]
+        self.rollout = SimpleNamespace(active=active)
+        self.value_moments = torch.tensor([0.0, 1.0], device=device)
+        self.policy.to(device)
+        if self.policy.value_norm is not None:
+            self.value_moments = self.policy.value_norm.moments
+        self.fused = fuse(self.policy, backend, full_precision=precision == FULL)
+        self.fused.pack()
+        data = {"observation": self.seen_array[0], "action": self.action_array[0]}
+        env = SimpleNamespace(num_agents=case.num_agents, data=data)
+        self.fused_constants = group_constants(env, case.places, case.agents, case.head_sizes)
+
+    def evaluate(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """log_prob, entropy and value [N] of all samples, by torch in float64."""
+        outputs, value = self.exact(self.rows.flatten(0, 2).double())
+        mask = None if self.mask is None else self.mask.flatten(0, 2).cpu()
+        log_prob, entropy = self.exact.head.log_prob_and_entropy(outputs, self.taken.flatten(0, 2), mask)
+        return log_prob, entropy, value
+
+
+class QuietGuard:
+    """Takes what kernels find, and searches nothing itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.halted = torch.zeros(1, device=device)
+        self.found = {
+            tensor: torch.full((1,), NOTHING_FOUND, dtype=torch.int32, device=device) for tensor in ("loss", "gradient")
+        }
+
+    def place_of(self, tensor: str, policy: str) -> torch.Tensor:
+        return self.found[tensor]
+
+
+def make_learner(group: MadeUp, config: PolicyConfig) -> Learner:
+    """Of A2C or PPO. The advantages are the group's, and its statistics of observations stay as they are."""
+    algorithm = PPO if isinstance(config, PPOConfig) else A2C
+    learner = algorithm(config, group, lambda: None, QuietGuard(group.advantage.device), seed=3)
+    learner.end = lambda: None
+    return learner
+
+
+def expect_gradient(learner: Learner, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    """Of the loss over these rows of [T, E, A]: one gradient of all parameters, and figures; by torch in float64."""
+    group, config = learner.group, learner.config
+    rows = rows.long().cpu()
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().cpu().double().flatten()[rows]
+
+    log_prob, entropy, value = (one[rows] for one in group.evaluate())
+    weight, advantage = take(group.weight), take(group.advantage)
+    number = weight.sum().clamp_min(1)
+    if config.normalize_advantage:
+        mean = (advantage * weight).sum() / number
+        advantage = (advantage - mean) / (((advantage - mean).square() * weight).sum() / number).sqrt()
+    mean, deviation = group.value_moments.cpu().double()
+    target = (take(learner.target) - mean) / deviation
+    figures = {}
+    if isinstance(config, A2CConfig):
+        policy, critic = a2c_loss(log_prob, value, advantage, target)
+    else:
+        clip = float(config.clip_param)
+        policy, log_ratio = ppo_loss(log_prob, take(group.log_prob), advantage, clip)
+        critic = value_loss(
+            value, take(group.value[:-1]), target, clip if config.clip_value else None, config.huber_delta
+        )
+        figures["approx_kl"] = log_ratio.exp() - 1 - log_ratio
+        figures["clip_fraction"] = ((log_ratio.exp() - 1).abs() > clip).double()
+    losses = policy + config.vf_loss_coeff * critic - config.entropy_coeff * entropy
+    parameters = list(group.exact.parameters())
+    gradients = torch.autograd.grad((losses * weight).sum() / number, parameters)
+    figures |= {"policy_loss": policy, "value_loss": critic, "entropy": entropy}
+    return (
+        torch.cat([gradient.flatten() for gradient in gradients]),
+        {name: ((one * weight).sum() / number).item() for name, one in figures.items()},
+    )

@@ -1,0 +1,190 @@
+"""Playing by fused kernels: what they draw and say is what torch and the Sampler do; which policies they can play."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fused_cases import BF16, FULL, UNTOUCHED, Case, Step, bound_of_chi_square, chi_square, make_policy
+from gymnasium import spaces
+
+import trainers.fused.actor
+from trainers.config import ModelConfig, PolicyConfig
+from trainers.features import Places
+from trainers.fused.network import why_not
+from trainers.policies import find_network
+from trainers.policies.heads import GaussianHead
+from trainers.policies.policy import Policy
+from warpdrive.layout import Place
+from warpdrive.sampler import Sampler
+
+CASES = {
+    "one agent": Case(6, (16,), (2,), num_envs=37),
+    "some of all agents": Case(
+        21, (24, 40), (21, 21), activation="tanh", has_mask=True, agents=range(1, 4), num_agents=5, num_envs=15
+    ),
+    "arrays of their own": Case(
+        71, (32, 32), (5,), agents=range(2, 6), num_agents=7, has_own_arrays=True, has_mask=True, num_envs=13
+    ),
+    "a critic of its own, all narrow": Case(1, (1,), (3, 4, 5), critic_widths=(40, 16), activation="tanh", num_envs=3),
+    "a whole tile": Case(
+        16, (16, 32), (5,), critic_widths=(24,), normalises=True, agents=range(2), num_agents=2, num_envs=8
+    ),
+    "more features than registers hold": Case(150, (40,), (2,), agents=range(3), num_agents=3, num_envs=7),
+    "wide": Case(33, (256, 256), (7, 2), normalises=True, num_envs=9),
+}
+"""Rows are a multiple of 16 in "a whole tile" alone; features, with a column of ones, fill 1 to 10 tiles of 16."""
+IN_BF16 = ["some of all agents", "arrays of their own", "a whole tile", "wide"]
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, precision: str) -> None:
+    """To 1e-5 of the largest; in bfloat16, which keeps 8 bits, to 1e-2."""
+    found, largest = found.flatten().double().cpu(), expected.abs().max().clamp_min(1.0)
+    assert torch.isfinite(found).all()
+    error = (found - expected).abs()
+    assert error.max() <= (1e-5 if precision == FULL else 1e-2) * largest
+    assert error.square().mean().sqrt() <= (1e-6 if precision == FULL else 1e-2) * expected.square().mean().sqrt()
+
+
+def sampled(step: Step, greedy: bool = False) -> torch.Tensor:
+    """What the Sampler draws of torch's logits for the same envs, agents and steps: [E, A, heads]."""
+    case, data = step.case, step.env.data
+    num_envs, num_agents = step.value.shape
+    sampler = Sampler(
+        data, num_envs, case.agents, case.num_columns, case.head_sizes, step.backend, first_column=case.columns.start
+    )
+    logits = step.expect()[0].float().view(num_envs, num_agents, -1).to(data.device)
+    action, _, _ = sampler.sample(logits, mask=step.mask, greedy=greedy)
+    return action[:, case.columns].reshape(num_envs, num_agents, -1)
+
+
+@pytest.mark.parametrize(("name", "precision"), [(name, FULL) for name in CASES] + [(name, BF16) for name in IN_BF16])
+def test_log_probability_and_value_are_those_of_torch(name, precision, backend):
+    step = Step(CASES[name], backend, precision)
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, precision)
+    assert_close(step.value, value, precision)
+    assert (step.action >= 0).all()
+    step.assert_nothing_else_was_written()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_actions_are_those_of_the_sampler(name, backend):
+    """Of 10 to 100 draws, none has its uniform number as near to a boundary as the logits are apart (1e-6). On a GPU
+    there are 40 times as many: there one may."""
+    step = Step(CASES[name], backend, FULL)
+    expected = sampled(step)
+    assert len(expected.unique()) > 1
+    assert (step.action != expected).sum() <= expected.numel() // 1000
+
+
+@pytest.mark.parametrize("precision", [FULL, BF16])
+def test_two_tiles_a_warp_are_as_one(precision, backend, monkeypatch):
+    """52 rows: the second pair of tiles has a row in each half of its first."""
+    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    step = Step(CASES["arrays of their own"], backend, precision)
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, precision)
+    assert_close(step.value, value, precision)
+    step.assert_nothing_else_was_written()
+    if precision == FULL:
+        assert (step.action != sampled(step)).sum() <= step.action.numel() // 1000
+
+
+def test_greedy_takes_the_likeliest_action_that_may_be_taken(backend):
+    step = Step(CASES["some of all agents"], backend, FULL, greedy=True)
+    assert (step.action != sampled(step, greedy=True)).sum() <= step.action.numel() // 1000
+    outputs, log_prob, _ = step.expect()
+    mask = step.mask.flatten(0, 1).cpu()
+    for head, (logits, allowed) in enumerate(zip(outputs.split(21, -1), mask.split(21, -1), strict=True)):
+        best = torch.where(allowed.any(-1), logits.masked_fill(~allowed, -1e9).argmax(-1), 0)
+        assert torch.equal(step.action[..., head].flatten().long().cpu(), best)
+    assert_close(step.log_prob, log_prob, FULL)
+
+
+@pytest.mark.parametrize("name", ["a critic of its own, all narrow", "arrays of their own"])
+def test_values_are_the_same_without_a_draw(name, backend):
+    step = Step(CASES[name], backend, BF16)
+    action = step.all_actions.clone()
+    step.all_actions.fill_(UNTOUCHED)
+    torch.testing.assert_close(step.judge(), step.value, rtol=1e-5, atol=1e-6)
+    assert (step.all_actions == UNTOUCHED).all() and (action != UNTOUCHED).any()
+    step.assert_nothing_else_was_written()
+
+
+def test_actions_come_as_often_as_they_are_likely(backend):
+    """60 joint actions of one row, over envs and steps."""
+    step = Step(replace(CASES["a critic of its own, all narrow"], num_envs=48), backend, BF16)
+    step.env.data["observation"].fill_(0.3)
+    step.observation.fill_(0.3)
+    heads = step.expect()[0][0].split((3, 4, 5))
+    expected = torch.einsum("i,j,k->ijk", *(logits.softmax(-1) for logits in heads)).flatten()
+    counts = torch.zeros(60)
+    for _ in range(200):
+        step.env.data["env_step"] += 7
+        step.act()
+        first, second, third = step.action.flatten(0, 1).long().unbind(-1)
+        counts += torch.bincount((first * 4 + second) * 5 + third, minlength=60).cpu()
+    assert 5 < counts.sum() * expected.min() < counts.sum() * expected.max() / 1.5
+    assert chi_square(counts, counts.sum() * expected) < bound_of_chi_square(60)
+
+
+# ------------------------------------------------------------------------------------------- which they cannot
+
+
+class Like:
+    """A policy that the kernels can play, or one that differs from it."""
+
+    place = Place("observation", slice(0, 1))
+
+    def __init__(self, backend) -> None:
+        self.backend = backend
+        self.places = Places((self.place,), Place("action", slice(0, 1)), None)
+        self.observation = torch.zeros(3, 1, 6)
+
+    def why_not(self, policy: Policy | None = None, precision: str = BF16, **changes: object) -> str | None:
+        arguments = {"places": self.places, "observation": self.observation, "backend": self.backend, **changes}
+        return why_not(make_policy(CASES["one agent"]) if policy is None else policy, precision=precision, **arguments)
+
+    def with_model(self, **model: object) -> str | None:
+        config = PolicyConfig(model=ModelConfig(**model))
+        network = find_network(config.model.type)(config.model, 6, 2, None, torch.Generator().manual_seed(0))
+        return self.why_not(Policy(network, make_policy(CASES["one agent"]).head, config, 6, None))
+
+    def with_config(self, **config: object) -> str | None:
+        policy = make_policy(CASES["one agent"])
+        return self.why_not(Policy(policy.network, policy.head, PolicyConfig(**config), 6, None))
+
+
+def test_each_reason_why_not_is_told(backend, monkeypatch):
+    like = Like(backend)
+    assert like.why_not() is None
+    assert like.why_not(precision=FULL) is None
+    assert like.with_model(fc_dims=(256,), shared_trunk=False, critic_fc_dims=(1, 256), activation="tanh") is None
+    assert like.with_config(normalize_observation=True, normalize_return=True, normalize_reward=True) is None
+    for precision in ("fp32", "tf32"):
+        assert like.why_not(precision=precision) == f"precision is {precision}, and the fused kernels need bf16"
+    assert like.with_model(type="gru") == "the network is a GRU, not an MLP"
+    assert like.with_model(layer_norm=True) == "it has a LayerNorm"
+    assert like.with_model(fc_dims=()) == "it has 0 hidden layers, not 1 or 2"
+    assert like.with_model(fc_dims=(8, 8, 8)) == "it has 3 hidden layers, not 1 or 2"
+    assert like.with_model(fc_dims=(8, 257)) == "a hidden layer of 257 is wider than 256"
+    critic = {"fc_dims": (8,), "shared_trunk": False}
+    assert like.with_model(**critic, critic_fc_dims=(300,)) == "a hidden layer of 300 is wider than 256"
+    assert like.with_model(**critic, critic_fc_dims=(1, 2, 3)) == "it has 3 hidden layers, not 1 or 2"
+    policy = make_policy(CASES["one agent"])
+    box = GaussianHead(spaces.Box(-1.0, 1.0, (2,), np.float32), 0.0)
+    assert like.why_not(Policy(policy.network, box, PolicyConfig(), 6, None)) == "its actions are a Box"
+    assert like.with_config(central_critic=True) == "its critic sees the whole env"
+    assert like.with_config(agent_id=True) == "its agents see their numbers"
+    not_one = "its observation is not one array of float32"
+    assert like.why_not(places=replace(like.places, observation=(like.place, like.place))) == not_one
+    assert like.why_not(observation=like.observation.byte()) == not_one
+    assert like.why_not(observation=like.observation.double()) == not_one
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(type(backend), "name", "cuda")
+    assert like.why_not() == "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert like.why_not() is None
