@@ -196,7 +196,7 @@ def torchrl(report: dict) -> str:
     return (
         f"TorchRL {report['versions']['torchrl']}'s PPO on the same envs, networks and budget, from the same kind of "
         f"start, {len(values)} seeds, rewards scaled by {runs[0]['reward_scale']:g} instead of normalised returns "
-        f"(`python benchmarks/peers/torchrl_ppo.py`): {', '.join(reached)}."
+        f"(`python benchmarks/peers/torchrl_ppo.py --reward-scale 0.1`): {', '.join(reached)}."
     )
 
 

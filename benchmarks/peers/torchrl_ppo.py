@@ -4,9 +4,10 @@ python benchmarks/peers/torchrl_ppo.py --config simple_spread.yaml --seed 1 --de
 
 Its losses, advantages and distributions are TorchRL's; the config gives the env, the sizes of the networks, the
 numbers of envs, steps, epochs and minibatches, and the learning rate's schedule. Networks start orthogonally, as ours
-do. TorchRL's losses do not normalise returns: instead rewards are multiplied by --reward-scale, so that returns are
-near 1. Each group of agents has a policy of its own. Prints one JSON line: each group's mean return of greedy episodes
-from the starts that `evaluation:` names, and of the last episodes trained on.
+do. Returns are normalised by TorchRL's PopArtValueNorm where the config says normalize_return, as ours are; with
+--reward-scale, rewards are multiplied by it instead, so that returns are near 1. Each group of agents has a policy of
+its own. Prints one JSON line: each group's mean return of greedy episodes from the starts that `evaluation:` names, and
+of the last episodes trained on.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from safetensors.torch import save_file
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import distributions, nn
+from torchrl.modules.value_norm import PopArtValueNorm
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
@@ -62,8 +64,9 @@ class Value(nn.Module):
 class Group:
     """One policy group's networks, loss and optimiser."""
 
-    def __init__(self, agents: range, num_features: int, num_actions: int, config, device) -> None:
+    def __init__(self, agents: range, num_features: int, num_actions: int, config, device, normalises: bool) -> None:
         self.agents, self.config = agents, config
+        self.value_norm = PopArtValueNorm(beta=0.99, device=device) if normalises else None
         actor_net = network(num_features, config.model, num_actions, last_gain=0.01).to(device)
         actor = TensorDictModule(actor_net, ["observation"], ["logits"])
         self.actor = ProbabilisticTensorDictSequential(
@@ -83,7 +86,7 @@ class Group:
             self.critic,
             clip_epsilon=value_at(config.clip_param, 0),
             entropy_coeff=value_at(config.entropy_coeff, 0),
-            critic_coeff=value_at(config.vf_loss_coeff, 0),
+            critic_coeff=0.5 * value_at(config.vf_loss_coeff, 0),  # ours weighs half the squared error
             normalize_advantage=True,
             loss_critic_type="l2",
         )
@@ -122,16 +125,23 @@ class Group:
         self.steps = []
         with torch.no_grad():
             next_value = self.critic(TensorDict({"observation": next_observation}, batch.shape))["state_value"]
+        value = batch["state_value"]
+        if self.value_norm is not None and self.value_norm.debiasing_term > 0:  # before the first update it knows none
+            value, next_value = self.value_norm.denormalize(value), self.value_norm.denormalize(next_value)
 
         def by_time(x: torch.Tensor) -> torch.Tensor:  # [T, E, A, 1] -> [E * A, T, 1]
             return x.flatten(1, 2).transpose(0, 1).contiguous()
 
         advantage, target = generalized_advantage_estimate(
-            config.gamma, config.gae_lambda, by_time(batch["state_value"]), by_time(next_value),
+            config.gamma, config.gae_lambda, by_time(value), by_time(next_value),
             by_time(batch["reward"]), by_time(batch["done"]), by_time(batch["terminated"]),
         )  # fmt: skip
         back = lambda x: x.transpose(0, 1).unflatten(1, batch.shape[1:]).contiguous()  # noqa: E731
-        batch["advantage"], batch["value_target"] = back(advantage), back(target)
+        batch["advantage"], target = back(advantage), back(target)
+        if self.value_norm is not None:
+            self.value_norm.update(target)
+            target = self.value_norm.normalize(target)
+        batch["value_target"] = target
         rows = batch.reshape(-1)
         for settings in self.optimizer.param_groups:
             settings["lr"] = value_at(config.lr, env_steps)
@@ -182,7 +192,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--save", type=Path, help="folder for the actors, as policies that ours can be replaced by")
-    parser.add_argument("--reward-scale", type=float, default=0.1)
+    parser.add_argument("--reward-scale", type=float, help="instead of normalised returns")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
     path = Path(arguments.config)
@@ -192,16 +202,12 @@ def main() -> None:
     settings, backend = config.trainer, choose_backend(device=arguments.device)
     torch.manual_seed(arguments.seed)
     env = load_env(config.name, config.env)
-    groups = {
-        name: Group(
-            group.agents,
-            group.observation_space.shape[0],
-            int(group.action_space.n),
-            config.policy.get(name) or config.policy[SHARED],
-            backend.device,
-        )
-        for name, group in env.groups.items()
-    }
+    groups, scale = {}, 1.0 if arguments.reward_scale is None else arguments.reward_scale
+    for name, group in env.groups.items():
+        policy = config.policy.get(name) or config.policy[SHARED]
+        sizes = group.observation_space.shape[0], int(group.action_space.n)
+        normalises = policy.normalize_return and arguments.reward_scale is None
+        groups[name] = Group(group.agents, *sizes, policy, backend.device, normalises)
     play = Play(env, settings.num_envs, arguments.seed, backend)
     observation, _ = play.env.reset()
     start, env_steps, recent = time.perf_counter(), 0, []
@@ -218,9 +224,7 @@ def main() -> None:
                 following[name].append(torch.where(ended, final[name], after[name]))
                 shape = (settings.num_envs, len(group.agents), 1)
                 step = group.steps[-1]
-                step["reward"] = (
-                    reward[:, group.agents.start : group.agents.stop].unsqueeze(-1) * arguments.reward_scale
-                )
+                step["reward"] = reward[:, group.agents.start : group.agents.stop].unsqueeze(-1) * scale
                 step["terminated"] = terminated.view(-1, 1, 1).expand(shape).clone()
                 step["done"] = ended.expand(shape).clone()
         for name, group in groups.items():
@@ -237,6 +241,7 @@ def main() -> None:
         "config": path.name,
         "seed": arguments.seed,
         "reward_scale": arguments.reward_scale,
+        "normalize_return": any(group.value_norm is not None for group in groups.values()),
         "env_steps": env_steps,
         "greedy": scores,
     }
