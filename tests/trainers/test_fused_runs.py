@@ -58,26 +58,29 @@ def tag(**runner: object) -> dict:
         "critic_lr": [[0, 0.03], [SIZE, 0.01]],
         "clip_param": [[0, 0.3], [SIZE, 0.02]],
         "entropy_coeff": [[0, 0.5], [SIZE, 0.01]],
-        "model": {"fc_dims": [24], "shared_trunk": False, "critic_fc_dims": [8], "activation": "tanh"},
+        "model": {"fc_dims": [16], "shared_trunk": False, "critic_fc_dims": [8], "activation": "tanh"},
         **STATISTICS,
     }
     return {
         "name": "tag_continuous",
-        "env": {"num_taggers": 2, "num_runners": 2, "episode_length": 17, "tagging_distance": 0.2},
+        "env": {
+            "num_taggers": 2, "num_runners": 2, "episode_length": 17, "tagging_distance": 0.2,
+            "num_acceleration_levels": 3, "num_turn_levels": 3,
+        },
         "policy": {"tagger": taggers, "runner": {**runners, **runner}},
-    }
+    }  # fmt: skip
 
 
 def locks() -> dict:
     """Three agents who may do something else in each step; see envs/locks.py."""
-    model = {"fc_dims": [16, 8], "shared_trunk": False, "critic_fc_dims": [8]}
-    policy = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3, "lr": 0.01, "model": model, **STATISTICS}
+    policy = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3, "lr": 0.01, **STATISTICS}
+    policy["model"] = {"fc_dims": [16], "activation": "tanh"}
     return {"name": "locks:Locks", "policy": {"agent": policy}}
 
 
 def faulty(env: dict | None = None, **first: object) -> dict:
     """One agent and two others, who see two numbers; see envs/faulty.py."""
-    small = {"lr": 0.01, "model": {"fc_dims": [8]}}
+    small = {"lr": 0.01, "normalize_advantage": False, "model": {"fc_dims": [8]}}
     others = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 2, **small}
     return {"name": "faulty:Faulty", "env": env or {}, "policy": {"first": {**small, **first}, "others": others}}
 
@@ -243,7 +246,7 @@ def test_a_bad_loss_stops_the_run_as_it_stops_torchs(make):
     """Row 37 of [step, env, agent], which is env 1 in step 6."""
     messages = []
     for precision in (TORCH, BF16):
-        trainer = make(faulty(normalize_advantage=False), precision, report=4, save=4)
+        trainer = make(faulty(), precision, report=4, save=4)
         learner, iterate = trainer.algorithms["first"], trainer.iterate
         advantage, estimate = learner.group.advantage.view(-1), learner.estimate
         bad = torch.zeros((), device=advantage.device)

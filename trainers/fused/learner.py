@@ -141,6 +141,8 @@ class FusedLearner:
     ) -> list[Callable[[], None]]:
         """Launches for `size` samples from `first` on of the epoch's order."""
         calls = []
+        if -(-size // self.chunk) < -(-self.size // self.chunk):
+            calls.append(self._parts.zero_)  # of chunks that it has not
         for number in range(-(-size // self.chunk)):
             rows = min(self.chunk, size - number * self.chunk)
             given = {**arrays, "first_row": first + number * self.chunk, "num_rows": rows}
@@ -148,7 +150,7 @@ class FusedLearner:
                 a_chunk = one.num_blocks * WARPS
                 own = {
                     **self.fused.arrays_of(one.network),
-                    "gradient": one.parts,
+                    "gradient": one.parts[number * one.num_blocks * one.part_size if one.accumulates else 0 :],
                     "records": one.records,
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
                 }
@@ -373,7 +375,7 @@ class _NetworkGradient:
     def set_blocks(self, num_blocks: int, num_chunks: int) -> None:
         """Says how many blocks work for the network in a launch, and in how many launches a minibatch is learned."""
         self.num_blocks = num_blocks
-        self.num_parts = num_blocks if self.accumulates else num_chunks
+        self.num_parts = num_blocks * num_chunks if self.accumulates else num_chunks
         self.num_figures = num_blocks * WARPS * num_chunks
 
     def prepare_products(self, number: int, rows: int) -> list[Callable[[], None]]:

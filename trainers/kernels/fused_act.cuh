@@ -18,16 +18,20 @@ __device__ __forceinline__ int draw(
 {
     float largest = -INFINITY;
     int best = 0;
+    bool has_choice = !HAS_MASK;
 #pragma unroll 8
     for (int i = 0; i < num_actions; ++i) {
         if (HAS_MASK && !allowed[i]) {
             logit[i] = -INFINITY;
-        } else if (logit[i] > largest) {
+            continue;
+        }
+        has_choice = true;
+        if (logit[i] > largest) {
             largest = logit[i];
             best = i;
         }
     }
-    if (HAS_MASK && largest == -INFINITY) return 0;  // nothing is allowed: there is no choice
+    if (!has_choice) return 0;
     float sum = 0.0f;
     float weighted = 0.0f;
 #pragma unroll 8
