@@ -46,6 +46,8 @@ SPACES = {"discrete": spaces.Discrete(5), "continuous": spaces.Box(-1.0, 1.0, (3
 class RandomGroup:
     """Random numbers where a rollout's group has what happened: one step of NUM_SAMPLES agents."""
 
+    fused = None  # torch learns
+
     policy: Policy
     generator: torch.Generator
     name: str = "agent"
