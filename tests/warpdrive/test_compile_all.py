@@ -55,5 +55,6 @@ def test_every_shipped_kernel_compiles(compiler, arch):
     Sampler(env.data, 2, range(1, 3), env.num_agents, (5, 3), backend)
     for source in sorted(TRAINER_KERNELS.glob("*.cu")):
         constants = FUSED.get(source.name, {})
-        FunctionManager(env.data, source, constants, num_envs=2, num_agents=env.num_agents, backend=backend)
+        sizes = {} if constants else {"num_envs": 2, "num_agents": env.num_agents}
+        FunctionManager(env.data, source, constants, backend=backend, **sizes)
     assert {"restart_ended", "sample_actions_masked", "gae", "episodes"} <= set(backend.compiled)
