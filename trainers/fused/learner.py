@@ -190,19 +190,16 @@ class FusedLearner:
         place = torch.zeros(size, dtype=torch.int64)
         stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
         is_critic = torch.zeros(size, dtype=torch.bool)
-        parts_at = 0
-        for one in self._networks:
+        sizes = [one.num_parts * one.part_size for one in self._networks]
+        self._parts, parts_at = new(sum(sizes)), 0
+        for one, parts in zip(self._networks, self._parts.split(sizes), strict=True):
+            one.parts = parts
             for numbers, places in one.network.gradient_places(one.accumulates):
                 numbers = torch.as_tensor(numbers).flatten()
                 place[numbers] = parts_at + torch.as_tensor(places, dtype=torch.int64).flatten()
                 stride[numbers] = one.part_size
                 num_parts[numbers] = one.num_parts
-            parts_at += one.num_parts * one.part_size
-        self._parts = new(parts_at)
-        parts_at = 0
-        for one in self._networks:
-            one.parts = self._parts[parts_at : parts_at + one.num_parts * one.part_size]
-            parts_at += one.num_parts * one.part_size
+            parts_at += len(parts)
         of_critic = {id(p) for p in learner.optimizer.param_groups[1]["params"]} if _has_two(learner) else set()
         for number, parameter in enumerate(learner.parameters):
             start = fused.numbers[id(parameter)]
@@ -324,7 +321,6 @@ class FusedLearner:
         )
         return calls
 
-
     def _reduce(self, figures: torch.Tensor) -> None:
         """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to. See Learner.reduce."""
         guard = self.learner.guard
@@ -344,7 +340,7 @@ class _NetworkGradient:
     parts: torch.Tensor
     """[num_parts, part_size], flat."""
     records: torch.Tensor
-    """Bytes of [rows, record]; all networks' records share the memory, save that of the same launch."""
+    """Bytes of [rows, record], where it does not accumulate."""
 
     def __init__(self, owner: FusedLearner, network: FusedNetwork) -> None:
         self.owner = owner
