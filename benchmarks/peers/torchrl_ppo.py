@@ -23,7 +23,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import distributions, nn
 from torchrl.modules.value_norm import PopArtValueNorm
 from torchrl.objectives import ClipPPOLoss
@@ -75,6 +80,7 @@ class Group:
                 in_keys=["logits"],
                 out_keys=["action"],
                 distribution_class=distributions.Categorical,
+                default_interaction_type=InteractionType.RANDOM,  # by default the likeliest one is taken
                 return_log_prob=True,
                 log_prob_key="action_log_prob",
             ),
