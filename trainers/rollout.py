@@ -409,12 +409,14 @@ class Rollout:
         calls = [call for group in groups for call in group.prepare_act(t)]
         if self._actor is not None:
             calls.append(self._actor.prepare_act(t))
-        calls.append(self.env.prepare_step(**self.slots(t)))
-        calls += self.env.after_step
-        calls += [call for group in groups for call in group.prepare_after_step(t)]
+        between = [*self.env.after_step, *(call for group in groups for call in group.prepare_after_step(t))]
         if self.active is not None:
-            calls.append(_copy(self.survived[t], self.env.data[ACTIVE]))
-        calls.append(self.env.prepare_reset(**self.slots(t)))
+            between.append(_copy(self.survived[t], self.env.data[ACTIVE]))
+        slots = self.slots(t)
+        if between:
+            calls += [self.env.prepare_step(**slots), *between, self.env.prepare_reset(**slots)]
+        else:
+            calls += self.env.prepare_step_and_reset(**slots)
         if self.active is not None:
             calls.append(_copy(self.active[t + 1], self.env.data[ACTIVE]))
         return calls

@@ -51,6 +51,7 @@ class EnvWrapper:
         threads_per_env, envs_per_block: see FunctionManager.
         first_env: number of the first env here, where the envs of a run are spread over processes: env i then draws
             what env `first_env + i` of one process would.
+        folds: whether `prepare_step_and_reset` makes one launch of two, if it can; by default on a GPU.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class EnvWrapper:
         threads_per_env: int | None = None,
         envs_per_block: int | None = None,
         first_env: int = 0,
+        folds: bool | None = None,
     ) -> None:
         if not isinstance(num_envs, int) or num_envs < 1:
             raise EnvError(f"num_envs must be a whole number of at least 1, got {num_envs!r}.")
@@ -101,6 +103,8 @@ class EnvWrapper:
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
         if own is None:
             self._save_starts()
+        if folds is None:
+            folds = self.backend.name == "cuda" and not self._steps_alone
         self._reset = EnvironmentReset(
             self.data,
             num_envs,
@@ -110,6 +114,7 @@ class EnvWrapper:
             self._steps_alone,
             threads_per_env,
             envs_per_block,
+            (self.functions, f"{self.env.name}_step") if folds else None,
         )
         self._observation = self._by_group({name: self.data[name] for name in self.layout.observations})
         self._info = {}
@@ -169,6 +174,12 @@ class EnvWrapper:
     def prepare_reset(self, **overrides: torch.Tensor) -> Callable[[], None]:
         """The launch that restarts ended envs, packed once; `overrides` as for the step. See EnvironmentReset."""
         return self._reset.prepare(**overrides)
+
+    def prepare_step_and_reset(self, **overrides: torch.Tensor) -> list[Callable[[], None]]:
+        """A step and the restart of what it ended, where nothing has to look in between: one launch, or two."""
+        if self._reset.has_step:
+            return [self._reset.prepare_step(**overrides)]
+        return [self.prepare_step(**overrides), self.prepare_reset(**overrides)]
 
     def _save_starts(self) -> None:
         """What envs without a reset kernel restart from: rows of the env's pool, and what arrays() says."""

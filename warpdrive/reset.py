@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import POOL, START, DataManager
-from warpdrive.errors import EnvError
+from warpdrive.errors import EnvError, WarpDriveError
 from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import FINAL
-from warpdrive.signature import CTYPES, Signature, read_signatures
+from warpdrive.signature import CTYPES, Parameter, read_signatures
 
 BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned int* seed, int* env_step,
     int* num_truncated"""
@@ -41,6 +41,7 @@ class EnvironmentReset:
         own: the functions of the env and the name of its reset kernel.
         keep_terminated: keep the last observation of terminated episodes as well.
         threads_per_env, envs_per_block: see FunctionManager; with an own kernel they are that kernel's.
+        step: the functions of the env and the name of its step kernel, to be had in one launch with the restart.
     Raises:
         EnvError: there is nothing to restart from, or a pool has no observation; or `seed` is not as above.
     """
@@ -55,28 +56,40 @@ class EnvironmentReset:
         keep_terminated: bool = False,
         threads_per_env: int | None = None,
         envs_per_block: int | None = None,
+        step: tuple[FunctionManager, str] | None = None,
     ) -> None:
         self.data = data
         if tuple(data["seed"].shape) != (3,):
             raise EnvError(f"array 'seed' must be [3], got {list(data['seed'].shape)}. Make it by sampler.seed_words.")
         constants = {"NUM_KEPT": len(data[FINAL + _observations(data)[0]]), "KEEP_TERMINATED": keep_terminated}
+        self.has_step = step is not None and _can_hold(step, own)
+        """Whether `prepare_step` has a kernel that makes a step and restarts what ends by it."""
+        launch = {"num_envs": num_envs, "num_agents": num_agents, "backend": backend, "name": "<restart_ended>"}
         if own:
-            functions, kernel = own
-            text = _write_own(data, functions, kernel)
-            constants |= functions.constants
-            threads, envs = functions.launch_shape(kernel).block
-            folders = functions.source.all_include_folders()
+            launch |= _as(own)
+            constants |= own[0].constants
+            before, parameters, restart = _restart_by_own(data, *own)
         else:
-            text = _write_copies(data)
-            threads, envs, folders = threads_per_env, envs_per_block, ()
-        self._functions = FunctionManager(
-            data, text, constants, num_envs, num_agents, backend, threads, envs, folders, name="<restart_ended>"
-        )
+            launch |= {"threads_per_env": threads_per_env, "envs_per_block": envs_per_block}
+            before, (parameters, restart) = "", _restart_by_copies(data)
+        if self.has_step:
+            text = _write_kernels(data, _device_functions(step[0]), parameters, restart, step)
+            try:
+                self._functions = FunctionManager(data, text, constants | step[0].constants, **launch | _as(step))
+            except WarpDriveError:  # together they need more than a block has: shared memory, for one
+                self.has_step = False
+        if not self.has_step:
+            text = _write_kernels(data, before, parameters, restart)
+            self._functions = FunctionManager(data, text, constants, **launch)
         self._everyone = torch.ones(num_envs, dtype=torch.bool, device=data.device)
 
     def prepare(self, **overrides: Any) -> Callable[[], None]:
         """The launch, packed once. `overrides` stand in for arrays: observation=, terminated=, truncated= ..."""
         return self._functions.prepare_with("restart_ended", overrides)
+
+    def prepare_step(self, **overrides: Any) -> Callable[[], None]:
+        """A step and the restart of what it ended, in one launch, if it `has_step`; `overrides` as in `prepare`."""
+        return self._functions.prepare_with("step_and_restart", overrides)
 
     def force(self, **overrides: Any) -> None:
         """Restarts every env, whatever it is at."""
@@ -84,8 +97,8 @@ class EnvironmentReset:
         self.prepare(**{**overrides, "terminated": self._everyone, "truncated": nobody})()
 
 
-def _write_copies(data: DataManager) -> str:
-    """`restart_ended` for saved starts and pools: its parameters are the arrays and what they restart from."""
+def _restart_by_copies(data: DataManager) -> tuple[list[str], list[str]]:
+    """Parameters and statements for saved starts and pools: the arrays, and what they restart from."""
     # Each array restarts from its pool, else from its saved start.
     starts = {name: prefix for prefix in (START, POOL) for name in data.names() if prefix + name in data}
     if not starts:
@@ -110,18 +123,18 @@ def _write_copies(data: DataManager) -> str:
     if pools:
         num_rows = len(data[POOL + pools[0]])
         copies.insert(0, f"const int row = Random(seed, env, 0, step, STREAM_RESET).below({num_rows});")
-    return _write_kernel(data, "", parameters, ["if (!ended) return;", *copies])
+    return parameters, ["if (!ended) return;", *copies]
 
 
-def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> str:
-    """`restart_ended` around an env's own reset kernel, which is compiled as a device function for it."""
+def _restart_by_own(data: DataManager, functions: FunctionManager, kernel: str) -> tuple[str, list[str], list[str]]:
+    """What comes first, parameters and statements for an env's own reset kernel, compiled as a device function."""
     source, own = functions.source, functions.signature(kernel)
     if kernel in functions.element_kernels:
         raise EnvError(
             f"{source.path}:{own.line}: kernel '{kernel}' loops over elements of all envs, but a reset works for one "
             "env at a time, after its last observation is kept. Take env_index() and loop over agents."
         )
-    known = {parameter.name: parameter for parameter in _bookkeeping(data).parameters}
+    known = {parameter.name: parameter for parameter in _bookkeeping(data)}
     parameters = []
     for parameter in own.parameters:
         if parameter.name not in known:
@@ -131,11 +144,30 @@ def _write_own(data: DataManager, functions: FunctionManager, kernel: str) -> st
                 f"{source.path}:{own.line}: kernel '{kernel}' may write '{parameter.name}', which it must only read. "
                 f"Declare it `const {parameter}`."
             )
-    device_functions = _LAUNCH_BOUNDS.sub("", source.text.replace("__global__", "__device__"))
-    before = f'{source.line_directive()}\n{device_functions}\n#line 1 "<restart_ended>"\n'
-    names = ", ".join(parameter.name for parameter in own.parameters)
-    after = ["env_sync();  // the last observation is kept before it is overwritten", f"{kernel}({names});"]
-    return _write_kernel(data, before, parameters, after)
+    call = f"{kernel}({_names(own.parameters)});"
+    restart = ["env_sync();  // the last observation is kept before it is overwritten", call]
+    return _device_functions(functions), parameters, restart
+
+
+def _device_functions(functions: FunctionManager) -> str:
+    """An env's source, its kernels as functions that another kernel calls."""
+    source = functions.source
+    text = _LAUNCH_BOUNDS.sub("", source.text.replace("__global__", "__device__"))
+    return f'{source.line_directive()}\n{text}\n#line 1 "<restart_ended>"\n'
+
+
+def _as(kernel: tuple[FunctionManager, str]) -> dict[str, Any]:
+    """How an env's kernel is launched, for the one that calls it."""
+    functions, name = kernel
+    threads, envs = functions.launch_shape(name).block
+    folders = functions.source.all_include_folders()
+    return {"threads_per_env": threads, "envs_per_block": envs, "include_folders": folders}
+
+
+def _can_hold(step: tuple[FunctionManager, str], own: tuple[FunctionManager, str] | None) -> bool:
+    """Whether a step works for one env at a time, as a restart does, by as many threads."""
+    functions, name = step
+    return name not in functions.element_kernels and (own is None or own[0] is functions)
 
 
 def _observations(data: DataManager) -> list[str]:
@@ -143,24 +175,30 @@ def _observations(data: DataManager) -> list[str]:
     return [name for name in data.names() if FINAL + name in data]
 
 
-def _bookkeeping(data: DataManager) -> Signature:
+def _bookkeeping(data: DataManager) -> tuple[Parameter, ...]:
     parameters = [BOOKKEEPING]
     for name in _observations(data):
         ctype = CTYPES[data[name].dtype]
         parameters += [f"{ctype}* {name}", f"{ctype}* {FINAL}{name}"]
-    return read_signatures(f'extern "C" __global__ void bookkeeping({", ".join(parameters)}) {{}}')["bookkeeping"]
+    return _parameters_of(", ".join(parameters))
 
 
-def _write_kernel(data: DataManager, before: str, parameters: list[str], restart: list[str]) -> str:
-    parameters = [*map(str, _bookkeeping(data).parameters), *parameters]
+def _write_kernels(
+    data: DataManager,
+    before: str,
+    parameters: list[str],
+    restart: list[str],
+    step: tuple[FunctionManager, str] | None = None,
+) -> str:
+    """The kernel `restart_ended`; and `step_and_restart` if there is a step."""
+    parameters = [*map(str, _bookkeeping(data)), *parameters]
     body = "\n    ".join(restart)
     keep = "\n        ".join(
         f"keep_observation({name}, {FINAL}{name}, env, kept, {data[name][0].numel()});" for name in _observations(data)
     )
-    return f"""{before}#include "reset.cuh"
+    text = f"""{before}#include "reset.cuh"
 
-extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) restart_ended(
-    {", ".join(parameters)})
+__device__ __forceinline__ void restart_if_ended({", ".join(parameters)})
 {{
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -179,3 +217,34 @@ extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) r
     {body}
 }}
 """
+    own = _parameters_of(", ".join(parameters))
+    restarts = f"restart_if_ended({_names(own)});"
+    text += _kernel("restart_ended", own, [restarts])
+    if step is None:
+        return text
+    functions, name = step
+    steps = functions.signature(name).parameters
+    both = {one.name: one for one in own}
+    for one in steps:  # what either writes is written
+        both[one.name] = one if one.name not in both or not one.is_const else both[one.name]
+    statements = [f"{name}({_names(steps)});", "env_sync();  // what the step wrote is seen", restarts]
+    return text + _kernel("step_and_restart", both.values(), statements)
+
+
+def _kernel(name: str, parameters: Iterable[Parameter], statements: Sequence[str]) -> str:
+    body = "\n    ".join(statements)
+    return f"""
+extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) {name}(
+    {", ".join(map(str, parameters))})
+{{
+    {body}
+}}
+"""
+
+
+def _names(parameters: Iterable[Parameter]) -> str:
+    return ", ".join(parameter.name for parameter in parameters)
+
+
+def _parameters_of(text: str) -> tuple[Parameter, ...]:
+    return read_signatures(f'extern "C" __global__ void kernel({text}) {{}}')["kernel"].parameters
