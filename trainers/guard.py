@@ -48,7 +48,6 @@ class Guard:
     guard.check_loss("tagger", losses, index)
     guard.check_gradient("tagger", parameters, norm)
     optimizer.found_inf = guard.halted    # a fused optimiser then skips its step
-    guard.end_iteration()
     guard.raise_if_halted(iteration)      # waits for the device
 
     In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from.
@@ -82,13 +81,14 @@ class Guard:
         self._first = torch.full((len(self._places) + 1,), NOTHING_FOUND, dtype=torch.int32, device=env.device)
         """By place, the first row where something was found; the last is for what another rank found."""
         self._num_halted = torch.zeros(1, dtype=torch.int32, device=env.device)
-        """Iterations ended since something was found, that one included."""
+        """Iterations begun since the one in which something was found."""
         self._searches = [
             self._prepare_search(place, i) for i, place in enumerate(self._places[: self._num_of_rollout])
         ]
 
     def check_rollout(self) -> None:
-        """Looks at what came of this rollout: one pass over it, on the device."""
+        """Looks at what came of this rollout: one pass over it, on the device. Call it once an iteration."""
+        self._num_halted += self.halted.int()
         for search in self._searches:
             search()
         self._latch()
@@ -132,9 +132,6 @@ class Guard:
         self._first[-1:].copy_(torch.where(halted > 0, 0, NOTHING_FOUND))
         self._latch()
 
-    def end_iteration(self) -> None:
-        self._num_halted += self.halted.int()
-
     def clear(self) -> None:
         """Forgets what was found: the run goes on from a checkpoint."""
         self.halted.zero_()
@@ -145,7 +142,7 @@ class Guard:
         """Waits for the device.
 
         Args:
-            iteration: iterations made so far.
+            iteration: iterations made so far, that under way included.
         Raises:
             NonFiniteError: names policy, tensor, env, agent and step; a gradient's names the parameter.
         """
@@ -155,7 +152,7 @@ class Guard:
         if found:
             step, number = min(found)
             is_later = number >= self._num_of_rollout  # one rank's rollout can spoil what all ranks then learn
-            told = is_later, step, number, self._describe(self._places[number], first[number], iteration - num_halted)
+            told = is_later, step, number, self._describe(self._places[number], first[number], iteration - 1 - num_halted)
         if everywhere := [one for one in self.world.gather(told) if one is not None]:
             raise NonFiniteError(min(everywhere)[-1])
 

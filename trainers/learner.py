@@ -65,6 +65,7 @@ class Learner:
             name: torch.zeros((), device=self.device) for name in scheduled if getattr(config, name, None) is not None
         }
         """This iteration's numbers, by the config's key."""
+        self._filled: dict[str, float] = {}
         # fused: one launch for all parameters, its step count stays on the device, and `found_inf` stops it there.
         self.optimizer = torch.optim.Adam(
             self._parameter_groups(),
@@ -104,9 +105,12 @@ class Learner:
         Returns:
             Debug figures by metric name, on the device: reading them waits for the update.
         """
-        for name, scalar in self.scalars.items():
-            scalar.fill_(value_at(getattr(self.config, name), env_steps))
-        return {**self.replay(), "learning_rate": value_at(self.config.lr, env_steps)}
+        now = {name: float(value_at(getattr(self.config, name), env_steps)) for name in self.scalars}
+        for name, number in now.items():
+            if self._filled.get(name) != number:  # a launch that most iterations do not need
+                self.scalars[name].fill_(number)
+        self._filled = now
+        return {**self.replay(), "learning_rate": now["lr"]}
 
     def fuse(self) -> FusedLearner:
         """Does what `learn` does by fused kernels; called where the policy plays by them."""

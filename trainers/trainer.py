@@ -179,7 +179,6 @@ class Trainer:
         self._play()
         env_steps = self.env_steps
         figures = {name: algorithm.update(env_steps) for name, algorithm in self.algorithms.items()}
-        self.guard.end_iteration()
         self.iteration += 1
         return figures
 

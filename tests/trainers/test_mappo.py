@@ -458,7 +458,6 @@ def test_a_nan_in_the_state_stops_the_run_and_is_named(train, wrong):
     trainer.rollout.collect()
     trainer.rollout.data["global_state"][3, 2, 1] = wrong
     trainer.guard.check_rollout()
-    trainer.guard.end_iteration()
     line = r"^global_state is a NaN or an infinity at env 2, step 3 of iteration 2 \(step 12 of the run\). Mend the env"
     with pytest.raises(NonFiniteError, match=line):
         trainer.guard.raise_if_halted(2)
