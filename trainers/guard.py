@@ -152,7 +152,8 @@ class Guard:
         if found:
             step, number = min(found)
             is_later = number >= self._num_of_rollout  # one rank's rollout can spoil what all ranks then learn
-            told = is_later, step, number, self._describe(self._places[number], first[number], iteration - 1 - num_halted)
+            when = iteration - 1 - num_halted
+            told = is_later, step, number, self._describe(self._places[number], first[number], when)
         if everywhere := [one for one in self.world.gather(told) if one is not None]:
             raise NonFiniteError(min(everywhere)[-1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -67,13 +68,14 @@ class Learner:
         """This iteration's numbers, by the config's key."""
         self._filled: dict[str, float] = {}
         # fused: one launch for all parameters, its step count stays on the device, and `found_inf` stops it there.
-        self.optimizer = torch.optim.Adam(
-            self._parameter_groups(),
-            lr=self.scalars["lr"],
-            eps=1e-5,
-            fused=True,
-            capturable=self.device.type == "cuda",
-        )
+        with _without_compiler(torch.optim.Optimizer.add_param_group):
+            self.optimizer = torch.optim.Adam(
+                self._parameter_groups(),
+                lr=self.scalars["lr"],
+                eps=1e-5,
+                fused=True,
+                capturable=self.device.type == "cuda",
+            )
         self.optimizer.grad_scale = None
         self.optimizer._warned_capturable_if_run_uncaptured = True  # it runs uncaptured first, and that is meant
         self.optimizer.found_inf = self._skip = torch.zeros((), device=self.device)
@@ -125,7 +127,8 @@ class Learner:
         import torch
 
         self.stopped.zero_()
-        self.optimizer.zero_grad(set_to_none=True)  # a graph that could not be made may have left some
+        for parameter in self.parameters:
+            parameter.grad = None  # a graph that could not be made may have left some
         group = self.group
         with torch.no_grad():
             self.estimate()
@@ -239,6 +242,21 @@ class Learner:
                 policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
                 if policy.critic_norm is not None:
                     policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
+
+
+@contextlib.contextmanager
+def _without_compiler(function: Callable) -> Iterator[None]:
+    """While it is entered, a function that torch hides from its compiler runs without that compiler being loaded, which
+    takes one to three seconds of a run's start."""
+    plain = getattr(function, "__wrapped__", None)
+    if plain is None or hasattr(plain, "__dynamo_disable"):
+        yield
+        return
+    plain.__dynamo_disable = plain
+    try:
+        yield
+    finally:
+        del plain.__dynamo_disable
 
 
 def _at_least_one(number: torch.Tensor | int) -> torch.Tensor | int:

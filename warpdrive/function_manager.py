@@ -19,9 +19,6 @@ from warpdrive.signature import Parameter, Signature, blank_comments, read_signa
 MAX_THREADS = 1024
 """Threads in one block, on every GPU."""
 
-Constant = bool | int | float | Sequence[int] | Sequence[float]
-
-_CONSTANT_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 PACKED_THREADS = 128
 """Threads of a block that several small envs share."""
 
@@ -34,6 +31,7 @@ _ELEMENT_LOOP = re.compile(r"\bglobal_thread\s*\(")
 _ENV_WORD = re.compile(r"\b(?:env_index|first_agent)\s*\(")
 _LONE_AGENT = re.compile(r"\bfirst_agent\s*\(\s*\)(?!\s*[!=]=\s*0)")
 _AGENT_LOOP = re.compile(r"\bagent_stride\s*\(|\bTHREADS_PER_ENV\b")
+_BRACE = re.compile(r"[{}]")
 _KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignof", "catch", "decltype"}
 
 
@@ -302,11 +300,13 @@ def reachable_code(code: str, function: str) -> str:
             continue
         bodies[name] = ""
         for start in re.finditer(rf"\b{name}\s*\([^;{{}}]*?\)\s*(?:const\s*)?\{{", code):
-            depth, position = 1, start.end()
-            while depth and position < len(code):
-                depth += {"{": 1, "}": -1}.get(code[position], 0)
-                position += 1
-            bodies[name] += code[start.end() : position]
+            depth, end = 1, len(code)
+            for brace in _BRACE.finditer(code, start.end()):
+                depth += 1 if brace.group() == "{" else -1
+                if depth == 0:
+                    end = brace.end()
+                    break
+            bodies[name] += code[start.end() : end]
         called = re.findall(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(", bodies[name])
         waiting += [one for one in called if one not in _KEYWORDS]
     return "\n".join(bodies.values())

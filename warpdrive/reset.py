@@ -76,6 +76,7 @@ class EnvironmentReset:
             text = _write_kernels(data, _device_functions(step[0]), parameters, restart, step)
             try:
                 self._functions = FunctionManager(data, text, constants | step[0].constants, **launch | _as(step))
+                self.prepare_step()
             except WarpDriveError:  # together they need more than a block has: shared memory, for one
                 self.has_step = False
         if not self.has_step:

@@ -22,14 +22,13 @@ def test_kernels_write_the_memory_that_torch_reads(tiny, monkeypatch):
     from warpdrive.env_wrapper import EnvWrapper
 
     addresses = []
-    prepare_step = EnvWrapper.prepare_step
+    prepare = EnvWrapper.prepare_step_and_reset
 
     def watched(self, **overrides):
-        if overrides:
-            addresses.append({name: view.data_ptr() for name, view in overrides.items()})
-        return prepare_step(self, **overrides)
+        addresses.append({name: view.data_ptr() for name, view in overrides.items()})
+        return prepare(self, **overrides)
 
-    monkeypatch.setattr(EnvWrapper, "prepare_step", watched)
+    monkeypatch.setattr(EnvWrapper, "prepare_step_and_reset", watched)
     rollout = Trainer(tiny()).rollout
     assert len(addresses) == rollout.num_steps
     for t, at in enumerate(addresses):

@@ -77,7 +77,8 @@ class GRU(nn.Module):
 
 
 def _gru_cell(num_in: int, size: int, generator: torch.Generator) -> nn.GRUCell:
-    cell = nn.utils.skip_init(nn.GRUCell, num_in, size)
+    with torch.random.fork_rng(devices=()):  # as in `linear`
+        cell = nn.GRUCell(num_in, size)
     for name, parameter in cell.named_parameters():
         if name.startswith("weight"):
             nn.init.orthogonal_(parameter, 1.0, generator=generator)

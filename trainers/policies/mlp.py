@@ -142,7 +142,8 @@ def last_width(num_features: int, widths: Sequence[int]) -> int:
 
 
 def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, num_in, num_out)  # nothing is drawn from torch's global generator
+    with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
+        layer = nn.Linear(num_in, num_out)  # (skip_init would do it, and load sympy and more: two seconds)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
