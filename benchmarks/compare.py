@@ -5,8 +5,8 @@ python benchmarks/compare.py --check          # a line a row; exit code 1 if one
 python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
 
 Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py) and
-multi_gpu_cuda.json, whose results hold `times`, number of GPUs -> times the steps/s of one. Peers' are peers.json; what
---run-peers measured, peers_run.json, takes the place of the same figure there.
+multi_gpu_cuda.json (multi_gpu.py). Peers' are peers.json; what --run-peers measured, peers_run.json, takes the place of
+the same figure there.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ ROWS = (
     _trained("P9_16384", _CARTPOLE.format(16384), RATE, 250e6),
     _trained("P9_65536", _CARTPOLE.format(65536), RATE, 350e6),
     Row("P10", "CartPole to a mean return of 475", "time_to_score", ("seconds",), SECONDS, 3, ("P10", "seconds")),
-    Row("P11", _SCALED.format(2), "multi_gpu", ("times", "2"), TIMES, 1.9, ("P11", "2")),
-    Row("P11", _SCALED.format(4), "multi_gpu", ("times", "4"), TIMES, 3.7, ("P11", "4")),
+    Row("P11", _SCALED.format(2), "multi_gpu", ("2", "times_one"), TIMES, 1.9, ("P11", "2")),
+    Row("P11", _SCALED.format(4), "multi_gpu", ("4", "times_one"), TIMES, 3.7, ("P11", "4")),
 )
 
 

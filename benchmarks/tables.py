@@ -164,39 +164,20 @@ def scores() -> str:
         ]
     if (folder / "peers_torchrl.json").exists():
         lines += ["", torchrl(read("peers_torchrl"))]
-    if (folder / "cross_play_torchrl_simple_tag_cpu.json").exists():
-        lines += ["", against_torchrl(read("cross_play_torchrl_simple_tag_cpu"))]
     return "\n".join(lines)
-
-
-def against_torchrl(report: dict) -> str:
-    """Sides that trained together do not compare; sides that play the same opponent do."""
-    found = report["results"]["pairings"]
-
-    def of(pairing: str, group: str) -> str:
-        return f"{found[pairing][group]['mean']:.1f} +- {found[pairing][group]['standard_error']:.1f}"
-
-    num_seeds = len(next(iter(found.values()))["agent"]["of_each_seed"])
-    return (
-        f"In Simple Tag the two also played each other ({num_seeds} seeds, `python benchmarks/peers/cross_play.py`): "
-        f"against TorchRL's prey our predators reach {of('ours adversary, torchrl agent', 'adversary')}, its own "
-        f"{of('torchrl adversary, torchrl agent', 'adversary')}; against TorchRL's predators our prey reaches "
-        f"{of('torchrl adversary, ours agent', 'agent')}, its own {of('torchrl adversary, torchrl agent', 'agent')}."
-    )
 
 
 def torchrl(report: dict) -> str:
     """What TorchRL's PPO reached on the same envs."""
-    runs, reached = report["results"], []
+    runs, version, reached = report["results"]["runs"], report["results"]["versions"]["torchrl"], []
     for config in dict.fromkeys(run["config"] for run in runs):
         for group in next(run["greedy"] for run in runs if run["config"] == config):
             values = np.array([run["greedy"][group] for run in runs if run["config"] == config])
             low, high = interval(values)
-            reached.append(f"{config} {group} {iqm(values):.1f} ({low:.1f} to {high:.1f})")
+            reached.append(f"{config} {group} {iqm(values):.2f} ({low:.2f} to {high:.2f})")
     return (
-        f"TorchRL {report['versions']['torchrl']}'s PPO on the same envs, networks and budget, from the same kind of "
-        f"start, {len(values)} seeds, rewards scaled by {runs[0]['reward_scale']:g} instead of normalised returns "
-        f"(`python benchmarks/peers/torchrl_ppo.py --reward-scale 0.1`): {', '.join(reached)}."
+        f"TorchRL {version}'s PPO on the same envs, networks and budget, from the same "
+        f"kind of start, {len(values)} seeds (`{report['command']}`): {', '.join(reached)}."
     )
 
 

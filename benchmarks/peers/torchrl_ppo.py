@@ -1,20 +1,24 @@
 """TorchRL's PPO on our envs: a learner that no one here wrote, on the same env, networks and budget.
 
 python benchmarks/peers/torchrl_ppo.py --config simple_spread.yaml --seed 1 --device cpu
+python benchmarks/peers/torchrl_ppo.py --config simple_spread.yaml simple_tag.yaml --seeds 10 --jobs 20 --device cpu
 
 Its losses, advantages and distributions are TorchRL's; the config gives the env, the sizes of the networks, the
 numbers of envs, steps, epochs and minibatches, and the learning rate's schedule. Networks start orthogonally, as ours
 do. Returns are normalised by TorchRL's PopArtValueNorm where the config says normalize_return, as ours are; with
 --reward-scale, rewards are multiplied by it instead, so that returns are near 1. Each group of agents has a policy of
-its own. Prints one JSON line: each group's mean return of greedy episodes from the starts that `evaluation:` names, and
-of the last episodes trained on.
+its own. Prints one JSON line a run: each group's mean return of greedy episodes from the starts that `evaluation:`
+names, and of the last episodes trained on. With --seeds, each run is a process of one thread, and peers_torchrl.json
+holds them all.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -194,14 +198,48 @@ def evaluate(env, groups: dict[str, Group], settings, backend) -> dict[str, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="a file, or one of examples/")
+    parser.add_argument("--config", required=True, nargs="+", help="files, or some of examples/")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, help="instead: so many seeds, from 1 on, of every config")
+    parser.add_argument("--jobs", type=int, default=1, help="with --seeds: runs at once")
+    parser.add_argument("--out", type=Path, help="with --seeds: folder of the JSON")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--save", type=Path, help="folder for the actors, as policies that ours can be replaced by")
     parser.add_argument("--reward-scale", type=float, help="instead of normalised returns")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
-    path = Path(arguments.config)
+    if arguments.seeds is not None:
+        run_seeds(arguments)
+    else:
+        for name in arguments.config:
+            train(Path(name), arguments)
+
+
+def run_seeds(arguments: argparse.Namespace) -> None:
+    """Every config with every seed, in processes of their own; writes peers_torchrl.json."""
+    import tensordict
+    import torchrl
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from report import write_report
+
+    def run(config: str, seed: int) -> dict:
+        words = ["--config", config, "--seed", str(seed), "--device", arguments.device, *arguments.overrides]
+        if arguments.reward_scale is not None:
+            words += ["--reward-scale", str(arguments.reward_scale)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "WARPDRIVE_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, *words]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        todo = [pool.submit(run, config, seed) for config in arguments.config for seed in range(1, arguments.seeds + 1)]
+    versions = {"torchrl": torchrl.__version__, "tensordict": tensordict.__version__}
+    results = {"versions": versions, "runs": [one.result() for one in todo]}
+    write_report("peers_torchrl", choose_backend(device=arguments.device), results, arguments.out)
+
+
+def train(path: Path, arguments: argparse.Namespace) -> None:
     config = read_config(
         path if path.exists() else EXAMPLES / path, [tuple(o.split("=", 1)) for o in arguments.overrides]
     )
