@@ -130,12 +130,14 @@ class Evaluation:
         return Score(returns.cpu(), lengths.cpu(), groups)
 
 
-def load_policies(run: Path, backend: Backend, allow_import: bool = False) -> tuple[Env, dict[str, Policy]]:
+def load_policies(
+    run: Path, backend: Backend | None = None, allow_import: bool = False
+) -> tuple[Env, dict[str, Policy]]:
     """The env of a run and its policies as they were saved, to evaluate or to let them play those of another run.
 
     Args:
         run: a run folder, or one of its checkpoints.
-        backend: where the policies are to act.
+        backend: where the policies are to act; None if they are only to be read, on the CPU.
         allow_import: whether the run's env may be one from outside, "my_package.soccer:Soccer".
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -147,7 +149,8 @@ def load_policies(run: Path, backend: Backend, allow_import: bool = False) -> tu
         policies[name] = make_policy(env, name, one, torch.Generator().manual_seed(0))
         file = saved.path / f"policy.{name}.safetensors"
         checkpoint.restore_module(policies[name], saved.tensors.get(file.stem, {}), file)
-        policies[name].to(backend.device)
+        if backend is not None:
+            policies[name].to(backend.device)
     return env, policies
 
 

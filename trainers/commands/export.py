@@ -1,0 +1,63 @@
+"""`warpdrive export`: the trained policies of a run as files for ONNX Runtime, or for torch.export."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from warpdrive.errors import ConfigError
+
+HELP = "write a trained policy as ONNX, or as a torch.export program"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN", help="a run folder, or a checkpoint in it")
+    parser.add_argument("--policy", metavar="NAME", help="which of its policies; all of them if not given")
+    parser.add_argument(
+        "--format", choices=["onnx", "torch"], default="onnx", help="onnx (default), or torch: a .pt2 for torch.export"
+    )
+    parser.add_argument("--output", metavar="FILE", help="the file; policy.<NAME>.onnx in the run folder if not given")
+    parser.add_argument("--value", action="store_true", help="the critic's value is an output, too")
+    parser.add_argument("--allow-import", action="store_true", help="let the run's env be one from outside")
+
+
+def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
+    if overrides:
+        raise ConfigError(f"command line: export takes no config keys, got '{overrides[0][0]}'. See --help.")
+    from trainers.actor import Actor, real_inputs
+    from trainers.checkpoint import candidates, load_tensors, run_folder_of
+    from trainers.evaluation import load_policies
+    from trainers.export import FORMATS, check_installed, export_policy, provenance
+
+    check_installed(options.format)
+    place = Path(options.run_folder)
+    env, policies = load_policies(place, allow_import=options.allow_import)
+    names = list(policies) if options.policy is None else [options.policy]
+    if unknown := [name for name in names if name not in policies]:
+        raise ConfigError(f"--policy: the run has no policy '{unknown[0]}'. It has: {', '.join(policies)}.")
+    if options.output is not None and len(names) > 1:
+        raise ConfigError(f"--output: one file, but the run has {len(names)} policies: name one of them by --policy.")
+    saved = candidates(place)[0]
+    arrays = load_tensors(saved / "env.safetensors")
+    for name in names:
+        path = run_folder_of(place) / f"policy.{name}{FORMATS[options.format]}"
+        path = path if options.output is None else Path(options.output)
+        actor = Actor(policies[name], env, name, options.value)
+        real = real_inputs(env, name, arrays)
+        written = export_policy(actor, path, options.format, provenance(env, name, saved), real)
+        print(f"{written.path}: {path.stat().st_size:,} bytes")
+        print(f"  takes {_list(actor.inputs)}")
+        print(f"  gives {_list(actor.outputs)}")
+        if written.differences is None:
+            print("  not checked: pip install 'warpdrive[onnx]' brings onnxruntime, which would")
+        else:
+            worst = max(written.differences, key=written.differences.get)
+            print(
+                f"  largest difference from the policy: {written.differences[worst]:.1e} ({worst}), "
+                f"over {written.num_rows:,} rows"
+            )
+    return 0
+
+
+def _list(slots) -> str:
+    return ", ".join(f"{slot.name} [{', '.join(['N', *map(str, slot.shape)])}] {slot.dtype}" for slot in slots)
