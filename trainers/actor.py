@@ -60,7 +60,7 @@ class Actor(nn.Module):
         if not with_value:
             _drop_critic(self.policy)
         seen = observed(env, name)
-        self.observed = list(seen)
+        self.observed = seen
         self.inputs = [_slot(key, space.shape, space.dtype, "what the agent sees") for key, space in seen.items()]
         self.seen_by_critic: list[str] = []
         if central is not None and with_value:
@@ -169,7 +169,10 @@ def random_inputs(actor: Actor, rows: int, generator: torch.Generator) -> dict[s
         elif slot.name == AGENT_ID:
             inputs[slot.name] = torch.arange(rows) % actor.num_agents
         elif dtype.kind in "iu":
-            drawn = torch.randint(0, min(256, np.iinfo(dtype).max + 1), shape, generator=generator)
+            low, high = 0, 10
+            if slot.name in actor.observed:
+                low, high = int(actor.observed[slot.name].low.min()), int(actor.observed[slot.name].high.max())
+            drawn = torch.randint(low, min(high, low + 1000) + 1, shape, generator=generator)
             inputs[slot.name] = drawn.to(_torch_dtype(dtype))
         elif slot.name == MEMORY:
             inputs[slot.name] = torch.rand(shape, generator=generator) * 2 - 1

@@ -34,7 +34,7 @@ from warpdrive.version import __version__
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
-"""How far a file may be from its policy, for each output: |difference| / max(1, |value|)."""
+"""How far a file may be from its policy, for each output: |difference| / max(1, largest |number| of the batch)."""
 BATCHES = (1, 2, 1000)
 """Rows that a file is checked with."""
 BATCH = "batch"
@@ -117,8 +117,8 @@ def largest_differences(
 ) -> tuple[dict[str, float], int]:
     """By output, how far `play` is from the Actor at most, on random inputs of BATCHES rows and on real ones.
 
-    Of a number, |difference| / max(1, |number|). Of a choice, how much less likely it is than the likeliest, in nats:
-    of two that are equal but for rounding, either may be taken.
+    Of numbers, |difference| / max(1, largest |number| of the batch). Of a choice, how much less likely
+    it is than the likeliest, in nats: of two that are equal but for rounding, either may be taken.
 
     Returns:
         The differences, and the number of rows.
@@ -149,7 +149,8 @@ def _difference(slot: Slot, found: torch.Tensor, expected: Mapping[str, torch.Te
             for logits, choice in zip(heads, choices, strict=True)
         ]
         return torch.stack(lost).max().item()
-    return ((found - expected[slot.name]).abs() / expected[slot.name].abs().clamp_min(1.0)).max().item()
+    unit = expected[slot.name].abs().max().clamp_min(1.0)
+    return ((found - expected[slot.name]).abs().max() / unit).item()
 
 
 def describe(actor: Actor) -> dict[str, Any]:
