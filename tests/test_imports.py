@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "warpdrive": {"torch", "numpy", "gymnasium", "yaml", "pycuda", "cuda"},
     "cuda_envs": {"warpdrive", "numpy", "gymnasium"},
-    "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", "matplotlib"},
+    "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", "matplotlib", "onnxruntime"},
 }
 # What a plain install may lack: imported inside the function that needs it.
-OPTIONAL = {"pycuda", "cuda", "matplotlib"}
+OPTIONAL = {"pycuda", "cuda", "matplotlib", "onnxruntime"}
 
 
 def modules_of(package: str) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""An exported file does what its policy did in the game: the same actions, log-probabilities and values at each step."""
+"""An exported file does what its policy did in the game: the same actions, log-probabilities and values, every step."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ _drivers: dict[tuple[int, str], Driver] = {}
 def _driver(index: int, name: str) -> Driver:
     """One driver, and so one stream, a GPU and process."""
     if name == "auto":
-        name = "pycuda" if PyCudaDriver.is_installed() else "bindings"
+        name = "pycuda" if PyCudaDriver.is_installed() and PyCudaDriver.import_error() is None else "bindings"
     kinds = {"pycuda": PyCudaDriver, "bindings": BindingsDriver}
     if name not in kinds:
         raise BackendError(f"unknown driver '{name}'. Choose auto, pycuda or bindings.")

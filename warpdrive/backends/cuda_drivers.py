@@ -78,7 +78,7 @@ class PyCudaDriver(Driver):
         except Exception as error:  # ImportError, or a build for another CUDA
             raise BackendError(
                 f"PyCUDA cannot be imported ({error}). Install it with `pip install 'warpdrive[cuda]'`, "
-                "or leave the driver to 'auto'."
+                "or leave the driver to 'auto', which then takes cuda.bindings. `warpdrive doctor` tells more."
             ) from None
         torch.zeros(1, device=f"cuda:{index}")  # torch makes the primary context first
         cuda.init()
@@ -92,6 +92,15 @@ class PyCudaDriver(Driver):
     @classmethod
     def is_installed(cls) -> bool:
         return importlib.util.find_spec("pycuda") is not None
+
+    @classmethod
+    def import_error(cls) -> Exception | None:
+        """Why PyCUDA cannot be imported; None if it can."""
+        try:
+            import pycuda.driver  # noqa: F401
+        except Exception as error:
+            return error
+        return None
 
     def load(self, cubin: bytes) -> object:
         return self._cuda.module_from_buffer(cubin)
@@ -144,7 +153,8 @@ class BindingsDriver(Driver):
 
     @classmethod
     def is_installed(cls) -> bool:
-        return importlib.util.find_spec("cuda.bindings") is not None
+        # Asked for `cuda.bindings` at once, importlib raises an error where there is no `cuda`.
+        return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
 
     def load(self, cubin: bytes) -> object:
         return self._check(*self._cuda.cuModuleLoadData(cubin))

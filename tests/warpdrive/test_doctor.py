@@ -1,0 +1,484 @@
+"""Each thing that can be wrong with a machine gets its line and its fix; what is missing here is feigned."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.commands import doctor as command
+from warpdrive import doctor, nvidia_driver
+from warpdrive.backends import cuda, examine
+from warpdrive.doctor import OK, PROBLEM, WARNING, Finding, Torch
+from warpdrive.errors import BackendError
+from warpdrive.nvidia_driver import Gpu, NvidiaDriver
+
+H100 = Gpu("NVIDIA H100", 80 * 2**30, (9, 0))
+NO_GPU = NvidiaDriver("libcuda.so.1: cannot open shared object file: No such file or directory")
+NEW = NvidiaDriver(None, (13, 0), "580.65.06", (H100,), True)
+OLD = NvidiaDriver(None, (12, 4), "550.54.14", (H100,), True)
+GPU_TORCH = Torch("2.13.0", "13.0", ("sm_75", "sm_80", "sm_90", "compute_90"), True)
+CPU_TORCH = Torch("2.13.0+cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def has(finding: Finding, state: str, text: str, fix: str) -> bool:
+    return finding.state == state and text in finding.text and fix in finding.fix
+
+
+# ------------------------------------------------------------------------------------------ the driver itself
+
+
+class Library:
+    """libcuda with one GPU, or one that does not start."""
+
+    def __init__(self, error: int = 0, version: int = 13000, num_gpus: int = 1) -> None:
+        self.error, self.version, self.num_gpus = error, version, num_gpus
+
+    def cuInit(self, flags):
+        return self.error
+
+    def cuDriverGetVersion(self, number):
+        number._obj.value = self.version
+
+    def cuDeviceGetCount(self, number):
+        number._obj.value = self.num_gpus
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = index
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = b"NVIDIA H100"
+
+    def cuDeviceTotalMem_v2(self, num_bytes, device):
+        num_bytes._obj.value = 80 * 2**30
+
+    def cuDeviceGetAttribute(self, value, which, device):
+        value._obj.value = {75: 9, 76: 0, 20: 0}[which]
+
+
+def test_a_gpu_is_told_with_its_memory_and_architecture():
+    driver = nvidia_driver.find_driver(lambda name: Library())
+    assert driver.gpus == (H100,) and driver.cuda == (13, 0) and driver.is_gpu_here
+    findings = doctor.check_driver(driver)
+    assert [finding.state for finding in findings] == [OK, OK]
+    assert findings[1].text == "NVIDIA H100, 80 GiB, compute capability 9.0 (sm_90)"
+
+
+def test_the_kernel_modules_version_is_read_of_either_kind(tmp_path):
+    file = tmp_path / "proc/driver/nvidia/version"
+    file.parent.mkdir(parents=True)
+    for line in (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build  (a@b)",
+    ):
+        file.write_text(f"{line}\nGCC version: gcc 12.2.0 \n")
+        assert nvidia_driver.kernel_module_version(tmp_path) == "550.54.14"
+
+
+def test_a_gpu_without_a_driver_is_seen_on_the_bus(tmp_path):
+    device = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x040300\n")  # the sound of a graphics card
+    assert not nvidia_driver.is_gpu_here(tmp_path)
+    (device / "class").write_text("0x030200\n")
+    assert nvidia_driver.is_gpu_here(tmp_path)
+
+
+def test_no_gpu_is_no_mistake():
+    def load(name):
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    driver = nvidia_driver.find_driver(load)
+    assert driver.error == "libcuda.so.1: cannot open shared object file"
+    assert has(only(doctor.check_driver(NO_GPU)), OK, "no NVIDIA GPU in this machine", "")
+
+
+@pytest.mark.parametrize(
+    ("driver", "state", "text", "fix"),
+    [
+        (
+            NvidiaDriver("not found", is_gpu_here=True),
+            PROBLEM,
+            "no driver for it (not found)",
+            "ubuntu-drivers install",
+        ),
+        (NvidiaDriver(100), WARNING, "it shows no GPU", "--gpus all"),
+        (NvidiaDriver(34), PROBLEM, "the toolkit's stub", "LD_LIBRARY_PATH"),
+        (NvidiaDriver(803), PROBLEM, "different versions", "restart the machine"),
+        (NvidiaDriver(304), PROBLEM, "the system refused", "nvidia-modprobe"),
+        (NvidiaDriver(999), PROBLEM, "cannot start (CUDA error 999)", "nvidia-smi"),
+        (
+            NvidiaDriver(100, closed_files=("/dev/nvidia0",)),
+            PROBLEM,
+            "/dev/nvidia0 cannot be opened",
+            "usermod -aG video",
+        ),
+    ],
+)
+def test_a_driver_that_fails_is_told_with_its_fix(driver, state, text, fix, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if isinstance(driver.error, int) and not driver.closed_files:
+        found = nvidia_driver.find_driver(lambda name: Library(driver.error))
+        assert found.error == driver.error
+    assert has(only(doctor.check_driver(driver)), state, text, fix)
+
+
+def test_device_files_that_are_closed_to_the_user_are_found(tmp_path, monkeypatch):
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
+        (tmp_path / "dev" / name).touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "nvidia0")
+    assert nvidia_driver.closed_device_files(tmp_path) == (str(tmp_path / "dev" / "nvidia0"),)
+
+
+def test_gpus_that_are_hidden_are_told_so(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    found = only(doctor.check_driver(NvidiaDriver(100)))
+    assert has(found, WARNING, "CUDA_VISIBLE_DEVICES='-1' hides all", "unset CUDA_VISIBLE_DEVICES")
+
+
+def test_a_gpu_that_nobody_may_use_is_a_problem():
+    found = doctor.check_driver(NvidiaDriver(None, (13, 0), None, (Gpu("X", 1, (9, 0), nvidia_driver.PROHIBITED),)))[1]
+    assert has(found, PROBLEM, "lets nobody use it", "nvidia-smi -i 0 -c DEFAULT")
+
+
+# ----------------------------------------------------------------------------------------- torch and packages
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "state", "text", "fix"),
+    [
+        (GPU_TORCH, NEW, OK, "2.13.0, built for CUDA 13.0", ""),
+        (CPU_TORCH, NO_GPU, OK, "built without CUDA, as there is no GPU", ""),
+        (CPU_TORCH, NEW, WARNING, "is built without CUDA", "pip install --force-reinstall torch"),
+        (GPU_TORCH, OLD, PROBLEM, "too new for the driver, which runs CUDA up to 12.4", "580.65.06 or later"),
+        (Torch("2.13.0", "12.8", ("sm_70", "sm_80")), OLD, PROBLEM, "not built for NVIDIA H100 (sm_90)", "newer"),
+        (Torch("2.13.0", "12.6", ("sm_80", "compute_80"), True), OLD, OK, "", ""),
+        (Torch("2.13.0", "12.6", (), False), OLD, PROBLEM, "sees no GPU", "torch.cuda.init()"),
+        (Torch(error="libtorch.so: cannot open"), NEW, PROBLEM, "cannot be imported: libtorch.so", "--force-reinstall"),
+    ],
+)
+def test_torch_is_held_against_driver_and_gpu(torch, driver, state, text, fix):
+    assert has(doctor.check_torch(torch, driver), state, text, fix)
+
+
+@pytest.mark.parametrize(
+    ("archs", "runs"),
+    [
+        (["sm_90"], True),
+        (["sm_80"], False),
+        (["sm_86"], False),
+        (["compute_80"], True),
+        (["sm_100"], False),
+        (["compute_100"], False),
+    ],
+)
+def test_machine_code_runs_in_its_family_and_ptx_on_what_came_later(archs, runs):
+    assert doctor._runs_on(archs, (9, 0)) == runs
+
+
+def test_an_old_python_is_told():
+    assert has(doctor.check_python((3, 10, 4)), PROBLEM, "3.10.4, but 3.11 or later", "uv venv --python 3.11")
+
+
+def test_packages_are_held_to_what_is_needed():
+    versions = {"torch": "2.13.0+cpu", "numpy": "1.26.4", "pycuda": "2026.1"}
+
+    def version_of(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    requires = ["torch>=2.8", "numpy>=2", "pyyaml>=6", 'pycuda>=2025.1; extra == "cuda"', 'pytest>=8; extra == "test"']
+    torch, numpy, pyyaml, extras = doctor.check_packages(requires, version_of)
+    assert torch == Finding("torch", OK, "2.13.0+cpu")
+    assert has(numpy, PROBLEM, "1.26.4 is too old: 2 or later", "pip install 'numpy>=2'")
+    assert has(pyyaml, PROBLEM, "is not installed", "pip install 'pyyaml>=6'")
+    assert extras.text.startswith("pycuda 2026.1 [cuda]: ")
+
+
+# ------------------------------------------------------------------------------------------- folders and disks
+
+
+def test_a_cache_of_ones_own_is_well(own_cache):
+    own_cache.mkdir(mode=0o700)
+    (own_cache / "kernel.so").write_bytes(bytes(2_000_000))
+    assert doctor.check_cache() == Finding("cache", OK, f"{own_cache}, 1 files, 2 MB")
+    assert [path.name for path in own_cache.iterdir()] == ["kernel.so"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "state", "text"),
+    [(0o755, WARNING, "can be read by others (mode 0755)"), (0o777, PROBLEM, "can be written by others (mode 0777)")],
+)
+def test_a_cache_that_is_open_to_others_is_told(own_cache, mode, state, text):
+    own_cache.mkdir()
+    own_cache.chmod(mode)
+    assert has(doctor.check_cache(), state, text, f"chmod 700 {own_cache}")
+
+
+def test_a_cache_that_cannot_be_written_is_told(monkeypatch):
+    monkeypatch.setenv("WARPDRIVE_CACHE", "/proc/nothing")
+    assert has(doctor.check_cache(), PROBLEM, "/proc/nothing", "set WARPDRIVE_CACHE to a folder of yours")
+
+
+def test_a_cache_of_somebody_else_is_told(own_cache, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert has(doctor.check_cache(), PROBLEM, "belongs to another user", "set WARPDRIVE_CACHE to a folder of yours")
+
+
+def test_a_full_disk_is_told(own_cache, monkeypatch):
+    def full(**where):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(doctor.tempfile, "NamedTemporaryFile", full)
+    assert has(doctor.check_cache(), PROBLEM, "No space left on device", f"rm {own_cache}/*")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage(10**12, 10**12, 50_000_000))
+    assert has(doctor.check_disks()[0], PROBLEM, "0.1 GB free", "make room")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage(10**12, 10**12, 4_000_000_000))
+    assert has(doctor.check_disks()[0], WARNING, "4.0 GB free", "saving.basedir")
+
+
+# ----------------------------------------------------------------------------------------------- what compiles
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path) -> Path:
+    """A PATH with nothing on it."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(cuda, "_nvcc", lambda: None)
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+def test_no_compiler_is_told_with_how_to_install_one(no_compiler):
+    found = examine.check_host_compiler()
+    assert has(found, PROBLEM, "no C++ compiler: the CPU backend cannot", "sudo apt install g++")
+
+
+def test_a_compiler_that_does_not_work_is_told(no_compiler):
+    (no_compiler / "g++").write_text("#!/bin/sh\necho 'g++: no such thing as cc1plus' >&2\nexit 1\n")
+    (no_compiler / "g++").chmod(0o755)
+    found = examine.check_host_compiler()
+    assert has(found, PROBLEM, "no such thing as cc1plus: the CPU backend", "sudo apt install g++")
+
+
+def test_a_compiler_is_tried_with_a_kernel_and_nothing_is_left(own_cache):
+    found = examine.check_host_compiler()
+    assert found.state == OK and found.text.endswith(", builds kernels")
+    assert not list(own_cache.iterdir()) and os.environ["WARPDRIVE_CACHE"] == str(own_cache)
+
+
+def test_a_disk_from_which_nothing_can_be_loaded_is_told(monkeypatch):
+    def refuse(path):
+        raise OSError("failed to map segment from shared object")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    found = examine.check_host_compiler()
+    assert has(found, PROBLEM, "cannot be loaded (failed to map segment", "not mounted noexec")
+
+
+def test_nothing_that_compiles_for_the_gpu_is_a_problem(no_compiler, monkeypatch):
+    monkeypatch.setattr(cuda, "_nvrtc", lambda: None)
+    assert has(examine.check_nvrtc(NEW), PROBLEM, "neither NVRTC nor nvcc", "pip install nvidia-cuda-nvrtc")
+    assert examine.check_nvrtc(NO_GPU).state == OK
+    assert has(examine.check_nvcc(NEW), OK, "none: it is needed for nothing but building PyCUDA", "")
+    monkeypatch.setattr(cuda, "_nvcc", lambda: "nvcc")
+    assert has(examine.check_nvrtc(NEW), OK, "none: nvcc compiles instead", "")
+    assert has(examine.check_nvcc(NEW), WARNING, "nvcc does not run", "CUDA toolkit")
+
+
+class Nvrtc:
+    nvrtcVersion = staticmethod(lambda: (0, 13, 0))
+    nvrtcGetSupportedArchs = staticmethod(lambda: (0, [75, 80, 90]))
+
+
+def test_nvrtc_is_held_against_driver_and_gpu(monkeypatch):
+    monkeypatch.setattr(cuda, "_nvrtc", lambda: Nvrtc)
+    assert examine.check_nvrtc(NEW) == Finding("nvrtc", OK, "NVRTC 13.0")
+    assert has(examine.check_nvrtc(OLD), PROBLEM, "a driver for CUDA 12.4 cannot load", "cuda-bindings==12.*")
+    volta = NvidiaDriver(None, (13, 0), None, (Gpu("Tesla V100", 1, (7, 0)),), True)
+    assert has(examine.check_nvrtc(volta), PROBLEM, "does not compile for Tesla V100 (sm_70)", "an older")
+
+
+# ---------------------------------------------------------------------------------------- PyCUDA, cuda.bindings
+
+
+@pytest.fixture
+def pycuda(tmp_path, monkeypatch):
+    """A function that installs a PyCUDA whose driver module is this text."""
+
+    def install(text: str) -> None:
+        folder = tmp_path / "site" / "pycuda"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").touch()
+        (folder / "driver.py").write_text(text)
+        monkeypatch.syspath_prepend(folder.parent)
+        for name in [name for name in sys.modules if name.split(".")[0] == "pycuda"]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+
+    yield install
+    for name in ("pycuda", "pycuda.driver"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "fix"),
+    [
+        ("from pycuda._driver import *", "it was never built", "--no-cache-dir pycuda, with the toolkit's nvcc"),
+        ("raise ImportError('_driver.so: undefined symbol: cuCtxCreate_v4')", "another CUDA", "--force-reinstall"),
+        ("raise ImportError('libcurand.so.10: cannot open shared object file')", "is gone", "LD_LIBRARY_PATH"),
+        ("raise ImportError('libcuda.so.1: cannot open shared object file')", "there is no driver", "mend the driver"),
+        ("raise ValueError('numpy.dtype size changed, may indicate')", "another numpy", "--force-reinstall"),
+        ("raise ImportError('numpy.core.multiarray failed to import')", "another numpy", "--force-reinstall"),
+        ('raise ImportError("version `GLIBCXX_3.4.32\' not found")', "a newer C++ compiler", "libstdcxx-ng"),
+        ("import pytools_of_nobody", "a package that it needs", "pip install --force-reinstall pycuda"),
+        ("raise PermissionError(13, 'Permission denied', '_driver.so')", "cannot be read", "of your own"),
+        (
+            "raise RuntimeError('something else')",
+            "the reason is its own. It says: something else.",
+            "--force-reinstall",
+        ),
+    ],
+)
+def test_each_way_in_which_pycuda_cannot_be_imported_is_told(text, cause, fix, pycuda, monkeypatch):
+    pycuda(text)
+    monkeypatch.setattr(cuda, "_nvcc", lambda: "nvcc")
+    found = examine.check_pycuda(NEW)
+    assert has(found, WARNING, cause, fix)
+
+
+def test_pycuda_that_waits_for_a_driver_is_well_without_a_gpu(pycuda):
+    pycuda("raise ImportError('libcuda.so.1: cannot open shared object file')")
+    assert has(examine.check_pycuda(NO_GPU), OK, "waits for a driver", "")
+
+
+def test_pycuda_cannot_be_built_without_nvcc(pycuda, no_compiler, monkeypatch):
+    pycuda("from pycuda._driver import *")
+    assert has(
+        examine.check_pycuda(NEW), WARNING, "never built", "pip uninstall pycuda, as cuda.bindings does the same"
+    )
+    monkeypatch.setattr(examine.PyCudaDriver, "is_installed", classmethod(lambda cls: False))
+    assert has(examine.check_pycuda(NEW), OK, "building it takes a CUDA toolkit's nvcc", "")
+    monkeypatch.setattr(examine.BindingsDriver, "is_installed", classmethod(lambda cls: False))
+    assert has(examine.check_pycuda(NEW), WARNING, "cuda.bindings neither", "pip install nvidia-cuda-nvrtc cuda-bind")
+    assert has(examine.check_bindings(NEW), PROBLEM, "nothing else launches", "cuda-bindings")
+    assert examine.check_bindings(NO_GPU).state == OK
+
+
+def test_a_pycuda_that_works_is_told_with_its_version(pycuda):
+    pycuda("")
+    assert examine.check_pycuda(NEW).state == OK
+
+
+def test_launches_go_through_cuda_bindings_where_pycuda_is_broken(pycuda, monkeypatch):
+    monkeypatch.setattr(cuda, "_drivers", {})
+    monkeypatch.setattr(cuda, "BindingsDriver", lambda index: "bindings")
+    pycuda("raise ImportError('undefined symbol')")
+    assert cuda._driver(0, "auto") == "bindings"
+    with pytest.raises(BackendError, match="PyCUDA cannot be imported .undefined symbol.*warpdrive doctor"):
+        cuda._driver(0, "pycuda")
+
+
+def test_without_any_package_called_cuda_the_bindings_are_not_installed(monkeypatch):
+    find = importlib.util.find_spec
+
+    def find_spec(name):
+        if name == "cuda.bindings":
+            raise ModuleNotFoundError("No module named 'cuda'")
+        return None if name == "cuda" else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    assert not examine.BindingsDriver.is_installed()
+
+
+# ------------------------------------------------------------------------------------------------ what would run
+
+
+COMPILER, NO_COMPILER = Finding("host compiler", OK, "g++"), Finding("host compiler", PROBLEM, "none", "install g++")
+
+
+@pytest.mark.parametrize(
+    ("torch", "compiler", "can_keep", "gpu", "state", "text", "fix"),
+    [
+        (GPU_TORCH, NO_COMPILER, True, "device: cuda:0 (NVIDIA H100)", OK, "device: cuda:0 (NVIDIA H100)", ""),
+        (CPU_TORCH, COMPILER, True, None, OK, "device: cpu, because this torch is built without CUDA", ""),
+        (Torch("2.13.0", "13.0"), COMPILER, True, None, OK, "device: cpu, because torch sees no GPU", ""),
+        (CPU_TORCH, NO_COMPILER, True, None, PROBLEM, "nothing: neither a GPU nor a C++ compiler", "install g++"),
+        (GPU_TORCH, COMPILER, True, None, WARNING, "no kernel runs on the GPU (out of memory), but", "--device cpu"),
+        (GPU_TORCH, NO_COMPILER, True, None, PROBLEM, "nothing: no kernel runs on the GPU", "install g++"),
+        (GPU_TORCH, COMPILER, False, "x", PROBLEM, "nothing: compiled kernels cannot be kept", "mend the cache"),
+    ],
+)
+def test_the_last_line_says_what_a_run_would_take(torch, compiler, can_keep, gpu, state, text, fix, monkeypatch):
+    def try_gpu():
+        if gpu is None:
+            raise RuntimeError("out of memory")
+        return gpu
+
+    monkeypatch.setattr(examine, "_try_gpu", try_gpu)
+    assert has(examine.check_what_runs(torch, compiler, can_keep), state, text, fix)
+
+
+def run_command(capsys, *words: str) -> tuple[int, str]:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    code = command.run(parser.parse_args(words), [], None)
+    return code, capsys.readouterr().out
+
+
+def test_this_machine_can_train(capsys):
+    code, text = run_command(capsys, "--json")
+    report = json.loads(text)
+    assert code == 0 and report["can_train"]
+    device = "device: cuda:0" if torch.cuda.is_available() else "device: cpu"
+    assert report["findings"][-1]["subject"] == "would run"
+    assert report["findings"][-1]["text"].startswith(device)
+
+
+def test_where_nothing_can_train_the_exit_code_is_3(no_compiler, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "ask_torch", lambda: CPU_TORCH)
+    code, text = run_command(capsys)
+    assert code == 3
+    lines = text.splitlines()
+    assert "would run" in lines[-2] and lines[-2].startswith("problem  ")
+    assert lines[-1].strip().startswith("fix: Debian, Ubuntu: sudo apt install g++")
+
+
+def test_a_torch_that_cannot_be_imported_ends_in_exit_code_3(tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
+    code = (
+        "import argparse, sys; from trainers.commands import doctor\n"
+        "sys.exit(doctor.run(argparse.Namespace(json=False), [], None))"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(doctor.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert "cannot be imported: libcudart.so.13" in done.stdout
+    assert done.stdout.splitlines()[-1].strip() == "fix: mend torch, see above"

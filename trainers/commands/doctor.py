@@ -1,0 +1,43 @@
+"""`warpdrive doctor`: what this machine has, what is missing and how to mend it, and what would run here."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from warpdrive.errors import ConfigError
+
+HELP = "check GPU, driver, compilers and packages, and say how to mend what is wrong"
+
+CAN_TRAIN, NOTHING_CAN = 0, 3
+
+_COLOURS = {"ok": "32", "warning": "33", "problem": "31"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+
+
+def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
+    if overrides:
+        raise ConfigError(f"command line: doctor takes no config keys, got '{overrides[0][0]}'. See --help.")
+    import sys
+
+    from warpdrive.doctor import examine
+
+    report = examine()
+    if options.json:
+        findings = [dataclasses.asdict(finding) for finding in report.findings]
+        print(json.dumps({"can_train": report.can_train, "findings": findings}, indent=1))
+    else:
+        width = max(len(finding.subject) for finding in report.findings)
+        for finding in report.findings:
+            state = f"{finding.state:7}"
+            if sys.stdout.isatty():
+                state = f"\033[{_COLOURS[finding.state]}m{state}\033[0m"
+            print(f"{state}  {finding.subject:{width}}  {finding.text}")
+            if finding.fix:
+                print(f"{'':7}  {'':{width}}  fix: {finding.fix}")
+    return CAN_TRAIN if report.can_train else NOTHING_CAN
