@@ -13,7 +13,17 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "warpdrive": {"torch", "numpy", "gymnasium", "yaml", "pycuda", "cuda"},
     "cuda_envs": {"warpdrive", "numpy", "gymnasium"},
-    "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", "matplotlib", "onnxruntime"},
+    "trainers": {
+        "warpdrive",
+        "torch",
+        "numpy",
+        "gymnasium",
+        "yaml",
+        "rich",
+        "safetensors",
+        "matplotlib",
+        "onnxruntime",
+    },
 }
 # What a plain install may lack: imported inside the function that needs it.
 OPTIONAL = {"pycuda", "cuda", "matplotlib", "onnxruntime"}
