@@ -29,7 +29,7 @@ from warpdrive.nvidia_driver import NvidiaDriver
 
 MIN_PYTHON = (3, 11)
 MIN_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""CUDA's major version -> the oldest Linux driver that runs it. Source: NVIDIA, CUDA Toolkit release notes, table 3."""
+"""CUDA's major version -> the oldest Linux driver that runs it. Source: NVIDIA, CUDA Toolkit release notes."""
 FEW_BYTES, TOO_FEW_BYTES = 5_000_000_000, 100_000_000
 """Free on a disk: less than the first is worth a warning, less than the second stops a run."""
 
