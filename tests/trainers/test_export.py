@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "GRU, central critic": {"name": "recall:Recall", "policy": {"agent": {"central_critic": True, "model": GRU}}},
     "GRU, masks, critic apart": {
         "name": "locks:Locks",
-        "policy": {"agent": {"model": {**GRU, "shared_trunk": False, "layer_norm": True}}},
+        "policy": {"agent": {"normalize_return": True, "model": {**GRU, "shared_trunk": False, "layer_norm": True}}},
     },
     "LayerNorm": {"name": "cartpole", "policy": {"agent": {"model": {"layer_norm": True, "activation": "tanh"}}}},
     "multi-discrete": {"name": "two_signs:TwoSigns", "policy": {SHARED: {}}},
