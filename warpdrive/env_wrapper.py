@@ -116,15 +116,17 @@ class EnvWrapper:
             envs_per_block,
             (self.functions, f"{self.env.name}_step") if folds else None,
         )
-        self._observation = self._by_group({name: self.data[name] for name in self.layout.observations})
+        self.observation = self.by_group({name: self.data[name] for name in self.layout.observations})
+        """What reset() and step() return: live, [E, A, F], or by group, key or both."""
         self._info = {}
         if self._steps_alone:
             final = {name: self.data[FINAL + name][0] for name in self.layout.observations}
-            self._info["final_observation"] = self._by_group(final)
+            self._info["final_observation"] = self.by_group(final)
         self.after_step: list[Callable[[], None]] = []
-        """Called by step() when the step is done and nothing has restarted yet (see EpisodeRecorder)."""
+        """Called when a step is done and nothing has restarted yet (see EpisodeRecorder)."""
         self._step_call = self.prepare_step()
         self._reset_call = self.prepare_reset()
+        self._is_half_stepped = False
 
     @property
     def groups(self) -> Mapping[str, Group]:
@@ -140,9 +142,10 @@ class EnvWrapper:
             self.data["seed"].copy_(torch.from_numpy(seed_words(seed, self.first_env)))
             self.data["env_step"].zero_()
         self._reset.force()
+        self._is_half_stepped = False
         for name in ("num_truncated", "reward", "terminated", "truncated"):
             self.data[name].zero_()
-        return self._observation, self._info
+        return self.observation, self._info
 
     def step(
         self, action: torch.Tensor | np.ndarray | Mapping[str, Any] | None = None
@@ -158,14 +161,42 @@ class EnvWrapper:
         """
         if action is not None:
             self._take_action(action)
-        self._step_call()
-        for call in self.after_step:
-            call()
+        self.advance()
         if self._steps_alone:
             self.data["num_truncated"].zero_()
         self._reset_call()
+        self._is_half_stepped = False
         data = self.data
-        return self._observation, data["reward"], data["terminated"], data["truncated"], self._info
+        return self.observation, data["reward"], data["terminated"], data["truncated"], self._info
+
+    def advance(self, **overrides: torch.Tensor) -> None:
+        """The first half of step(), with what is in data["action"]: what ends stays as it is, to be looked at.
+
+        restart() is the other half. It may be left out where no env ended.
+
+        Args:
+            overrides: views that the kernel writes in place of arrays.
+        """
+        if self._is_half_stepped:
+            self.data["env_step"] += 1  # nobody was restarted after the last one, and the restart counts steps
+        (self.prepare_step(**overrides) if overrides else self._step_call)()
+        self._is_half_stepped = True
+        for call in self.after_step:
+            call()
+
+    def restart(self, where: torch.Tensor, **overrides: torch.Tensor) -> None:
+        """Restarts these envs and no other. After advance(), with `where` the envs that ended, both are one step().
+
+        Args:
+            where: [E] bool, on the device.
+            overrides: views that the kernel reads and writes in place of arrays; of an observation, the last one.
+        """
+        if not self._is_half_stepped:
+            self.data["env_step"] -= (~where).int()  # the launch counts a step of every env
+        if self._steps_alone:
+            self.data["num_truncated"].zero_()
+        self.prepare_reset(**{**overrides, "terminated": where, "truncated": torch.zeros_like(where)})()
+        self._is_half_stepped = False
 
     def prepare_step(self, **overrides: torch.Tensor) -> Callable[[], None]:
         """One launch of `<env>_step`, packed once; `overrides` are views in place of arrays."""
@@ -206,7 +237,7 @@ class EnvWrapper:
                 f"'{GLOBAL_STATE}'. Give the kernel a parameter of this name that is not const, or take the space away."
             )
 
-    def _by_group(self, arrays: Mapping[str, torch.Tensor]) -> Tensors:
+    def by_group(self, arrays: Mapping[str, torch.Tensor]) -> Tensors:
         """Observation arrays as reset() and step() give them: alone if there is one, else by group, key or both."""
         if list(arrays) == [OBSERVATION]:
             return arrays[OBSERVATION]
