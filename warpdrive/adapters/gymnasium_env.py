@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from warpdrive.adapters.joint import MASK, Joint, to_numpy
-from warpdrive.adapters.spaces import new_seed
+from warpdrive.adapters.joint import Joint, to_numpy
+from warpdrive.adapters.spaces import MASK, new_seed
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from warpdrive.adapters.spaces import check_action, finite
+from warpdrive.adapters.spaces import ACTIVE, MASK, check_action, finite
 from warpdrive.env_wrapper import EnvWrapper, Tensors
 from warpdrive.errors import EnvError
 from warpdrive.layout import ACTION, GLOBAL_STATE, parts
-
-MASK, ACTIVE = "action_mask", "active"
 
 
 class Joint:

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from warpdrive.adapters.joint import ACTIVE, MASK
-from warpdrive.adapters.spaces import check_action, finite, missing, new_seed
+from warpdrive.adapters.spaces import ACTIVE, MASK, check_action, finite, mask_place, missing, new_seed
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import GLOBAL_STATE, Place
+from warpdrive.layout import GLOBAL_STATE
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -76,7 +75,7 @@ class WarpDriveParallelEnv:
         self.action_spaces = {name: self._of(name).action_space for name in self.possible_agents}
         self.state_space = self._make_state_space()
         self._everyone = torch.ones(1, dtype=torch.bool, device=wrapper.device)
-        self._masks = {group: place for group in wrapper.groups if (place := self._mask_place(group)) is not None}
+        self._masks = {group: place for group in wrapper.groups if (place := mask_place(wrapper, group)) is not None}
         self._left: set[str] = set()
         self._is_reset = False
 
@@ -147,13 +146,6 @@ class WarpDriveParallelEnv:
         parts = [spaces.flatten_space(space) for space in self.observation_spaces.values()]
         low, high = (np.concatenate([getattr(part, bound) for part in parts]) for bound in ("low", "high"))
         return spaces.Box(low, high, dtype=np.result_type(low, high))
-
-    def _mask_place(self, group: str) -> Place | None:
-        """Where a group's mask lies, if it has one."""
-        agents, data = self.wrapper.groups[group].agents, self.wrapper.data
-        if f"{MASK}_{group}" in data:
-            return Place(f"{MASK}_{group}", slice(0, len(agents)))
-        return Place(MASK, slice(agents.start, agents.stop)) if MASK in data else None
 
     def _pull(self) -> dict[str, np.ndarray]:
         """What the one env has of each array that agents are told of."""

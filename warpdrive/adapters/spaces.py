@@ -8,7 +8,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, EnvError
+from warpdrive.layout import Place
+
+MASK, ACTIVE = "action_mask", "active"
+"""Arrays with a meaning, if an env has them (see Env)."""
 
 
 def finite(space: spaces.Space) -> spaces.Space:
@@ -35,7 +40,7 @@ def check_action(action: Any, space: spaces.Space, name: str = "action") -> torc
         EnvError: it is of another shape or dtype, or outside; names the first place that is.
     """
     try:
-        values = action if isinstance(action, torch.Tensor) else torch.from_numpy(np.array(action))
+        values = action if isinstance(action, torch.Tensor) else torch.from_numpy(_signed(np.array(action)))
     except (TypeError, ValueError):
         raise EnvError(f"{name} must be numbers of shape {list(space.shape)}, got {type(action).__name__}.") from None
     if values.shape != space.shape:
@@ -54,6 +59,19 @@ def check_action(action: Any, space: spaces.Space, name: str = "action") -> torc
         expected = "a finite number" if is_box else f"0 to {largest[place]}"
         raise EnvError(f"{name} is {values[place].item():g}{where}, expected {expected}.")
     return values
+
+
+def _signed(array: np.ndarray) -> np.ndarray:
+    """torch compares no unsigned integers."""
+    return array.astype(np.int64) if array.dtype.kind == "u" else array
+
+
+def mask_place(wrapper: EnvWrapper, group: str) -> Place | None:
+    """Where the mask of a group's actions lies, if it has one."""
+    agents = wrapper.groups[group].agents
+    if f"{MASK}_{group}" in wrapper.data:
+        return Place(f"{MASK}_{group}", slice(0, len(agents)))
+    return Place(MASK, slice(agents.start, agents.stop)) if MASK in wrapper.data else None
 
 
 def new_seed() -> int:
