@@ -1,4 +1,4 @@
-"""All agents of an env as one: a joint observation, a joint action and one reward, for libraries that know one agent."""
+"""The joint form of an env: all its agents as one, for libraries that know of one alone."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class WarpDriveVecEnv:
     def __init__(self, envs: GymnasiumVectorEnv) -> None:
         name, seen, acted = envs.wrapper.env.name, envs.single_observation_space, envs.single_action_space
         if isinstance(acted, spaces.Dict):
-            raise EnvError(f"env '{name}': its groups act differently, for which Stable-Baselines3 has no action space.")
+            raise EnvError(f"env '{name}': its groups act differently. Stable-Baselines3 has no action space for that.")
         if isinstance(seen, spaces.Dict) and any(isinstance(part, spaces.Dict) for part in seen.values()):
             raise EnvError(f"env '{name}': its groups see Dicts that differ. Stable-Baselines3 takes no nested Dict.")
         if isinstance(acted, spaces.MultiDiscrete):

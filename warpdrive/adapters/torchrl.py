@@ -18,7 +18,7 @@ from warpdrive.layout import GLOBAL_STATE, Place, parts
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
-    from torchrl.data import Composite, TensorSpec
+    from torchrl.data import TensorSpec
     from torchrl.envs import EnvBase
 
 TAKEN = ("action", "done", "next", "observation", "reward", "state", "terminated", "truncated")
