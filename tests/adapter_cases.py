@@ -16,7 +16,8 @@ from warpdrive.testing import random_actions
 TESTS = Path(__file__).parent
 sys.path += [str(TESTS / "warpdrive" / "envs"), str(TESTS.parent / "examples")]
 
-SOCCER, MANY_SPACES, CLIMBERS = "soccer.soccer:Soccer", "many_spaces.many_spaces:ManySpaces", "climbers.climbers:Climbers"
+SOCCER = "soccer.soccer:Soccer"
+MANY_SPACES, CLIMBERS = "many_spaces.many_spaces:ManySpaces", "climbers.climbers:Climbers"
 ONE_ENV = [*list_envs(), SOCCER]
 """Every shipped env as it is."""
 

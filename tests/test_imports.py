@@ -9,24 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+# Libraries that warpdrive.adapters offers envs to.
+ADAPTED = {"pettingzoo", "torchrl", "tensordict", "stable_baselines3"}
 # What each package may import beside itself and the standard library.
 FLOORS = {
-    "warpdrive": {"torch", "numpy", "gymnasium", "yaml", "pycuda", "cuda"},
+    "warpdrive": {"torch", "numpy", "gymnasium", "yaml", "pycuda", "cuda", *ADAPTED},
     "cuda_envs": {"warpdrive", "numpy", "gymnasium"},
-    "trainers": {
-        "warpdrive",
-        "torch",
-        "numpy",
-        "gymnasium",
-        "yaml",
-        "rich",
-        "safetensors",
-        "matplotlib",
-        "onnxruntime",
-    },
+    "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", "matplotlib", "onnxruntime"},
 }
 # What a plain install may lack: imported inside the function that needs it.
-OPTIONAL = {"pycuda", "cuda", "matplotlib", "onnxruntime"}
+OPTIONAL = {"pycuda", "cuda", "matplotlib", "onnxruntime", *ADAPTED}
 
 
 def modules_of(package: str) -> dict[str, Path]:

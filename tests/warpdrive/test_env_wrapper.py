@@ -41,6 +41,48 @@ def test_time_runs_out_by_truncation(device):
     assert flags == [stays, stays, ends, stays, stays, ends, stays]
 
 
+@pytest.mark.parametrize("name", ["cartpole", "tag_gridworld"])
+def test_two_halves_are_a_step(device, name):
+    """Bit for bit, whether or not the second half is left out where no env ended; one env draws its starts."""
+    config = {"episode_length": 15, **({"num_taggers": 4, "grid_length": 4} if name == "tag_gridworld" else {})}
+    whole, halves, lazy = (EnvWrapper(name, 7, device, env_config=config) for _ in range(3))
+    for env in (whole, halves, lazy):
+        env.reset(seed=3)
+    num_ended = 0
+    for action in random_actions(whole.env, 7, 50):
+        whole.step(action)
+        for env in (halves, lazy):
+            env.data["action"] = action["action"]
+            env.advance()
+            ended = env.data["terminated"] | env.data["truncated"]
+            if env is halves or ended.any():
+                env.restart(ended)
+        num_ended += int(ended.sum())
+        assert torch.equal(halves.data["env_step"], whole.data["env_step"])
+        for array in ("observation", "reward", "terminated", "truncated", "time_step"):
+            assert torch.equal(halves.data[array], whole.data[array]), array
+            assert torch.equal(lazy.data[array], whole.data[array]), array
+    assert num_ended >= 14
+    halves.step(action)
+    lazy.step(action)
+    assert torch.equal(halves.data["env_step"], lazy.data["env_step"])
+
+
+def test_a_restart_touches_these_envs_alone_and_draws_anew(device):
+    env = EnvWrapper("cartpole", 7, device, env_config={"episode_length": 15})
+    env.reset(seed=3)
+    env.step(np.ones((7, 1), np.int32))
+    before = env.data.snapshot()
+    where = torch.tensor([True, False, True, False, False, False, False], device=env.device)
+    starts = []
+    for _ in range(2):
+        env.restart(where)
+        starts.append(env.data.pull("observation")[where.cpu()])
+        for name in ("observation", "env_step", "time_step", "x"):
+            assert torch.equal(env.data[name][~where], before[name][~where]), name
+    assert np.abs(starts).max() <= 0.05 and (starts[0] != starts[1]).all()
+
+
 def test_what_the_caller_holds_is_the_memory_that_kernels_write(device):
     env = EnvWrapper("tag_gridworld", 2, device, env_config=SMALL)
     observation, _ = env.reset()

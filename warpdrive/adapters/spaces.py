@@ -45,13 +45,13 @@ def check_action(action: Any, space: spaces.Space, name: str = "action") -> torc
         raise EnvError(f"{name} must be numbers of shape {list(space.shape)}, got {type(action).__name__}.") from None
     if values.shape != space.shape:
         raise EnvError(f"{name} must be of shape {list(space.shape)}, got {list(values.shape)}.")
-    is_box = isinstance(space, spaces.Box)
+    is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
     if values.dtype is torch.bool or values.is_complex() or (values.is_floating_point() and not is_box):
         wanted = "float32" if is_box else "integers"
         raise EnvError(f"{name} must be {wanted}, got {str(values.dtype).removeprefix('torch.')}.")
     if values.device.type != "cpu":
         return values
-    largest = 0 if is_box else np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n) - 1
+    largest = 0 if is_box else _largest(space)
     bad = ~torch.isfinite(values) if is_box else (values < 0) | (values > torch.as_tensor(largest))
     if bad.any():
         place = tuple(bad.nonzero()[0].tolist())
@@ -59,6 +59,13 @@ def check_action(action: Any, space: spaces.Space, name: str = "action") -> torc
         expected = "a finite number" if is_box else f"0 to {largest[place]}"
         raise EnvError(f"{name} is {values[place].item():g}{where}, expected {expected}.")
     return values
+
+
+def _largest(space: spaces.Space) -> np.ndarray:
+    """The last choice of each; Gymnasium makes a Box of integers where it batches a MultiDiscrete."""
+    if isinstance(space, spaces.Box):
+        return space.high
+    return np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n) - 1
 
 
 def _signed(array: np.ndarray) -> np.ndarray:

@@ -80,10 +80,8 @@ class WarpDriveVecEnv:
 
     def step_async(self, actions: np.ndarray) -> None:
         """Keeps the actions for step_wait()."""
-        space = self.envs.action_space
-        self._actions = actions
-        if isinstance(space, spaces.MultiDiscrete) and np.size(actions) == space.nvec.size:
-            self._actions = np.reshape(actions, space.shape)
+        shape = self.envs.action_space.shape
+        self._actions = np.reshape(actions, shape) if np.size(actions) == np.prod(shape) else actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """One step of all envs."""

@@ -138,10 +138,10 @@ class WarpDriveTorchRLEnv:
         for name, place in self.wrapper.layout.action.items():
             key = "action" if self.is_single else (name, "action")
             array = self.wrapper.data[place.array][:, place.columns]
-            action = tensordict.get(key)
-            space = self._action_spaces[name]
             label = "action" if self.is_single else f"action of group '{name}'"
-            array.copy_(check_action(action, space, label).view(array.shape))
+            if (action := tensordict.get(key, None)) is None:
+                raise EnvError(f"no {label}: the TensorDict of a step holds {list(tensordict.keys())}. Set {key!r}.")
+            array.copy_(check_action(action, self._action_spaces[name], label).view(array.shape))
 
     def _tell(self, arrays: Mapping[str, torch.Tensor], is_step: bool) -> TensorDictBase:
         """What is seen now, as a TensorDict."""

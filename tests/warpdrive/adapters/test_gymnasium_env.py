@@ -80,7 +80,7 @@ def test_episodes_are_those_of_env_wrapper_bit_for_bit(device):
     num_ended = 0
     for step in range(60):
         assert seen.tolist() == theirs
-        seen, _, terminated, truncated, _ = env.step(1 - step % 3 // 2)
+        seen, _, terminated, _, _ = env.step(1 - step % 3 // 2)
         live, _, ended, _, info = wrapper.step(torch.full((1, 1), 1 - step % 3 // 2))
         assert terminated == bool(ended)
         if terminated:
@@ -111,7 +111,8 @@ def test_several_agents_are_one_who_is_paid_the_sum(device):
 
 def test_groups_that_differ_are_seen_and_act_by_name(device):
     env = GymnasiumEnv("simple_tag", device)
-    assert {key: space.shape for key, space in env.observation_space.items()} == {"adversary": (3, 16), "agent": (1, 14)}
+    shapes = {key: space.shape for key, space in env.observation_space.items()}
+    assert shapes == {"adversary": (3, 16), "agent": (1, 14)}
     assert env.action_space == spaces.MultiDiscrete([5] * 4)
     env = GymnasiumEnv(MANY_SPACES, device)
     observation, info = env.reset(seed=1)
