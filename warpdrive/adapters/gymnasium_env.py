@@ -53,17 +53,13 @@ class GymnasiumEnv(gymnasium.Env):
         self.observation_space = self._joint.observation_space
         self.action_space = self._joint.action_space
         self._action_spaces = self._joint.batched_actions(lambda space: space)
-        self._everyone = torch.ones(1, dtype=torch.bool, device=self.wrapper.device)
         self._cannot_step: str | None = "step() before reset(). Call reset() first."
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode; `options` are taken and not looked at."""
         self._check_open()
         super().reset(seed=seed)
-        if seed is None:
-            self.wrapper.restart(self._everyone)
-        else:
-            self.wrapper.reset(seed=seed)
+        self.wrapper.reset(seed=seed)
         self._cannot_step = None
         return self._seen(), self._info({})
 

@@ -74,7 +74,6 @@ class WarpDriveParallelEnv:
         self.observation_spaces = {name: finite(self._of(name).observation_space) for name in self.possible_agents}
         self.action_spaces = {name: self._of(name).action_space for name in self.possible_agents}
         self.state_space = self._make_state_space()
-        self._everyone = torch.ones(1, dtype=torch.bool, device=wrapper.device)
         self._masks = {group: place for group in wrapper.groups if (place := mask_place(wrapper, group)) is not None}
         self._left: set[str] = set()
         self._is_reset = False
@@ -88,10 +87,7 @@ class WarpDriveParallelEnv:
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         """Starts an episode; `options` are taken and not looked at."""
         self._check_open()
-        if seed is None:
-            self.wrapper.restart(self._everyone)
-        else:
-            self.wrapper.reset(seed=seed)
+        self.wrapper.reset(seed=seed)
         self._is_reset, self._left = True, set()
         arrays = self._pull()
         self.agents = self._active(arrays)
