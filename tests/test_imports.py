@@ -9,16 +9,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Libraries that warpdrive.adapters offers envs to.
-ADAPTED = {"pettingzoo", "torchrl", "tensordict", "stable_baselines3"}
+# What a plain install may lack: imported inside the function that needs it.
+EXTRAS = {
+    "warpdrive": {"pycuda", "cuda", "pettingzoo", "torchrl", "tensordict", "stable_baselines3"},
+    "trainers": {"matplotlib", "onnxruntime", "tensorboard", "wandb"},
+}
+OPTIONAL = set().union(*EXTRAS.values())
 # What each package may import beside itself and the standard library.
 FLOORS = {
-    "warpdrive": {"torch", "numpy", "gymnasium", "yaml", "pycuda", "cuda", *ADAPTED},
+    "warpdrive": {"torch", "numpy", "gymnasium", "yaml", *EXTRAS["warpdrive"]},
     "cuda_envs": {"warpdrive", "numpy", "gymnasium"},
-    "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", "matplotlib", "onnxruntime"},
+    "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", *EXTRAS["trainers"]},
 }
-# What a plain install may lack: imported inside the function that needs it.
-OPTIONAL = {"pycuda", "cuda", "matplotlib", "onnxruntime", *ADAPTED}
 
 
 def modules_of(package: str) -> dict[str, Path]:
