@@ -8,8 +8,10 @@ follows their last section.)
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from warpdrive.errors import BackendError
 from warpdrive.version import __version__
 
 _DIGEST_SIZE = 32
+_log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -42,15 +45,18 @@ def cache_key(parts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def cached(key: str, suffix: str, build: Callable[[], bytes]) -> Path:
-    """The path of entry `key`, built and stored first if it is missing or damaged.
+def cached(key: str, suffix: str, build: Callable[[], bytes], name: str = "kernels") -> Path:
+    """The path of entry `key`, built and stored first if it is missing or damaged; `name` is for the log.
 
     Safe among processes: an entry is written beside its place and renamed into it.
     """
     path = cache_folder() / f"{key}{suffix}"
     if _is_whole(path):
+        _log.info("cached: %s (%s)", name, path)
         return path
+    start = time.perf_counter()
     content = build()
+    _log.info("compiled in %.1f s: %s (%s)", time.perf_counter() - start, name, path)
     try:
         write_atomically(path, content)
     except OSError as error:

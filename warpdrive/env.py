@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import re
 import sys
 from collections.abc import Mapping
@@ -15,10 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.env_names import ENVS_PACKAGE, list_envs
 from warpdrive.errors import ConfigError, EnvError
 from warpdrive.layout import Layout
 
-ENVS_PACKAGE = "cuda_envs"
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -145,13 +144,6 @@ def load_env(name: str | type[Env], config: Mapping[str, Any] | Any = None) -> E
     env = kind(config)
     env.check()
     return env
-
-
-def list_envs() -> list[str]:
-    """Names of the envs that come with the framework."""
-    spec = importlib.util.find_spec(ENVS_PACKAGE)
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    return sorted(cu.stem for folder in folders for cu in folder.glob("*/*.cu") if cu.parent.name == cu.stem)
 
 
 def _file(kind: type[Env]) -> Path:

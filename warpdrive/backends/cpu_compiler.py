@@ -187,7 +187,8 @@ def build_runtime(compiler: Compiler) -> Path:
                 )
             return library.read_bytes()
 
-    return cached(cache_key(["cpu runtime", *flags, *compiler.command, compiler.description, *texts]), ".so", build)
+    key = cache_key(["cpu runtime", *flags, *compiler.command, compiler.description, *texts])
+    return cached(key, ".so", build, "CPU runtime")
 
 
 def build_kernels(compiler: Compiler, source: Source, variant: Variant) -> Path:
@@ -203,7 +204,7 @@ def build_kernels(compiler: Compiler, source: Source, variant: Variant) -> Path:
     # Where our own headers are is part of what a debugger is told: another checkout's build would name its files.
     place = [str(KERNELS_FOLDER)] if variant.debug or variant.sanitize else []
     key = cache_key([text, source.included_text(), *flags, *compiler.command, compiler.description, *shim, *place])
-    return cached(key, ".so", lambda: _build(compiler, source, variant, text, flags))
+    return cached(key, ".so", lambda: _build(compiler, source, variant, text, flags), source.path)
 
 
 def _absolute(option: str) -> str:

@@ -125,7 +125,7 @@ def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: b
     source = replace(source, path=source.path.replace('"', "'"))  # the assembler cannot read a quote in a path
     unit = f"{source.constants}\n{source.line_directive()}\n{source.text}"
     key = cache_key([compiler, version, *flags, unit, included])
-    return read_entry(cached(key, ".cubin", lambda: run(source, unit, flags)))
+    return read_entry(cached(key, ".cubin", lambda: run(source, unit, flags), source.path))
 
 
 def _nvrtc():
