@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from report import time_calls, write_report
-from throughput import column_of, measure, open_trainer
+from throughput import measure, open_trainer
 
 from trainers.algorithms.a2c import A2CConfig, a2c_loss
 from trainers.features import ACTIVE
@@ -26,6 +26,7 @@ from trainers.learner import MAX_SAMPLES
 from trainers.policies.heads import CategoricalHeads, split_heads
 from trainers.policies.policy import Policy, make_policy
 from trainers.returns import gae_reference
+from trainers.throughput import column_of
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.config import value_at

@@ -100,9 +100,10 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     from report import median, time_calls, write_report
-    from throughput import add_what_runs, open_trainer, path_of, what_runs, workloads_of
+    from throughput import add_what_runs, open_trainer, what_runs, workloads_of
 
     from trainers.graphs import WARM_UP
+    from trainers.throughput import describe, path_of
     from warpdrive.errors import ConfigError
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,22 +115,16 @@ def main() -> None:
     config, overrides, word = what_runs(arguments)
     try:
         with open_trainer(config, overrides, arguments.device) as (trainer, _):
-            backend, settings = trainer.backend, trainer.config.trainer
+            backend = trainer.backend
             for _ in range(WARM_UP + 1):
                 trainer.iterate()
             iteration_us = median(time_calls(backend, trainer.iterate, 1))
             found = profile_iteration(trainer, arguments.kernels)
-            path = path_of(trainer)
     except ConfigError as error:
         raise SystemExit(str(error)) from None
     results = {
-        "config": Path(config).name,
-        "overrides": overrides,
-        "num_envs": settings.num_envs,
-        "num_agents": trainer.env.num_agents,
-        "num_steps": settings.num_steps,
-        "precision": settings.precision,
-        "path": path,
+        **describe(trainer, Path(config).name, overrides),
+        "path": path_of(trainer),
         "us_an_iteration": iteration_us,
         "share_in_kernels": round(found["us_of_all_kernels"] / iteration_us, 4),
         **found,

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
 import shlex
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks also run where the package is not installed
 
+from trainers.throughput import NUM_REPEATS, machine_of, median, time_calls  # noqa: E402
 from warpdrive.backends.base import Backend  # noqa: E402
-from warpdrive.version import __version__  # noqa: E402
 
-NUM_REPEATS = 5
-
-
-def time_calls(backend: Backend, call: Callable[[], Any], num_calls: int, repeats: int = NUM_REPEATS) -> list[float]:
-    """Microseconds a call, one figure a repeat, after one repeat that is not counted."""
-    figures = []
-    for _ in range(repeats + 1):
-        backend.synchronize()
-        start = time.perf_counter()
-        for _ in range(num_calls):
-            call()
-        backend.synchronize()
-        figures.append((time.perf_counter() - start) / num_calls * 1e6)
-    return figures[1:]
+__all__ = ["NUM_REPEATS", "ROOT", "commit", "median", "time_calls", "time_graph", "write_report"]
 
 
 def time_graph(backend: Backend, call: Callable[[], Any], num_calls: int, repeats: int = NUM_REPEATS) -> list[float]:
@@ -48,10 +30,6 @@ def time_graph(backend: Backend, call: Callable[[], Any], num_calls: int, repeat
         for _ in range(num_calls):
             call()
     return [figure / num_calls for figure in time_calls(backend, graph.replay, 1, repeats)]
-
-
-def median(figures: list[float]) -> float:
-    return round(statistics.median(figures), 4)
 
 
 def commit() -> str:
@@ -68,34 +46,13 @@ def _without_out(words: list[str]) -> list[str]:
     return words[:at] + words[at + 2 :]
 
 
-def device_name(backend: Backend) -> str:
-    if backend.name == "cuda":
-        return torch.cuda.get_device_name(backend.device)
-    return f"{os.cpu_count()} cores, {platform.machine()}"
-
-
-def compiler_name(backend: Backend) -> str:
-    """The host compiler and its version, such as `g++ 12.2.0`."""
-    version = re.search(r'__VERSION__ "(.*)"', backend.compiler.description)
-    return f"{shlex.join(backend.compiler.command)} {version.group(1) if version else ''}".strip()
-
-
 def write_report(name: str, backend: Backend, results: Any, folder: Path | None = None) -> Path:
     """Writes `results` to NAME.json with command, commit, device and versions beside them, and prints it."""
     report = {
         "benchmark": name,
         "command": shlex.join(["python", *_without_out(sys.argv)]),
         "commit": commit(),
-        "device": device_name(backend),
-        "backend": str(backend) if backend.name == "cuda" else "cpu",
-        "versions": {
-            "warpdrive": __version__,
-            "python": platform.python_version(),
-            "numpy": numpy.__version__,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            **({"compiler": compiler_name(backend)} if backend.name == "cpu" else {}),
-        },
+        **machine_of(backend),
         "results": results,
     }
     folder = Path(folder or ROOT / "benchmarks" / "results")

@@ -24,9 +24,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,20 +34,18 @@ from unittest import mock
 
 import torch
 from env_step import BYTES_PER_S, bytes_of_a_step
-from report import NUM_REPEATS, ROOT, median, time_calls, write_report
+from report import NUM_REPEATS, ROOT, write_report
 
+import trainers.throughput
 import trainers.trainer
-from trainers.graphs import WARM_UP, Replayed
 from trainers.read_config import read_config
+from trainers.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
 from trainers.trainer import Trainer
 from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError
 
 FLOP_PER_S = 790e12
 """Of a large matrix product in bf16 on an H200, measured."""
-
-SECONDS_A_REPEAT, MAX_CALLS = 0.2, 50
-"""Short iterations are repeated until a repeat takes so long, or counts so many."""
 
 BACKWARD = 2
 """Forward passes that a backward pass is worth."""
@@ -164,22 +161,6 @@ def work_of_a_step(trainer: Trainer) -> dict[str, Work]:
 # --------------------------------------------------------------------------------------------- what is timed
 
 
-def env_alone(trainer: Trainer) -> Callable[[], None]:
-    """Step and reset of every slot of the rollout, with the actions that a rollout left there."""
-    rollout, env = trainer.rollout, trainer.env
-    calls = []
-    for t in range(rollout.num_steps):
-        calls.append(env.prepare_step(**rollout.slots(t)))
-        calls.append(env.prepare_reset(**rollout.slots(t)))
-
-    def play() -> None:
-        env.data["num_truncated"].zero_()
-        for call in calls:
-            call()
-
-    return play
-
-
 @contextmanager
 def timed_kernels() -> Iterator[list[float]]:
     """Seconds of every source that a Trainer made in here compiles, or loads if it was compiled before."""
@@ -218,70 +199,29 @@ def open_trainer(config: str, overrides: Sequence[str], device: str) -> Iterator
     if wrong := [pair for pair in overrides if "=" not in pair]:
         raise ConfigError(f"command line: expected key=value, such as trainer.num_envs=2000, got '{wrong[0]}'.")
     pairs = [tuple(pair.split("=", 1)) for pair in overrides]
-    with tempfile.TemporaryDirectory() as folder, timed_kernels() as kernels:
+    with timed_kernels() as kernels:
         start = time.perf_counter()
-        trainer = Trainer(read_config(path, [*pairs, ("trainer.device", device), ("saving.basedir", folder)]))
-        seconds = time.perf_counter() - start
-        yield trainer, {"kernels": sum(kernels), "set_up": seconds - sum(kernels)}
-
-
-def start_again(trainer: Trainer) -> None:
-    """Every env starts anew: agents leave some games, and each figure begins with all of them."""
-    trainer.env.reset()
-    for group in trainer.rollout.groups.values():
-        group.forget_all()
-    trainer.rollout.begin()
+        with temporary_trainer(read_config(path, [*pairs, ("trainer.device", device)])) as trainer:
+            seconds = time.perf_counter() - start
+            yield trainer, {"kernels": sum(kernels), "set_up": seconds - sum(kernels)}
 
 
 def measure(trainer: Trainer, repeats: int = NUM_REPEATS, seconds: float = SECONDS_A_REPEAT) -> dict[str, Any]:
-    """The three columns, their parts, the limit, memory, and what training did beforehand.
+    """What trainers.throughput.measure finds, with the columns' parts and limits.
 
-    Args:
-        repeats: figures a column; the result is their median.
-        seconds: least length of a repeat, unless MAX_CALLS iterations are shorter.
     Raises:
         NonFiniteError: training met a NaN: what it takes then is no figure.
     """
-    backend, settings = trainer.backend, trainer.config.trainer
-    if backend.name == "cuda":
-        torch.cuda.reset_peak_memory_stats(backend.device)
-    warm_up, columns, memory = {}, {}, {}
-    for name in ("train", "env", "rollout"):  # training first: the memory is then its own
-        columns[name] = trainer.iterate
-        if name != "train":
-            call = env_alone(trainer) if name == "env" else trainer.rollout.collect
-            columns[name] = Replayed(call, backend, is_enabled=settings.cuda_graphs)
-        warm_up[name] = _warm_up(backend, columns[name])
-        memory = memory or memory_of(backend)
-    results: dict[str, Any] = {}
-    for name in ("env", "rollout", "train"):
-        start_again(trainer)
-        num_calls = _calls_a_repeat(backend, columns[name], seconds)
-        us = time_calls(backend, columns[name], num_calls, repeats)
-        results[name] = column_of([one / settings.num_steps for one in us], trainer)
-    results["parts"] = parts_of({name: results[name]["us_a_step"] for name in columns}, work_of_a_step(trainer))
+    found = trainers.throughput.measure(trainer, repeats, seconds)
+    columns = {name: found.pop(name) for name in ("env", "rollout", "train")}
+    parts = parts_of({name: column["us_a_step"] for name, column in columns.items()}, work_of_a_step(trainer))
     limit_us = 0.0
-    for name, part in zip(("env", "rollout", "train"), ("env", "policy", "learner"), strict=True):
-        limit_us += results["parts"][part]["limit_us"]
-        results[name]["limit_us"] = round(limit_us, 3)
-        if backend.name == "cuda":
-            results[name]["fraction_of_limit"] = round(limit_us / results[name]["us_a_step"], 4)
-    if backend.name == "cuda":
-        results["host_us_an_iteration"] = median(_host_us(trainer, repeats))
-    trainer.guard.raise_if_halted(trainer.iteration)
-    results["seconds"] = {"warm_up": {name: round(value, 3) for name, value in warm_up.items()}}
-    return {**results, **memory, "path": path_of(trainer)}
-
-
-def column_of(figures: list[float], trainer: Trainer) -> dict[str, Any]:
-    """Microseconds a step, and steps a second."""
-    rate = trainer.config.trainer.num_envs / median(figures) * 1e6
-    return {
-        "us_a_step": median(figures),
-        "us_a_step_of_each_repeat": [round(figure, 3) for figure in figures],
-        "env_steps_per_s": round(rate),
-        "agent_steps_per_s": round(rate * trainer.env.num_agents),
-    }
+    for column, part in zip(columns.values(), ("env", "policy", "learner"), strict=True):
+        limit_us += parts[part]["limit_us"]
+        column["limit_us"] = round(limit_us, 3)
+        if trainer.backend.name == "cuda":
+            column["fraction_of_limit"] = round(limit_us / column["us_a_step"], 4)
+    return {**columns, "parts": parts, **found}
 
 
 def parts_of(us: dict[str, float], work: dict[str, Work]) -> dict[str, dict[str, float]]:
@@ -297,51 +237,6 @@ def parts_of(us: dict[str, float], work: dict[str, Work]) -> dict[str, dict[str,
         }
         for part, value in found.items()
     }
-
-
-def memory_of(backend: Backend) -> dict[str, float]:
-    """Of a GPU: what tensors took at most (MiB), and what is taken of the device now, by anyone (GB)."""
-    if backend.name != "cuda":
-        return {}
-    free, total = torch.cuda.mem_get_info(backend.device)
-    peak = torch.cuda.max_memory_allocated(backend.device)
-    return {"peak_memory_mb": round(peak / 2**20, 1), "device_memory_gb": round((total - free) / 1e9, 2)}
-
-
-def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
-    """Which code ran, such as "fused" or "torch", by policy; None where it does not say."""
-    return {
-        "policy": {name: getattr(group, "path", None) for name, group in trainer.rollout.groups.items()},
-        "learner": {name: getattr(one, "path", None) for name, one in trainer.algorithms.items()},
-    }
-
-
-def _warm_up(backend: Backend, call: Callable[[], Any]) -> float:
-    """Seconds until a call is as fast as it gets: until it is captured, where it can be."""
-    start = time.perf_counter()
-    for _ in range(WARM_UP + 1):
-        call()
-    backend.synchronize()
-    return time.perf_counter() - start
-
-
-def _calls_a_repeat(backend: Backend, call: Callable[[], Any], seconds: float) -> int:
-    start = time.perf_counter()
-    call()
-    backend.synchronize()
-    return max(1, min(MAX_CALLS, round(seconds / (time.perf_counter() - start))))
-
-
-def _host_us(trainer: Trainer, repeats: int) -> list[float]:
-    """Microseconds until the host has handed an iteration to an idle device."""
-    figures = []
-    for _ in range(repeats):
-        trainer.backend.synchronize()
-        start = time.perf_counter()
-        trainer.iterate()
-        figures.append((time.perf_counter() - start) * 1e6)
-    trainer.backend.synchronize()
-    return figures
 
 
 # ------------------------------------------------------------------------------------------- the command line
@@ -397,20 +292,15 @@ def main() -> int:
     config, overrides, word = what_runs(arguments)
     try:
         with open_trainer(config, overrides, arguments.device) as (trainer, seconds):
-            settings, backend = trainer.config.trainer, trainer.backend
+            backend = trainer.backend
             found = measure(trainer, arguments.repeats)
             found["seconds"] = {**{name: round(value, 3) for name, value in seconds.items()}, **found["seconds"]}
     except ConfigError as error:
         raise SystemExit(str(error)) from None
     results = {
         **({} if arguments.workload is None else {"workload": word, "note": WORKLOADS[word].note}),
-        "config": Path(config).name,
-        "overrides": overrides,
-        "num_envs": settings.num_envs,
-        "num_agents": trainer.env.num_agents,
-        "num_steps": settings.num_steps,
-        "precision": settings.precision,
-        "cuda_graphs": settings.cuda_graphs and backend.name == "cuda",
+        **describe(trainer, Path(config).name, overrides),
+        "cuda_graphs": trainer.config.trainer.cuda_graphs and backend.name == "cuda",
         **found,
     }
     write_report(arguments.name or f"throughput_{word}_{backend.name}", backend, results, arguments.out)

@@ -2,7 +2,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import throughput
@@ -103,14 +102,6 @@ def test_command_writes_rates_shares_and_limits(tiny, tmp_path, monkeypatch):
     assert results["train"]["limit_us"] == pytest.approx(sum(limits), abs=1e-3)
     assert set(results["seconds"]) == {"kernels", "set_up", "warm_up"}
     assert set(results["path"]) == {"policy", "learner"}
-
-
-def test_path_is_what_groups_and_algorithms_say():
-    groups = {"tagger": SimpleNamespace(path="fused"), "runner": SimpleNamespace()}
-    rollout = SimpleNamespace(groups=groups)
-    trainer = SimpleNamespace(rollout=rollout, algorithms={"tagger": SimpleNamespace(path="torch")})
-    found = throughput.path_of(trainer)
-    assert found == {"policy": {"tagger": "fused", "runner": None}, "learner": {"tagger": "torch"}}
 
 
 def test_override_without_a_value_is_one_clear_line(tiny):
