@@ -1,53 +1,60 @@
-"""The command line of a training run. Torch is imported only when the config is right."""
+"""The command line: finds the command, and turns errors into lines and exit codes. Imports no torch."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import errno
+import itertools
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from trainers.arguments import Parser, parse
+from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError
 from trainers.stop import Stopped
-from warpdrive.config import did_you_mean
+from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError
+from warpdrive.version import __version__
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.distributed import World
 
 OK, FAILED, BAD_USAGE, NO_RESOURCE, BAD_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
+NOBODY_READS = 141
+"""As a shell tells of a program that SIGPIPE ended: `warpdrive list | head -1`."""
+
+FLAGS = {
+    "--verbose": "tell versions, and what is compiled or cached",
+    "--traceback": "show where in the code an error came from",
+}
+"""What every command takes, and what may also stand before it."""
 
 HEAD_START = 2
 """Seconds that the first of several ranks has to tell of an error before the others do. What all of them met is told
 once: torchrun ends them when the first has ended."""
 
-_SHORTHANDS = {
-    "seed": "trainer.seed",
-    "device": "trainer.device",
-    "num_envs": "trainer.num_envs",
-    "total_timesteps": "trainer.total_timesteps",
-}
 
-
-def main(argv: Sequence[str] | None = None, folder: Path | None = None) -> int:
-    """Trains as the command line says.
+def main(argv: Sequence[str] | None = None, folder: Path | None = None, command: str | None = None) -> int:
+    """Does what the command line says.
 
     Args:
-        argv: without the program's name.
+        argv: without the program's name: a command and its words.
         folder: where to look for a config that is not in the current folder.
+        command: the command, for a program that has only this one; then `argv` is its words.
     Returns:
-        The exit code: 0 ok, 1 the run failed, 2 bad usage, config or env, 3 no GPU, memory or disk,
-        4 bad checkpoint, 130 Ctrl-C, 143 SIGTERM.
+        The exit code: 0 ok, 1 it failed, 2 bad usage, config or env, 3 no GPU, memory or disk,
+        4 bad checkpoint, 130 Ctrl-C, 141 nobody reads what it prints, 143 SIGTERM.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     show_traceback, rank = "--traceback" in argv, int(os.environ.get("RANK", 0))
     try:
-        code = _train(argv, folder)
+        code = _run(argv, folder, command)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a closed pipe is no traceback
     except Stopped as stopped:
         code = stopped.exit_code
     except KeyboardInterrupt:
@@ -55,6 +62,8 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None) -> int:
             print("stopped by Ctrl-C", file=sys.stderr)
         code = INTERRUPTED
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return NOBODY_READS
         if (ranks := _ranks()) is not None:
             ranks.wait_if_lost(error)
         if rank:
@@ -74,6 +83,16 @@ def _ranks() -> World | None:
     return None if module is None else module.world()
 
 
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe whose reader has gone. What Python would still write at its end then goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
 def exit_code(error: Exception) -> int:
     """Which exit code an error asks for."""
     if isinstance(error, ConfigError | EnvError):
@@ -87,138 +106,6 @@ def exit_code(error: Exception) -> int:
     return FAILED
 
 
-def _train(argv: list[str], folder: Path | None) -> int:
-    options, overrides = parse_arguments(argv)
-    from trainers.read_config import read_config
-
-    resume = None if options.resume is None else Path(options.resume)
-    if resume is not None and options.run_name is not None:
-        raise ConfigError("command line: --run-name names a new run, but --resume goes on in its own folder. Give one.")
-    if options.config is None:
-        path = resolved_config_of(resume)
-    else:
-        path = find_config(options.config, folder)
-    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if is_rank:
-        overrides.append(("trainer.num_gpus", os.environ["WORLD_SIZE"]))
-    config = read_config(path, overrides, allow_import=options.allow_import)
-
-    if config.trainer.num_gpus > 1 and not is_rank:
-        from trainers.distributed import launch
-
-        return launch(_same_in_another_process(argv, folder), config.trainer)
-
-    from trainers.trainer import Trainer
-
-    source = path.read_text(encoding="utf-8-sig")
-    Trainer(config, options.run_name, source, [sys.executable, sys.argv[0], *argv], resume).train()
-    return OK
-
-
-def _same_in_another_process(argv: list[str], folder: Path | None) -> list[str]:
-    """What Python is given to train as this process would, with its imports and its name."""
-    place = None if folder is None else str(folder)
-    code = f"import sys; sys.path[:] = {sys.path!r}; sys.argv[0] = {sys.argv[0]!r}; "
-    code += "from pathlib import Path; from trainers.cli import main; "
-    code += f"sys.exit(main(folder={place!r} and Path({place!r})))"
-    return ["-c", code, *argv]
-
-
-def resolved_config_of(run: Path | None) -> Path:
-    """The config that a run was made with.
-
-    Raises:
-        ConfigError: no run was named.
-        CheckpointError: there is no such run.
-    """
-    if run is None:
-        raise ConfigError("command line: the following arguments are required: --config (or --resume). See --help.")
-    from trainers.checkpoint import RESOLVED_CONFIG, run_folder_of
-
-    return run_folder_of(run) / RESOLVED_CONFIG
-
-
-def find_config(name: str, folder: Path | None) -> Path:
-    """A config in the current folder, or else in `folder`.
-
-    Raises:
-        ConfigError: it is in neither.
-    """
-    places = [Path(name)]
-    if folder is not None and not Path(name).is_absolute():
-        places.append(folder / name)
-    for path in places:
-        if path.exists():
-            return path
-    names = [file.name for path in places if path.parent.is_dir() for file in path.parent.glob("*.y*ml")]
-    raise ConfigError(f"{name}: no such file.{did_you_mean(Path(name).name, names)}")
-
-
-def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-    """Options, and (dotted key, value) pairs of the config.
-
-    `--num-envs 64`, `--num_envs=64`, `trainer.num_envs=64` and `--trainer.num-envs 64` say the same.
-
-    Raises:
-        ConfigError: an option is unknown or lacks its value.
-    """
-    argv, overrides = _take_dotted(argv)
-    parser = _Parser(prog="train", description="Train the policies of an env, as a YAML file says.", allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE", help="the YAML file; needed unless a run is resumed")
-    parser.add_argument("--seed", metavar="N", help="same seed, same run (trainer.seed)")
-    parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (trainer.device)")
-    parser.add_argument("--num-envs", metavar="N", help="copies of the env (trainer.num_envs)")
-    parser.add_argument("--total-timesteps", metavar="N", help="env steps of the run (trainer.total_timesteps)")
-    parser.add_argument("--run-name", metavar="NAME", help="name of the run folder")
-    parser.add_argument("--resume", metavar="RUN", help="a run folder or a checkpoint in it to go on from")
-    parser.add_argument(
-        "--deterministic", action="store_true", help="the same bits at any price (trainer.deterministic)"
-    )
-    parser.add_argument("--allow-import", action="store_true", help="let `name:` import an env from outside")
-    parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. trainer.num_envs=64")
-    options = parser.parse_intermixed_args(argv)
-    for pair in options.overrides:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"command line: expected key=value, such as trainer.num_envs=64, got '{pair}'")
-        overrides.append((key.replace("-", "_"), value))
-    for name, key in _SHORTHANDS.items():
-        if getattr(options, name) is not None:
-            overrides.append((key, getattr(options, name)))
-    if options.deterministic:
-        overrides.append(("trainer.deterministic", "true"))
-    typed = {key for key, _ in overrides}
-    for key, other in (("total_timesteps", "num_episodes"), ("num_episodes", "total_timesteps")):
-        if f"trainer.{key}" in typed and f"trainer.{other}" not in typed:
-            overrides.append((f"trainer.{other}", "null"))  # what is typed goes before what the file says
-    return options, overrides
-
-
-def _take_dotted(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Takes `--a.b-c VALUE` and `--a.b_c=VALUE` out of the arguments; spells the others with dashes."""
-    rest, overrides, waiting = [], [], list(argv)
-    while waiting:
-        word = waiting.pop(0)
-        option = re.fullmatch(r"--([A-Za-z][\w.-]*)(=.*)?", word, re.DOTALL)
-        if option is None:
-            rest.append(word)
-            continue
-        name, value = option.group(1), option.group(2)
-        if "." not in name:
-            rest.append(f"--{name.replace('_', '-')}{value or ''}")
-        elif value is None and not waiting:
-            raise ConfigError(f"command line: {word} needs a value.")
-        else:
-            overrides.append((name.replace("-", "_"), waiting.pop(0) if value is None else value[1:]))
-    return rest, overrides
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"command line: {message}. See --help.")
-
-
 def _lines(error: Exception, code: int) -> list[str]:
     text = str(error).strip() or type(error).__name__
     if code == NO_RESOURCE and not isinstance(error, WarpDriveError):
@@ -228,3 +115,99 @@ def _lines(error: Exception, code: int) -> list[str]:
     if isinstance(error, WarpDriveError):
         return [text]  # a compile error shows its source line below
     return [f"{type(error).__name__}: {text} (--traceback shows where)"]
+
+
+# ----------------------------------------------------------------------------------------------- the command
+
+
+def _run(argv: list[str], folder: Path | None, command: str | None) -> int:
+    only, words = command, argv
+    if only is None:
+        flags = list(itertools.takewhile(lambda word: word in FLAGS, argv))
+        words = argv[len(flags) :]
+        if not words or words[0] in ("-h", "--help", "help", "--version"):
+            return _introduce(words)
+        command, words = _command_in(words), [*words[1:], *flags]
+    module = find_command(command)
+    program = f"warpdrive {command}" if only is None else Path(sys.argv[0]).name
+    parser = Parser(prog=program, description=module.__doc__, allow_abbrev=False)
+    module.add_arguments(parser)
+    for flag, help in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=help)
+    try:
+        options, overrides = parse(parser, words)
+    except SystemExit:  # --help was asked for
+        return OK
+    options.typed = _typed(argv)
+    options.again = _same_in_another_process(argv, folder, only)
+    if options.verbose:
+        _log_to_stderr()
+    return module.run(options, overrides, folder)
+
+
+def _introduce(words: list[str]) -> int:
+    """What `warpdrive`, `warpdrive --help` and `warpdrive --version` say."""
+    if words[:1] == ["--version"]:
+        print(f"warpdrive {__version__}")
+        return OK
+    if words[:1] == ["help"] and len(words) > 1:
+        return _run([_command_in(words[1:]), "--help"], None, None)
+    width = max(map(len, COMMANDS))
+    print("usage: warpdrive COMMAND [options]\n\nMulti-agent reinforcement learning, end to end on one GPU.\n")
+    print("\n".join(f"  {name:{width}}  {help}" for name, help in COMMANDS.items()))
+    print("\n`warpdrive COMMAND --help` tells the options of a command, `warpdrive --version` the version.")
+    return OK if words else BAD_USAGE
+
+
+def _command_in(words: list[str]) -> str:
+    """The command that a command line begins with.
+
+    Raises:
+        ConfigError: it begins with none; the message says what was probably meant.
+    """
+    word = words[0]
+    if word in COMMANDS:
+        return word
+    if word.endswith((".yaml", ".yml")):
+        raise ConfigError(f"command line: {shown(word)} is a config. Say warpdrive train --config {word}")
+    if word.startswith("-"):
+        example = "train --config tag.yaml" if word.startswith("--config") else f"train {word} ..."
+        raise ConfigError(f"command line: the command comes first, such as warpdrive {example}. See warpdrive --help.")
+    near = did_you_mean(word.replace("_", "-"), COMMANDS)
+    raise ConfigError(f"command line: unknown command {shown(word)}.{near} ({', '.join(COMMANDS)})")
+
+
+def _typed(argv: list[str]) -> list[str]:
+    """The words that start this program again."""
+    program = Path(sys.argv[0])
+    return [sys.executable, *(["-m", program.parent.name] if program.name == "__main__.py" else sys.argv[:1]), *argv]
+
+
+def _same_in_another_process(argv: list[str], folder: Path | None, command: str | None) -> list[str]:
+    """What Python is given to do as this process would, with its imports and its name."""
+    place = None if folder is None else str(folder)
+    code = f"import sys; sys.path[:] = {sys.path!r}; sys.argv[0] = {sys.argv[0]!r}; "
+    code += "from pathlib import Path; from trainers.cli import main; "
+    code += f"sys.exit(main(folder={place!r} and Path({place!r}), command={command!r}))"
+    return ["-c", code, *argv]
+
+
+def _log_to_stderr() -> None:
+    """--verbose: the versions, and what the packages log; of several ranks the first speaks."""
+    if int(os.environ.get("RANK", 0)):
+        return
+    import logging
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    print(f"warpdrive {__version__}, Python {platform.python_version()}", end="", file=sys.stderr)
+    for package in ("torch", "numpy", "gymnasium"):
+        with contextlib.suppress(PackageNotFoundError):
+            print(f", {package} {version(package)}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for package in ("warpdrive", "trainers"):
+        log = logging.getLogger(package)
+        log.setLevel(logging.INFO)
+        log.handlers[:] = [handler]

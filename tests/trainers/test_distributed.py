@@ -107,9 +107,9 @@ SMALL = ["--device", "cpu", "trainer.num_gpus=2", "trainer.num_envs=8", "trainer
 
 
 def train(config: Path | str, *words: str, cwd: Path, **popen: object) -> subprocess.Popen[str]:
-    """`python train.py` on two ranks."""
+    """`warpdrive train` on two ranks."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", TRAIN, "--config", str(config), *SMALL, f"saving.basedir={cwd}", *words]
+    command = [sys.executable, "-c", TRAIN, "train", "--config", str(config), *SMALL, f"saving.basedir={cwd}", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=environment, **{**pipes, **popen})
 
@@ -227,7 +227,7 @@ def test_two_ranks_resume_bit_for_bit(tmp_path):
 def test_a_run_goes_on_on_as_many_ranks(tmp_path, capsys):
     process = train(TAG, "--total-timesteps", "80", "--run-name=a", cwd=tmp_path)
     assert process.communicate(timeout=120)[1] == ""
-    assert main(["--resume", str(tmp_path / "a"), "trainer.num_gpus=1"]) == 4
+    assert main(["train", "--resume", str(tmp_path / "a"), "trainer.num_gpus=1"]) == 4
     assert "trainer.num_gpus was 2 in the run that was saved, and is 1 in this one." in capsys.readouterr().err
 
 
@@ -363,7 +363,7 @@ def test_more_gpus_than_there_are_is_one_line(tmp_path, capsys):
     with pytest.raises(BackendError, match=rf"^trainer.num_gpus: {num_gpus} GPUs .* which has {num_gpus - 1} "):
         check_gpus(num_gpus)
     words = ["--config", str(TAG), "trainer.num_gpus=500", "trainer.num_envs=500", f"saving.basedir={tmp_path}"]
-    assert main(words) == 3
+    assert main(["train", *words]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: trainer.num_gpus: 500 GPUs are asked for on this machine, which has ")
     assert list(tmp_path.iterdir()) == []

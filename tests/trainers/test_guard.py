@@ -308,7 +308,7 @@ def faulty_file(tmp_path) -> Callable[[str], Path]:
 def test_the_command_line_ends_with_code_1_and_one_line(faulty_file, algorithm, capsys, monkeypatch):
     monkeypatch.syspath_prepend(HERE / "envs")
     path = faulty_file(algorithm)
-    assert main(["--config", str(path), "--allow-import"]) == 1
+    assert main(["train", "--config", str(path), "--allow-import"]) == 1
     assert capsys.readouterr().err == LINE
     assert not list(path.parent.glob("*/checkpoints/step_*"))
 

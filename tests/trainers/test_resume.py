@@ -88,13 +88,13 @@ def test_nothing_to_resume_from_is_one_line(tmp_path, device):
 def test_command_line_goes_on_with_a_run(tmp_path, device, capsys):
     trainer = make("a2c", tmp_path, device)
     trainer.train()
-    assert main(["--resume", str(trainer.run.path), "--total-timesteps", "1680"]) == 0
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "1680"]) == 0
     assert "after 1,600 env steps" in capsys.readouterr().out
     assert (trainer.run.checkpoints / "step_000000001680").is_dir()
-    assert main(["--resume", str(tmp_path / "nowhere")]) == 4
+    assert main(["train", "--resume", str(tmp_path / "nowhere")]) == 4
     assert "no run to resume" in capsys.readouterr().err
-    assert main([]) == 2
-    assert main(["--resume", str(trainer.run.path), "--run-name", "other"]) == 2
+    assert main(["train"]) == 2
+    assert main(["train", "--resume", str(trainer.run.path), "--run-name", "other"]) == 2
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -117,23 +117,23 @@ def test_a_refused_resume_leaves_the_run_as_it_was(key, value, line, tmp_path, d
     trainer.train()
     before = files_of(trainer.run.path)
     capsys.readouterr()
-    assert main(["--resume", str(trainer.run.path), f"{key}={value}", "--total-timesteps", "2400"]) in (2, 4)
+    assert main(["train", "--resume", str(trainer.run.path), f"{key}={value}", "--total-timesteps", "2400"]) in (2, 4)
     error = capsys.readouterr().err
     assert line is None or line in error
     assert "Traceback" not in error
     assert files_of(trainer.run.path) == before
-    assert main(["--resume", str(trainer.run.path), "--total-timesteps", "1680"]) == 0
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "1680"]) == 0
 
 
 def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path, device, capsys):
     trainer = make("a2c", tmp_path, device)
     trainer.train()
     older, _ = checkpoint.list_checkpoints(trainer.run.checkpoints)
-    assert main(["--resume", str(older), "--total-timesteps", "960"]) == 0
+    assert main(["train", "--resume", str(older), "--total-timesteps", "960"]) == 0
     names = sorted(path.name for path in trainer.run.checkpoints.iterdir())
     assert names == ["abandoned_step_000000001600", "last", "step_000000000800", "step_000000000960"]
     capsys.readouterr()
-    assert main(["--resume", str(trainer.run.path), "--total-timesteps", "1040"]) == 0
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "1040"]) == 0
     assert f"resumed from {older.parent / 'step_000000000960'}, after 960 env steps" in capsys.readouterr().out
     lines = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["time/total_timesteps"] for line in lines] == [400, 800, 960, 1040]
@@ -160,10 +160,10 @@ def test_a_run_that_began_with_a_policy_resumes_without_it(tmp_path, device):
         f"policy: {{tagger: {{model: {{model_ckpt_filepath: {file}}}}}, runner: {{}}}}\n"
         f"saving: {{basedir: {tmp_path}}}\n"
     )
-    assert main(["--config", str(path), "--run-name", "second"]) == 0
+    assert main(["train", "--config", str(path), "--run-name", "second"]) == 0
     file.unlink()
-    assert main(["--resume", str(tmp_path / "second"), "--total-timesteps", "160"]) == 0
-    assert main(["--config", str(path), "--run-name", "third"]) == 4
+    assert main(["train", "--resume", str(tmp_path / "second"), "--total-timesteps", "160"]) == 0
+    assert main(["train", "--config", str(path), "--run-name", "third"]) == 4
     assert not (tmp_path / "third").exists()
 
 

@@ -1,0 +1,50 @@
+"""`show` prints a config with all its defaults, as YAML; `check` says of each file that it is right, or all that is
+wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trainers.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
+from warpdrive.errors import ConfigError
+
+HELP = "show a config with all its defaults, or check configs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["show", "check"], help="show one config, or check some")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="YAML files")
+    add_config_arguments(parser, needed="; or give it as it is")
+
+
+def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    names = ([] if options.config is None else [options.config]) + options.files
+    if not names:
+        needed_config(options, folder)
+    if options.what == "show":
+        if len(names) > 1:
+            raise ConfigError(f"command line: one config is shown at a time, got {len(names)}.")
+        return show(find_config(names[0], folder), options, overrides)
+    wrong = []
+    for name in names:
+        try:
+            config_of(find_config(name, folder), options, overrides)
+            print(f"{name}: ok")
+        except ConfigError as error:
+            wrong += str(error).splitlines()
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return 0
+
+
+def show(path: Path, options: argparse.Namespace, overrides: Overrides) -> int:
+    """Prints the config as the run will have it: what was given, and all defaults, the env's as well."""
+    from warpdrive.config import to_plain
+    from warpdrive.config_file import dump_yaml
+    from warpdrive.env import load_env
+
+    config = config_of(path, options, overrides)
+    env = load_env(config.name, config.env).config
+    print(dump_yaml({**to_plain(config), "env": to_plain(env)}), end="")
+    return 0

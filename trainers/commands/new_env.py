@@ -1,0 +1,85 @@
+"""Starts an env of your own in a folder of its name: NAME.py and NAME.cu, a test that passes, and a YAML file that
+trains. It is a small game, to be changed into yours."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import keyword
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from trainers.arguments import Overrides, refuse_overrides
+from warpdrive.config import shown
+from warpdrive.errors import ConfigError
+
+HELP = "start an env of your own: two files, a test and a config"
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "templates" / "my_env"
+"""An env as any other, called my_env; each file of it is copied under the new name."""
+TEMPLATE_NAME, TEMPLATE_CLASS = "my_env", "MyEnv"
+FILES = ("__init__.py", "my_env.py", "my_env.cu", "my_env.yaml", "test_my_env.py")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="of the env, such as soccer: lower case, digits and '_'")
+    parser.add_argument("--folder", metavar="FOLDER", default=".", help="where to make NAME/; here if not given")
+
+
+def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    refuse_overrides("new-env", overrides)
+    name, place = options.name, Path(options.folder)
+    check_name(name)
+    make_env(name, place)
+    print(f"made {place / name}: {name}.py (what there is), {name}.cu (what happens), a test and a YAML file\n\nNext:")
+    if place.resolve() != Path.cwd():
+        print(f"  cd {shlex.quote(options.folder)}")
+    print(f"  python -m pytest {name}")
+    print(f"  python -m warpdrive.testing {name}.{name}:{class_name(name)}")
+    print(f"  warpdrive train --config {name}/{name}.yaml --allow-import")
+    print(f"\nThen change {name}.py and {name}.cu into your game. The project's docs/write_an_env.md tells how.")
+    return 0
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError where an env cannot be called so."""
+    place = "command line: NAME: "
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigError(f"{place}expected lower case letters, digits and '_', a letter first, got {shown(name)}")
+    if len(name) > 64:
+        raise ConfigError(f"{place}at most 64 characters, got {len(name)}.")
+    if keyword.iskeyword(name) or class_name(name) in ("Env", "Group"):
+        raise ConfigError(f"{place}'{name}' has a meaning of its own in the code. Call it '{name}_game', say.")
+
+
+def make_env(name: str, folder: Path) -> None:
+    """Writes the files of a new env into `folder`/`name`: all of them, or nothing.
+
+    Raises:
+        ConfigError: there is something of this name, or a module that Python would import in its place.
+    """
+    place = folder / name
+    if not folder.is_dir():
+        raise ConfigError(f"command line: --folder {folder}: there is no such folder. Make it first.")
+    if os.path.lexists(place):
+        raise ConfigError(f"command line: {place} is there already. Choose another name, or another --folder.")
+    if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
+        raise ConfigError(f"command line: NAME: Python has a module '{name}' already. Call it '{name}_game', say.")
+    place.mkdir()
+    try:
+        for file in FILES:
+            text = (TEMPLATE / file).read_text(encoding="utf-8")
+            text = text.replace(TEMPLATE_CLASS, class_name(name)).replace(TEMPLATE_NAME, name)
+            (place / file.replace(TEMPLATE_NAME, name)).write_text(text, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(place)
+        raise
+
+
+def class_name(name: str) -> str:
+    """soccer_game -> SoccerGame."""
+    return "".join(word.capitalize() for word in name.split("_"))

@@ -1,0 +1,59 @@
+"""Trains the policies of an env, as a YAML file says; or goes on with a run that was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from trainers.arguments import Overrides, add_config_arguments, config_of, needed_config
+from warpdrive.errors import ConfigError
+
+HELP = "train the policies of an env, as a YAML file says"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser, needed="; not needed with --resume")
+    parser.add_argument("--run-name", metavar="NAME", help="name of the run folder")
+    parser.add_argument("--resume", metavar="RUN", help="a run folder or a checkpoint in it to go on from")
+    parser.add_argument("--track", action="store_true", help="also report to Weights & Biases")
+    parser.add_argument("--profile", action="store_true", help="leave a profiler's trace of some iterations in the run")
+    parser.add_argument("--dry-run", action="store_true", help="tell the memory needed, make two steps, leave nothing")
+
+
+def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    resume = None if options.resume is None else Path(options.resume)
+    if resume is not None and options.run_name is not None:
+        raise ConfigError("command line: --run-name names a new run, but --resume goes on in its own folder. Give one.")
+    if resume is None or options.config is not None:
+        path = needed_config(options, folder)
+    else:
+        path = _resolved_config_of(resume)
+    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if is_rank:
+        overrides = [*overrides, ("trainer.num_gpus", os.environ["WORLD_SIZE"])]
+    config = config_of(path, options, overrides)
+
+    if options.dry_run:
+        from trainers.memory import dry_run
+
+        return dry_run(config)
+
+    if config.trainer.num_gpus > 1 and not is_rank:
+        from trainers.distributed import launch
+
+        return launch(options.again, config.trainer)
+
+    from trainers.trainer import Trainer
+
+    source = path.read_text(encoding="utf-8-sig")
+    asked = {name: True for name in ("track", "profile") if getattr(options, name)}
+    Trainer(config, options.run_name, source, options.typed, resume, **asked).train()
+    return 0
+
+
+def _resolved_config_of(run: Path) -> Path:
+    """The config that a run was made with. Raises CheckpointError if there is no such run."""
+    from trainers.checkpoint import RESOLVED_CONFIG, run_folder_of
+
+    return run_folder_of(run) / RESOLVED_CONFIG
