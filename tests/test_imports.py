@@ -21,6 +21,8 @@ FLOORS = {
     "cuda_envs": {"warpdrive", "numpy", "gymnasium"},
     "trainers": {"warpdrive", "torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", *EXTRAS["trainers"]},
 }
+# Modules that only start a program. They stand on top of all floors, and so nothing may import them.
+ENTRY_POINTS = {"warpdrive.__main__": {"trainers"}}  # `python -m warpdrive`
 
 
 def modules_of(package: str) -> dict[str, Path]:
@@ -70,9 +72,19 @@ def test_package_imports_only_what_lies_below_it(package):
         f"{path.relative_to(ROOT)} imports {imported}"
         for name, path in modules_of(package).items()
         for imported in imports_of(name, path, at_import_time=False)
-        if imported.split(".")[0] not in allowed
+        if imported.split(".")[0] not in allowed | ENTRY_POINTS.get(name, set())
     }
     assert not above
+
+
+def test_nothing_imports_an_entry_point():
+    assert not {
+        f"{path.relative_to(ROOT)} imports {imported}"
+        for package in FLOORS
+        for name, path in modules_of(package).items()
+        for imported in imports_of(name, path, at_import_time=False)
+        if any(imported == entry or imported.startswith(f"{entry}.") for entry in ENTRY_POINTS)
+    }
 
 
 @pytest.mark.parametrize("package", FLOORS)

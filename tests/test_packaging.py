@@ -16,7 +16,7 @@ from warpdrive.version import __version__
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("warpdrive", "cuda_envs", "trainers")
-SUFFIXES = (".py", ".cu", ".cuh", ".h", ".cpp")
+SUFFIXES = (".py", ".cu", ".cuh", ".h", ".cpp", ".yaml")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -56,6 +56,11 @@ def test_wheel_metadata(wheel):
     needed = {re.match(r"[\w-]+", line)[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
     assert needed == {"torch", "numpy", "gymnasium", "pyyaml", "rich", "safetensors"}
     assert set(metadata.get_all("Provides-Extra")) == {"plot", "cuda", "test", "dev"}
+
+
+def test_wheel_installs_the_command_line(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    assert wheel.read(name).decode().split() == ["[console_scripts]", "warpdrive", "=", "trainers.cli:main"]
 
 
 def test_installed_wheel_runs_an_env_away_from_the_repository(wheel, tmp_path):
@@ -98,9 +103,7 @@ def run_make(*arguments: str, path: str | None = None) -> subprocess.CompletedPr
     environment = {**os.environ, "PATH": path or os.environ["PATH"]}
     for name in ("CXX", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         environment.pop(name, None)  # these tests may themselves be run by make
-    return subprocess.run(
-        [shutil.which("make"), *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    return subprocess.run([shutil.which("make"), *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("python", ["no-such-python", "false"])

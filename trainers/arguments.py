@@ -153,7 +153,7 @@ def needed_config(options: argparse.Namespace, folder: Path | None) -> Path:
         ConfigError: it is not there, or --config was not given.
     """
     if options.config is None:
-        raise ConfigError("command line: --config FILE is needed. See --help.")
+        raise ConfigError("command line: a config is needed, such as --config tag.yaml. See --help.")
     return find_config(options.config, folder)
 
 

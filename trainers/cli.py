@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import select
 import sys
 import time
 from collections.abc import Sequence
@@ -86,11 +87,15 @@ def _ranks() -> World | None:
 def _nobody_reads() -> bool:
     """Whether stdout is a pipe whose reader has gone. What Python would still write at its end then goes nowhere."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        stdout = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False  # there is none, or it is no file
+    poll = select.poll()
+    poll.register(stdout, select.POLLOUT)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+    return True
 
 
 def exit_code(error: Exception) -> int:
@@ -166,14 +171,14 @@ def _command_in(words: list[str]) -> str:
         ConfigError: it begins with none; the message says what was probably meant.
     """
     word = words[0]
-    if word in COMMANDS:
-        return word
+    if (name := word.replace("_", "-")) in COMMANDS:
+        return name
     if word.endswith((".yaml", ".yml")):
         raise ConfigError(f"command line: {shown(word)} is a config. Say warpdrive train --config {word}")
     if word.startswith("-"):
         example = "train --config tag.yaml" if word.startswith("--config") else f"train {word} ..."
         raise ConfigError(f"command line: the command comes first, such as warpdrive {example}. See warpdrive --help.")
-    near = did_you_mean(word.replace("_", "-"), COMMANDS)
+    near = did_you_mean(name, COMMANDS)
     raise ConfigError(f"command line: unknown command {shown(word)}.{near} ({', '.join(COMMANDS)})")
 
 

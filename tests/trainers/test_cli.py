@@ -1,56 +1,150 @@
+"""The dispatcher: which command a line means, what each mistake is called, and which exit code it has."""
+
 from __future__ import annotations
 
+import importlib.util
 import os
-import signal
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from trainers.checkpoint import load_checkpoint
-from trainers.cli import exit_code, main, parse_arguments
+from trainers.cli import exit_code, main
+from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, KernelError
+from warpdrive.version import __version__
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["trainer.num_envs=4", "trainer.train_batch_size=8", "--total-timesteps", "16", "--device", "cpu"]
+
+
+def run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, cwd=cwd, env=environment)
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    ("argv", "line"),
     [
-        ["--num-envs", "64"],
-        ["--num_envs=64"],
-        ["trainer.num_envs=64"],
-        ["--trainer.num-envs", "64"],
-        ["--trainer.num_envs=64"],
+        (["rendr"], "unknown command 'rendr'. Did you mean 'render'? (train, eval, "),
+        (["help", "trian"], "unknown command 'trian'. Did you mean 'train'? (train, eval, "),
+        (["tag.yaml"], "'tag.yaml' is a config. Say warpdrive train --config tag.yaml"),
+        (["train", "tag.yaml"], "'tag.yaml' is a config. Say warpdrive train --config tag.yaml"),
+        (["--config", "tag.yaml"], "the command comes first, such as warpdrive train --config tag.yaml. "),
+        (["train"], "a config is needed, such as --config tag.yaml. "),
+        (["train", "--config"], "--config needs a value. See warpdrive train --help."),
+        (["train", "--config", "--seed", "1"], "--config needs a value. See warpdrive train --help."),
+        (["train", "--nums-envs", "1"], "unknown option '--nums-envs'. Did you mean '--num-envs'? "),
+        (["train", "--config", "a.yaml", "word"], "expected key=value, such as trainer.num_envs=64, got 'word'"),
+        (["config", "chek", "a.yaml"], "unknown 'chek'. Did you mean 'check'? (show, check)"),
+        (["new-env", "one", "two"], "unexpected 'two'. See warpdrive new-env --help."),
     ],
 )
-def test_every_spelling_says_the_same(spelling):
-    options, overrides = parse_arguments(["--config", "a.yaml", *spelling])
-    assert options.config == "a.yaml"
-    assert overrides == [("trainer.num_envs", "64")]
-
-
-def test_typed_length_goes_before_the_length_of_the_file():
-    _, overrides = parse_arguments(["--config", "a.yaml", "--total-timesteps", "9"])
-    assert overrides == [("trainer.total_timesteps", "9"), ("trainer.num_episodes", "null")]
-
-
-@pytest.mark.parametrize(
-    "argv", [[], ["--config"], ["--config", "a.yaml", "--nonsense", "1"], ["--config", "a.yaml", "word"]]
-)
-def test_bad_usage_is_one_error_line_and_code_2(argv, capsys):
+def test_near_misses_are_one_error_line_and_code_2(argv, line, capsys):
     assert main(argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: command line: ")
+    printed, errors = capsys.readouterr()
+    (told,) = errors.splitlines()
+    assert printed == "" and told.startswith(f"error: command line: {line}")
 
 
-def test_help_is_no_error(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
+def test_alone_it_shows_every_command_and_code_2(capsys):
+    assert main([]) == 2
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed and help in printed for name, help in COMMANDS.items())
+    assert main(["--help"]) == main(["help"]) == main(["-h"]) == 0
+    assert capsys.readouterr().out == 3 * printed
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"warpdrive {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["new-env", "--help"], ["help", "new-env"], ["--traceback", "new_env", "-h"]])
+def test_help_of_a_command_is_no_error(argv, capsys):
+    assert main(argv) == 0
+    assert capsys.readouterr().out.startswith("usage: warpdrive new-env ")
+
+
+def test_program_with_one_command_goes_by_its_own_name(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["examples/train.py"])
+    assert main(["--help"], command="train") == 0
+    assert capsys.readouterr().out.startswith("usage: train.py ")
+    assert main(["tag.yaml"], command="train") == 2
+    assert "Say train.py --config tag.yaml" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------- what it loads
+
+HERE_NOW = [name for name in COMMANDS if importlib.util.find_spec(f"trainers.commands.{name.replace('-', '_')}")]
+HEAVY = ("torch", "numpy", "gymnasium", "matplotlib", "rich", "yaml")
+LOADS = f"""
+import sys
+from trainers.cli import main
+for words in sys.argv[1:]:
+    code = main(words.split())
+    print(code, *({{{", ".join(map(repr, HEAVY))}}} & sys.modules.keys()), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("name", HERE_NOW)
+def test_module_of_a_command_has_the_three_names_and_the_help_of_the_table(name):
+    module = find_command(name)
+    assert COMMANDS[name] == module.HELP
+    assert callable(module.add_arguments) and callable(module.run)
+    assert module.__doc__
+
+
+def test_help_of_every_command_and_list_load_nothing_heavy(tmp_path):
+    words = ["--help", *(f"{name} --help" for name in HERE_NOW), "list", "list --json"]
+    done = run("-c", LOADS, *words, cwd=tmp_path)
+    assert done.stderr.splitlines() == ["0"] * len(words)
+
+
+def test_checking_a_config_loads_no_torch():
+    done = run("-c", LOADS, "config check tag.yaml", cwd=ROOT / "examples")
+    assert (done.returncode, done.stdout) == (0, "tag.yaml: ok\n")
+    assert set(done.stderr.split()) == {"0", "gymnasium", "numpy", "yaml"}
+
+
+def cpu_seconds(*words: str) -> float:
+    """Of a Python process; the best of some, as others use this machine."""
+    figures = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run(*words, cwd=ROOT).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        figures.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(figures)
+
+
+def test_what_needs_no_torch_is_there_at_once():
+    imports = cpu_seconds("-c", "import gymnasium, yaml")
+    assert cpu_seconds("-m", "warpdrive", "--help") < 0.3
+    assert cpu_seconds("-m", "warpdrive", "list") < 0.3
+    assert cpu_seconds("-m", "warpdrive", "config", "check", "examples/tag.yaml") < 2 * imports
+
+
+# ----------------------------------------------------------------------------------------- output and errors
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_that_leaves_early_sees_no_traceback(tmp_path, unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "warpdrive", "list"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=tmp_path, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_without_any_stdout_it_still_works(tmp_path):
+    code = "import sys; sys.stdout = None; from trainers.cli import main; sys.exit(main(['list']))"
+    done = run("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -71,22 +165,6 @@ def test_exit_codes(error, code):
     assert exit_code(error) == code
 
 
-def run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, cwd=cwd)
-
-
-def test_train_runs_uninstalled_from_any_folder(tmp_path):
-    train, basedir = str(ROOT / "examples" / "train.py"), f"saving.basedir={tmp_path / 'runs'}"
-    done = run(train, "--config", "tag.yaml", *SMALL, "--run-name=a", basedir, cwd=tmp_path)
-    assert done.stderr == ""
-    assert done.returncode == 0
-    assert done.stdout.startswith("device: cpu")
-    folder = tmp_path / "runs" / "a"
-    assert (folder / "checkpoints" / "last" / "manifest.json").is_file()
-    assert (folder / "config.yaml").read_text() == (ROOT / "examples" / "tag.yaml").read_text()
-    assert "--run-name=a" in (folder / "command.txt").read_text()
-
-
 def test_errors_are_lines_without_a_traceback(tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: tag_gridworld\ntraner: {}\ntrainer: {num_env: 3, total_timesteps: 8}\n")
@@ -99,63 +177,5 @@ def test_errors_are_lines_without_a_traceback(tmp_path):
 
 
 def test_missing_config_names_the_nearest(capsys):
-    assert main(["--config", "tag_gridwrld.yaml"], folder=ROOT / "examples") == 2
+    assert main(["train", "--config", "tag_gridwrld.yaml"], folder=ROOT / "examples") == 2
     assert "no such file. Did you mean 'tag_gridworld.yaml'?" in capsys.readouterr().err
-
-
-def test_missing_starting_policy_is_code_4(tmp_path, capsys):
-    override = f"policy.tagger.model.model_ckpt_filepath={tmp_path / 'none.safetensors'}"
-    argv = ["--config", "tag.yaml", *SMALL, override, f"saving.basedir={tmp_path}"]
-    assert main(argv, folder=ROOT / "examples") == 4
-    assert "none.safetensors: no such file." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("basedir", ["file", "file/below", "/proc/x", "closed/below"])
-def test_folder_that_cannot_be_made_is_one_line_and_code_3(tmp_path, capsys, basedir):
-    (tmp_path / "file").touch()
-    (tmp_path / "closed").mkdir(mode=0o500)
-    if basedir.startswith("closed") and os.access(tmp_path / "closed", os.W_OK):
-        pytest.skip("this user may write anywhere")
-    argv = ["--config", "tag.yaml", *SMALL, f"saving.basedir={tmp_path / basedir}"]  # an absolute path stays itself
-    assert main(argv, folder=ROOT / "examples") == 3
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: saving.basedir: no run folder can be made in '{tmp_path / basedir}' (")
-
-
-@pytest.mark.parametrize("policy", ["all", "shared"])
-def test_env_that_no_policy_can_act_in_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, policy):
-    monkeypatch.syspath_prepend(ROOT / "tests" / "trainers" / "envs")
-    config = tmp_path / "grid.yaml"
-    config.write_text(f"name: odd_spaces:GridOfActions\npolicy: {{{policy}: {{}}}}\n")
-    assert main(["--config", str(config), "--allow-import", *SMALL, f"saving.basedir={tmp_path / 'runs'}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: no policy here acts in a MultiDiscrete of shape [2, 2]. Actions are ")
-    assert not (tmp_path / "runs").exists()
-
-
-# Where a shell started the tests in the background, Ctrl-C is ignored by all that they start.
-TRAIN = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-TRAIN += "from trainers.cli import main; sys.exit(main())"
-
-
-@pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)])
-def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path, number, name, code):
-    small = ["trainer.num_envs=4", "trainer.train_batch_size=8", "--device", "cpu", "saving.metrics_log_freq=1"]
-    words = ["--config", str(ROOT / "examples" / "tag.yaml"), *small, "--total-timesteps", str(10**9), "--run-name=a"]
-    command = [sys.executable, "-c", TRAIN, *words, f"saving.basedir={tmp_path}"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    train = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
-    )
-    try:
-        assert any(line.startswith("env steps ") for line in train.stdout)  # it is training
-        train.send_signal(number)
-        printed, errors = train.communicate(timeout=60)
-    finally:
-        train.kill()
-    assert (train.returncode, errors) == (code, "")
-    last = printed.splitlines()[-1]
-    place = last.rpartition("checkpoint: ")[2]
-    env_steps = int(last.split()[4].replace(",", ""))
-    assert last == f"stopped by {name} after {env_steps:,} env steps, checkpoint: {place}"
-    assert load_checkpoint(Path(place)).progress["iteration"] == env_steps // 8 > 0

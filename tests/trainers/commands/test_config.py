@@ -1,0 +1,70 @@
+"""A config as a run would have it, and what is wrong with one."""
+
+from pathlib import Path
+
+import pytest
+
+from trainers.cli import main
+from warpdrive.config_file import load_yaml
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+CONFIGS = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
+
+
+def test_shown_config_has_what_was_typed_and_every_default(tmp_path, capsys):
+    assert main(["config", "show", "--config", "tag.yaml", "--num-envs=250", "env.grid_length=7"], EXAMPLES) == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(capsys.readouterr().out)
+    found = load_yaml(shown)
+    assert found["trainer"]["num_envs"] == 250
+    assert (found["env"]["num_taggers"], found["env"]["grid_length"], found["env"]["wall_hit_penalty"]) == (4, 7, 0.1)
+    assert found["policy"]["runner"]["gae_lambda"] == 0.95
+    assert found["saving"]["basedir"] == "runs"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_shown_is_the_same_config(name, tmp_path, capsys):
+    assert main(["config", "show", name], EXAMPLES) == 0
+    shown = capsys.readouterr().out
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert main(["config", "show", str(tmp_path / "shown.yaml")]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_several_configs_are_checked_at_once(tmp_path, capsys):
+    (tmp_path / "bad.yaml").write_text("name: tag_gridworld\ntraner: {}\ntrainer: {num_envs: 3, total_timesteps: 8}\n")
+    (tmp_path / "worse.yaml").write_text("- 1\n")
+    names = ["tag.yaml", str(tmp_path / "bad.yaml"), "nowhere.yaml", str(tmp_path / "worse.yaml"), "cartpole.yaml"]
+    assert main(["config", "check", *names], EXAMPLES) == 2
+    printed, errors = capsys.readouterr()
+    assert printed.splitlines() == ["tag.yaml: ok", "cartpole.yaml: ok"]
+    lines = errors.splitlines()
+    assert [line.split(":")[1].split("/")[-1].strip() for line in lines] == [
+        "bad.yaml", "bad.yaml", "nowhere.yaml", "worse.yaml",
+    ]  # fmt: skip
+
+
+def test_what_is_typed_is_checked_as_well(capsys):
+    assert main(["config", "check", "--config", "tag.yaml", "--trainer.num-envs", "ten"], EXAMPLES) == 2
+    line = "error: command line: trainer.num_envs: expected a whole number of at least 1, got 'ten'\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["show", "tag.yaml", "cartpole.yaml"], "one config is shown at a time, got 2."),
+        (["check"], "a config is needed, such as --config tag.yaml. See --help."),
+        ([], "the following arguments are required: what"),
+    ],
+)
+def test_which_file_must_be_said(words, line, capsys):
+    assert main(["config", *words], EXAMPLES) == 2
+    assert capsys.readouterr().err.startswith(f"error: command line: {line}")
+
+
+def test_env_from_outside_needs_leave(monkeypatch, capsys):
+    monkeypatch.chdir(EXAMPLES)
+    assert main(["config", "check", "soccer/soccer.yaml"]) == 2
+    assert "Allow it with --allow-import." in capsys.readouterr().err
+    assert main(["config", "check", "soccer/soccer.yaml", "--allow-import"]) == 0
