@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -165,8 +163,6 @@ def config_of(path: Path, options: argparse.Namespace, overrides: Overrides) -> 
     """
     from trainers.read_config import read_config
 
-    if options.allow_import and not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())  # where `python -m` looks, too
     return read_config(path, overrides, allow_import=options.allow_import)
 
 

@@ -147,6 +147,8 @@ def _run(argv: list[str], folder: Path | None, command: str | None) -> int:
     options.again = _same_in_another_process(argv, folder, only)
     if options.verbose:
         _log_to_stderr()
+    if getattr(options, "allow_import", False) and not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())  # where `python -m` looks, too
     return module.run(options, overrides, folder)
 
 

@@ -18,14 +18,14 @@ from types import ModuleType
 
 COMMANDS = {
     "train": "train the policies of an env, as a YAML file says",
-    "eval": "play whole episodes with a run's policies and tell their scores",
-    "play": "watch a run's policies play, or play yourself",
-    "render": "draw an episode of a run as a page or a picture",
-    "plot": "draw the learning curves of runs",
+    "eval": "score the policies of runs, or let those of two runs play each other",
+    "play": "play episodes: mean returns, and pictures if asked for",
+    "render": "draw an episode as an HTML player or a GIF",
+    "plot": "draw the learning curves of one run or many",
     "bench": "measure how fast a config's env, policy and learner run on this machine",
-    "export": "write a run's policies in a form that other programs read",
+    "export": "write a trained policy as ONNX, or as a torch.export program",
     "list": "list envs, algorithms and policies",
-    "doctor": "say what this machine has and what it lacks, with the fix",
+    "doctor": "check GPU, driver, compilers and packages, and say how to mend what is wrong",
     "config": "show a config with all its defaults, or check configs",
     "new-env": "start an env of your own: two files, a test and a config",
 }
