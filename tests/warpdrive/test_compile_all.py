@@ -31,6 +31,7 @@ FUSED = {
 
 ENVS = [
     *((name, {}) for name in list_envs()),
+    ("trainers.templates.my_env.my_env:MyEnv", {}),  # what `warpdrive new-env` copies
     ("tag_continuous", {"num_taggers": 100, "num_runners": 900, "use_full_observation": False}),
     ("simple_spread", {"continuous_actions": True}),
     ("simple_tag", {"continuous_actions": True}),
@@ -51,7 +52,7 @@ def test_every_shipped_kernel_compiles(compiler, arch):
     backend = CompileOnlyBackend(compiler, arch)
     for name, config in ENVS:
         env = EnvWrapper(load_env(name, config), num_envs=2, backend=backend)
-        assert f"{name}_step" in backend.compiled
+        assert f"{env.env.name}_step" in backend.compiled
     Sampler(env.data, 2, range(1, 3), env.num_agents, (5, 3), backend)
     for source in sorted(TRAINER_KERNELS.glob("*.cu")):
         constants = FUSED.get(source.name, {})
