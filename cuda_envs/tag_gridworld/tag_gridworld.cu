@@ -6,8 +6,8 @@ constexpr int NUM_TAGGERS = NUM_AGENTS - 1;
 
 // What is kept in shared memory, as far as there is room; else it is read where the step wrote it.
 constexpr int SHARED_BYTES = 46 * 1024 / ENVS_PER_BLOCK;
-constexpr bool KEEPS_CELLS = 8 * NUM_AGENTS <= SHARED_BYTES;
-constexpr bool KEEPS_SCENE = USE_FULL_OBSERVATION && 20 * NUM_AGENTS <= SHARED_BYTES;
+constexpr bool KEEPS_CELLS = 9 * NUM_AGENTS <= SHARED_BYTES;
+constexpr bool KEEPS_SCENE = USE_FULL_OBSERVATION && 21 * NUM_AGENTS <= SHARED_BYTES;
 constexpr int NUM_CELLS = KEEPS_CELLS ? NUM_AGENTS : 1;
 constexpr int SCENE_SIZE = KEEPS_SCENE ? 3 * NUM_AGENTS : 1;
 
@@ -68,15 +68,21 @@ __device__ __forceinline__ void observe(
             if (first_agent() == 0) row[4 * NUM_AGENTS] = now;
         }
     } else {
-        for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
-            const int other = agent == RUNNER ? nearest : RUNNER;
-            float* const row = rows + agent * NUM_FEATURES;
-            row[0] = (float)x[agent] / GRID_LENGTH;
-            row[1] = (float)y[agent] / GRID_LENGTH;
-            row[2] = (float)x[other] / GRID_LENGTH;
-            row[3] = (float)y[other] / GRID_LENGTH;
-            row[4] = agent == RUNNER ? 1.0f : 0.0f;
-            row[5] = now;
+        // Two of a row's 6 features.
+        const auto write = [&](int agent, int part) {
+            const int who = part == 0 ? agent : agent == RUNNER ? nearest : RUNNER;
+            const float2 pair = part == 2 ? make_float2(agent == RUNNER ? 1.0f : 0.0f, now)
+                                          : make_float2((float)x[who] / GRID_LENGTH, (float)y[who] / GRID_LENGTH);
+            reinterpret_cast<float2*>(rows)[3 * agent + part] = pair;
+        };
+        if (THREADS_PER_ENV == 1) {
+            for (int agent = 0; agent < NUM_AGENTS; ++agent) {
+                write(agent, 0);
+                write(agent, 1);
+                write(agent, 2);
+            }
+        } else {  // neighbouring threads write side by side
+            for (int i = first_agent(); i < 3 * NUM_AGENTS; i += agent_stride()) write(i / 3, i % 3);
         }
     }
 }
@@ -97,6 +103,7 @@ extern "C" __global__ void tag_gridworld_step(
     if (env >= NUM_ENVS) return;
     ENV_SHARED(int, shared_x, NUM_CELLS);
     ENV_SHARED(int, shared_y, NUM_CELLS);
+    ENV_SHARED(bool, hits_wall, NUM_CELLS);
     ENV_SHARED(Distance, partial, REDUCE_LANES);
     ENV_SHARED(float, scene, SCENE_SIZE);
 
@@ -112,7 +119,12 @@ extern "C" __global__ void tag_gridworld_step(
         const int cell_y = min(max(wanted_y, 0), GRID_LENGTH);
         new_x[agent] = x[first + agent] = cell_x;
         new_y[agent] = y[first + agent] = cell_y;
-        reward[first + agent] = cell_x != wanted_x || cell_y != wanted_y ? -WALL_HIT_PENALTY : 0.0f;
+        const bool hits = cell_x != wanted_x || cell_y != wanted_y;
+        if (KEEPS_CELLS) {
+            hits_wall[agent] = hits;
+        } else {
+            reward[first + agent] = hits ? 1.0f : 0.0f;
+        }
     }
     env_sync();  // everyone has moved before anyone is tagged
 
@@ -121,7 +133,8 @@ extern "C" __global__ void tag_gridworld_step(
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const float paid = agent == RUNNER ? (tag ? -TAG_PENALTY_FOR_RUNNER : STEP_COST_FOR_TAGGER)
                                            : (tag ? TAG_REWARD_FOR_TAGGER : -STEP_COST_FOR_TAGGER);
-        reward[first + agent] += paid;
+        const bool hits = KEEPS_CELLS ? hits_wall[agent] : reward[first + agent] != 0.0f;
+        reward[first + agent] = (hits ? -WALL_HIT_PENALTY : 0.0f) + paid;
     }
     if (first_agent() == 0) {
         time_step[env] = time;
