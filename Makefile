@@ -27,7 +27,7 @@ train: compiler $(VENV)/.ready-to-train
 
 test: compiler $(VENV)/.ready-to-test
 	@$(python) -m ruff check .
-	@$(python) -m pytest $(ARGS)
+	@$(python) -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.ready-to-test
 	@$(python) -m ruff check .

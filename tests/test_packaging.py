@@ -55,7 +55,8 @@ def test_wheel_metadata(wheel):
     assert metadata["License-Expression"] == "Apache-2.0"
     needed = {re.match(r"[\w-]+", line)[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
     assert needed == {"torch", "numpy", "gymnasium", "pyyaml", "rich", "safetensors"}
-    assert set(metadata.get_all("Provides-Extra")) == {"plot", "cuda", "test", "dev"}
+    extras = {"plot", "cuda", "pettingzoo", "torchrl", "sb3", "onnx", "tensorboard", "wandb", "test", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
 
 
 def test_wheel_installs_the_command_line(wheel):
