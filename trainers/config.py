@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal
 
 from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size
 
-Name = Annotated[str, Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a name of letters, digits, '_', '-' and '.'")]
+Name = Annotated[
+    str,
+    Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", "a name of at most 100 letters, digits, '_', '-' and '.'"),
+]
 """Part of a path: it must not lead out of its folder."""
 
 

@@ -20,11 +20,15 @@ from trainers.config import (
     hints_for,
 )
 from trainers.policies import check_network
-from warpdrive.config import Problems, Section, build, did_you_mean, to_section, unknown_key
+from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_section, unknown_key
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
 from warpdrive.errors import ConfigError, EnvError
 
+MAX_COUNT = 1_000_000
+"""Of what an env counts in its config, such as agents: more is a slip, and would fill the host's memory."""
+MAX_TRIES = 100_000
+"""Numbers looked at for one that divides another."""
 TOP_KEYS = [field.name for field in dataclasses.fields(Config)]
 
 
@@ -91,7 +95,7 @@ class _Reader:
 
     def _build(self, cls: type, mapping: Any, path: str, section: str, mark: str) -> Any:
         if mapping is not None and not isinstance(mapping, Mapping):
-            self.problems.add(mark, path, f"expected keys and values, got {mapping!r}")
+            self.problems.add(mark, path, f"expected keys and values, got {shown(mapping)}")
             return None
         return build(cls, mapping, path=path, hints=hints_for(section, self.known), problems=self.problems)
 
@@ -99,7 +103,7 @@ class _Reader:
         """The env with this config, as far as it can be made: its groups and episode length matter here."""
         name, mark = self.top.get("name"), self.top.marks.get("name", self.top.mark)
         if not isinstance(name, str):
-            wrong = "is missing: the env's name." if name is None else f"expected the env's name, got {name!r}"
+            wrong = "is missing: the env's name." if name is None else f"expected the env's name, got {shown(name)}"
             self.problems.add(mark, "name", wrong)
             return None
         if ":" in name and not self.allow_import:
@@ -113,15 +117,26 @@ class _Reader:
         config = self._build(default.Config, self.top.get("env"), "env", "env", self.top.marks.get("env", ""))
         if config is None:
             return default  # its groups have the same names, most of the time
+        section, mark = self.top.get("env"), self.top.marks.get("env", mark)
+        marks = section.marks if isinstance(section, Section) else {}
+        counts = [(key, getattr(config, key)) for key in _keys(type(config)) if key.startswith("num_")]
+        too_many = [(key, number) for key, number in counts if isinstance(number, int) and number > MAX_COUNT]
+        for key, number in too_many:
+            message = f"expected a whole number of at most {MAX_COUNT:,}, got {shown(number)}"
+            self.problems.add(marks.get(key, mark), f"env.{key}", message)
+        if too_many:
+            return default
         try:
             return load_env(name, config)
         except (EnvError, ConfigError) as error:
             key = re.match(r"env\.(\w+)", str(error))
-            section = self.top.get("env")
-            marks = section.marks if isinstance(section, Section) else {}
-            mark = marks.get(key.group(1), self.top.marks.get("env", "")) if key else self.top.marks.get("env", "")
-            self.problems.add(mark, "" if key else "env", " ".join(str(error).split()))
-            return None
+            place = marks.get(key.group(1), mark) if key else mark
+            self.problems.add(place, "" if key else "env", " ".join(str(error).split()))
+        except (OverflowError, MemoryError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            message = f"'{name}' cannot be made with these numbers: one is too large ({reason}). Use smaller ones."
+            self.problems.add(mark, "env", message)
+        return None
 
     def _policies(self, env: Env | None) -> dict[str, PolicyConfig]:
         section = self.top.get("policy")
@@ -129,7 +144,7 @@ class _Reader:
             section = {SHARED: None}
         mark = self.top.marks.get("policy", self.top.mark)
         if not isinstance(section, Mapping):
-            self.problems.add(mark, "policy", f"expected policies by name, got {section!r}")
+            self.problems.add(mark, "policy", f"expected policies by name, got {shown(section)}")
             return {}
         marks = section.marks if isinstance(section, Section) else {}
         policies = {name: self._policy(name, one, marks.get(name, mark)) for name, one in section.items()}
@@ -141,8 +156,13 @@ class _Reader:
         path = f"policy.{name}"
         marks = section.marks if isinstance(section, Section) else {}
         algorithm = section.get("algorithm", PolicyConfig.algorithm) if isinstance(section, Mapping) else None
+        if not isinstance(algorithm, str | None):
+            self.problems.add(
+                marks.get("algorithm", mark), f"{path}.algorithm", f"expected text, got {shown(algorithm)}"
+            )
+            return None
         try:
-            cls = find_algorithm(PolicyConfig.algorithm if algorithm is None else str(algorithm))[1]
+            cls = find_algorithm(PolicyConfig.algorithm if algorithm is None else algorithm)[1]
         except ConfigError as error:
             self.problems.add(marks.get("algorithm", mark), f"{path}.algorithm", str(error))
             return None
@@ -201,7 +221,9 @@ class _Reader:
             if length < 1 or trainer.num_steps % length:
                 message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
                 message += f"The nearest that do: {_nearest_divisors(trainer.num_steps, length)}."
-                place = marks.get("model", mark)
+                model = given.get("model") if isinstance(given, Mapping) else None
+                model_marks = model.marks if isinstance(model, Section) else {}
+                place = model_marks.get("sequence_length", marks.get("model", mark))
                 self.problems.add(place, f"policy.{name}.model.sequence_length", message)
                 return
             number, what = trainer.num_steps // length * trainer.num_envs // num_gpus, "sequences (each of one env)"
@@ -219,7 +241,7 @@ class _Reader:
         marks = section.marks if isinstance(section, Section) else {}
 
         def add(key: str, message: str) -> None:
-            self.problems.add(marks.get(key, self.top.marks.get("trainer", "")), f"trainer.{key}", message)
+            self.problems.add(marks.get(key, self.top.marks.get("trainer", self.top.mark)), f"trainer.{key}", message)
 
         size, num_envs = trainer.train_batch_size, trainer.num_envs
         if size % num_envs:
@@ -246,9 +268,12 @@ def _multiples_around(number: int, of: int) -> list[int]:
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:
-    """The divisors of `number` next to `wanted`, below and above."""
-    below = next((n for n in range(min(wanted, number), 0, -1) if number % n == 0), None)
-    above = next((n for n in range(wanted + 1, number + 1) if number % n == 0), None)
+    """The divisors of `number` next to `wanted`, below and above; 1 and itself where the next are far."""
+    start = min(wanted, number)
+    below = next((n for n in range(start, max(start - MAX_TRIES, 0), -1) if number % n == 0), 1)
+    above = next((n for n in range(wanted + 1, min(wanted + MAX_TRIES, number) + 1) if number % n == 0), None)
+    if above is None and wanted < number:
+        above = number
     return " and ".join(str(n) for n in (below, above) if n is not None)
 
 

@@ -7,52 +7,74 @@ YAML reads so and another otherwise.
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from warpdrive.config import Problems, Section, WrongValue, did_you_mean, join_path, shown, to_plain
+from warpdrive.config import Problems, Section, WrongValue, did_you_mean, join_path, printable, shown, to_plain
 from warpdrive.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NESTING = 32
+MAX_VALUES = 10_000
 
 
 def load_yaml(path: str | Path) -> Section:
     """Reads a YAML file of keys and values.
 
-    Tags, aliases, files over 1 MiB and nesting over 32 are refused; numbers are read as people mean them.
+    Tags, aliases, files over 1 MiB, nesting over 32 and more than 10,000 values are refused; numbers are read as people
+    mean them.
 
     Raises:
         ConfigError: one line per mistake, `FILE:LINE: key.path: what is wrong`.
     """
-    name, path = str(path), Path(path)
+    name, path = printable(str(path)), Path(path)
     try:
-        if path.is_dir():
-            raise ConfigError(f"{name}: is a folder. Name the YAML file in it.")
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(f"{name}: has {size / 2**20:.1f} MiB; a config has at most 1 MiB. Is it the right file?")
-        content = path.read_bytes()
+        content = read_regular(path, MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         beside = [file.name for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         raise ConfigError(f"{name}: no such file.{did_you_mean(path.name, beside)}") from None
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot be read: {error.strerror}.") from None
-    return parse_yaml(content, name)
+    except IsADirectoryError:
+        raise ConfigError(f"{name}: is a folder. Name the YAML file in it.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    if len(content) > MAX_FILE_BYTES:
+        size = max(len(content), path.stat().st_size)
+        raise ConfigError(f"{name}: has {size / 2**20:.1f} MiB; a config has at most 1 MiB. Is it the right file?")
+    return parse_yaml(content, str(path))
+
+
+def read_regular(path: Path, max_bytes: int = -1) -> bytes:
+    """The first `max_bytes` of a regular file, all of it if -1.
+
+    A FIFO would be waited for, and a device read, for ever: both are refused, also behind a symbolic link.
+
+    Raises:
+        OSError: it is missing, no regular file, or cannot be read.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a FIFO" if stat.S_ISFIFO(mode) else "a device" if not stat.S_ISSOCK(mode) else "a socket"
+            raise OSError(None, f"it is {kind}, not a regular file")
+        return file.read(max_bytes)
 
 
 def parse_yaml(content: bytes | str, file: str) -> Section:
     """What `load_yaml` does with a file's content; `file` is its name in messages."""
+    file = printable(file)
     if isinstance(content, bytes):
         try:
             content = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = content[: error.start].count(b"\n") + 1
             byte = content[error.start]
-            raise ConfigError(f"{file}:{line}: not UTF-8 (byte {byte:#04x}). Save it as UTF-8.") from None
+            encoding = " UTF-16, " if content[:2] in (b"\xff\xfe", b"\xfe\xff") else " "
+            raise ConfigError(f"{file}:{line}:{encoding}not UTF-8 (byte {byte:#04x}). Save it as UTF-8.") from None
     problems = Problems()
     value = _load(content, file, problems)
     problems.raise_if_any()
@@ -70,11 +92,13 @@ def override(config: Section, path: str, text: str, mark: str) -> None:
         ConfigError: `text` is no YAML value, or the path leads through a value that is no section.
     """
     *parents, key = path.split(".")
+    if not all((*parents, key)):
+        raise ConfigError(f"{mark}: '{printable(path)}': expected words with a dot between them, as trainer.num_envs.")
     section = config
     for parent in parents:
         found = section.get(parent)
         if found is not None and not isinstance(found, Section):
-            raise ConfigError(f"{mark}: {path}: '{parent}' is {shown(found)}, which holds no keys.")
+            raise ConfigError(f"{mark}: {printable(path)}: '{parent}' is {shown(found)}, which holds no keys.")
         section = section.section(parent, mark)
     problems = Problems()
     value = _load(text, mark, problems, path, show_line=False)
@@ -104,14 +128,31 @@ def _load(text: str, file: str, problems: Problems, path: str = "", show_line: b
 def _explain(error: yaml.MarkedYAMLError) -> tuple[yaml.Mark | None, str]:
     """Where and what, in a newcomer's words."""
     problem, place = error.problem or str(error), error.problem_mark or error.context_mark
+    context = error.context or ""
     if r"'\t'" in problem:
         return place, "a tab. YAML is indented by spaces."
     if "expected ',' or" in problem and error.context_mark:
-        bracket = "[" if "sequence" in (error.context or "") else "{"
+        bracket = "[" if "sequence" in context else "{"
         return error.context_mark, f"the bracket '{bracket}' is not closed."
-    if "<document start>" in problem or "single document" in (error.context or ""):
+    if "<document start>" in problem or "single document" in context:
         return place, "a second document starts here; a config is one document."
-    return place, " ".join(part for part in (error.context, problem) if part)
+    if "quoted scalar" in context and "end of stream" in problem:
+        return error.context_mark, "the quote is not closed."
+    if "mapping values are not allowed" in problem:
+        return place, "a ':' where no key can be. Is the line indented as it should be? Quote a text that holds ': '."
+    if "expected <block end>" in problem:
+        return place, "does not fit the lines above it. Is it indented as they are?"
+    if "could not find expected ':'" in problem:
+        return error.context_mark or place, "a line without ':'. Write `key: value`."
+    if "cannot start any token" in problem:
+        return place, f"a value cannot start with {problem.split()[2]}. Quote it."
+    if "node content" in problem and problem[-2:-1] in ("]", "}", ","):
+        return place, f"a '{problem[-2]}' too many, or out of place."
+    if "unknown escape character" in problem:
+        return place, f"'\\{problem.split()[-1][1:-1]}' is no escape in double quotes. Use single quotes, or '\\\\'."
+    if "sequence entries are not allowed" in problem:
+        return place, "a list's '-' must be on a line of its own; or write the list in brackets, [1, 2]."
+    return place, " ".join(part for part in (context, problem) if part)
 
 
 _NULL = ("", "~", "null", "Null", "NULL")
@@ -135,7 +176,10 @@ def _read_plain(text: str) -> Any:
     if _INT.fullmatch(text) and len(text) < 1000:
         return int(text)
     if _FLOAT.fullmatch(text):
-        return float(text)
+        number = float(text)
+        if math.isinf(number):
+            raise WrongValue(f"{shown(text)} is too large for a number.")
+        return number
     if _OCTAL.fullmatch(text):
         plain = text.lstrip("+-0_") or "0"
         raise WrongValue(f"{shown(text)} is 8-based in one YAML and 10-based in another. Write {plain}, or quote it.")
@@ -157,6 +201,7 @@ class _Loader(yaml.SafeLoader):
         self.problems = problems
         self.show_line = show_line
         self.depth = 0
+        self.num_values = 0
 
     def mark(self, node: yaml.Node | yaml.Event) -> str:
         return f"{self.file}:{node.start_mark.line + 1}" if self.show_line else self.file
@@ -171,12 +216,20 @@ class _Loader(yaml.SafeLoader):
             problem = f"the tag {shown(event.tag)} is not allowed: a tag can run code. Write a plain value."
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self.depth += 1
+        self.num_values += 1
         if self.depth > MAX_NESTING:
             problem = f"nested more than {MAX_NESTING} deep, which no config needs."
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        if self.num_values > MAX_VALUES:
+            problem = f"holds more than {MAX_VALUES:,} keys and values, which no config needs. Is it the right file?"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def fetch_directive(self) -> None:
+        problem = "a line that begins with '%' is a directive, which no config needs."
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
 
     def value(self, node: yaml.Node, path: str) -> Any:
         if isinstance(node, yaml.MappingNode):

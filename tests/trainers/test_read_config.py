@@ -126,7 +126,7 @@ WRONG = [
     ("name: tag_gridworld", "name: tag_gridwrld", "tag.yaml:1: name: unknown env 'tag_gridwrld'. Did you mean"),
     ("name: tag_gridworld", "name: 3", "tag.yaml:1: name: expected the env's name, got 3"),
     ("name: tag_gridworld\n", "", "tag.yaml:1: name: is missing"),
-    ("basedir: runs", "tag: ../../etc", "tag.yaml:16: saving.tag: expected a name of letters, digits"),
+    ("basedir: runs", "tag: ../../etc", "tag.yaml:16: saving.tag: expected a name of at most 100 letters, digits"),
 ]
 
 
@@ -156,7 +156,7 @@ GRU = "      type: gru\n      sequence_length: {length}\n"
         ),
         (
             PPO.format(minibatches=4) + GRU.format(length=60),
-            "tag.yaml:12: policy.tagger.model.sequence_length: 60 does not divide the 250 steps of an iteration. The "
+            "tag.yaml:15: policy.tagger.model.sequence_length: 60 does not divide the 250 steps of an iteration. The "
             "nearest that do: 50 and 125.",
         ),
         (
