@@ -11,3 +11,7 @@ class RunFolderError(WarpDriveError):
 
 class NonFiniteError(WarpDriveError):
     """A run met a NaN or an infinity, and learned nothing from it."""
+
+
+class MemoryShortError(WarpDriveError, MemoryError):
+    """A run does not fit into the memory that there is."""

@@ -20,6 +20,7 @@ from trainers.features import group_of, places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
 from trainers.graphs import Replayed
 from trainers.guard import Guard
+from trainers.memory import check_memory, explains_shortage
 from trainers.metrics import Metrics
 from trainers.policies.heads import make_head
 from trainers.policies.policy import Policy, make_policy
@@ -59,8 +60,10 @@ class Trainer:
         CheckpointError: there is nothing to resume from, or it is of another kind of run.
         ConfigError: `trainer.num_gpus` is not how many ranks there are.
         EnvError: a policy cannot act in the env.
+        MemoryShortError: the run does not fit into the device's memory.
     """
 
+    @explains_shortage
     def __init__(
         self,
         config: Config,
@@ -78,6 +81,7 @@ class Trainer:
             make_head(group_of(env, name).action_space)
         self.world = join(settings)
         self.backend = make_backend(settings)
+        check_memory(config, env, self.backend)
         resumed = None if resume is None else checkpoint.run_folder_of(resume)
         generator = torch.Generator().manual_seed(settings.seed)
         self.policies = {name: self._make_policy(env, name, generator, resume is None) for name in agents}
@@ -170,6 +174,7 @@ class Trainer:
                 self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
                 raise Stopped(caught)
 
+    @explains_shortage
     def iterate(self) -> dict[str, dict[str, torch.Tensor | float]]:
         """One rollout and one update of each policy.
 
