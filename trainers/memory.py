@@ -238,11 +238,13 @@ def explained_shortage(config: Config) -> Iterator[None]:
         raise MemoryShortError(f"memory ran out: {_too_large(config, env, device, found, less)}") from error
 
 
-def dry_run(config: Config, say: Callable[[str], None] = print) -> None:
+def dry_run(config: Config, say: Callable[[str], None] = print) -> int:
     """Makes all of a run but its folder: tells what memory it takes, steps the envs twice, and learns once if cheap.
 
     Of several GPUs, one rank's share is made, on one of them.
 
+    Returns:
+        The exit code, 0.
     Raises:
         MemoryShortError: the run does not fit.
     """
@@ -273,6 +275,7 @@ def dry_run(config: Config, say: Callable[[str], None] = print) -> None:
             trainer.guard.raise_if_halted(trainer.iteration)  # waits for the device
     done = "two steps and an update were made" if learns else "two steps were made; an update would take long here"
     say(f"dry run: everything was made, {done}, nothing was kept")
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------- the parts
