@@ -16,6 +16,7 @@ Name = Annotated[
     Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", "a name of at most 100 letters, digits, '_', '-' and '.'"),
 ]
 """Part of a path: it must not lead out of its folder."""
+PathName = Annotated[str, Matching(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "a path without control characters")]
 
 
 class Whole(Between):
@@ -83,7 +84,7 @@ class ModelConfig:
     """Steps through which a GRU's gradient runs, a divisor of the steps of an iteration; all of them if not given."""
     log_std_init: float = 0.0
     """Logarithm of the standard deviation of Box actions at the start."""
-    model_ckpt_filepath: str | None = None
+    model_ckpt_filepath: PathName | None = None
     """A policy.<name>.safetensors to start from."""
 
 
@@ -134,7 +135,7 @@ class SavingConfig:
     """Iterations from one report to the next."""
     model_params_save_freq: Size = 0
     """Iterations from one checkpoint to the next; 0: one at the end. There is always one at the end."""
-    basedir: str = "runs"
+    basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None
     """First word of the run folder's name; the env's name if not given."""

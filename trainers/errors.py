@@ -9,9 +9,9 @@ class RunFolderError(WarpDriveError):
     """The folder of a run cannot be made."""
 
 
-class NonFiniteError(WarpDriveError):
-    """A run met a NaN or an infinity, and learned nothing from it."""
-
-
 class MemoryShortError(WarpDriveError, MemoryError):
     """A run does not fit into the memory that there is."""
+
+
+class NonFiniteError(WarpDriveError):
+    """A run met a NaN or an infinity, and learned nothing from it."""

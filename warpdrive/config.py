@@ -27,11 +27,10 @@ from warpdrive.config_values import (
     convert,
     did_you_mean,
     nearest,
-    printable,
     shown,
     value_at,
 )
-from warpdrive.errors import ConfigError, WarpDriveError
+from warpdrive.errors import ConfigError, WarpDriveError, printable
 
 __all__ = [  # of config_values.py: what configs are written with
     "Between",
@@ -46,7 +45,6 @@ __all__ = [  # of config_values.py: what configs are written with
     "convert",
     "did_you_mean",
     "nearest",
-    "printable",
     "shown",
     "value_at",
 ]

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from warpdrive.config import Problems, Section, WrongValue, did_you_mean, join_path, printable, shown, to_plain
-from warpdrive.errors import ConfigError
+from warpdrive.config import Problems, Section, WrongValue, did_you_mean, join_path, shown, to_plain
+from warpdrive.errors import ConfigError, printable
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NESTING = 32

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from warpdrive.errors import printable
+
 
 @dataclass(frozen=True)
 class Between:
@@ -244,13 +246,6 @@ def shown(value: Any) -> str:
     else:
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def printable(text: str) -> str:
-    """`text` with what could steer a terminal, or break a line, written as escapes: \\x1b, \\n, \\u2028."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -1,8 +1,27 @@
 """Every error the framework raises on purpose. One base class, so `except WarpDriveError` catches all."""
 
 
+def printable(text: str, keep: str = "") -> str:
+    """`text` with what could steer a terminal, or break a line, written as escapes: \\x1b, \\n, \\u2028.
+
+    Args:
+        keep: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
 class WarpDriveError(Exception):
-    """Base class. The message is one clear line that names the place and ends in a way out."""
+    """Base class. The message is one clear line that names the place and ends in a way out.
+
+    Control characters in it, which a file or a config may have brought, are written as escapes.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
 
 class ArrayError(WarpDriveError):
