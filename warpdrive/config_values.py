@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from warpdrive.errors import printable
-
 
 @dataclass(frozen=True)
 class Between:

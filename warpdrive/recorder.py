@@ -33,9 +33,7 @@ class EpisodeRecorder:
         ArrayError: an array is unknown or has no env axis.
     """
 
-    def __init__(
-        self, env: EnvWrapper, names: Sequence[str], env_index: int = 0, max_steps: int | None = None
-    ) -> None:
+    def __init__(self, env: EnvWrapper, names: Sequence[str], env_index: int = 0, max_steps: int | None = None) -> None:
         max_steps = max_steps or env.env.episode_length
         if max_steps is None:
             raise ArrayError("this env has no episode length: tell EpisodeRecorder how many steps, max_steps=1000.")
