@@ -36,7 +36,7 @@ def load_yaml(path: str | Path) -> Section:
     try:
         content = read_regular(path, MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        beside = [file.name for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        beside = [file.name for file in path.parent.glob("*.y*ml") if file.name != path.name]
         raise ConfigError(f"{name}: no such file.{did_you_mean(path.name, beside)}") from None
     except IsADirectoryError:
         raise ConfigError(f"{name}: is a folder. Name the YAML file in it.") from None
@@ -139,7 +139,7 @@ def _explain(error: yaml.MarkedYAMLError) -> tuple[yaml.Mark | None, str]:
     if "quoted scalar" in context and "end of stream" in problem:
         return error.context_mark, "the quote is not closed."
     if "mapping values are not allowed" in problem:
-        return place, "a ':' where no key can be. Is the line indented as it should be? Quote a text that holds ': '."
+        return place, "a ':' where no key can be. Is this line, or the one above, indented wrongly or without its ':'?"
     if "expected <block end>" in problem:
         return place, "does not fit the lines above it. Is it indented as they are?"
     if "could not find expected ':'" in problem:

@@ -129,7 +129,7 @@ WRONG = [
     ("wheels: {sizes: [1]\n", "car.yaml:1: the bracket '{' is not closed."),
     (
         "a: b: c",
-        "car.yaml:1: a ':' where no key can be. Is the line indented as it should be? Quote a text that holds ': '.",
+        "car.yaml:1: a ':' where no key can be. Is this line, or the one above, indented wrongly or without its ':'?",
     ),
     ("label: a\n---\nlabel: b", "car.yaml:2: a second document starts here; a config is one document."),
     ("label: a\0", "car.yaml:1: holds the character U+0000, which YAML does not allow"),
