@@ -5,11 +5,13 @@ Imports no torch: a mistake in a config is told before anything heavy is loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size
+from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size, shown
+from warpdrive.errors import ConfigError
 
 Name = Annotated[
     str,
@@ -17,6 +19,13 @@ Name = Annotated[
 ]
 """Part of a path: it must not lead out of its folder."""
 PathName = Annotated[str, Matching(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "a path without control characters")]
+
+
+def check_run_name(name: str | None) -> None:
+    """Raises ConfigError if a run folder cannot have this name; None is no name."""
+    pattern, means = (getattr(Name.__metadata__[0], word) for word in ("pattern", "means"))
+    if name is not None and not re.fullmatch(pattern, name):
+        raise ConfigError(f"--run-name: expected {means}, got {shown(name)}")
 
 
 class Whole(Between):

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from trainers.checkpoint import RESOLVED_CONFIG
-from trainers.config import Config
+from trainers.config import Config, check_run_name
 from trainers.distributed import world
 from trainers.errors import RunFolderError
 from trainers.metrics import append_jsonl
@@ -175,8 +175,7 @@ def _mean_returns(metrics: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise ConfigError(f"--run-name: expected a name of letters, digits, '_', '-' and '.', got {name!r}")
+    check_run_name(name)
     if name is None:
         algorithms = "-".join(dict.fromkeys(policy.algorithm.lower() for policy in config.policy.values()))
         first = config.saving.name or re.sub(r"[^A-Za-z0-9_]+", "-", config.name)

@@ -13,7 +13,7 @@ import torch
 
 from trainers import checkpoint
 from trainers.algorithms import find_algorithm
-from trainers.config import SHARED, Config, TrainerConfig
+from trainers.config import SHARED, Config, TrainerConfig, check_run_name
 from trainers.distributed import device_of, join, world
 from trainers.evaluation import Evaluation
 from trainers.features import group_of, places_of
@@ -31,7 +31,7 @@ from trainers.stop import Stopped, StopSignals, signal_name
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
-from warpdrive.config import to_plain
+from warpdrive.config import shown, to_plain
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import CheckpointError
@@ -72,6 +72,7 @@ class Trainer:
         command: Sequence[str] = (),
         resume: Path | None = None,
     ) -> None:
+        check_run_name(run_name)
         self.config = config
         settings = config.trainer
         env = load_env(config.name, config.env)
@@ -288,8 +289,8 @@ class Trainer:
         into = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
         into["env"] = checkpoint.arrays_of(self.env.data)
         iteration = saved.progress.get("iteration")
-        if not isinstance(iteration, int) or isinstance(iteration, bool) or iteration < 0:
-            message = f"expected progress.iteration to be a whole number, got {iteration!r}."
+        if type(iteration) is not int or not 0 <= iteration < 1 << 53:
+            message = f"expected progress.iteration to be a whole number, got {shown(iteration)}."
             raise CheckpointError(f"{manifest}: {message}")
         run = saved.progress.get("run")
         if not isinstance(run, dict):

@@ -444,7 +444,7 @@ OTHERS = [
         "run name",
         "--run-name",
         "../x",
-        line="--run-name: expected a name of letters, digits, '_', '-' and '.', got '../x'",
+        line="--run-name: expected a name of at most 100 letters, digits, '_', '-' and '.', got '../x'",
         needs_torch=True,
     ),
     typed(
