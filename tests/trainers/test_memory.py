@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from trainers import learner, memory
-from trainers.cli import main
+from trainers import cli, learner, memory
 from trainers.errors import MemoryShortError
 from trainers.free_memory import free_bytes
 from trainers.fused import network, sizes
@@ -115,7 +115,8 @@ def test_estimate_is_within_a_tenth_of_what_a_gpu_allocates(tmp_path, precision)
 def test_a_run_that_cannot_fit_is_one_line_and_code_3(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 20)
     argv = ["--config", "tag.yaml", "--device", "cpu", "trainer.num_envs=10000", "trainer.train_batch_size=200000"]
-    assert main([*argv, f"saving.basedir={tmp_path / 'runs'}"], folder=EXAMPLES) == 3
+    command = {} if "command" not in inspect.signature(cli.main).parameters else {"command": "train"}
+    assert cli.main([*argv, f"saving.basedir={tmp_path / 'runs'}"], folder=EXAMPLES, **command) == 3
     (line,) = capsys.readouterr().err.splitlines()
     told = re.fullmatch(
         r"error: 'tag_gridworld' needs 1\d\d\.\d MiB of memory, and 100\.0 MiB can be had: "
