@@ -180,6 +180,15 @@ def test_batches_that_can_be_cut_are_not(tmp_path, policy):
     read(tmp_path, GOOD.replace("    lr: 1e-3\n    model:\n      fc_dims: [32]\n", policy))
 
 
+def test_what_divides_a_huge_batch_is_not_searched_for_without_end(tmp_path):
+    """1,000,000,007 is prime."""
+    text = GOOD.replace("    lr: 1e-3\n    model:\n      fc_dims: [32]\n", PPO.format(minibatches=10_000))
+    (line,) = errors(tmp_path, text.replace("25000", "1_000_000_007").replace("100", "1", 1))
+    assert line.endswith(
+        "3000000021 samples (train_batch_size x agents) of an iteration. The nearest that do: 3 and 3000000021."
+    )
+
+
 def test_minibatches_are_cut_from_each_ranks_share(tmp_path):
     """8 divide the 75,000 samples, and not the 37,500 of each of two ranks."""
     policy = PPO.format(minibatches=8)
