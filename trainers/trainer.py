@@ -24,6 +24,7 @@ from trainers.memory import check_memory, explains_shortage
 from trainers.metrics import Metrics
 from trainers.policies.heads import make_head
 from trainers.policies.policy import Policy, make_policy
+from trainers.reporter import Reporter
 from trainers.returns import GAE
 from trainers.rollout import Rollout
 from trainers.run_folder import RunFolder
@@ -128,6 +129,7 @@ class Trainer:
         self.iteration = 0
         self._saved_at: int | None = None  # the iteration
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
+        self.reporter = Reporter(self)
         self.env.reset()
         self.rollout.begin()
         if resume is not None:
@@ -146,11 +148,11 @@ class Trainer:
         Raises:
             Stopped: it was ended so.
         """
-        self._announce()
+        self.reporter.announce()
         started_at, started_iteration = time.perf_counter(), self.iteration
         with StopSignals() as stop, self.world.watched():
             self._train(stop)
-        self._conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
+        self.reporter.conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
 
     def _train(self, stop: StopSignals) -> None:
         saving = self.config.saving
@@ -164,7 +166,7 @@ class Trainer:
                 seconds = time.perf_counter() - reported_at
                 if self._evaluates_since(reported_iteration):
                     metrics |= self.world.first(self._evaluate)
-                self._report(metrics, seconds, self.iteration - reported_iteration)
+                self.reporter.report(metrics, seconds, self.iteration - reported_iteration)
                 reported_at, reported_iteration = time.perf_counter(), self.iteration
             if is_last or (saving.model_params_save_freq and self.iteration % saving.model_params_save_freq == 0):
                 self.save()
@@ -346,59 +348,6 @@ class Trainer:
             "trainer.device": self.env.device.type,
             "trainer.num_gpus": self.world.size,
         }
-
-    def _announce(self) -> None:
-        settings = self.config.trainer
-        self.run.say(
-            f"{self.config.name}: {settings.num_envs:,} envs x {self.env.num_agents} agents, "
-            f"{settings.num_steps} steps an iteration, {self.num_iterations} iterations"
-        )
-        if settings.precision == "bf16":
-            for name, group in self.rollout.groups.items():
-                why = group.why_not_fused
-                self.run.say(f"policy {name}: fused kernels" if why is None else f"policy {name}: torch, because {why}")
-        if self.world.size > 1:
-            self.run.say(f"{self.world.size} ranks, each with {self.env.num_envs:,} of the envs")
-        self.run.say(f"run folder: {self.run.path}")
-
-    def _report(self, metrics: dict[str, float], seconds: float, num_iterations: int) -> None:
-        steps = num_iterations * self.config.trainer.train_batch_size
-        metrics = {
-            "time/total_timesteps": self.env_steps,
-            "time/iterations": self.iteration,
-            "time/fps": steps / seconds,
-            "time/agent_steps_per_s": steps * self.env.num_agents / seconds,
-            **metrics,
-        }
-        if self.env.device.type == "cuda":
-            metrics["health/gpu_mem_mb"] = torch.cuda.max_memory_allocated(self.env.device) / 2**20
-        self.run.log(metrics)
-        returns = "".join(
-            f"  {name} {metrics[f'rollout/{name}/ep_rew_mean']:+8.3f}"
-            for name in self.metrics.groups
-            if f"rollout/{name}/ep_rew_mean" in metrics
-        )
-        length = f"  length {metrics['rollout/ep_len_mean']:6.1f}" if "rollout/ep_len_mean" in metrics else ""
-        score = f"  eval {metrics['eval/mean_reward']:+.3f}" if "eval/mean_reward" in metrics else ""
-        self.run.say(
-            f"env steps {self.env_steps:12,}{returns}{length}  {metrics['time/fps']:12,.0f} env steps/s{score}"
-        )
-        if dropped := metrics["health/dropped_truncations"]:
-            self.run.say(
-                f"warning: {dropped:,.0f} truncations counted as having no future, for lack of room: episodes are "
-                f"truncated before the episode_length of {self.env.env.episode_length} that env '{self.config.name}' "
-                "gives. Mend its episode_length.",
-                style="yellow",
-            )
-
-    def _conclude(self, seconds: float, num_iterations: int) -> None:
-        env_steps = num_iterations * self.config.trainer.train_batch_size  # a restored run made the others before
-        self.run.say(f"trained {env_steps:,} env steps in {seconds:.1f} s ({env_steps / seconds:,.0f} env steps/s)")
-        for name, (first, last) in self.run.first_and_last_returns().items():
-            if name:
-                self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
-        self.run.draw_learning_curve()
-        self.run.say(f"checkpoint: {self.run.checkpoints / checkpoint.LAST}")
 
 
 def make_backend(settings: TrainerConfig) -> Backend:

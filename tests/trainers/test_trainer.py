@@ -129,5 +129,5 @@ def test_speed_counts_only_what_was_done_since_a_restore(tiny, capsys):
 
 
 def test_speed_is_env_steps_by_seconds(tiny, capsys):
-    Trainer(tiny())._conclude(seconds=4.0, num_iterations=2)
+    Trainer(tiny()).reporter.conclude(seconds=4.0, num_iterations=2)
     assert "trained 120 env steps in 4.0 s (30 env steps/s)\n" in capsys.readouterr().out
