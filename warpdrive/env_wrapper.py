@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from warpdrive.actions import ActionCheck
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import POOL, START, DataManager
@@ -122,6 +123,10 @@ class EnvWrapper:
         if self._steps_alone:
             final = {name: self.data[FINAL + name][0] for name in self.layout.observations}
             self._info["final_observation"] = self.by_group(final)
+        self.num_invalid_actions = torch.zeros(1, dtype=torch.int32, device=self.device)
+        """[1] int32: numbers in the actions given to step() that were outside their space."""
+        self._action_check: ActionCheck | None = None
+        self._is_debug = getattr(self.backend, "debug", False)
         self.after_step: list[Callable[[], None]] = []
         """Called when a step is done and nothing has restarted yet (see EpisodeRecorder)."""
         self._step_call = self.prepare_step()
@@ -154,13 +159,16 @@ class EnvWrapper:
 
         Args:
             action: [E, A] or [E, A, heads] integers, [E, A, n] floats for a Box; by group where groups act
-                differently. None to use what is in data["action"].
+                differently. None to use what is in data["action"], as it is. What is given and lies outside its space
+            adds to `num_invalid_actions`, and the nearest in the space is done; in debug mode it is an EnvError.
         Returns:
             observation [E, A, F], reward [E, A], terminated [E], truncated [E], and info with
             "final_observation" [E, A, F]: what an ended episode saw last, valid where an env ended.
         """
         if action is not None:
             self._take_action(action)
+        if action is not None or self._is_debug:
+            self._check_actions()
         self.advance()
         if self._steps_alone:
             self.data["num_truncated"].zero_()
@@ -262,6 +270,15 @@ class EnvWrapper:
                 has, given = (str(dtype).removeprefix("torch.") for dtype in (array.dtype, values.dtype))
                 raise EnvError(f"{name} is {has}, got {given}, which it cannot hold unchanged. Give it as {has}.")
             array.copy_(values)
+
+    def _check_actions(self) -> None:
+        if self._action_check is None:  # training draws its actions itself, and needs none
+            of_env = (self.data, self.layout, self.groups, self.backend)
+            self._action_check = ActionCheck(*of_env, self.num_invalid_actions)
+        if self._is_debug:
+            self._action_check.raise_if_outside()
+        else:
+            self._action_check.clamp()
 
     def _push_arrays(self, seed: int, num_kept: int) -> None:
         num_envs, num_agents, data = self.num_envs, self.num_agents, self.data

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from compile_only import CompileOnlyBackend
 
+from warpdrive import actions
 from warpdrive.backends.cuda import _nvrtc
 from warpdrive.env import list_envs, load_env
 from warpdrive.env_wrapper import EnvWrapper
@@ -54,8 +55,9 @@ def test_every_shipped_kernel_compiles(compiler, arch):
         env = EnvWrapper(load_env(name, config), num_envs=2, backend=backend)
         assert f"{env.env.name}_step" in backend.compiled
     Sampler(env.data, 2, range(1, 3), env.num_agents, (5, 3), backend)
+    FunctionManager(env.data, actions.SOURCE, backend=backend)
     for source in sorted(TRAINER_KERNELS.glob("*.cu")):
         constants = FUSED.get(source.name, {})
         sizes = {} if constants else {"num_envs": 2, "num_agents": env.num_agents}
         FunctionManager(env.data, source, constants, backend=backend, **sizes)
-    assert {"restart_ended", "sample_actions_masked", "gae", "episodes"} <= set(backend.compiled)
+    assert {"restart_ended", "sample_actions_masked", "clamp_choices", "gae", "episodes"} <= set(backend.compiled)
