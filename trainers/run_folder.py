@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import functools
 import importlib.util
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.config import Config, check_run_name
+from trainers.display import printable
 from trainers.distributed import world
 from trainers.errors import RunFolderError
 from trainers.metrics import append_jsonl
@@ -29,9 +31,20 @@ from warpdrive.config_file import dump_yaml
 from warpdrive.errors import ConfigError
 from warpdrive.version import __version__
 
+MAX_LOG_BYTES = 10 << 20
+"""Of log.txt; then it becomes log.1.txt, in place of an older one, and a new one begins."""
+MAX_METRICS_BYTES = 64 << 20
+"""Of metrics.jsonl; then every second of its lines is taken out, so that it goes on telling of the whole run."""
+MAX_CURVE_POINTS = 2000
+"""Of the learning curve that is kept in memory; then every second of them is taken out."""
+NUM_KEPT = 20
+"""Reports that are kept in memory whole."""
+
 
 class RunFolder:
     """Made at the start of a run; every line said is also in its log.txt (errors go to stderr alone).
+
+    However long the run, what it keeps in memory and in these files stays bounded.
 
     Of several ranks, the first makes it, writes and speaks; the others know where it is.
 
@@ -53,9 +66,12 @@ class RunFolder:
     ) -> None:
         make_folder = functools.partial(_make_folder, Path(config.saving.basedir), name, config)
         self.path = world().first(make_folder) if resumed is None else resumed
-        self._is_silent = world().rank > 0
+        self.is_silent = world().rank > 0
         self.console = Console(highlight=False, soft_wrap=True)
-        self.metrics: list[dict[str, float]] = []
+        self.metrics: collections.deque[dict[str, float]] = collections.deque(maxlen=NUM_KEPT)
+        """The last reports."""
+        self._curve = Curve()
+        self._cannot_write: str | None = None
         self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
         resolved = dump_yaml(config)
         if resumed is None:
@@ -71,7 +87,7 @@ class RunFolder:
             write()
 
     def _write(self, write: Callable[[], None]) -> None:
-        if self._is_silent:
+        if self.is_silent:
             return
         if self._waiting is None:
             write()
@@ -102,18 +118,44 @@ class RunFolder:
 
     def say(self, line: str, style: str | None = None) -> None:
         """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
-        if self._is_silent:
+        if self.is_silent:
             return
+        line = printable(line)
         if self.console.is_terminal:
             self.console.print(line, style=style, markup=False)
         else:
             print(line, flush=True)
-        self._write(lambda: _append(self.path / "log.txt", line))
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """Keeps a line in log.txt."""
+        self._write(lambda: self._try_to_write(lambda: _append_rotated(self.path / "log.txt", line)))
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Adds a line to metrics.jsonl."""
         self.metrics.append(dict(metrics))
-        self._write(lambda: append_jsonl(self.path / "metrics.jsonl", metrics))
+        self._curve.add(metrics)
+        self._write(lambda: self._try_to_write(lambda: self._append_metrics(metrics)))
+
+    def _append_metrics(self, metrics: Mapping[str, float]) -> None:
+        path = self.path / "metrics.jsonl"
+        append_jsonl(path, metrics)
+        if path.stat().st_size > MAX_METRICS_BYTES:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            _replace(path, "".join(lines[:-1:2] + lines[-1:]))
+            self.say(f"metrics.jsonl reached {MAX_METRICS_BYTES >> 20} MiB: every second of its lines was taken out")
+
+    def _try_to_write(self, write: Callable[[], None]) -> None:
+        """A full disk is no reason to end a run: it is said once."""
+        try:
+            write()
+        except OSError as error:
+            if self._cannot_write is None:
+                self._cannot_write = error.strerror or type(error).__name__
+                told = f"warning: {self.path}: {self._cannot_write}. The run goes on; its log and metrics have gaps."
+                print(told, file=sys.stderr, flush=True)
+        else:
+            self._cannot_write = None
 
     def go_back_to(self, env_steps: int) -> None:
         """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
@@ -127,13 +169,15 @@ class RunFolder:
                 continue  # cut off when the run was killed
             if metrics.get("time/total_timesteps", 0) <= env_steps:
                 kept.append(line)
-                self.metrics.append({name: math.nan if value is None else value for name, value in metrics.items()})
+                metrics = {name: math.nan if value is None else value for name, value in metrics.items()}
+                self.metrics.append(metrics)
+                self._curve.add(metrics)
         _replace(path, "".join(f"{line}\n" for line in kept))
 
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps. None where matplotlib is missing or nothing ended."""
-        names = [name for name in _mean_returns(self.metrics) if name != "rollout/ep_rew_mean"]
-        if self._is_silent or not names or importlib.util.find_spec("matplotlib") is None:
+        names = [name for name in self._curve.names() if name != "rollout/ep_rew_mean"]
+        if self.is_silent or not names or importlib.util.find_spec("matplotlib") is None:
             return None
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -141,8 +185,7 @@ class RunFolder:
         figure = Figure(figsize=(8, 3 * len(names)), layout="constrained")
         FigureCanvasAgg(figure)
         for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
-            points = [(one["time/total_timesteps"], one[name]) for one in self.metrics if name in one]
-            axes.plot(*zip(*points, strict=True))
+            axes.plot(*zip(*self._curve.points(name), strict=True))
             axes.set(title=name, xlabel="env steps", ylabel="mean return of an episode")
             axes.grid(alpha=0.3)
         path = self.path / "learning_curve.png"
@@ -152,10 +195,52 @@ class RunFolder:
     def first_and_last_returns(self) -> dict[str, tuple[float, float]]:
         """By group: its mean return in the first and in the last report that had one."""
         returns = {}
-        for name in _mean_returns(self.metrics):
-            values = [metrics[name] for metrics in self.metrics if name in metrics]
+        for name in self._curve.names():
+            values = [value for _, value in self._curve.points(name)]
             returns[name.removeprefix("rollout/").removesuffix("ep_rew_mean").rstrip("/")] = (values[0], values[-1])
         return returns
+
+
+class Curve:
+    """Mean returns over env steps, of at most MAX_CURVE_POINTS reports: of a long run the first, the last, and others
+    evenly between them."""
+
+    def __init__(self) -> None:
+        self._points: list[dict[str, float]] = []
+        self._last: dict[str, float] = {}
+        self._stride = 1
+        self._num_added = 0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Takes what a report says of returns; the others' figures are not kept."""
+        point = {name: value for name, value in metrics.items() if name.endswith("ep_rew_mean")}
+        if not point:
+            return
+        self._last = {"time/total_timesteps": metrics["time/total_timesteps"], **point}
+        if self._num_added % self._stride == 0:
+            self._points.append(self._last)
+        self._num_added += 1
+        if len(self._points) > MAX_CURVE_POINTS:
+            del self._points[1::2]
+            self._stride *= 2
+
+    def names(self) -> list[str]:
+        """The metrics that there are points of."""
+        return list(dict.fromkeys(name for one in self._all() for name in one if name != "time/total_timesteps"))
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """(env steps, mean return), in order."""
+        return [(one["time/total_timesteps"], one[name]) for one in self._all() if name in one]
+
+    def _all(self) -> list[dict[str, float]]:
+        is_last_in = not self._points or self._points[-1] is self._last
+        return self._points if is_last_in else [*self._points, self._last]
+
+
+def _append_rotated(path: Path, line: str) -> None:
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        os.replace(path, path.with_suffix(".1.txt"))
+    _append(path, line)
 
 
 def _append(path: Path, line: str) -> None:
@@ -168,10 +253,6 @@ def _replace(path: Path, text: str) -> None:
     beside = path.with_suffix(".tmp")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
-
-
-def _mean_returns(metrics: Sequence[Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for one in metrics for name in one if name.endswith("ep_rew_mean")))
 
 
 def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
