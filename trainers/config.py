@@ -150,6 +150,8 @@ class SavingConfig:
     """First word of the run folder's name; the env's name if not given."""
     tag: Name | None = None
     """A word of your own in the run folder's name."""
+    tensorboard: bool = False
+    """Whether metrics are also written for TensorBoard, into the run folder's tb/."""
 
 
 @dataclass(frozen=True)

@@ -15,3 +15,37 @@ class MemoryShortError(WarpDriveError, MemoryError):
 
 class NonFiniteError(WarpDriveError):
     """A run met a NaN or an infinity, and learned nothing from it."""
+
+
+_FAULTS = (
+    "CUDA error",
+    "failed on the GPU",
+    "could not be launched",
+    "STATUS_EXECUTION_FAILED",
+    "STATUS_INTERNAL_ERROR",
+)
+
+
+def is_device_fault(error: Exception) -> bool:
+    """Whether a GPU met an error after which it does nothing more for this process; too little memory is none."""
+    kind = type(error)
+    text = str(error)
+    if "out of memory" in text or kind.__name__ == "OutOfMemoryError":
+        return False
+    is_cuda = kind.__name__ == "AcceleratorError" or kind.__module__.startswith("pycuda")
+    return is_cuda or any(one in text for one in _FAULTS)
+
+
+def describe_device_fault(error: Exception, last_good: str, checkpoint: str) -> str:
+    """One line: what failed, the last step that is known to be good, the last checkpoint, and how to find the kernel.
+
+    Args:
+        last_good, checkpoint: as words.
+    """
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line.removeprefix("CUDA error: ").removesuffix(" Run it on the CPU in debug mode.").rstrip(".")
+    return (
+        f"the GPU failed: {reason}. {last_good}; {checkpoint}. A GPU tells late and of no kernel in a CUDA graph: "
+        "CUDA_LAUNCH_BLOCKING=1 with trainer.cuda_graphs=false names the kernel, and the env's kernels on the CPU in "
+        "debug mode (python -m warpdrive.testing) name the line."
+    )

@@ -27,6 +27,8 @@ class Replayed:
         generators: torch generators on the device that it draws from.
         say: is told, in a line, why the call could not be captured. It then goes on running as it is.
         is_enabled: false: never captured.
+        warm_up: calls that run as they are first.
+        beside: another call whose graph's memory this one may use, as the two never run at once and return nothing.
     """
 
     def __init__(
@@ -36,11 +38,15 @@ class Replayed:
         generators: Sequence[torch.Generator] = (),
         say: Callable[[str], None] = print,
         is_enabled: bool = True,
+        warm_up: int = WARM_UP,
+        beside: Replayed | None = None,
     ) -> None:
         self.call = call
         self.backend = backend
         self.generators = generators
         self.say = say
+        self.warm_up = warm_up
+        self.beside = beside
         self._is_enabled = is_enabled and backend.name == "cuda"
         self.forget()
 
@@ -57,7 +63,7 @@ class Replayed:
     def __call__(self) -> Any:
         if self._graph is None:
             self._num_calls += 1
-            if not self._is_enabled or self._num_calls <= WARM_UP:
+            if not self._is_enabled or self._num_calls <= self.warm_up:
                 return self.call()
             if not self._capture():
                 return self.call()
@@ -69,7 +75,8 @@ class Replayed:
         for generator in self.generators:
             graph.register_generator_state(generator)
         try:
-            with torch.cuda.graph(graph, stream=self.backend.stream):
+            pool = self.beside._graph.pool() if self.beside is not None and self.beside.is_captured else None
+            with torch.cuda.graph(graph, pool=pool, stream=self.backend.stream):
                 self._result = self.call()
         except RuntimeError as error:  # the work was not done, only recorded: it is still to do
             self._is_enabled = False

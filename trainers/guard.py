@@ -6,7 +6,7 @@ The host reads both when it reports and when it saves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,19 +138,33 @@ class Guard:
         self._num_halted.zero_()
         self._first.fill_(NOTHING_FOUND)
 
+    def found(self) -> torch.Tensor:
+        """[places + 2] int32 on the device: all that `raise_if_found` asks for, to be read when it suits the host."""
+        return torch.cat([self._num_halted, self._first])
+
+    @staticmethod
+    def num_found(found: Sequence[float]) -> int:
+        """Of `found`, read: in how many tensors there was a NaN or an infinity."""
+        return sum(row != NOTHING_FOUND for row in found[1:])
+
     def raise_if_halted(self, iteration: int) -> None:
-        """Waits for the device.
+        """Waits for the device; see `raise_if_found`."""
+        self.raise_if_found(self.found().tolist(), iteration)
+
+    def raise_if_found(self, found: Sequence[float], iteration: int) -> None:
+        """Ends the run if anything was found, on any rank.
 
         Args:
-            iteration: iterations made so far, that under way included.
+            found: what `found` held.
+            iteration: iterations made by then, that under way included.
         Raises:
             NonFiniteError: names policy, tensor, env, agent and step; a gradient's names the parameter.
         """
-        num_halted, *first, _ = torch.cat([self._num_halted, self._first]).tolist()
-        found = [(self._step_of(i, row), i) for i, row in enumerate(first) if row != NOTHING_FOUND]
+        num_halted, *first, _ = (int(one) for one in found)
+        steps = [(self._step_of(i, row), i) for i, row in enumerate(first) if row != NOTHING_FOUND]
         told = None
-        if found:
-            step, number = min(found)
+        if steps:
+            step, number = min(steps)
             is_later = number >= self._num_of_rollout  # one rank's rollout can spoil what all ranks then learn
             when = iteration - 1 - num_halted
             told = is_later, step, number, self._describe(self._places[number], first[number], when)

@@ -310,7 +310,7 @@ class Rollout:
     reads the env's global_state [T+1, E, F], that is there, too.
     active [T+1, E, A], survived [T, E, A] bool: whether an agent is in the game before step t, and after it but
     before a reset; None if the env has no array `active`.
-    `groups` holds a GroupRollout per policy.
+    `groups` holds a GroupRollout per policy; `calls` all launches in order, and `is_env` which of them are the env's.
 
     Every launch is packed when the rollout is made, so that `collect` only calls: nothing is copied to
     the host, and the host waits for nothing.
@@ -355,14 +355,17 @@ class Rollout:
         }
         fused = [group for group in self.groups.values() if group.fused is not None]
         self._actor = FusedActor(env, fused, list(greedy)) if fused else None
-        self._calls = [call for t in range(num_steps) for call in self._prepare_step(t)]
-        self._calls += [call for group in self.groups.values() for call in group.prepare_values()]
+        of_env: list[Callable[[], None]] = []
+        self.calls = [call for t in range(num_steps) for call in self._prepare_step(t, of_env)]
+        self.calls += [call for group in self.groups.values() for call in group.prepare_values()]
         if self._actor is not None:
             seen, values = [group.seen_array[-1] for group in fused], [group.value[-1] for group in fused]
-            self._calls.append(self._actor.prepare_values(seen, values))
+            self.calls.append(self._actor.prepare_values(seen, values))
             for k in range(self.max_truncations):
                 seen, values = [group.final_seen_array[k] for group in fused], [group.final_value[k] for group in fused]
-                self._calls.append(self._actor.prepare_values(seen, values))
+                self.calls.append(self._actor.prepare_values(seen, values))
+        ids = {id(call) for call in of_env}
+        self.is_env = [id(call) in ids for call in self.calls]
 
     @property
     def observation(self) -> torch.Tensor:
@@ -393,18 +396,26 @@ class Rollout:
         for name in self.observations:
             self.env.data[name].copy_(self.data[name][-1])
 
-    def collect(self) -> None:
-        """Plays T steps from where the last rollout ended."""
+    def collect(self, mark: Callable[[], None] | None = None) -> None:
+        """Plays T steps from where the last rollout ended; `mark` is called where the env begins or ends its part."""
         with torch.inference_mode():
             for name in self.observations:
                 self.data[name][0].copy_(self.data[name][-1])
             if self.active is not None:
                 self.active[0].copy_(self.active[-1])
             self.env.data["num_truncated"].zero_()
-            for call in self._calls:
+            if mark is None:
+                for call in self.calls:
+                    call()
+                return
+            was_env = False
+            for call, is_env in zip(self.calls, self.is_env, strict=True):
+                if is_env != was_env:
+                    mark()
                 call()
+                was_env = is_env
 
-    def _prepare_step(self, t: int) -> list[Callable[[], None]]:
+    def _prepare_step(self, t: int, of_env: list[Callable[[], None]]) -> list[Callable[[], None]]:
         groups = self.groups.values()
         calls = [call for group in groups for call in group.prepare_act(t)]
         if self._actor is not None:
@@ -414,9 +425,12 @@ class Rollout:
             between.append(_copy(self.survived[t], self.env.data[ACTIVE]))
         slots = self.slots(t)
         if between:
-            calls += [self.env.prepare_step(**slots), *between, self.env.prepare_reset(**slots)]
+            own = [self.env.prepare_step(**slots), self.env.prepare_reset(**slots)]
+            calls += [own[0], *between, own[1]]
         else:
-            calls += self.env.prepare_step_and_reset(**slots)
+            own = self.env.prepare_step_and_reset(**slots)
+            calls += own
+        of_env += own
         if self.active is not None:
             calls.append(_copy(self.active[t + 1], self.env.data[ACTIVE]))
         return calls

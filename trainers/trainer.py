@@ -15,6 +15,7 @@ from trainers import checkpoint
 from trainers.algorithms import find_algorithm
 from trainers.config import SHARED, Config, TrainerConfig, check_run_name
 from trainers.distributed import device_of, join, world
+from trainers.errors import describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.features import group_of, places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
@@ -24,18 +25,20 @@ from trainers.memory import check_memory, explains_shortage
 from trainers.metrics import Metrics
 from trainers.policies.heads import make_head
 from trainers.policies.policy import Policy, make_policy
+from trainers.profiling import Profile
 from trainers.reporter import Reporter
 from trainers.returns import GAE
 from trainers.rollout import Rollout
 from trainers.run_folder import RunFolder
 from trainers.stop import Stopped, StopSignals, signal_name
+from trainers.timing import Timing
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.config import shown, to_plain
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, KernelError
 
 
 class Trainer:
@@ -57,6 +60,8 @@ class Trainer:
         source: the text of the config file, kept in the run folder.
         command: what was typed, likewise.
         resume: the folder of a run, or one of its checkpoints, to go on from; bit for bit as if it had never stopped.
+        track: whether Weights & Biases is told of the run, too: offline, unless $WANDB_MODE says otherwise.
+        profile: whether a few iterations are traced by torch.profiler, into the run folder's profile/.
     Raises:
         CheckpointError: there is nothing to resume from, or it is of another kind of run.
         ConfigError: `trainer.num_gpus` is not how many ranks there are.
@@ -72,6 +77,8 @@ class Trainer:
         source: str | None = None,
         command: Sequence[str] = (),
         resume: Path | None = None,
+        track: bool = False,
+        profile: bool = False,
     ) -> None:
         check_run_name(run_name)
         self.config = config
@@ -123,13 +130,16 @@ class Trainer:
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
         self._play = self._replayed(self._collect)
+        self.timing = Timing(self.env.device, self._collect)
+        self._play_in_parts = self._replayed(self.timing.collect_in_parts, warm_up=0, beside=self._play)
         self.evaluation = None
         if config.evaluation.eval_freq and self.world.rank == 0:
             self.evaluation = self.make_evaluation()
         self.iteration = 0
         self._saved_at: int | None = None  # the iteration
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
-        self.reporter = Reporter(self)
+        self.reporter = Reporter(self, self.timing, track)
+        self.profile = Profile(self) if profile else None
         self.env.reset()
         self.rollout.begin()
         if resume is not None:
@@ -150,29 +160,31 @@ class Trainer:
         """
         self.reporter.announce()
         started_at, started_iteration = time.perf_counter(), self.iteration
-        with StopSignals() as stop, self.world.watched():
-            self._train(stop)
+        try:
+            with StopSignals() as stop, self.world.watched(), self.reporter.live():
+                self._train(stop)
+        except Exception as error:
+            if not is_device_fault(error):
+                raise
+            raise KernelError(self._describe_fault(error)) from error
         self.reporter.conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
 
     def _train(self, stop: StopSignals) -> None:
-        saving = self.config.saving
-        reported_at, reported_iteration = time.perf_counter(), self.iteration
+        saving, reporter = self.config.saving, self.reporter
         while self.iteration < self.num_iterations:
-            figures = self.iterate()
+            figures = self.iterate() if self.profile is None else self.profile.iterate()
             is_last = self.iteration == self.num_iterations
+            reporter.advance()
             if self.iteration % saving.metrics_log_freq == 0 or is_last:
-                metrics = self.metrics.report(figures)  # waits for the device
-                self.guard.raise_if_halted(self.iteration)
-                seconds = time.perf_counter() - reported_at
-                if self._evaluates_since(reported_iteration):
-                    metrics |= self.world.first(self._evaluate)
-                self.reporter.report(metrics, seconds, self.iteration - reported_iteration)
-                reported_at, reported_iteration = time.perf_counter(), self.iteration
+                reporter.begin_report(figures)
             if is_last or (saving.model_params_save_freq and self.iteration % saving.model_params_save_freq == 0):
-                self.save()
+                reporter.flush()
+                reporter.saved(self.save())
             caught = self.world.agree_on(stop.caught)
             if caught is not None and not is_last:
-                place = self.run.checkpoints / checkpoint.LAST if self._saved_at == self.iteration else self.save()
+                reporter.flush()
+                is_saved = self._saved_at == self.iteration
+                place = self.run.checkpoints / checkpoint.LAST if is_saved else reporter.saved(self.save())
                 name = signal_name(caught)
                 self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
                 raise Stopped(caught)
@@ -184,39 +196,31 @@ class Trainer:
         Returns:
             policy -> debug figures, on the device.
         """
-        self._play()
+        timing = self.timing
+        timing.begin_iteration()
+        in_parts = not self.reporter.is_waiting and timing.asks_for_parts()
+        (self._play_in_parts if in_parts else self._play)()
+        timing.end_rollout()
         env_steps = self.env_steps
         figures = {name: algorithm.update(env_steps) for name, algorithm in self.algorithms.items()}
+        timing.end_iteration()
         self.iteration += 1
         return figures
 
-    def _collect(self) -> None:
-        self.rollout.collect()
+    def _collect(self, mark: Callable[[], None] | None = None) -> None:
+        self.rollout.collect(mark)
         self.guard.check_rollout()
         self.metrics.add_rollout()
 
-    def _replayed(self, call: Callable[[], Any], generators: Sequence[torch.Generator] = ()) -> Replayed:
+    def _replayed(self, call: Callable[[], Any], generators: Sequence[torch.Generator] = (), **how: Any) -> Replayed:
         is_enabled = self.config.trainer.cuda_graphs
-        return Replayed(call, self.backend, generators, lambda line: self.run.say(line, "yellow"), is_enabled)
+        return Replayed(call, self.backend, generators, lambda line: self.run.say(line, "yellow"), is_enabled, **how)
 
     def make_evaluation(self) -> Evaluation:
         """Envs of their own in which the policies play as `evaluation:` says."""
         config = self.config.evaluation
         env = load_env(self.config.name, self.config.env)
         return Evaluation(env, self.policies, config.num_episodes, config.seed, self.backend, config.greedy)
-
-    def _evaluates_since(self, reported_iteration: int) -> bool:
-        freq, is_last = self.config.evaluation.eval_freq, self.iteration == self.num_iterations
-        return freq > 0 and (is_last or self.iteration // freq > reported_iteration // freq)
-
-    def _evaluate(self) -> dict[str, float]:
-        score = self.evaluation.play()
-        metrics = {
-            "eval/mean_reward": score.mean_reward,
-            "eval/std_reward": score.std_reward,
-            "eval/mean_ep_length": score.mean_ep_length,
-        }
-        return metrics | {f"eval/{group}/mean_reward": score.mean_of(group) for group in score.groups}
 
     def save(self) -> Path:
         """Writes a checkpoint of now into the run folder.
@@ -252,6 +256,12 @@ class Trainer:
         """Of the minibatches' order; each rank has its own."""
         of_rank = f", rank {self.world.rank}" if self.world.rank else ""
         return {f"{name}{of_rank}": one.generator for name, one in self.algorithms.items()}
+
+    def _describe_fault(self, error: Exception) -> str:
+        known = self.reporter.reported_iteration
+        env_steps = known * self.config.trainer.train_batch_size
+        good = f"All was well up to env step {env_steps:,} (iteration {known}), and {self.iteration} were asked for"
+        return describe_device_fault(error, good, self._older_checkpoint())
 
     def _older_checkpoint(self) -> str:
         older = checkpoint.list_checkpoints(self.run.checkpoints)
@@ -321,6 +331,7 @@ class Trainer:
         restore_generators()
         self.guard.clear()
         self._play.forget()
+        self._play_in_parts.forget()
         for algorithm in self.algorithms.values():
             algorithm.replay.forget()  # the optimiser's memory is another now
         self.iteration = iteration

@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 
     from trainers.fused.learner import FusedLearner
 
+NOT_MOVED = {"approx_kl": 0.0, "clip_fraction": 0.0}
+"""A2C's one step starts from the very policy that played: where PPO looks at both, before a step, there is nothing."""
+
 
 @dataclass(frozen=True)
 class A2CConfig(PolicyConfig):
@@ -60,8 +63,7 @@ class A2C(Learner):
         import torch
 
         if self.fused is not None:
-            figures = self.fused.learn()
-            return {name: figure for name, figure in figures.items() if name not in ("approx_kl", "clip_fraction")}
+            return {**self.fused.learn(), **NOT_MOVED}
         group, scalars = self.group, self.scalars
         self.begin()
         everything = torch.arange(group.num_units, device=self.device)
@@ -87,4 +89,5 @@ class A2C(Learner):
             "entropy": entropy,
             "explained_variance": self.explained_variance(),
             "grad_norm": grad_norm,
+            **NOT_MOVED,
         }
