@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-REFRESHES = 4
+REFRESHES = 2
 """A second."""
 LABELS, NARROW = 12, 48
 """Columns of the labels; columns beside them below which numbers are written short."""

@@ -114,9 +114,9 @@ class Reporter:
     # ------------------------------------------------------------------------------------------- reports
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether a report has begun that is not written yet."""
-        return self._waiting is not None
+    def waits_for_parts(self) -> bool:
+        """Whether a report has begun whose rollout with marks is not read yet: another would overwrite the marks."""
+        return self._waiting is not None and self._waiting.interval.has_parts
 
     def advance(self) -> None:
         """After each iteration: moves the progress bar, and writes what has arrived. Nobody waits."""

@@ -198,7 +198,7 @@ class Trainer:
         """
         timing = self.timing
         timing.begin_iteration()
-        in_parts = not self.reporter.is_waiting and timing.asks_for_parts()
+        in_parts = not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
         timing.end_rollout()
         env_steps = self.env_steps
