@@ -120,7 +120,8 @@ def test_a_bad_reward_stops_the_run(make_trainer, algorithm, is_infinite, save):
         f"(step 27 of the run). {MEND}",
     )
     assert len(checkpoint.list_checkpoints(trainer.run.checkpoints)) == 2 * save
-    assert trainer.iteration == (3 if save else 4)  # the next save, or the next report
+    # The next save; or the next report, which a GPU's host reads while it goes on, at the latest at the one after it.
+    assert trainer.iteration == 3 if save else 4 <= trainer.iteration <= 6
 
 
 @BOTH
