@@ -14,7 +14,6 @@ A checkpoint is written to a temporary folder beside its place, flushed to the d
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import re
@@ -30,15 +29,13 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
+from trainers import disk
 from trainers.distributed import World
+from trainers.manifest import MANIFEST, RNG, make_manifest, read_manifest, sha256, to_json
 from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
 from warpdrive.layout import FINAL
-from warpdrive.version import __version__
 
-FORMAT = 2
-MANIFEST = "manifest.json"
-RNG = "rng.json"
 LAST = "last"
 RESOLVED_CONFIG = "config.resolved.yaml"
 """Of the run folder: what the run was made with."""
@@ -46,7 +43,6 @@ KEEP = 3
 
 Tensors = Mapping[str, torch.Tensor]
 
-_TEMPORARY = ".tmp-"
 _ASIDE = "abandoned_"
 _FOLDER = re.compile(r"step_[0-9]{12}")
 
@@ -78,34 +74,24 @@ def save_checkpoint(
         OSError: the disk is full or cannot be written; then the older checkpoints are as they were.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
+    disk.remove_leftovers(folder)
     place = folder / f"step_{env_steps:012d}"
-    beside = folder / f"{_TEMPORARY}{place.name}-{os.getpid()}"
+    beside = folder / f"{disk.TEMPORARY}{place.name}-{os.getpid()}"
     try:
         beside.mkdir()
         files = {f"{name}.safetensors": _to_bytes(ones) for name, ones in tensors.items()}
-        files[RNG] = _to_json(rng)
+        files[RNG] = to_json(rng)
         for name, content in files.items():
-            _write(beside / name, content)
-        manifest = {
-            "format": FORMAT,
-            "version": __version__,
-            "env_steps": env_steps,
-            "progress": dict(progress),
-            "files": {
-                name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in sorted(files.items())
-            },
-        }
-        manifest["sha256"] = _sha256(_to_json(manifest))
-        _write(beside / MANIFEST, _to_json(manifest))
-        _flush_folder(beside)
+            disk.write(beside / name, content)
+        disk.write(beside / MANIFEST, make_manifest(files, env_steps, progress))
+        disk.flush_folder(beside)
         if place.exists():  # the same step, saved again
-            os.rename(place, folder / f"{_TEMPORARY}{place.name}-old-{os.getpid()}")
+            os.rename(place, folder / f"{disk.TEMPORARY}{place.name}-old-{os.getpid()}")
         os.rename(beside, place)
-        _flush_folder(folder)
-        _point_last_to(place)
+        disk.flush_folder(folder)
+        disk.replace_link(place.parent / LAST, place.name)
     finally:
-        remove_leftovers(folder)
+        disk.remove_leftovers(folder)
     for old in list_checkpoints(folder)[:-KEEP]:
         shutil.rmtree(old)
     return place
@@ -121,15 +107,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such checkpoint. It is a folder, such as checkpoints/step_000001000000.")
     path = path.resolve()
-    manifest = _read_manifest(path / MANIFEST)
+    manifest = read_manifest(path / MANIFEST)
     contents = {}
     for name, expected in manifest["files"].items():
-        content = _read(path / name)
+        content = disk.read(path / name)
         if len(content) != expected["bytes"]:
             raise CheckpointError(
                 f"{path / name}: damaged: {len(content)} bytes of {expected['bytes']}. Use an older checkpoint."
             )
-        if _sha256(content) != expected["sha256"]:
+        if sha256(content) != expected["sha256"]:
             raise CheckpointError(f"{path / name}: damaged: it is not what was written. Use an older checkpoint.")
         contents[name] = content
     tensors = {
@@ -148,7 +134,7 @@ def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
     """Raises CheckpointError, naming the file, if any rank has other parameters than the first."""
     if world.size == 1:
         return
-    first, *others = world.gather({name: _sha256(_to_bytes(tensors)) for name, tensors in files.items()})
+    first, *others = world.gather({name: sha256(_to_bytes(tensors)) for name, tensors in files.items()})
     for rank, other in enumerate(others, 1):
         if differing := [name for name in first if other[name] != first[name]]:
             message = f"{differing[0]} is another one on rank {rank} than on rank 0, so nothing was saved."
@@ -232,17 +218,8 @@ def set_aside_after(place: Path) -> list[Path]:
             shutil.rmtree(aside, ignore_errors=True)
             later.rename(aside)
             renamed.append(aside)
-    _point_last_to(place)
+    disk.replace_link(place.parent / LAST, place.name)
     return renamed
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what an interrupted save left behind."""
-    for path in folder.glob(f"{_TEMPORARY}*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -251,7 +228,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: it is missing, damaged, or no safetensors file.
     """
-    return _from_bytes(path, _read(path))
+    return _from_bytes(path, disk.read(path))
 
 
 def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> None:
@@ -368,69 +345,3 @@ def _from_bytes(path: Path, content: bytes) -> dict[str, torch.Tensor]:
             message = f"{path}: a pickle, which can run code when it is read. Only safetensors are."
             raise CheckpointError(message) from None
         raise CheckpointError(f"{path}: no complete safetensors file ({' '.join(str(error).split())}).") from None
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    content = _read(path)
-    damaged = CheckpointError(f"{path}: damaged: it is not what was written. Use an older checkpoint.")
-    try:
-        manifest = json.loads(content)
-        if not isinstance(manifest, dict):
-            raise CheckpointError(f"{path}: expected keys and values, got a {type(manifest).__name__}.")
-        sha256 = manifest.pop("sha256")
-        body = _to_json(manifest)
-        whole = _to_json({**manifest, "sha256": sha256})
-    except (ValueError, AttributeError, KeyError, RecursionError):
-        raise damaged from None
-    if sha256 != _sha256(body) or whole != content:
-        raise damaged
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: of format {manifest.get('format')}, this version reads {FORMAT}.")
-    files, progress = manifest.get("files"), manifest.get("progress")
-    if not isinstance(files, dict) or not isinstance(progress, dict):
-        raise CheckpointError(f"{path}: 'files' and 'progress' must hold keys and values.")
-    if RNG not in files:
-        raise CheckpointError(f"{path}: 'files' lacks {RNG}.")
-    for name, expected in files.items():
-        if Path(name).name != name or not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
-            raise CheckpointError(f"{path}: 'files' says nothing of use about {name!r}.")
-    return manifest
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _point_last_to(place: Path) -> None:
-    beside = place.parent / f"{_TEMPORARY}{LAST}-{os.getpid()}"
-    beside.symlink_to(place.name)
-    os.replace(beside, place.parent / LAST)
-    _flush_folder(place.parent)
-
-
-def _to_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import checkpoint
+from trainers import checkpoint, disk, manifest
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
@@ -146,7 +146,7 @@ def test_a_file_whose_length_looks_like_a_pickle_is_read(tmp_path, length):
     """Safetensors begin with the length of a header, lowest byte first: 0x0280 is the first two bytes of a pickle."""
     file = tmp_path / "a.safetensors"
     tensors = {"x" * (length - 56): torch.ones(1)}  # beside the name the header has 54 bytes, and 2 of padding
-    checkpoint._write(file, checkpoint._to_bytes(tensors))
+    disk.write(file, checkpoint._to_bytes(tensors))
     assert file.read_bytes()[:2] == length.to_bytes(2, "little")
     assert checkpoint.load_tensors(file).keys() == tensors.keys()
 
@@ -179,20 +179,19 @@ def test_policy_starts_from_a_file(tiny):
 
 def rewrite(place, name, content):
     """Puts other content into a checkpoint, with the right sums, as if it had been saved so. None: no such file."""
-    manifest = json.loads((place / "manifest.json").read_bytes())
-    del manifest["sha256"]
+    told = json.loads((place / "manifest.json").read_bytes())
+    del told["sha256"]
     if name == "manifest.json":
-        manifest = content(manifest)
+        told = content(told)
     elif content is None:
         (place / name).unlink()
-        del manifest["files"][name]
+        del told["files"][name]
     else:
         (place / name).write_bytes(content)
-        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    if isinstance(manifest, dict):
-        text = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
-        manifest["sha256"] = hashlib.sha256(text).hexdigest()
-    (place / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        told["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    if isinstance(told, dict):
+        told["sha256"] = manifest.sha256(manifest.to_json(told))
+    (place / "manifest.json").write_bytes(manifest.to_json(told))
 
 
 def change_tensors(change):
@@ -270,7 +269,7 @@ REFUSED = {
     "manifest a list": ("manifest.json", lambda old: [], "expected keys and values, got a list"),
     "manifest without files": (
         "manifest.json",
-        lambda old: {"format": checkpoint.FORMAT, "progress": {}},
+        lambda old: {"format": manifest.FORMAT, "progress": {}},
         "must hold keys and values",
     ),
     "manifest with odd files": ("manifest.json", lambda old: old | {"files": {"rng.json": 3}}, "nothing of use about"),
