@@ -7,13 +7,17 @@
         rng.json                    states of the generators
         manifest.json               SHA-256 of every file; written last
     checkpoints/last                points to the newest
+    checkpoints/best                points to the best, see best.py
 
-A checkpoint is written to a temporary folder beside its place, flushed to the disk and renamed.
+A checkpoint is written to a temporary folder beside its place, flushed to the disk and renamed. The newest three are
+kept, and the best.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
 import json
 import os
 import re
@@ -30,7 +34,9 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
 from trainers import disk
+from trainers.best import Figure, best_of
 from trainers.distributed import World
+from trainers.errors import NotSavedError
 from trainers.manifest import MANIFEST, RNG, make_manifest, read_manifest, sha256, to_json
 from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
@@ -39,7 +45,10 @@ from warpdrive.layout import FINAL
 LAST = "last"
 RESOLVED_CONFIG = "config.resolved.yaml"
 """Of the run folder: what the run was made with."""
-KEEP = 3
+BEST = "best"
+NUM_KEPT = 3
+SPARE_BYTES = 1 << 16
+"""Of the disk, for what a checkpoint takes besides its tensors: names, JSON, unfilled blocks."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -59,41 +68,56 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    folder: Path, env_steps: int, tensors: Mapping[str, Tensors], rng: Mapping[str, Any], progress: Mapping[str, Any]
+    folder: Path,
+    env_steps: int,
+    tensors: Mapping[str, Tensors],
+    rng: Mapping[str, Any],
+    progress: Mapping[str, Any],
+    num_kept: int = NUM_KEPT,
+    figure: Figure | None = None,
 ) -> Path:
-    """Writes a checkpoint into `folder`, points `last` to it and removes all but the newest three.
+    """Writes a checkpoint into `folder`, lets `last` and `best` point to what they say, and removes older ones.
 
     Args:
         folder: the run's `checkpoints`; made if missing.
         env_steps: names the checkpoint.
         tensors: file name without ending -> name -> tensor, on any device.
         rng, progress: what JSON takes.
+        num_kept: how many of the newest stay; the best stays, too.
+        figure: the metric by which the best is found, and its value now.
     Returns:
         Its folder.
     Raises:
-        OSError: the disk is full or cannot be written; then the older checkpoints are as they were.
+        NotSavedError: the disk is full or cannot be written; then the older checkpoints are as they were.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    disk.remove_leftovers(folder)
     place = folder / f"step_{env_steps:012d}"
-    beside = folder / f"{disk.TEMPORARY}{place.name}-{os.getpid()}"
+    beside = disk.temporary(place)
+    num_bytes = SPARE_BYTES + sum(one.nbytes for ones in tensors.values() for one in ones.values())
     try:
-        beside.mkdir()
-        files = {f"{name}.safetensors": _to_bytes(ones) for name, ones in tensors.items()}
-        files[RNG] = to_json(rng)
-        for name, content in files.items():
-            disk.write(beside / name, content)
-        disk.write(beside / MANIFEST, make_manifest(files, env_steps, progress))
-        disk.flush_folder(beside)
-        if place.exists():  # the same step, saved again
-            os.rename(place, folder / f"{disk.TEMPORARY}{place.name}-old-{os.getpid()}")
-        os.rename(beside, place)
-        disk.flush_folder(folder)
-        disk.replace_link(place.parent / LAST, place.name)
-    finally:
+        folder.mkdir(parents=True, exist_ok=True)
         disk.remove_leftovers(folder)
-    for old in list_checkpoints(folder)[:-KEEP]:
-        shutil.rmtree(old)
+        if disk.free_bytes(folder) < num_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            beside.mkdir()
+            files = {f"{name}.safetensors": _to_bytes(ones) for name, ones in tensors.items()}
+            files[RNG] = to_json(rng)
+            for name, content in files.items():
+                disk.write(beside / name, content)
+            disk.write(beside / MANIFEST, make_manifest(files, env_steps, progress, figure))
+            disk.flush_folder(beside)
+            disk.replace_folder(beside, place)
+            _point_links(folder)
+        finally:
+            disk.remove_leftovers(folder)
+    except OSError as error:
+        reason = disk.why_not_written(error, folder, num_bytes)
+        raise NotSavedError(f"{place}: not saved: {reason}. The older checkpoints are as they were.") from error
+    checkpoints = list_checkpoints(folder)
+    for old in checkpoints[:-num_kept]:
+        if old.name != _target(folder / BEST):
+            with contextlib.suppress(OSError):  # the next save tries again
+                disk.remove_folder(old)
     return place
 
 
@@ -110,11 +134,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     manifest = read_manifest(path / MANIFEST)
     contents = {}
     for name, expected in manifest["files"].items():
-        content = disk.read(path / name)
-        if len(content) != expected["bytes"]:
-            raise CheckpointError(
-                f"{path / name}: damaged: {len(content)} bytes of {expected['bytes']}. Use an older checkpoint."
-            )
+        content = disk.read(path / name, expected["bytes"])
         if sha256(content) != expected["sha256"]:
             raise CheckpointError(f"{path / name}: damaged: it is not what was written. Use an older checkpoint.")
         contents[name] = content
@@ -144,6 +164,12 @@ def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
 def arrays_of(data: DataManager) -> dict[str, torch.Tensor]:
     """What a checkpoint holds of the envs: their arrays; of `seed` the seed alone, not which rank it is of."""
     return {name: data[name][:2] if name == "seed" else data[name] for name in data.names()}
+
+
+def arrays_of_env(data: DataManager, env: int) -> dict[str, torch.Tensor]:
+    """Views of one env's part of each array that has one, without the env axis."""
+    axes = {name: _env_axis(name) for name in data.names()}
+    return {name: data[name].select(axis, env) for name, axis in axes.items() if axis is not None}
 
 
 def whole_arrays(arrays: Tensors, world: World) -> dict[str, torch.Tensor]:
@@ -188,7 +214,7 @@ def run_folder_of(path: Path) -> Path:
     if path.is_symlink() and not path.exists():
         raise CheckpointError(f"{path}: leads nowhere ({path.readlink()}). Give the run folder instead.")
     path = path.resolve()
-    folder = path.parent.parent if (path / MANIFEST).exists() else path
+    folder = path.parent.parent if _is_checkpoint(path) else path
     if (path != folder and path.parent.name != "checkpoints") or not (folder / RESOLVED_CONFIG).exists():
         raise CheckpointError(
             f"{path}: no run to resume. Give a run folder, such as runs/<name>, or a checkpoint in it; a policy alone "
@@ -202,7 +228,11 @@ def run_folder_of(path: Path) -> Path:
 def candidates(path: Path) -> list[Path]:
     """The checkpoints to resume from, best first: the one given, or a run folder's from the newest on."""
     path = Path(path).resolve()
-    return [path] if (path / MANIFEST).exists() else list_checkpoints(path / "checkpoints")[::-1]
+    return [path] if _is_checkpoint(path) else list_checkpoints(path / "checkpoints")[::-1]
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / MANIFEST).exists() or (_FOLDER.fullmatch(path.name) is not None and path.is_dir())
 
 
 def set_aside_after(place: Path) -> list[Path]:
@@ -218,8 +248,23 @@ def set_aside_after(place: Path) -> list[Path]:
             shutil.rmtree(aside, ignore_errors=True)
             later.rename(aside)
             renamed.append(aside)
-    disk.replace_link(place.parent / LAST, place.name)
+    _point_links(place.parent)
     return renamed
+
+
+def _point_links(folder: Path) -> None:
+    """`last` to the newest, `best` to the best."""
+    checkpoints = list_checkpoints(folder)
+    best = best_of(checkpoints)
+    for link, target in ((LAST, checkpoints[-1]), (BEST, best)):
+        if target is not None and target.name != _target(folder / link):
+            disk.replace_link(folder / link, target.name)
+    if best is None:
+        (folder / BEST).unlink(missing_ok=True)
+
+
+def _target(link: Path) -> str | None:
+    return os.readlink(link) if link.is_symlink() else None
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

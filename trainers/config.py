@@ -143,7 +143,13 @@ class SavingConfig:
     metrics_log_freq: Count = 10
     """Iterations from one report to the next."""
     model_params_save_freq: Size = 0
-    """Iterations from one checkpoint to the next; 0: one at the end. There is always one at the end."""
+    """Iterations from one checkpoint to the next; 0: one at the end. There is always one at the end, and one whenever
+    an evaluation is the best so far by best_metric."""
+    num_checkpoints: Count = 3
+    """How many of the newest checkpoints are kept; the best is kept besides."""
+    best_metric: str | None = None
+    """The metric whose highest value tells the best checkpoint; if not given, eval/mean_reward where there are
+    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward."""
     basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None

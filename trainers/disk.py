@@ -1,21 +1,40 @@
-"""Files and links that are whole or not there at all, also after a crash."""
+"""Files, links and folders that are whole or not there at all, also after a crash or on a full disk."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
+import stat
 from pathlib import Path
 
 from warpdrive.errors import CheckpointError
 
 TEMPORARY = ".tmp-"
-"""How the names of files and folders begin that are not whole yet."""
+"""How the names of files and folders begin that are not whole yet, or not wanted any more."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk and an exhausted quota say."""
+
+_REPLACED = re.compile(r"\.tmp-(.+)-replaced-[0-9]+")
 
 
-def read(path: Path) -> bytes:
-    """A file of a checkpoint. Raises CheckpointError, naming it, if it cannot be read."""
+def read(path: Path, num_bytes: int | None = None) -> bytes:
+    """A file of a checkpoint.
+
+    Args:
+        num_bytes: how many it must have; a file of another length is not read.
+    Raises:
+        CheckpointError: it is missing, no plain file, or of another length.
+    """
+    path = Path(path)
     try:
-        return Path(path).read_bytes()
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device might never end
+            raise CheckpointError(f"{path}: no plain file.")
+        if num_bytes is not None and found.st_size != num_bytes:
+            raise CheckpointError(f"{path}: damaged: {found.st_size} bytes of {num_bytes}. Use an older checkpoint.")
+        return path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file.") from None
     except OSError as error:
@@ -30,6 +49,31 @@ def write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file as a whole or not at all: who reads it meanwhile finds the old one."""
+    beside = temporary(path)
+    try:
+        write(beside, content)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def append(path: Path, line: str) -> None:
+    """Adds a whole line, or nothing where the disk is full."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        content = (line + "\n").encode("utf-8", "backslashreplace")
+        try:
+            if file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(size)
+            raise
+
+
 def flush_folder(path: Path) -> None:
     """Waits until the names in a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -41,16 +85,66 @@ def flush_folder(path: Path) -> None:
 
 def replace_link(link: Path, target: str) -> None:
     """Lets a link point to a name beside it."""
-    beside = link.with_name(f"{TEMPORARY}{link.name}-{os.getpid()}")
-    beside.symlink_to(target)
-    os.replace(beside, link)
+    beside = temporary(link)
+    try:
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(target)
+        os.replace(beside, link)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     flush_folder(link.parent)
 
 
+def replace_folder(beside: Path, place: Path) -> None:
+    """Renames a folder that was written under a `temporary` name; one that was there before goes once it is replaced.
+
+    Where the process dies in between, `remove_leftovers` puts the old one back.
+    """
+    if place.exists():
+        os.rename(place, place.with_name(f"{TEMPORARY}{place.name}-replaced-{os.getpid()}"))
+    os.rename(beside, place)
+    flush_folder(place.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder that nobody may find half removed."""
+    beside = temporary(path)
+    os.rename(path, beside)
+    shutil.rmtree(beside, ignore_errors=True)  # what is left of it goes with the next leftovers
+
+
+def temporary(path: Path) -> Path:
+    """A name beside it, for what is not whole yet."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Removes what an interrupted save left behind."""
+    """Removes what an interrupted process left behind; puts back what was to be replaced and was not."""
     for path in folder.glob(f"{TEMPORARY}*"):
-        if path.is_dir() and not path.is_symlink():
+        replaced = _REPLACED.fullmatch(path.name)
+        if replaced and not (folder / replaced.group(1)).exists():
+            path.rename(folder / replaced.group(1))
+        elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write there."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def why_not_written(error: OSError, folder: Path, num_bytes: int | None = None) -> str:
+    """Half a sentence that says why something, of so many bytes, could not be written into a folder."""
+    if error.errno not in FULL:
+        return error.strerror or str(error) or type(error).__name__
+    try:
+        free = free_bytes(folder)
+    except OSError:
+        return "the disk is full"
+    what = "the disk is full" if error.errno == errno.ENOSPC else "the quota is used up"
+    needed = "" if num_bytes is None else f"{num_bytes / 1e6:,.1f} MB needed, "
+    return f"{what}: {needed}{free / 1e6:,.1f} MB free on the disk"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from warpdrive.errors import WarpDriveError
 
 
 class RunFolderError(WarpDriveError):
-    """The folder of a run cannot be made."""
+    """The folder of a run cannot be made or written, or another process trains in it."""
+
+
+class NotSavedError(RunFolderError):
+    """A checkpoint could not be written. The older ones are as they were."""
 
 
 class MemoryShortError(WarpDriveError, MemoryError):
@@ -14,7 +20,14 @@ class MemoryShortError(WarpDriveError, MemoryError):
 
 
 class NonFiniteError(WarpDriveError):
-    """A run met a NaN or an infinity, and learned nothing from it."""
+    """A run met a NaN or an infinity, and learned nothing from it.
+
+    `place` says where, for the crash dump: tensor, policy, env, agent, step (of the iteration), iteration (from 1).
+    """
+
+    def __init__(self, message: str, place: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.place = place or {}
 
 
 _FAULTS = (

@@ -166,10 +166,10 @@ class Guard:
         if steps:
             step, number = min(steps)
             is_later = number >= self._num_of_rollout  # one rank's rollout can spoil what all ranks then learn
-            when = iteration - 1 - num_halted
-            told = is_later, step, number, self._describe(self._places[number], first[number], when)
+            place, row, before = self._places[number], first[number], iteration - 1 - num_halted
+            told = (is_later, step, number), self._describe(place, row, before), self._where(place, row, before)
         if everywhere := [one for one in self.world.gather(told) if one is not None]:
-            raise NonFiniteError(min(everywhere)[-1])
+            raise NonFiniteError(*min(everywhere, key=lambda one: one[0])[1:])
 
     def _step_of(self, number: int, row: int) -> int:
         place = self._places[number]
@@ -182,15 +182,10 @@ class Guard:
                 f"policy '{place.policy}': the gradient of '{place.names[row]}' became a NaN or an infinity in {when}. "
                 "Lower its lr, or a coefficient of its loss that is very large."
             )
-        step, rest = divmod(row, self.num_envs * place.num_agents)
-        env, agent = divmod(rest, place.num_agents)
-        env += self.rollout.env.first_env
-        agent += place.first_agent
-        policy = place.policy or next(
-            (name for name, group in self.rollout.groups.items() if agent in group.agents), "none"
-        )
+        found = self._where(place, row, iteration)
+        step, env, agent, policy = (found[name] for name in ("step", "env", "agent", "policy"))
         whose, where = f"policy '{policy}': ", f"env {env}, agent {agent}"
-        if place.tensor.removeprefix(FINAL) == GLOBAL_STATE:  # it has no agent axis
+        if agent is None:
             whose, where = "", f"env {env}"
         way_out = "Mend the env's kernel: python -m warpdrive.testing shows what it does."
         if place.policy is not None:
@@ -199,6 +194,19 @@ class Guard:
             f"{whose}{place.tensor} is a NaN or an infinity at {where}, step {step} of "
             f"{when} (step {iteration * self.rollout.num_steps + step} of the run). {way_out}"
         )
+
+    def _where(self, place: _Place, row: int, iteration: int) -> dict[str, str | int | None]:
+        """What `_describe` puts into words; None where a tensor has no such axis."""
+        found = {"tensor": place.tensor, "policy": place.policy, "iteration": iteration + 1}
+        if not place.num_agents:
+            return found | {"parameter": place.names[row], "env": None, "agent": None, "step": None}
+        step, rest = divmod(row, self.num_envs * place.num_agents)
+        env, agent = divmod(rest, place.num_agents)
+        found |= {"step": step, "env": env + self.rollout.env.first_env, "agent": agent + place.first_agent}
+        if place.tensor.removeprefix(FINAL) == GLOBAL_STATE:  # it has no agent axis
+            return found | {"agent": None}
+        of_agents = (name for name, group in self.rollout.groups.items() if found["agent"] in group.agents)
+        return found | {"policy": place.policy or next(of_agents, "none")}
 
     def _place_of(self, observation: str, prefix: str = "") -> _Place:
         """Where the rows of an observation array belong; of `final_<name>` they are told as rows of steps."""

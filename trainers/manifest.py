@@ -17,13 +17,20 @@ MANIFEST = "manifest.json"
 RNG = "rng.json"
 
 
-def make_manifest(files: Mapping[str, bytes], env_steps: int, progress: Mapping[str, Any]) -> bytes:
-    """The manifest of these files, with a SHA-256 of itself."""
+def make_manifest(
+    files: Mapping[str, bytes], env_steps: int, progress: Mapping[str, Any], figure: tuple[str, float] | None = None
+) -> bytes:
+    """The manifest of these files, with a SHA-256 of itself.
+
+    Args:
+        figure: a metric and its value, by which the best checkpoint is found.
+    """
     manifest = {
         "format": FORMAT,
         "version": __version__,
         "env_steps": env_steps,
         "progress": dict(progress),
+        "figure": None if figure is None else {"metric": figure[0], "value": figure[1]},
         "files": {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in sorted(files.items())},
     }
     manifest["sha256"] = sha256(to_json(manifest))

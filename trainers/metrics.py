@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from trainers import disk
 from trainers.distributed import world
 from trainers.rollout import Rollout
 from warpdrive.function_manager import FunctionManager
@@ -191,5 +192,4 @@ class PendingReport:
 def append_jsonl(path: Path, metrics: Mapping[str, float]) -> None:
     """Adds one line; what is no number becomes null, as JSON has no NaN."""
     plain = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(plain) + "\n")
+    disk.append(path, json.dumps(plain))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.algorithms import ALGORITHMS, find_algorithm
+from trainers.best import metrics_to_go_by
 from trainers.config import (
     SHARED,
     Config,
@@ -87,6 +88,8 @@ class _Reader:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
                     self._check_batches(name, one, trainer, env)
+        if None not in (env, saving, evaluation):
+            self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
         self.problems.raise_if_any()
         return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation)
 
@@ -235,6 +238,17 @@ class _Reader:
                 f"{near}."
             )
             self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
+
+    def _check_best_metric(self, saving: SavingConfig, known: list[str]) -> None:
+        name = saving.best_metric
+        if name is None or name in known:
+            return
+        section = self.top.get("saving")
+        mark = section.marks.get("best_metric", "") if isinstance(section, Section) else ""
+        message = f"no metric that tells the best checkpoint.{did_you_mean(name, known)} ({', '.join(known)})"
+        if name.startswith("eval/") and not any(one.startswith("eval/") for one in known):
+            message = f"'{name}' needs evaluations. Set evaluation.eval_freq, or take one of {', '.join(known)}."
+        self.problems.add(mark, "saving.best_metric", message)
 
     def _check_trainer(self, trainer: TrainerConfig, env: Env | None) -> None:
         section = self.top.get("trainer")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.best import is_best_evaluation
 from trainers.checkpoint import LAST
 from trainers.display import LiveDisplay
 from trainers.errors import NonFiniteError
@@ -125,11 +126,13 @@ class Reporter:
         if self._waiting is not None and self._waiting.pending.has_arrived and self.trainer.world.size == 1:
             self._write()
 
-    def begin_report(self, figures: Mapping[str, Figures]) -> None:
+    def begin_report(self, figures: Mapping[str, Figures]) -> bool:
         """Sends the metrics of the iterations since the last report on their way, and writes them if they are there.
 
         Args:
             figures: policy -> figure -> number or tensor on the device, of the last iteration.
+        Returns:
+            Whether there was an evaluation, and the policies have never been better.
         Raises:
             NonFiniteError: the guard had found something.
         """
@@ -144,6 +147,10 @@ class Reporter:
         self._log_seconds += time.perf_counter() - begun
         if evaluates or pending.is_at_once:
             self._write()
+        return evaluates and trainer.world.first(self._is_best)
+
+    def _is_best(self) -> bool:
+        return is_best_evaluation(self.config, [self.run.highest, self.run.metrics[-1]])
 
     def flush(self) -> None:
         """Writes the report that waits, if one does; waits for the device up to there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import functools
 import importlib.util
@@ -13,18 +14,20 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy
 import torch
 from rich.console import Console
 
+from trainers import disk
 from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.config import Config, check_run_name
 from trainers.display import printable
 from trainers.distributed import world
 from trainers.errors import RunFolderError
+from trainers.lock import RunLock, lock_run
 from trainers.metrics import append_jsonl
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
@@ -67,18 +70,24 @@ class RunFolder:
         make_folder = functools.partial(_make_folder, Path(config.saving.basedir), name, config)
         self.path = world().first(make_folder) if resumed is None else resumed
         self.is_silent = world().rank > 0
+        self._lock: RunLock | None = None
+        self._misses = False
+        world().first(self._take_lock)
         self.console = Console(highlight=False, soft_wrap=True)
         self.metrics: collections.deque[dict[str, float]] = collections.deque(maxlen=NUM_KEPT)
         """The last reports."""
+        self.highest: dict[str, float] = {}
+        """Of every metric, the highest value in all reports but the last."""
         self._curve = Curve()
-        self._cannot_write: str | None = None
         self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
         resolved = dump_yaml(config)
         if resumed is None:
             given = resolved if source is None else source
-            self._write(lambda: _replace(self.path / "config.yaml", given))
-        self._write(lambda: _replace(self.path / RESOLVED_CONFIG, resolved))
-        self._write(lambda: _append(self.path / "command.txt", shlex.join(command or sys.argv)))
+            self._write(lambda: _replace(self.path / "config.yaml", given), is_needed=True)
+        self._write(lambda: _replace(self.path / RESOLVED_CONFIG, resolved), is_needed=True)
+        self._write(lambda: disk.append(self.path / "command.txt", shlex.join(command or sys.argv)))
+        if self._lock is not None and self._lock.warning is not None:
+            self.say(f"warning: {self._lock.warning}", style="yellow")
 
     def accept(self) -> None:
         """Writes what waited: a run that could not be resumed leaves its folder as it was."""
@@ -86,13 +95,47 @@ class RunFolder:
         for write in waiting:
             write()
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _take_lock(self) -> None:
+        self._lock = lock_run(self.path)
+        for folder in (self.path, self.checkpoints):
+            disk.remove_leftovers(folder)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While it is entered, no other process can train here; on leaving it, one can."""
+        world().first(self._take_lock)
+        try:
+            yield
+        finally:
+            self._lock = None
+
+    @contextlib.contextmanager
+    def unlocked_if_refused(self) -> Iterator[None]:
+        """While it is entered, an error lets other processes train here."""
+        try:
+            yield
+        except BaseException:
+            self._lock = None
+            raise
+
+    def _write(self, write: Callable[[], None], is_needed: bool = False) -> None:
+        """Writes now, or once the run is accepted. A run goes on without what is not needed to resume it."""
         if self.is_silent:
             return
-        if self._waiting is None:
+        if self._waiting is not None:
+            self._waiting.append(lambda: self._write(write, is_needed))
+            return
+        try:
             write()
+        except OSError as error:
+            if is_needed:
+                raise
+            if not self._misses:
+                reason = disk.why_not_written(error, self.path)
+                self._print(f"warning: {self.path}: lines of its logs are lost ({reason}). Training goes on.", "yellow")
+            self._misses = True
         else:
-            self._waiting.append(write)
+            self._misses = False
 
     @property
     def checkpoints(self) -> Path:
@@ -121,21 +164,34 @@ class RunFolder:
         if self.is_silent:
             return
         line = printable(line)
-        if self.console.is_terminal:
-            self.console.print(line, style=style, markup=False)
-        else:
-            print(line, flush=True)
+        self._print(line, style)
         self.note(line)
 
     def note(self, line: str) -> None:
         """Keeps a line in log.txt."""
-        self._write(lambda: self._try_to_write(lambda: _append_rotated(self.path / "log.txt", line)))
+        self._write(lambda: _append_rotated(self.path / "log.txt", line))
+
+    def _print(self, line: str, style: str | None) -> None:
+        try:
+            if self.console.is_terminal:
+                self.console.print(line, style=style, markup=False)
+            else:
+                print(line, flush=True)
+        except OSError:  # nobody reads on (`| head -1`), or the terminal is closed: log.txt has it all
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Adds a line to metrics.jsonl."""
+        self._remember(metrics)
+        self._write(lambda: self._append_metrics(metrics))
+
+    def _remember(self, metrics: Mapping[str, float]) -> None:
+        for name, value in self.metrics[-1].items() if self.metrics else ():
+            if math.isfinite(value) and value > self.highest.get(name, -math.inf):
+                self.highest[name] = value
         self.metrics.append(dict(metrics))
         self._curve.add(metrics)
-        self._write(lambda: self._try_to_write(lambda: self._append_metrics(metrics)))
 
     def _append_metrics(self, metrics: Mapping[str, float]) -> None:
         path = self.path / "metrics.jsonl"
@@ -144,18 +200,6 @@ class RunFolder:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             _replace(path, "".join(lines[:-1:2] + lines[-1:]))
             self.say(f"metrics.jsonl reached {MAX_METRICS_BYTES >> 20} MiB: every second of its lines was taken out")
-
-    def _try_to_write(self, write: Callable[[], None]) -> None:
-        """A full disk is no reason to end a run: it is said once."""
-        try:
-            write()
-        except OSError as error:
-            if self._cannot_write is None:
-                self._cannot_write = error.strerror or type(error).__name__
-                told = f"warning: {self.path}: {self._cannot_write}. The run goes on; its log and metrics have gaps."
-                print(told, file=sys.stderr, flush=True)
-        else:
-            self._cannot_write = None
 
     def go_back_to(self, env_steps: int) -> None:
         """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
@@ -170,8 +214,7 @@ class RunFolder:
             if metrics.get("time/total_timesteps", 0) <= env_steps:
                 kept.append(line)
                 metrics = {name: math.nan if value is None else value for name, value in metrics.items()}
-                self.metrics.append(metrics)
-                self._curve.add(metrics)
+                self._remember(metrics)
         _replace(path, "".join(f"{line}\n" for line in kept))
 
     def draw_learning_curve(self) -> Path | None:
@@ -189,7 +232,7 @@ class RunFolder:
             axes.set(title=name, xlabel="env steps", ylabel="mean return of an episode")
             axes.grid(alpha=0.3)
         path = self.path / "learning_curve.png"
-        figure.savefig(path, dpi=100)
+        self._write(lambda: figure.savefig(path, dpi=100))
         return path
 
     def first_and_last_returns(self) -> dict[str, tuple[float, float]]:
@@ -240,19 +283,11 @@ class Curve:
 def _append_rotated(path: Path, line: str) -> None:
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         os.replace(path, path.with_suffix(".1.txt"))
-    _append(path, line)
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    disk.append(path, line)
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    disk.replace(path, text.encode())
 
 
 def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run stops between two iterations, so that it can be saved."""
+"""Ctrl-C, SIGTERM and a closed terminal: a run stops between two iterations, so that it can be saved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C; what `kill`, a scheduler or a shutdown sends; what a terminal sends when it is closed."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -17,7 +20,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """While it is entered, the first Ctrl-C or SIGTERM is only noted.
+    """While it is entered, the first of SIGNALS is only noted.
 
     with StopSignals() as stop:
         while stop.caught is None:
@@ -33,9 +36,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 before = signal.getsignal(number)
-                if before not in (None, signal.SIG_IGN):  # None: not Python's; ignored signals stay ignored
+                if before not in (None, signal.SIG_IGN):  # None: not Python's; ignored signals stay ignored: nohup
                     self._before[number] = before
                     signal.signal(number, self._note)
         return self

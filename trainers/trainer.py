@@ -13,9 +13,11 @@ import torch
 
 from trainers import checkpoint
 from trainers.algorithms import find_algorithm
+from trainers.best import latest_figure
 from trainers.config import SHARED, Config, TrainerConfig, check_run_name
+from trainers.crash import dumps_crash
 from trainers.distributed import device_of, join, world
-from trainers.errors import describe_device_fault, is_device_fault
+from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.features import group_of, places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
@@ -137,13 +139,15 @@ class Trainer:
             self.evaluation = self.make_evaluation()
         self.iteration = 0
         self._saved_at: int | None = None  # the iteration
+        self._is_told_unsaved = False
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
         self.reporter = Reporter(self, self.timing, track)
         self.profile = Profile(self) if profile else None
         self.env.reset()
         self.rollout.begin()
         if resume is not None:
-            self._resume(resume)
+            with self.run.unlocked_if_refused():
+                self._resume(resume)
 
     @property
     def env_steps(self) -> int:
@@ -161,7 +165,13 @@ class Trainer:
         self.reporter.announce()
         started_at, started_iteration = time.perf_counter(), self.iteration
         try:
-            with StopSignals() as stop, self.world.watched(), self.reporter.live():
+            with (
+                self.run.locked(),
+                StopSignals() as stop,
+                self.world.watched(),
+                dumps_crash(self),
+                self.reporter.live(),
+            ):
                 self._train(stop)
         except Exception as error:
             if not is_device_fault(error):
@@ -173,13 +183,17 @@ class Trainer:
         saving, reporter = self.config.saving, self.reporter
         while self.iteration < self.num_iterations:
             figures = self.iterate() if self.profile is None else self.profile.iterate()
-            is_last = self.iteration == self.num_iterations
+            is_last, is_best = self.iteration == self.num_iterations, False
             reporter.advance()
             if self.iteration % saving.metrics_log_freq == 0 or is_last:
-                reporter.begin_report(figures)
-            if is_last or (saving.model_params_save_freq and self.iteration % saving.model_params_save_freq == 0):
+                is_best = reporter.begin_report(figures)
+            freq = saving.model_params_save_freq
+            if is_last or is_best or (freq and self.iteration % freq == 0):
                 reporter.flush()
-                reporter.saved(self.save())
+                if is_last:
+                    reporter.saved(self.save())
+                else:
+                    self._save_if_possible()
             caught = self.world.agree_on(stop.caught)
             if caught is not None and not is_last:
                 reporter.flush()
@@ -228,6 +242,7 @@ class Trainer:
         Raises:
             CheckpointError: a policy or its optimiser holds a NaN or an infinity. The older checkpoints stay.
             NonFiniteError: the run met one since the last report. They stay, too.
+            NotSavedError: the disk is full or cannot be written. They stay, too.
         """
         tensors = {}
         for name, policy in self.policies.items():
@@ -247,10 +262,22 @@ class Trainer:
         rng = generator_states(self._generators())
         for states in self.world.gather(rng["minibatches"]):
             rng["minibatches"] |= states
-        arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress)
+        figure = latest_figure(self.config, self.run.metrics)
+        num_kept = self.config.saving.num_checkpoints
+        arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress, num_kept, figure)
         place = self.world.first(lambda: checkpoint.save_checkpoint(*arguments))
         self._saved_at = self.iteration
         return place
+
+    def _save_if_possible(self) -> None:
+        """A run outlives a full disk: what cannot be saved now is said once, until one is saved again."""
+        try:
+            self.reporter.saved(self.save())
+            self._is_told_unsaved = False
+        except NotSavedError as error:
+            if not self._is_told_unsaved:
+                self.run.say(f"warning: {error} Training goes on. Make room: the next one may fit.", style="yellow")
+            self._is_told_unsaved = True
 
     def _generators(self) -> dict[str, torch.Generator]:
         """Of the minibatches' order; each rank has its own."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainers import checkpoint, disk, manifest
+from trainers.errors import NotSavedError
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
@@ -66,7 +67,7 @@ def test_failed_save_leaves_the_old_ones_and_nothing_else(tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NotSavedError, match=r"step_000000000002: not saved: the disk is full: 0\.1 MB needed"):
         save(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_000000000001"]
     checkpoint.load_checkpoint(tmp_path / "last")
