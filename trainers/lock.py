@@ -32,8 +32,8 @@ class RunLock:
             weakref.finalize(self, _release, descriptor, os.getpid())
 
 
-_held: weakref.WeakValueDictionary[Path, RunLock] = weakref.WeakValueDictionary()
-"""By this process; whoever asks for the same folder in it shares the lock."""
+_held: weakref.WeakValueDictionary[tuple[Path, int], RunLock] = weakref.WeakValueDictionary()
+"""By path and process, since a fork has its parent's variables; who asks again in one process shares its lock."""
 
 
 def lock_run(folder: Path) -> RunLock:
@@ -47,7 +47,7 @@ def lock_run(folder: Path) -> RunLock:
             written.
     """
     path = folder.resolve() / LOCK
-    if (ours := _held.get(path)) is not None:
+    if (ours := _held.get((path, os.getpid()))) is not None:
         return ours
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -72,7 +72,7 @@ def lock_run(folder: Path) -> RunLock:
             raise RunFolderError(f"{path}: cannot be locked: {error.strerror}.") from None
         warning = f"{path}: this file system has no locks. See to it that no other process trains here."
         descriptor = None
-    _held[path] = lock = RunLock(path, descriptor, warning)
+    _held[path, os.getpid()] = lock = RunLock(path, descriptor, warning)
     return lock
 
 

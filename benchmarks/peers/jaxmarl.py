@@ -43,14 +43,21 @@ ap.add_argument("--epochs", type=int, default=4)
 ap.add_argument("--minibatches", type=int, default=4)
 ap.add_argument("--hidden", default="64,64")
 ap.add_argument("--activation", default="tanh", choices=["tanh", "relu"])
-ap.add_argument("--separate", type=int, default=1,
-                help="1: actor and critic each have their own MLP (JaxMARL); 0: one trunk, two heads")
+ap.add_argument(
+    "--separate",
+    type=int,
+    default=1,
+    help="1: actor and critic each have their own MLP (JaxMARL); 0: one trunk, two heads",
+)
 ap.add_argument("--lr", type=float, default=2.5e-4)
 ap.add_argument("--seeds", type=int, default=1, help="independent runs vmapped together (train mode)")
 ap.add_argument("--repeat", type=int, default=5)
-ap.add_argument("--matmul-precision", default="default",
-                choices=["default", "tensorfloat32", "highest", "bfloat16"],
-                help="default means TF32 for float32 dots on an NVIDIA GPU")
+ap.add_argument(
+    "--matmul-precision",
+    default="default",
+    choices=["default", "tensorfloat32", "highest", "bfloat16"],
+    help="default means TF32 for float32 dots on an NVIDIA GPU",
+)
 ap.add_argument("--prng", default="threefry2x32", choices=["threefry2x32", "rbg", "unsafe_rbg"])
 ap.add_argument("--budget-s", type=float, default=540.0, help="start no new measurement after this")
 ap.add_argument("--out", help="folder of peer_jaxmarl.json, with all lines")
@@ -94,8 +101,9 @@ def emit(**kw):
 
 
 def make_env():
-    return jaxmarl.make("MPE_simple_tag_v3", num_good_agents=args.good,
-                        num_adversaries=args.adversaries, num_obs=args.landmarks)
+    return jaxmarl.make(
+        "MPE_simple_tag_v3", num_good_agents=args.good, num_adversaries=args.adversaries, num_obs=args.landmarks
+    )
 
 
 ENV = make_env()
@@ -119,10 +127,12 @@ def to_dict(act):  # (A, N) -> dict
 
 def own(tree):
     """A copy in which no two leaves share a buffer, so that all may be donated."""
+
     def one(x):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.array(jax.random.key_data(x), copy=True), impl=args.prng)
         return jnp.array(x, copy=True)
+
     return jax.tree.map(one, tree)
 
 
@@ -149,12 +159,22 @@ def compile_and_warm(fn, carry):
 
 def report(what, n, steps_per_call, ts, t_compile, **extra):
     med = statistics.median(ts)
-    emit(what=what, env="MPE_simple_tag_v3", num_envs=n, num_agents=A, obs_dim=OBS,
-         steps_per_call=steps_per_call, repeats=len(ts),
-         call_s_median=med, call_s_min=min(ts), call_s_max=max(ts),
-         env_steps_per_s=n * steps_per_call / med,
-         agent_steps_per_s=n * A * steps_per_call / med,
-         compile_s=round(t_compile, 3), **extra)
+    emit(
+        what=what,
+        env="MPE_simple_tag_v3",
+        num_envs=n,
+        num_agents=A,
+        obs_dim=OBS,
+        steps_per_call=steps_per_call,
+        repeats=len(ts),
+        call_s_median=med,
+        call_s_min=min(ts),
+        call_s_max=max(ts),
+        env_steps_per_s=n * steps_per_call / med,
+        agent_steps_per_s=n * A * steps_per_call / med,
+        compile_s=round(t_compile, 3),
+        **extra,
+    )
 
 
 # ------------------------------------------------------------------- env only
@@ -244,13 +264,13 @@ def rollout_step(params, carry, n):
     key, state, x, epret, done_ret, done_cnt = carry
     key, ka, ks = jax.random.split(key, 3)
     logits, value = NET.apply(params, x)
-    act = jax.random.categorical(ka, logits)            # (A, n)
+    act = jax.random.categorical(ka, logits)  # (A, n)
     lp, _ = log_prob(logits, act)
     obs, state, rew, done, _info = jax.vmap(ENV.step)(jax.random.split(ks, n), state, to_dict(act))
     r = jnp.stack([rew[a] for a in AGENTS])
     d = jnp.broadcast_to(done["__all__"], (A, n)).astype(jnp.float32)
     epret = epret + r
-    done_ret = done_ret + (epret * d).sum(1)            # per agent
+    done_ret = done_ret + (epret * d).sum(1)  # per agent
     done_cnt = done_cnt + d[0].sum()
     epret = epret * (1 - d)
     x2 = stack_obs(obs)
@@ -275,8 +295,14 @@ def bench_rollout(n):
 
     params = NET.init(jax.random.key(1), jnp.zeros((1, OBS)))
     roll = jax.jit(lambda k: init_roll(k, n))(jax.random.key(0))
-    zero = dict(obs=jnp.zeros((T, A, n, OBS)), act=jnp.zeros((T, A, n), jnp.int32), lp=jnp.zeros((T, A, n)),
-                val=jnp.zeros((T, A, n)), rew=jnp.zeros((T, A, n)), done=jnp.zeros((T, A, n)))
+    zero = dict(
+        obs=jnp.zeros((T, A, n, OBS)),
+        act=jnp.zeros((T, A, n), jnp.int32),
+        lp=jnp.zeros((T, A, n)),
+        val=jnp.zeros((T, A, n)),
+        rew=jnp.zeros((T, A, n)),
+        done=jnp.zeros((T, A, n)),
+    )
     fn, carry, tc = compile_and_warm(run, (params, roll, zero))
     k = max(1, args.env_steps // T)
 
@@ -305,8 +331,10 @@ def make_update(n, tx):
             delta = r + GAMMA * nv * (1 - d) - v
             adv = delta + GAMMA * LAM * (1 - d) * adv
             return (adv, v), adv
-        _, adv = jax.lax.scan(back, (jnp.zeros_like(last_v), last_v),
-                              (tr["done"], tr["val"], tr["rew"]), reverse=True, unroll=8)
+
+        _, adv = jax.lax.scan(
+            back, (jnp.zeros_like(last_v), last_v), (tr["done"], tr["val"], tr["rew"]), reverse=True, unroll=8
+        )
         return adv, adv + tr["val"]
 
     def loss(params, mb):
@@ -331,8 +359,14 @@ def make_update(n, tx):
         roll, tr = jax.lax.scan(lambda c, _: rollout_step(params, c, n), roll, None, length=T)
         _, last_v = NET.apply(params, roll[2])
         adv, ret = gae(tr, last_v)
-        flat = dict(obs=tr["obs"].reshape(B, OBS), act=tr["act"].reshape(B), lp=tr["lp"].reshape(B),
-                    val=tr["val"].reshape(B), adv=adv.reshape(B), ret=ret.reshape(B))
+        flat = dict(
+            obs=tr["obs"].reshape(B, OBS),
+            act=tr["act"].reshape(B),
+            lp=tr["lp"].reshape(B),
+            val=tr["val"].reshape(B),
+            adv=adv.reshape(B),
+            ret=ret.reshape(B),
+        )
 
         def epoch(c, key):
             perm = jax.random.permutation(key, B)
@@ -384,32 +418,51 @@ def bench_train(n):
         ts.append(time.perf_counter() - t0)
         hist.append(np.asarray(er).reshape(-1, args.updates, A).mean(0))
     hist = np.concatenate(hist)
-    hist = hist[np.isfinite(hist).all(1)]        # updates in which an episode ended
+    hist = hist[np.isfinite(hist).all(1)]  # updates in which an episode ended
     k = max(1, len(hist) // 10)
     first, last = hist[:k].mean(0), hist[-k:].mean(0)
     aux = np.asarray(aux).reshape(-1, 3)[-1]
     mem = {}
     with contextlib.suppress(Exception):
         mem = dict(peak_gib=round((DEV.memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30, 3))
-    extra = dict(hidden=args.hidden, activation=args.activation, separate=bool(args.separate),
-                 horizon=args.horizon, epochs=args.epochs, minibatches=args.minibatches,
-                 updates_per_call=args.updates, seeds=args.seeds, params=int(nparam),
-                 updates_done=args.updates * (args.repeat + 1),
-                 return_first=[round(float(x), 3) for x in first],
-                 return_last=[round(float(x), 3) for x in last],
-                 agents=AGENTS, loss_pg_vf_ent=[round(float(x), 5) for x in aux], **mem)
+    extra = dict(
+        hidden=args.hidden,
+        activation=args.activation,
+        separate=bool(args.separate),
+        horizon=args.horizon,
+        epochs=args.epochs,
+        minibatches=args.minibatches,
+        updates_per_call=args.updates,
+        seeds=args.seeds,
+        params=int(nparam),
+        updates_done=args.updates * (args.repeat + 1),
+        return_first=[round(float(x), 3) for x in first],
+        return_last=[round(float(x), 3) for x in last],
+        agents=AGENTS,
+        loss_pg_vf_ent=[round(float(x), 5) for x in aux],
+        **mem,
+    )
     report("train", n * args.seeds, args.updates * args.horizon, ts, tc, **extra)
 
 
 def main():
-    emit(what="info", flax=flax.__version__, optax=optax.__version__, numpy=np.__version__,
-         python=sys.version.split()[0], agents=AGENTS, obs_dims=OBS_DIMS, num_actions=int(NACT),
-         import_s=round(time.time() - T_START, 2), argv=sys.argv[1:])
+    emit(
+        what="info",
+        flax=flax.__version__,
+        optax=optax.__version__,
+        numpy=np.__version__,
+        python=sys.version.split()[0],
+        agents=AGENTS,
+        obs_dims=OBS_DIMS,
+        num_actions=int(NACT),
+        import_s=round(time.time() - T_START, 2),
+        argv=sys.argv[1:],
+    )
     envs = [int(x) for x in args.num_envs.split(",")]
     tenvs = [int(x) for x in args.train_envs.split(",")] if args.train_envs else envs
     table = dict(env=bench_env, env_py=bench_env_py, rollout=bench_rollout, train=bench_train)
     for mode in filter(None, args.mode.split(",")):
-        for n in (tenvs if mode == "train" else envs):
+        for n in tenvs if mode == "train" else envs:
             if time.time() - T_START > args.budget_s:
                 emit(what="skipped", mode=mode, num_envs=n, reason="budget")
                 continue

@@ -38,8 +38,7 @@ ap.add_argument("--seeds", type=int, default=1, help="independent runs vmapped t
 ap.add_argument("--repeat", type=int, default=5)
 ap.add_argument("--threshold", type=float, default=475.0)
 ap.add_argument("--max-steps", type=float, default=5e8, help="give up solving after this many env steps")
-ap.add_argument("--matmul-precision", default="default",
-                choices=["default", "tensorfloat32", "highest", "bfloat16"])
+ap.add_argument("--matmul-precision", default="default", choices=["default", "tensorfloat32", "highest", "bfloat16"])
 ap.add_argument("--prng", default="threefry2x32", choices=["threefry2x32", "rbg", "unsafe_rbg"])
 ap.add_argument("--budget-s", type=float, default=540.0, help="start no new measurement after this")
 ap.add_argument("--out", help="folder of peer_purejaxrl.json, with all lines")
@@ -89,6 +88,7 @@ def builtin_step(key, st, act):
 
 def gymnax_env():
     import gymnax
+
     env, params = gymnax.make("CartPole-v1")
 
     def reset(key):
@@ -103,6 +103,7 @@ def gymnax_env():
         return obs, st, r, d
 
     from importlib.metadata import version
+
     return reset, step, "gymnax " + version("gymnax")
 
 
@@ -121,26 +122,44 @@ HID = tuple(int(h) for h in args.hidden.split(","))
 
 
 def emit(**kw):
-    kw.update(framework="purejaxrl-style", env="CartPole-v1", env_source=ENVNAME, jax=jax.__version__,
-              device=f"{DEV.platform}:{DEV.device_kind}", matmul_precision=args.matmul_precision,
-              prng=args.prng)
+    kw.update(
+        framework="purejaxrl-style",
+        env="CartPole-v1",
+        env_source=ENVNAME,
+        jax=jax.__version__,
+        device=f"{DEV.platform}:{DEV.device_kind}",
+        matmul_precision=args.matmul_precision,
+        prng=args.prng,
+    )
     emit_line(**kw)
 
 
 def report(what, n, steps, ts, tc, **extra):
     med = statistics.median(ts)
-    emit(what=what, num_envs=n, num_agents=1, steps_per_call=steps, repeats=len(ts),
-         call_s_median=med, call_s_min=min(ts), call_s_max=max(ts),
-         env_steps_per_s=n * steps / med, agent_steps_per_s=n * steps / med,
-         compile_s=round(tc, 3), **extra)
+    emit(
+        what=what,
+        num_envs=n,
+        num_agents=1,
+        steps_per_call=steps,
+        repeats=len(ts),
+        call_s_median=med,
+        call_s_min=min(ts),
+        call_s_max=max(ts),
+        env_steps_per_s=n * steps / med,
+        agent_steps_per_s=n * steps / med,
+        compile_s=round(tc, 3),
+        **extra,
+    )
 
 
 def own(tree):
     """A copy in which no two leaves share a buffer, so that all may be donated."""
+
     def one(x):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.array(jax.random.key_data(x), copy=True), impl=args.prng)
         return jnp.array(x, copy=True)
+
     return jax.tree.map(one, tree)
 
 
@@ -151,6 +170,7 @@ class ActorCritic(nn.Module):
             for k in HID:
                 h = nn.tanh(nn.Dense(k, kernel_init=nn.initializers.orthogonal(float(np.sqrt(2))))(h))
             return h
+
         logits = nn.Dense(NACT, kernel_init=nn.initializers.orthogonal(0.01))(trunk(x))
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(trunk(x))
         return logits, value[..., 0]
@@ -263,10 +283,18 @@ def make_update(n, tx):
             d, v, r = x
             adv = r + 0.99 * nv * (1 - d) - v + 0.99 * 0.95 * (1 - d) * adv
             return (adv, v), adv
-        _, adv = jax.lax.scan(back, (jnp.zeros_like(lv), lv), (tr["done"], tr["val"], tr["rew"]),
-                              reverse=True, unroll=16)
-        flat = dict(obs=tr["obs"].reshape(B, OBS), act=tr["act"].reshape(B), lp=tr["lp"].reshape(B),
-                    val=tr["val"].reshape(B), adv=adv.reshape(B), ret=(adv + tr["val"]).reshape(B))
+
+        _, adv = jax.lax.scan(
+            back, (jnp.zeros_like(lv), lv), (tr["done"], tr["val"], tr["rew"]), reverse=True, unroll=16
+        )
+        flat = dict(
+            obs=tr["obs"].reshape(B, OBS),
+            act=tr["act"].reshape(B),
+            lp=tr["lp"].reshape(B),
+            val=tr["val"].reshape(B),
+            adv=adv.reshape(B),
+            ret=(adv + tr["val"]).reshape(B),
+        )
 
         def epoch(po, key):
             perm = jax.random.permutation(key, B)
@@ -287,8 +315,8 @@ def tx_for(total_updates):
 
     def sched(count):
         return args.lr * jnp.maximum(0.0, 1.0 - (count // k) / max(1, total_updates))
-    return optax.chain(optax.clip_by_global_norm(0.5),
-                       optax.adam(sched if total_updates else args.lr, eps=1e-5))
+
+    return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(sched if total_updates else args.lr, eps=1e-5))
 
 
 def build(n, total_updates, updates):
@@ -302,6 +330,7 @@ def build(n, total_updates, updates):
 
     def run(c):
         return jax.lax.scan(update, c, None, length=updates)
+
     return init, run
 
 
@@ -323,11 +352,21 @@ def bench_train(n):
         hist.append(np.asarray(er).reshape(-1, args.updates).mean(0))
     h = np.concatenate(hist)
     h = h[np.isfinite(h)]
-    report("train", n * args.seeds, args.updates * args.horizon, ts, tc, hidden=args.hidden,
-           horizon=args.horizon, epochs=args.epochs, minibatches=args.minibatches, seeds=args.seeds,
-           updates_done=args.updates * (args.repeat + 1),
-           return_first=round(float(h[0]), 2) if len(h) else None,
-           return_last=round(float(h[-1]), 2) if len(h) else None)
+    report(
+        "train",
+        n * args.seeds,
+        args.updates * args.horizon,
+        ts,
+        tc,
+        hidden=args.hidden,
+        horizon=args.horizon,
+        epochs=args.epochs,
+        minibatches=args.minibatches,
+        seeds=args.seeds,
+        updates_done=args.updates * (args.repeat + 1),
+        return_first=round(float(h[0]), 2) if len(h) else None,
+        return_last=round(float(h[-1]), 2) if len(h) else None,
+    )
 
 
 def bench_solve(n):
@@ -351,15 +390,28 @@ def bench_solve(n):
                 ok = True
                 break
         dt = time.perf_counter() - t0
-        emit(what="solve", num_envs=n, seed=seed, solved=ok, threshold=args.threshold,
-             wall_s=round(dt, 4), env_steps=k * per, updates=k, env_steps_per_s=k * per / dt,
-             best_return=round(best, 2), compile_s=round(tc, 3), hidden=args.hidden,
-             horizon=args.horizon, epochs=args.epochs, minibatches=args.minibatches, lr=args.lr)
+        emit(
+            what="solve",
+            num_envs=n,
+            seed=seed,
+            solved=ok,
+            threshold=args.threshold,
+            wall_s=round(dt, 4),
+            env_steps=k * per,
+            updates=k,
+            env_steps_per_s=k * per / dt,
+            best_return=round(best, 2),
+            compile_s=round(tc, 3),
+            hidden=args.hidden,
+            horizon=args.horizon,
+            epochs=args.epochs,
+            minibatches=args.minibatches,
+            lr=args.lr,
+        )
 
 
 def main():
-    emit(what="info", numpy=np.__version__, optax=optax.__version__, python=sys.version.split()[0],
-         argv=sys.argv[1:])
+    emit(what="info", numpy=np.__version__, optax=optax.__version__, python=sys.version.split()[0], argv=sys.argv[1:])
     table = dict(env=bench_env, rollout=bench_rollout, train=bench_train, solve=bench_solve)
     for mode in args.mode.split(","):
         for n in (int(x) for x in args.num_envs.split(",")):

@@ -32,41 +32,52 @@ sys.dont_write_bytecode = True  # env_config.py is rewritten: a stale .pyc would
 
 
 def parse_args(argv=None):
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--env", choices=["tag_continuous", "tag_gridworld"], required=True)
     p.add_argument("--num-envs", type=int, default=2000)
     p.add_argument("--num-taggers", type=int, default=None)
-    p.add_argument("--num-runners", type=int, default=None,
-                   help="tag_gridworld always has exactly one runner")
+    p.add_argument("--num-runners", type=int, default=None, help="tag_gridworld always has exactly one runner")
     p.add_argument("--iters", type=int, default=10, help="timed training iterations")
     p.add_argument("--warmup", type=int, default=2, help="untimed iterations first")
     p.add_argument("--backend", choices=["numba", "pycuda"], default="numba")
-    p.add_argument("--steps-per-iter", type=int, default=None,
-                   help="time steps per environment and iteration; default: the YAML's "
-                        "train_batch_size / num_envs, lowered until --mem-gib suffices")
-    p.add_argument("--mem-gib", type=float, default=60.0,
-                   help="memory budget for the training batch and its activations")
+    p.add_argument(
+        "--steps-per-iter",
+        type=int,
+        default=None,
+        help="time steps per environment and iteration; default: the YAML's "
+        "train_batch_size / num_envs, lowered until --mem-gib suffices",
+    )
+    p.add_argument(
+        "--mem-gib", type=float, default=60.0, help="memory budget for the training batch and its activations"
+    )
     p.add_argument("--episode-length", type=int, default=None)
     p.add_argument("--obs", choices=["yaml", "full", "partial"], default="yaml")
-    p.add_argument("--neighbours", type=int, default=None,
-                   help="tag_continuous: num_other_agents_observed (YAML: 10)")
+    p.add_argument("--neighbours", type=int, default=None, help="tag_continuous: num_other_agents_observed (YAML: 10)")
     p.add_argument("--algorithm", choices=["A2C", "PPO"], default=None)
     p.add_argument("--fc-dims", default=None, help="e.g. 256,256 (default: the YAML's)")
     p.add_argument("--modes", default="sim_step,sim_sampled,rollout,train")
-    p.add_argument("--sim-steps", type=int, default=None,
-                   help="time steps for the two sim modes (default steps_per_iter*iters, "
-                        "at most 1000)")
+    p.add_argument(
+        "--sim-steps",
+        type=int,
+        default=None,
+        help="time steps for the two sim modes (default steps_per_iter*iters, at most 1000)",
+    )
     p.add_argument("--seed", type=int, default=20240519)
-    p.add_argument("--max-registers", type=int, default=-1,
-                   help="cap registers per thread of kernels; -1 = automatic "
-                        "(64 above 768 agents: the step kernel needs about 70 registers and "
-                        "would otherwise not launch), 0 = never cap")
+    p.add_argument(
+        "--max-registers",
+        type=int,
+        default=-1,
+        help="cap registers per thread of kernels; -1 = automatic "
+        "(64 above 768 agents: the step kernel needs about 70 registers and "
+        "would otherwise not launch), 0 = never cap",
+    )
     p.add_argument("--gym", choices=["auto", "gym", "gymnasium", "stub"], default="auto")
-    p.add_argument("--warpdrive-path", default=None,
-                   help="directory that holds warp_drive/ and example_envs/ (an unpacked "
-                        "wheel); default: the importable installation")
+    p.add_argument(
+        "--warpdrive-path",
+        default=None,
+        help="directory that holds warp_drive/ and example_envs/ (an unpacked "
+        "wheel); default: the importable installation",
+    )
     p.add_argument("--keep-workdir", action="store_true")
     p.add_argument("--out", help="folder of peer_warpdrive_ENV_AGENTS.json, with all lines")
     a = p.parse_args(argv)
@@ -126,12 +137,18 @@ def build_config(args, work):
         num_gpus=1,
     )
     cfg["saving"].update(
-        metrics_log_freq=10**9, model_params_save_freq=10**9,
+        metrics_log_freq=10**9,
+        model_params_save_freq=10**9,
         basedir=os.path.join(work, "results"),
     )
-    return cfg, dict(n_agents=n_agents, obs_size=obs_size, action_heads=heads,
-                     steps_per_iter=steps, yaml_steps_per_iter=yaml_steps,
-                     bytes_per_sample_estimate=per_sample)
+    return cfg, dict(
+        n_agents=n_agents,
+        obs_size=obs_size,
+        action_heads=heads,
+        steps_per_iter=steps,
+        yaml_steps_per_iter=yaml_steps,
+        bytes_per_sample_estimate=per_sample,
+    )
 
 
 def build_trainer(args, cfg):
@@ -144,9 +161,7 @@ def build_trainer(args, cfg):
         from example_envs.tag_gridworld.tag_gridworld import CUDATagGridWorld as Env
     wrapper = EnvWrapper(Env(**cfg["env"]), num_envs=args.num_envs, env_backend=args.backend)
     if args.backend == "pycuda" and args.env == "tag_gridworld":
-        wrapper.env.cuda_data_manager.add_shared_constants(
-            {"kIndexToActionArr": wrapper.env.step_actions}
-        )
+        wrapper.env.cuda_data_manager.add_shared_constants({"kIndexToActionArr": wrapper.env.step_actions})
         wrapper.env.cuda_function_manager.initialize_shared_constants(
             wrapper.env.cuda_data_manager, constant_names=["kIndexToActionArr"]
         )
@@ -156,8 +171,11 @@ def build_trainer(args, cfg):
     else:
         mapping = {"tagger": list(wrapper.env.taggers), "runner": list(wrapper.env.runners)}
     trainer = TrainerA2C(
-        env_wrapper=wrapper, config=cfg, policy_tag_to_agent_id_map=mapping,
-        results_dir="bench", verbose=False,
+        env_wrapper=wrapper,
+        config=cfg,
+        policy_tag_to_agent_id_map=mapping,
+        results_dir="bench",
+        verbose=False,
     )
     wrapper.reset_all_envs()
     return trainer
@@ -170,8 +188,7 @@ class Bench:
     def __init__(self, args, trainer, shape, emit):
         import torch
 
-        self.torch, self.args, self.trainer, self.shape, self.emit = (
-            torch, args, trainer, shape, emit)
+        self.torch, self.args, self.trainer, self.shape, self.emit = (torch, args, trainer, shape, emit)
         self.iteration = 0
 
     def timed(self, fn, count):
@@ -215,8 +232,7 @@ class Bench:
             if done.any():  # the trainer's own test before it launches the reset kernels
                 envs.reset_only_done_envs()
 
-        total = self.args.sim_steps or min(
-            1000, self.shape["steps_per_iter"] * self.args.iters)
+        total = self.args.sim_steps or min(1000, self.shape["steps_per_iter"] * self.args.iters)
         self.timed(step, max(3, min(50, total // 5)))
         self.report("sim_sampled" if sampled else "sim_step", self.timed(step, total), total)
 
@@ -238,13 +254,17 @@ class Bench:
         before = {k: getattr(stats, k) for k in PERF_KEYS}
         seconds = self.timed(fn, self.args.iters)
         inner = {
-            k.replace("_time", "_ms_per_iter"):
-                round((getattr(stats, k) - before[k]) * 1e3 / self.args.iters, 4)
+            k.replace("_time", "_ms_per_iter"): round((getattr(stats, k) - before[k]) * 1e3 / self.args.iters, 4)
             for k in PERF_KEYS
         }
-        self.report(record, seconds, self.shape["steps_per_iter"] * self.args.iters,
-                    iterations=self.args.iters, ms_per_iteration=seconds / self.args.iters * 1e3,
-                    warpdrive_event_timers=inner)
+        self.report(
+            record,
+            seconds,
+            self.shape["steps_per_iter"] * self.args.iters,
+            iterations=self.args.iters,
+            ms_per_iteration=seconds / self.args.iters * 1e3,
+            warpdrive_event_timers=inner,
+        )
 
     def run(self, modes):
         for mode in modes:
@@ -266,8 +286,12 @@ def versions(args):
     import numpy
     import torch
 
-    out = {"python": platform.python_version(), "numpy": numpy.__version__,
-           "torch": torch.__version__, "torch_cuda": torch.version.cuda}
+    out = {
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+    }
     for name in ("numba", "numba_cuda", "pycuda"):
         with contextlib.suppress(Exception):
             mod = __import__(name)
@@ -300,18 +324,31 @@ def main(argv=None):
             trainer = build_trainer(args, cfg)
             torch.cuda.synchronize()
             setup = time.perf_counter() - start
-            emit(record="meta", env=args.env, backend=args.backend, num_envs=args.num_envs,
-                 **shape, env_config={k: v for k, v in cfg["env"].items()},
-                 policies={k: {"algorithm": v["algorithm"], "fc_dims": v["model"]["fc_dims"]}
-                           for k, v in cfg["policy"].items()},
-                 iters=args.iters, warmup=args.warmup, setup_seconds=round(setup, 3),
-                 patches=applied, versions=versions(args))
+            emit(
+                record="meta",
+                env=args.env,
+                backend=args.backend,
+                num_envs=args.num_envs,
+                **shape,
+                env_config={k: v for k, v in cfg["env"].items()},
+                policies={
+                    k: {"algorithm": v["algorithm"], "fc_dims": v["model"]["fc_dims"]} for k, v in cfg["policy"].items()
+                },
+                iters=args.iters,
+                warmup=args.warmup,
+                setup_seconds=round(setup, 3),
+                patches=applied,
+                versions=versions(args),
+            )
             bench = Bench(args, trainer, shape, emit)
             bench.run([m for m in args.modes.split(",") if m])
             with contextlib.suppress(Exception):
                 free, total = torch.cuda.mem_get_info()
-                emit(record="memory", torch_peak_gib=torch.cuda.max_memory_allocated() / 2**30,
-                     device_used_gib=(total - free) / 2**30)
+                emit(
+                    record="memory",
+                    torch_peak_gib=torch.cuda.max_memory_allocated() / 2**30,
+                    device_used_gib=(total - free) / 2**30,
+                )
             trainer.graceful_close()
             write_lines(f"warpdrive_{args.env}_{shape['n_agents']}", args.out, torch.cuda.get_device_name(0))
         finally:

@@ -21,8 +21,7 @@ def private_copy(args):
         spec = importlib.util.find_spec("warp_drive")
         if spec is None:
             raise SystemExit(
-                "warp_drive is not importable: pip install --no-deps rl-warp-drive==2.7.1, "
-                "or give --warpdrive-path"
+                "warp_drive is not importable: pip install --no-deps rl-warp-drive==2.7.1, or give --warpdrive-path"
             )
         root = os.path.dirname(next(iter(spec.submodule_search_locations)))
     for name in ("warp_drive", "example_envs"):
@@ -49,6 +48,7 @@ def provide_gym(choice):
             if name == "gym":
                 import gym
                 import gym.spaces
+
                 return f"gym {gym.__version__}"
             import gymnasium
             import gymnasium.spaces
@@ -174,15 +174,13 @@ def patch_setup(applied):
     ew.EnvWrapper.obs_at_reset = obs_at_reset
     applied.append("EnvWrapper.obs_at_reset: first result cached")
 
-    def placeholders(env_wrapper, agent_ids, obs_dim_corresponding_to_num_agents,
-                     policy_suffix=""):
+    def placeholders(env_wrapper, agent_ids, obs_dim_corresponding_to_num_agents, policy_suffix=""):
         obs = env_wrapper.obs_at_reset()
         one = dl.get_obs(obs, agent_ids, obs_dim_corresponding_to_num_agents)
         one = np.asarray(one, dtype=np.float32)
         many = np.ascontiguousarray(np.broadcast_to(one, (env_wrapper.n_envs, *one.shape)))
         feed = dl.DataFeed()
-        feed.add_data(name=dl._OBSERVATIONS + policy_suffix, data=many,
-                      save_copy_and_apply_at_reset=True)
+        feed.add_data(name=dl._OBSERVATIONS + policy_suffix, data=many, save_copy_and_apply_at_reset=True)
         env_wrapper.cuda_data_manager.push_data_to_device(feed, torch_accessible=True)
 
     dl._create_observation_placeholders_helper = placeholders
@@ -193,8 +191,10 @@ def patch_setup(applied):
         name = f"{dl._PROCESSED_OBSERVATIONS}_batch{batch_suffix}"
         size = dl.get_flattened_obs_size(env_wrapper.env.observation_space[agent_ids[0]])
         feed = dl.DataFeed()
-        feed.add_data(name=name, data=np.zeros(
-            (training_batch_size_per_env, env_wrapper.n_envs, len(agent_ids), size), np.float32))
+        feed.add_data(
+            name=name,
+            data=np.zeros((training_batch_size_per_env, env_wrapper.n_envs, len(agent_ids), size), np.float32),
+        )
         env_wrapper.cuda_data_manager.push_data_to_device(feed, torch_accessible=True)
 
     dl._create_processed_observation_batches_helper = batches
