@@ -88,8 +88,15 @@ class TrainingProcess:
         return self._process.exitcode
 
 
-def _train(arguments: list[str], log: str) -> None:
+def expect_signals() -> None:
+    """Signals act as in a terminal; a shell lets what it starts in the background ignore some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _train(arguments: list[str], log: str) -> None:
+    expect_signals()
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(descriptor, 1)

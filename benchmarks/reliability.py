@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults import TENSORS, TrainingProcess, corrupt, disk_full_at, plant_nan
+from faults import TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
 from report import ROOT, write_report
 
 from trainers import checkpoint, disk
@@ -418,6 +418,7 @@ def main() -> None:
     if arguments.only and not arguments.out:
         parser.error("--only leaves the others out. Say where the rest may go: --out FOLDER.")
     torch.set_num_threads(1)
+    expect_signals()
     results = {}
     calls = {"kills": kills, "stops": stops, "locks": locks, "corruptions": corruptions, "disk_full": disk_full}
     for name, call in {**calls, "nans": nans, "resumes": resumes}.items():
