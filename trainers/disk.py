@@ -101,10 +101,12 @@ def replace_folder(beside: Path, place: Path) -> None:
 
     Where the process dies in between, `remove_leftovers` puts the old one back.
     """
+    replaced = place.with_name(f"{TEMPORARY}{place.name}-replaced-{os.getpid()}")
     if place.exists():
-        os.rename(place, place.with_name(f"{TEMPORARY}{place.name}-replaced-{os.getpid()}"))
+        os.rename(place, replaced)
     os.rename(beside, place)
     flush_folder(place.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_folder(path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Short forms of the benchmark: what it plants is survived here, too, in seconds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reliability import corruptions, disk_full, kills, nans, stops
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread():
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def test_kills_are_survived(tmp_path):
+    found = kills(3, tmp_path)
+    assert (found["resumed"], found["leftovers_after_the_next_start"]) == (3, 0)
+    assert found["same_bits_as_a_run_that_was_never_ended"]
+
+
+def test_stops_are_resumable(tmp_path):
+    found = stops(4, tmp_path)  # one of each kind
+    assert (found["resumable"], found["exit_code_at_the_end"]) == (4, 130)
+
+
+def test_a_flipped_bit_or_a_cut_is_refused_by_name_and_the_checkpoint_before_is_taken(tmp_path):
+    assert corruptions(205, tmp_path)["refused_and_fell_back"] == 205
+
+
+def test_a_full_disk_is_survived_wherever_it_is_met(tmp_path):
+    found = disk_full(20, tmp_path)
+    assert found["survived"] == 20
+    assert {"write", "fsync", "rename", "symlink", "mkdir"} <= set(found["what_failed"])
+    assert "nothing left to fail" not in found["what_failed"]
+    assert found["tmpfs"].startswith(("20 of 20", "not tried"))
+
+
+def test_every_nan_is_stopped_and_dumped_and_none_is_saved(tmp_path):
+    found = nans(tmp_path)
+    assert (found["stopped_and_dumped"], found["planted"]) == (12, 12), found["each"]
+    assert found["non_finite_tensors_saved"] == 0
