@@ -1,0 +1,183 @@
+"""Nothing that is read from a disk can run code: no pickle, no YAML with tags, no eval."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import json
+import marshal
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainers import checkpoint, manifest
+from trainers.cli import main
+from trainers.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError, ConfigError
+
+ROOT = Path(__file__).parents[1]
+FORBIDDEN = {
+    *(
+        "torch.load",
+        "torch.jit.load",
+        "torch.package",
+        "torch.hub",
+        "pickle",
+        "cPickle",
+        "dill",
+        "cloudpickle",
+        "joblib",
+    ),
+    *("marshal", "shelve", "pandas.read_pickle", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load"),
+    *("eval", "exec", "numpy.load", "np.load"),
+}
+
+
+def names_used(tree: ast.AST) -> set[str]:
+    """Dotted names that are imported, called or reached for."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.add(node.func.id)
+    return found
+
+
+def forbidden_in(text: str) -> set[str]:
+    return {name for name in names_used(ast.parse(text)) if name in FORBIDDEN or name.split(".")[0] in FORBIDDEN}
+
+
+@pytest.mark.parametrize("folder", ["warpdrive", "cuda_envs", "trainers", "examples", "benchmarks"])
+def test_no_file_reads_what_can_run_code(folder):
+    files = list((ROOT / folder).rglob("*.py"))
+    assert files
+    assert not {str(file): names for file in files if (names := forbidden_in(file.read_text(encoding="utf-8")))}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import pickle", "from pickle import loads", "torch.load(f)", "np.load(f)", "yaml.load(f)", "eval(x)", "exec(x)"],
+)
+def test_such_a_line_is_found(line):
+    assert forbidden_in(line)
+
+
+# ------------------------------------------------------------------------------------------ planted payloads
+
+
+class Payload:
+    """Unpickling it would make a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return open, (str(self.trace), "w")
+
+
+def saved_by_torch(payload: Payload, is_zip: bool) -> bytes:
+    file = io.BytesIO()
+    torch.save({"weight": payload}, file, _use_new_zipfile_serialization=is_zip)
+    return file.getvalue()
+
+
+def saved_by_numpy(payload: Payload, is_zip: bool) -> bytes:
+    file, array = io.BytesIO(), np.array([payload], dtype=object)
+    (np.savez if is_zip else np.save)(file, array)
+    return file.getvalue()
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def payloads(trace: Path) -> dict[str, bytes]:
+    """20 files, by what they pretend to be."""
+    one, code = Payload(trace), f"open({str(trace)!r}, 'w')"
+    found = {f"pickle of protocol {number}": pickle.dumps(one, number) for number in range(6)}
+    pickled = found["pickle of protocol 2"]
+    reduce = {"py/reduce": [{"py/function": "builtins.open"}, [str(trace), "w"]]}
+    tag = f"!!python/object/apply:builtins.open [{str(trace)!r}, w]"
+    header = json.dumps({"__metadata__": {"pickle": pickled.hex()}, "x": {"dtype": code, "shape": [1]}}).encode()
+    return found | {
+        "torch, zip": saved_by_torch(one, True),
+        "torch, old": saved_by_torch(one, False),
+        "numpy": saved_by_numpy(one, False),
+        "numpy, zip": saved_by_numpy(one, True),
+        "gzip": gzip.compress(pickled),
+        "zip with data.pkl": zipped("archive/data.pkl", pickled),
+        "zip with __main__.py": zipped("__main__.py", code.encode()),
+        "marshal": marshal.dumps(compile(code, "x", "exec")),
+        "Python": f"import os\n{code}\n".encode(),
+        "YAML tag": f"name: {tag}\n".encode(),
+        "YAML tag in a list": f"- {tag}\n".encode(),
+        "JSON with py/reduce": json.dumps(
+            {"py/reduce": [{"py/function": "builtins.open"}, [str(trace), "w"]]}
+        ).encode(),
+        "safetensors with code for a dtype": len(header).to_bytes(8, "little") + header,
+        "pickle behind a header of safetensors": (2).to_bytes(8, "little") + b"{}" + pickled,
+    }
+
+
+NAMES = sorted(payloads(Path("x")))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run of one iteration."""
+    sizes = {"num_envs": 4, "train_batch_size": 8, "total_timesteps": 8, "device": "cpu"}
+    config = {"name": "cartpole", "trainer": sizes, "saving": {"basedir": str(tmp_path_factory.mktemp("runs"))}}
+    trainer = Trainer(read_config(config))
+    trainer.train()
+    return trainer
+
+
+def test_there_are_twenty_and_they_are_live(tmp_path):
+    assert len(NAMES) == 20
+    trace = tmp_path / "ran"
+    pickle.loads(payloads(trace)["pickle of protocol 4"]).close()
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_payload_runs_no_code_wherever_it_is_put(saved, tmp_path, name):
+    """In each file of a checkpoint, with the right sum in the manifest; as a policy to start from; as a config."""
+    trace = tmp_path / "ran"
+    content = payloads(trace)[name]
+    original = (saved.run.checkpoints / "last").resolve()
+    files = [file.name for file in original.iterdir()]
+    assert len(files) == 5
+    for file in files:
+        place = tmp_path / file / original.name
+        shutil.copytree(original, place)
+        (place / file).write_bytes(content)
+        if file != checkpoint.MANIFEST:
+            told = manifest.read_manifest(place / checkpoint.MANIFEST)
+            told["files"][file] = {"bytes": len(content), "sha256": manifest.sha256(content)}
+            told["sha256"] = manifest.sha256(manifest.to_json(told))
+            (place / checkpoint.MANIFEST).write_bytes(manifest.to_json(told))
+        with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+            saved.restore(place)
+    policy = tmp_path / "policy.safetensors"
+    policy.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"policy\.safetensors"):
+        checkpoint.load_tensors(policy)
+    with pytest.raises(ConfigError, match=r"policy\.safetensors"):
+        read_config(policy)
+    assert main(["--config", str(policy)]) == 2
+    assert not trace.exists()
