@@ -37,7 +37,7 @@ from report import ROOT, write_report
 
 from trainers import checkpoint, disk
 from trainers.crash import CRASH
-from trainers.errors import NonFiniteError
+from trainers.errors import NonFiniteError, NotSavedError
 from trainers.read_config import read_config
 from trainers.stop import Stopped
 from trainers.trainer import Trainer
@@ -253,76 +253,69 @@ def corruptions(number: int, folder: Path) -> dict[str, Any]:
 
 
 def disk_full(number: int, folder: Path) -> dict[str, Any]:
-    """Of all that the second of four saves does to the disk, each fails once; the first is a folder that is there."""
-    survived, places = 0, []
-    for turn in range(2, number + 2):
-        with quiet():
-            trainer = Trainer(read_config(config_in(folder, 4)))
-        calls = _fail_in_second_save(trainer, lambda turn=turn: disk_full_at(turn))
-        said = _train_quietly(trainer)
-        survived += _is_good_after(trainer, said)
-        places.append(calls[0][turn - 1] if len(calls[0]) >= turn else "nothing left to fail")
+    """Of all that a save does to the disk, each fails once; the first is a folder that is there already."""
+    places, survived = _train_on_full_disks(number, folder, lambda turn: disk_full_at(turn + 1))
     return {"times": number, "survived": survived, "what_failed": places, "tmpfs": _on_tmpfs(number, folder)}
 
 
-def _fail_in_second_save(trainer: Trainer, fault: Callable[[], Any]) -> list[Any]:
-    save, found = trainer.save, []
+Fault = Callable[[int], contextlib.AbstractContextManager[list[str]]]
+
+
+def _train_on_full_disks(number: int, folder: Path, fault: Fault) -> tuple[list[str], int]:
+    """Trains with a save after each iteration, of which every second one meets a full disk.
+
+    Returns:
+        What failed; and how often the run went on, said why, left nothing behind and kept its newest checkpoint.
+    """
+    with quiet():
+        trainer = Trainer(read_config(config_in(folder, 2 * number + 1, evaluation={})))
+    save, places, said, survived = trainer.save, [], [], []
+    trainer.run.say = lambda line, style=None: said.append(line)
 
     def spoiled() -> Path:
-        if trainer.iteration != 2:
+        if trainer.iteration % 2:
             return save()
-        with fault() as calls:
-            found.append(calls)
-            return save()
+        turn, before = trainer.iteration // 2, checkpoint.list_checkpoints(trainer.run.checkpoints)[-1]
+        with fault(turn) as calls:
+            try:
+                return save()
+            except NotSavedError as error:
+                places.extend(calls[turn : turn + 1])
+                checkpoint.load_checkpoint(before)
+                is_told = "not saved: the disk is full: 0.1 MB needed, " in str(error)
+                survived.append(is_told and not leftovers(trainer.run.path))
+                raise
 
     trainer.save = spoiled
-    return found
-
-
-def _train_quietly(trainer: Trainer) -> list[str]:
-    said = []
-    trainer.run.say = lambda line, style=None: said.append(line)
     trainer.train()
-    return said
-
-
-def _is_good_after(trainer: Trainer, said: list[str]) -> bool:
-    """The run made all its iterations, said once what was not saved, and left nothing behind."""
-    told = [line for line in said if "not saved: the disk is full:" in line and "MB needed" in line]
-    steps = [int(place.name[-3:]) // 60 for place in checkpoint.list_checkpoints(trainer.run.checkpoints)]
+    num_told = sum("not saved: the disk is full" in line for line in said)
     for place in checkpoint.list_checkpoints(trainer.run.checkpoints):
         checkpoint.load_checkpoint(place)
-    return len(told) == 1 and {1, 3, 4} <= {*steps, 1} and not leftovers(trainer.run.path) and trainer.iteration == 4
+    return places, min(sum(survived), num_told) if trainer.iteration == 2 * number + 1 else 0
 
 
 def _on_tmpfs(number: int, folder: Path) -> str:
-    """The same on a disk of 1 MB with less and less room; only root may mount one."""
+    """The same on a disk of 1 MB with more and more room, but too little; only root may mount one."""
     place = folder / "tmpfs"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
         return "not tried: needs a user who may mount"
-    survived, free_bytes = 0, disk.free_bytes
+    free_bytes, ballast = disk.free_bytes, place / "ballast"
+
+    @contextlib.contextmanager
+    def full(turn: int) -> Iterator[list[str]]:
+        ballast.write_bytes(bytes(max(0, free_bytes(place) - 2048 * turn)))
+        if turn % 2:  # so that it is met while writing
+            disk.free_bytes = lambda folder: 1 << 40
+        try:
+            yield []
+        finally:
+            disk.free_bytes = free_bytes
+            ballast.unlink()
+
     try:
-        for turn in range(number):
-            with quiet():
-                trainer = Trainer(read_config(config_in(place, 4)))
-            ballast = place / "ballast"
-
-            @contextlib.contextmanager
-            def full(turn: int = turn, ballast: Path = ballast) -> Iterator[list[str]]:
-                ballast.write_bytes(bytes(max(0, free_bytes(place) - 4096 * turn)))
-                if turn % 2:  # so that it is met while writing
-                    disk.free_bytes = lambda folder: 1 << 40
-                try:
-                    yield []
-                finally:
-                    disk.free_bytes = free_bytes
-                    ballast.unlink()
-
-            _fail_in_second_save(trainer, full)
-            survived += _is_good_after(trainer, _train_quietly(trainer))
-            shutil.rmtree(trainer.run.path)
+        _, survived = _train_on_full_disks(number, place, full)
     finally:
         subprocess.run(["umount", str(place)], check=True)
     return f"{survived} of {number} survived"

@@ -126,9 +126,7 @@ def payloads(trace: Path) -> dict[str, bytes]:
         "Python": f"import os\n{code}\n".encode(),
         "YAML tag": f"name: {tag}\n".encode(),
         "YAML tag in a list": f"- {tag}\n".encode(),
-        "JSON with py/reduce": json.dumps(
-            {"py/reduce": [{"py/function": "builtins.open"}, [str(trace), "w"]]}
-        ).encode(),
+        "JSON with py/reduce": json.dumps(reduce).encode(),
         "safetensors with code for a dtype": len(header).to_bytes(8, "little") + header,
         "pickle behind a header of safetensors": (2).to_bytes(8, "little") + b"{}" + pickled,
     }
