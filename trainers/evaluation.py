@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from trainers import checkpoint
@@ -15,14 +16,18 @@ from trainers.policies.policy import Policy, make_policy
 from trainers.read_config import read_config
 from trainers.rollout import Rollout
 from warpdrive.backends.base import Backend
+from warpdrive.drawing import arrays_to_draw
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
+from warpdrive.recorder import EpisodeRecorder
 
 NUM_STEPS = 25
 """Steps between two looks at whether all episodes are over."""
 MAX_STEPS = 100_000
 """Of an episode in an env without a limit: what has not ended by then counts as far as it came."""
+MAX_FRAMES = 10_000
+"""Of an episode that is recorded: later steps are played and counted, but not kept."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Evaluation:
         num_episodes: one in each of as many envs, so that short episodes do not count more than long ones.
         seed: of the envs and of what policies draw.
         greedy: policies take their likeliest action instead of drawing: all, none, or those named.
+        record: numbers of the envs whose episodes `play` leaves in `recorded`, to be drawn.
         backend: as the policies' device.
     """
 
@@ -91,6 +97,7 @@ class Evaluation:
         seed: int,
         backend: Backend,
         greedy: bool | Collection[str] = True,
+        record: Sequence[int] = (),
     ) -> None:
         if sorted(policies) not in (sorted(env.groups), [SHARED]):
             raise EnvError(
@@ -104,6 +111,12 @@ class Evaluation:
         agents = {name: everyone[name] if name in everyone else env.groups[name].agents for name in policies}
         chosen = (policies if greedy else ()) if isinstance(greedy, bool) else greedy
         pairs = {name: (policy, agents[name]) for name, policy in policies.items()}
+        names, most = arrays_to_draw(env), min(self.limit, MAX_FRAMES)
+        self._recorders = [EpisodeRecorder(self.env, names, one, most) for one in record]
+        for recorder in self._recorders:
+            recorder.start()  # before the rollout packs its calls, which then record
+        self.recorded: list[dict[str, np.ndarray]] = []
+        """For each env to record, what EpisodeRecorder pulls of the env's own arrays, and of its reward and flags."""
         self.rollout = Rollout(self.env, pairs, min(NUM_STEPS, self.limit), chosen)
 
     def play(self) -> Score:
@@ -113,6 +126,9 @@ class Evaluation:
         for group in rollout.groups.values():
             group.forget_all()
         rollout.begin()
+        for recorder in self._recorders:
+            recorder.start()
+        kept: dict[str, list[torch.Tensor]] = {"reward": [], "terminated": [], "truncated": []}
         returns = torch.zeros(env.num_envs, env.num_agents, device=env.device)
         lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
         is_over = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
@@ -124,10 +140,24 @@ class Evaluation:
             returns += (rollout.reward * counts.unsqueeze(-1)).sum(0)
             lengths += counts.sum(0)
             is_over |= ended.any(0)
+            for name in kept if self._recorders else ():
+                kept[name].append(rollout.data[name][:, [one.env_index for one in self._recorders]].cpu())
             if bool(is_over.all()):
                 break
         groups = {name: group.agents for name, group in env.groups.items()}
-        return Score(returns.cpu(), lengths.cpu(), groups)
+        score = Score(returns.cpu(), lengths.cpu(), groups)
+        self.recorded = [self._pull(i, score, kept) for i in range(len(self._recorders))]
+        return score
+
+    def _pull(self, i: int, score: Score, kept: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, np.ndarray]:
+        """One recorded episode up to its end. Reward and flags lie in the rollout's slots, not in the env's arrays."""
+        recorder = self._recorders[i]
+        num_steps = min(int(score.lengths[recorder.env_index]), recorder.max_steps)
+        episode = {name: frames[: num_steps + 1] for name, frames in recorder.pull().items()}
+        for name, steps in kept.items():
+            of_steps = torch.cat(steps)[:num_steps, i].numpy()
+            episode[name] = np.concatenate([np.zeros_like(of_steps[:1]), of_steps])
+        return episode
 
 
 def load_policies(

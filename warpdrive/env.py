@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.drawing import Drawing, draw_positions
 from warpdrive.env_names import ENVS_PACKAGE, list_envs
 from warpdrive.errors import ConfigError, EnvError
 from warpdrive.layout import Layout
@@ -100,6 +101,19 @@ class Env:
     def constants(self) -> dict[str, Any]:
         """Numbers for the kernels, by name in capitals; sequences become arrays."""
         return {}
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        """How an episode looks, in circles, segments and polygons (see warpdrive/drawing.py).
+
+        By default, agents are discs at the arrays x and y, whatever else these hold is grey, and who is not `active`
+        is hollow.
+
+        Args:
+            episode: the env's arrays (see `arrays`) over the episode, name -> [frame, ...], frame 0 being the start.
+        Raises:
+            EnvError: there is nothing to draw.
+        """
+        return draw_positions(self, episode)
 
     def check(self) -> None:
         """Raises EnvError where the definition contradicts itself."""

@@ -7,12 +7,14 @@ Source: Gymnasium's Acrobot-v1, with the equations of motion of Sutton and Barto
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.drawing import DARK, GREY, Drawing, circles, segments
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
@@ -49,6 +51,18 @@ class Acrobot(Env):
     def arrays(self) -> dict[str, np.ndarray]:
         names = ("theta1", "theta2", "theta1_velocity", "theta2_velocity")
         return {**{name: np.zeros((), np.float32) for name in names}, "time_step": np.zeros((), np.int32)}
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        first, second = episode["theta1"], episode["theta1"] + episode["theta2"]
+        x = np.stack([0 * first, np.sin(first), np.sin(first) + np.sin(second)], -1)  # bar, joint, tip
+        y = -np.stack([0 * first, np.cos(first), np.cos(first) + np.cos(second)], -1)
+        links = [[0, 1], [1, 2]]
+        shapes = [
+            segments([[-2.2, 2.2]], [[1.0, 1.0]], width=0.02, colour=GREY, label="height to reach"),
+            segments(x[:, links], y[:, links], width=0.14, group="agent"),
+            circles(x[:, :2], y[:, :2], 0.1, colour=DARK),
+        ]
+        return Drawing(shapes, bounds=(-2.2, -2.2, 2.2, 2.2))
 
     def constants(self) -> dict[str, Any]:
         return {"EPISODE_LENGTH": self.config.episode_length, "MAX_SPEED1": MAX_SPEED1, "MAX_SPEED2": MAX_SPEED2}

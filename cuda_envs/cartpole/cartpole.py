@@ -7,12 +7,14 @@ difficult learning control problems".
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.drawing import DARK, GREY, Drawing, circles, rectangles, segments
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
@@ -61,6 +63,21 @@ class Cartpole(Env):
     def arrays(self) -> dict[str, np.ndarray]:
         names = ("x", "x_velocity", "theta", "theta_velocity")
         return {**{name: np.zeros((), np.float32) for name in names}, "time_step": np.zeros((), np.int32)}
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        x, theta = episode["x"], episode["theta"]
+        length = 2 * self.config.pole_half_length
+        pole_x = np.stack([x, x + length * np.sin(theta)], -1)
+        pole_y = np.stack([np.zeros_like(theta), length * np.cos(theta)], -1)
+        limits = [[[-MAX_X, -MAX_X], [MAX_X, MAX_X]]]
+        shapes = [
+            segments([[-1.25 * MAX_X, 1.25 * MAX_X]], [[-0.12, -0.12]], colour=GREY),
+            segments(limits, [[[-0.2, -0.04]] * 2], width=0.03, colour=GREY),
+            rectangles(x - 0.25, np.full_like(x, -0.12), x + 0.25, np.full_like(x, 0.12), colour=DARK),
+            segments(pole_x, pole_y, width=0.09, group="agent"),
+            circles(x, 0 * x, 0.04, colour=GREY),
+        ]
+        return Drawing(shapes, bounds=(-1.25 * MAX_X, -0.4, 1.25 * MAX_X, max(1.2, 1.2 * length)))
 
     def constants(self) -> dict[str, Any]:
         config = self.config

@@ -5,17 +5,21 @@ Source: Gymnasium's MountainCarContinuous-v0; Moore 1990, "Efficient memory-base
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from cuda_envs.mountain_car.mountain_car import draw_car
+from warpdrive.drawing import Drawing
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
 MIN_POSITION, MAX_POSITION = -1.2, 0.6
 MAX_SPEED = 0.07
+GOAL_POSITION = 0.45
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class ContinuousMountainCar(Env):
             "velocity": np.zeros((), np.float32),
             "time_step": np.zeros((), np.int32),
         }
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        return draw_car(episode["position"], GOAL_POSITION)
 
     def constants(self) -> dict[str, Any]:
         return {

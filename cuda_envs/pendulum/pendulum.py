@@ -5,12 +5,14 @@ Source: Gymnasium's Pendulum-v1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.drawing import DARK, LIGHT, Drawing, circles, segments
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
@@ -55,6 +57,18 @@ class Pendulum(Env):
             "theta_velocity": np.zeros((), np.float32),
             "time_step": np.zeros((), np.int32),
         }
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        theta, length = episode["theta"], self.config.length
+        x, y = -length * np.sin(theta), length * np.cos(theta)
+        reach = 1.3 * length
+        shapes = [
+            segments([[0.0, 0.0]], [[0.0, length]], width=0.03 * length, colour=LIGHT, label="upright"),
+            segments(np.stack([0 * x, x], -1), np.stack([0 * y, y], -1), width=0.16 * length, group="agent"),
+            circles(x, y, 0.12 * length, group="agent"),
+            circles([0.0], [0.0], 0.06 * length, colour=DARK),
+        ]
+        return Drawing(shapes, bounds=(-reach, -reach, reach, reach))
 
     def constants(self) -> dict[str, Any]:
         config = self.config

@@ -8,14 +8,19 @@ Source: Lowe et al. 2017, arXiv:1706.02275; the rules are those of mpe2 1.1.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cuda_envs.mpe.mpe import ParticleEnv, seen_space
+from warpdrive.drawing import GREY, Drawing, agent_circles, circles, outline
 from warpdrive.env import Group
 from warpdrive.errors import EnvError
+
+RADIUS = 0.15
+"""Of agents, as the kernel has it, for pictures."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,12 @@ class SimpleSpread(ParticleEnv):
             "landmark_position": np.zeros((self.num_agents, 2), np.float32),
             "time_step": np.zeros((), np.int32),
         }
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        x, y = np.moveaxis(episode["position"], -1, 0)
+        landmark_x, landmark_y = np.moveaxis(episode["landmark_position"], -1, 0)
+        landmarks = circles(landmark_x, landmark_y, 0.05, colour=GREY, label="landmark")
+        return Drawing([outline(-1, -1, 1, 1), landmarks, *agent_circles(self, x, y, RADIUS)])
 
     def constants(self) -> dict[str, Any]:
         return {"EPISODE_LENGTH": self.config.episode_length, "LOCAL_RATIO": float(self.config.local_ratio)}

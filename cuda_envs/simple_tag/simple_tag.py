@@ -9,13 +9,19 @@ Source: Lowe et al. 2017, arXiv:1706.02275; the rules are those of mpe2 1.1.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cuda_envs.mpe.mpe import ParticleEnv, seen_space
+from warpdrive.drawing import GREY, Drawing, agent_circles, circles, outline
 from warpdrive.env import Group
+
+RADIUS = {"adversary": 0.075, "agent": 0.05}
+OBSTACLE_RADIUS = 0.2
+"""As the kernel has them, for pictures."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,12 @@ class SimpleTag(ParticleEnv):
             "obstacle_position": np.zeros((self.config.num_obstacles, 2), np.float32),
             "time_step": np.zeros((), np.int32),
         }
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        x, y = np.moveaxis(episode["position"], -1, 0)
+        obstacle_x, obstacle_y = np.moveaxis(episode["obstacle_position"], -1, 0)
+        obstacles = circles(obstacle_x, obstacle_y, OBSTACLE_RADIUS, colour=GREY, label="obstacle")
+        return Drawing([outline(-1, -1, 1, 1), obstacles, *agent_circles(self, x, y, RADIUS)])
 
     def constants(self) -> dict[str, Any]:
         config = self.config

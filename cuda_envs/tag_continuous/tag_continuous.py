@@ -11,12 +11,14 @@ without its bonus for runners tagged in the very last step.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.drawing import Drawing, agent_circles, outline
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
@@ -144,6 +146,15 @@ class TagContinuous(Env):
             "num_runners_left": np.array(self.config.num_runners, np.int32),
             "time_step": np.zeros((), np.int32),
         }
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        length = self.config.grid_length
+        # Discs that touch are within reach, unless the reach is too short to see.
+        radius = length * max(self.config.tagging_distance / 2, 0.12 / (8 + math.sqrt(self.num_agents)))
+        agents = agent_circles(self, episode["x"], episode["y"], radius, episode["active"])
+        margin = 0.03 * length
+        bounds = (-margin, -margin, length + margin, length + margin)
+        return Drawing([outline(0, 0, length, length, width=0.006 * length), *agents], bounds)
 
     def constants(self) -> dict[str, Any]:
         config, nothing = self.config, (0,)

@@ -8,12 +8,14 @@ Source: the rules of WarpDrive's TagGridWorld (Lan et al. 2021, arXiv:2108.13976
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.drawing import Drawing, agent_circles, grid_lines, outline
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
@@ -80,6 +82,14 @@ class TagGridworld(Env):
             "y": np.array(self._start_y, np.int32),
             "time_step": np.zeros((), np.int32),
         }
+
+    def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
+        cells = self.config.grid_length + 1
+        turn = np.linspace(0, 2 * np.pi, self.num_agents, endpoint=False)  # agents may share a cell: each has its side
+        x, y = episode["x"] + 0.22 * np.cos(turn), episode["y"] + 0.22 * np.sin(turn)
+        edges = (-0.5, -0.5, cells - 0.5, cells - 0.5)
+        shapes = [grid_lines(cells, cells), outline(*edges, width=0.08), *agent_circles(self, x, y, 0.2)]
+        return Drawing(shapes, bounds=(-0.8, -0.8, cells - 0.2, cells - 0.2))
 
     def constants(self) -> dict[str, Any]:
         config = self.config

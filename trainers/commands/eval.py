@@ -1,0 +1,101 @@
+"""Scores the policies of runs: whole episodes with seeds of their own, the same for every run.
+
+warpdrive eval runs/A runs/B --episodes 500
+warpdrive eval runs/A --against runs/B --json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+HELP = "score the policies of runs, or let those of two runs play each other"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from trainers.players import add_playing_arguments
+
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or checkpoints in them")
+    parser.add_argument("--against", metavar="RUN", help="each side of the game against each side of this run")
+    add_playing_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
+    import json
+
+    from trainers.players import table
+    from warpdrive.backends import choose_backend
+    from warpdrive.errors import ConfigError
+
+    if overrides:
+        raise ConfigError(f"command line: {overrides[0][0]}: eval takes runs as they were made, no keys of a config.")
+    if options.against is not None and len(options.runs) > 1:
+        raise ConfigError(f"command line: --against pairs one run with another, got {len(options.runs)} before it.")
+    backend = choose_backend(device=options.device)
+    find = _scores if options.against is None else _cross_scores
+    results, rows = find(options, backend)
+    if options.json:
+        print(json.dumps(results, indent=1, allow_nan=False))
+    else:
+        print(table(rows))
+        one = results[0]
+        modes = " and ".join(dict.fromkeys("greedy" if r["greedy"] else "stochastic" for r in results))
+        counts = " and ".join(dict.fromkeys(str(r["episodes"]) for r in results))
+        print(f"{counts} episodes each, seed {one['seed']}, {modes}, on {backend.device}")
+    return 0
+
+
+def _scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list[list[str]]]:
+    """JSON and table of each run by itself."""
+    from trainers.evaluation import Evaluation
+    from trainers.players import COLUMNS, players_of, score_as_json, score_rows
+
+    results, rows = [], [["run", *COLUMNS]]
+    for path in options.runs:
+        players = players_of(Path(path), backend, options.allow_import)
+        how = _how(options, players)
+        evaluation = Evaluation(
+            players.env, players.policies, how["episodes"], how["seed"], backend, players.greedy(options.greedy)
+        )
+        score = evaluation.play()
+        results.append({"run": str(players.run), "checkpoint": players.checkpoint.name, **how, **score_as_json(score)})
+        rows += [[players.run.name, *row] for row in score_rows(score)]
+    return results, rows
+
+
+def _cross_scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list[list[str]]]:
+    """JSON and table of every pairing of two runs' sides."""
+    from trainers.evaluation import cross_play
+    from trainers.players import by_group, check_same_game, players_of, score_as_json, score_rows, tell_apart
+
+    ours, theirs = (
+        players_of(Path(path), backend, options.allow_import) for path in (options.runs[0], options.against)
+    )
+    check_same_game(ours, theirs)
+    names = tell_apart(ours, theirs)
+    sides = [by_group(one) for one in (ours, theirs)]
+    candidates = {group: {name: side[group] for name, side in zip(names, sides, strict=True)} for group in sides[0]}
+    how = _how(options, ours)
+    greedy = ours.settings.greedy if options.greedy is None else options.greedy
+    scores = cross_play(ours.env, candidates, how["episodes"], how["seed"], backend, greedy)
+    results, rows = [], [[*ours.env.groups, *(f"return of {group}" for group in ours.env.groups), "episode length"]]
+    for words, score in scores.items():
+        results.append({"policies": dict(zip(ours.env.groups, words, strict=True)), **how, **score_as_json(score)})
+        of_groups = [" +- ".join(row[1:3]) for row in score_rows(score)]
+        rows.append([*words, *of_groups, f"{score.mean_ep_length:.1f}"])
+    return results, rows
+
+
+def _how(options: argparse.Namespace, players: Any) -> dict[str, Any]:
+    from trainers.players import check_at_least
+
+    settings = players.settings
+    num_episodes = settings.num_episodes if options.episodes is None else options.episodes
+    return {
+        "env": players.env.name,
+        "episodes": check_at_least(1, "--episodes", num_episodes),
+        "seed": check_at_least(0, "--seed", settings.seed if options.seed is None else options.seed),
+        "greedy": settings.greedy if options.greedy is None else options.greedy,
+    }

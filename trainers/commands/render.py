@@ -1,0 +1,31 @@
+"""Plays episodes and draws them: one HTML file with a player, which needs nothing but a browser; or a GIF.
+
+warpdrive render runs/NAME
+warpdrive render --env tag_continuous --policy random env.num_runners=100 --output tag.html
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "draw an episode as an HTML player or a GIF"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from trainers.players import add_playing_arguments, add_source_arguments
+
+    add_source_arguments(parser)
+    add_playing_arguments(parser)
+    parser.add_argument("--env-index", type=int, default=0, metavar="I", help="the first episode to draw, from 0 on")
+    parser.add_argument("--gif", action="store_true", help="a GIF instead of HTML")
+    parser.add_argument(
+        "--output", metavar="FILE", help=".html or .gif; RUN/media/episode_STEPS.html if not given, or in this folder"
+    )
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+
+
+def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
+    from trainers.commands.play import play_and_draw
+
+    return play_and_draw(options, overrides, folder, num_episodes=1)

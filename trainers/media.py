@@ -1,0 +1,57 @@
+"""Episodes that were played, as files to look at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trainers.players import Players
+from warpdrive.errors import ConfigError
+from warpdrive.gif import write_gif
+from warpdrive.player import film_of, player_html, rounding
+
+
+def check_can_be_drawn(players: Players) -> None:
+    """Raises EnvError before anything is played if the env has nothing to draw."""
+    start = {name: np.asarray(array)[np.newaxis] for name, array in players.env.arrays().items()}
+    film_of(players.env, start)
+
+
+def files_to_write(players: Players, options: argparse.Namespace, is_asked: bool = True) -> list[Path]:
+    """Where `--html`, `--gif` and `--output` say that episodes go; the HTML file if none does and `is_asked`.
+
+    Raises:
+        ConfigError: the folder is missing, or the file's ending is neither .html nor .gif.
+    """
+    html, gif = getattr(options, "html", False), options.gif
+    if options.output is not None:
+        path = Path(options.output)
+        if path.suffix.lower() not in (".html", ".gif"):
+            raise ConfigError(f"command line: --output {path}: expected a file that ends in .html or .gif.")
+        if not path.parent.is_dir():
+            raise ConfigError(f"command line: --output {path}: there is no folder {path.parent}. Make it first.")
+        endings = dict.fromkeys([path.suffix, *([".html"] if html else []), *([".gif"] if gif else [])])
+        return [path.with_suffix(ending) for ending in endings]
+    endings = [ending for ending, wanted in ((".html", html or (is_asked and not gif)), (".gif", gif)) if wanted]
+    if players.run is None:
+        place = Path(f"episode_{players.env.name}")
+    else:
+        place = players.run / "media" / f"episode_{players.checkpoint.name.removeprefix('step_')}"
+    return [place.with_suffix(ending) for ending in endings]
+
+
+def write_media(players: Players, episodes: Sequence[Mapping[str, np.ndarray]], paths: Sequence[Path]) -> None:
+    """Writes each file and says so in a line."""
+    films = [film_of(players.env, episode) for episode in episodes]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        note = ""
+        if path.suffix.lower() == ".gif":
+            write_gif(films, path)
+        else:
+            path.write_text(player_html(films, players.title), encoding="utf-8")
+            note = f", positions to within {max(map(rounding, films)):.1g}"
+        print(f"drawn in {path} ({path.stat().st_size / 1000:.0f} KB{note})")
