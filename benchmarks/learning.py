@@ -27,13 +27,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from learning_curves import curve_of, draw, interval, iqm, thin
+from learning_curves import draw, thin
 from report import ROOT, write_report
 
 from trainers.config import EvaluationConfig
 from trainers.evaluation import Evaluation, cross_play
 from trainers.policies.policy import make_policy
 from trainers.read_config import read_config
+from trainers.statistics import curve_of, interval, iqm
 from trainers.trainer import Trainer, make_backend
 from warpdrive.env import load_env
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import compare
 import numpy as np
-from learning_curves import interval, iqm
+
+from trainers.statistics import interval, iqm
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 # What a plain install may lack: imported inside the function that needs it.
 EXTRAS = {
-    "warpdrive": {"pycuda", "cuda", "pettingzoo", "torchrl", "tensordict", "stable_baselines3"},
+    "warpdrive": {"pycuda", "cuda", "PIL", "pettingzoo", "torchrl", "tensordict", "stable_baselines3"},
     "trainers": {"matplotlib", "onnxruntime", "tensorboard", "wandb"},
 }
 OPTIONAL = set().union(*EXTRAS.values())

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from warpdrive.drawing import Shapes
+from warpdrive.drawing import DARK, Shapes
 from warpdrive.errors import BackendError
 from warpdrive.player import TAIL, Film
 
 SIZE = 420
-"""Pixels of the longer side."""
+"""Pixels of the longer side of what the env draws; words stand below it."""
+LINE, LETTERS = 18, 13
+"""Pixels of a line of words and of its letters."""
 MAX_FRAMES = 300
 """Of an episode in the GIF; longer ones leave out frames evenly."""
 FINER = 2
@@ -35,38 +37,68 @@ def write_gif(films: Sequence[Film], path: Path) -> None:
         pictures += _pictures(film, frames)
         milliseconds = max(20, round(1000 * stride / film.frames_per_second / 10) * 10)  # a GIF counts hundredths
         durations += [milliseconds] * (len(frames) - 1) + [1000]  # how it ended is seen for a second
-    first, *rest = _same_size(pictures)
+    first, *rest = _with_one_palette(films, pictures)
     first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, optimize=False)
 
 
-def _same_size(pictures: Sequence[Any]) -> list[Any]:
-    """Episodes may have views of different shapes; a GIF has one size, and one palette."""
+def _with_one_palette(films: Sequence[Film], pictures: Sequence[Any]) -> list[Any]:
+    """All of one size and in shades of the colours that are used: a GIF has 256, and its white should be white."""
     from PIL import Image
 
     width, height = (max(picture.size[axis] for picture in pictures) for axis in range(2))
-    palette = pictures[len(pictures) // 2].quantize(128, dither=Image.Dither.NONE)
+    used = dict.fromkeys([DARK, *(film.colour_of(shapes) for film in films for shapes in film.drawing.shapes)])
+    num_shades = min(24, 255 // len(used))  # no more: they would crowd the white
+    shades = [_mixed(colour, (i + 1) / num_shades) for colour in used for i in range(num_shades)]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for colour in [(255, 255, 255), *shades] for channel in colour])
     found = []
     for picture in pictures:
         if picture.size != (width, height):
             whole = Image.new("RGB", (width, height), "white")
-            whole.paste(picture, ((width - picture.width) // 2, (height - picture.height) // 2))
+            whole.paste(picture, (0, 0))
             picture = whole
         found.append(picture.quantize(palette=palette, dither=Image.Dither.NONE))
     return found
 
 
 def _pictures(film: Film, frames: Sequence[int]) -> Iterator[Any]:
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
     left, bottom, right, top = film.view
     scale = SIZE * FINER / max(right - left, top - bottom)
-    size = tuple(max(FINER, round(side * scale / FINER) * FINER) for side in (right - left, top - bottom))
+    width, height = (max(FINER, round(side * scale / FINER) * FINER) for side in (right - left, top - bottom))
+    lines = _lines(film)
+    font = ImageFont.load_default(LETTERS)
     for frame in frames:
-        picture = Image.new("RGB", size, "white")
-        draw = ImageDraw.Draw(picture)
+        stage = Image.new("RGB", (width, height), "white")
+        draw = ImageDraw.Draw(stage)
         for shapes in film.drawing.shapes:
-            _draw(draw, film, shapes, frame, scale, size[1])
-        yield picture.reduce(FINER)
+            _draw(draw, film, shapes, frame, scale, height)
+        whole = Image.new("RGB", (width // FINER, height // FINER + LINE * (len(lines) + 1) + 4), "white")
+        whole.paste(stage.reduce(FINER))
+        draw = ImageDraw.Draw(whole)
+        for number, (colour, words, returns) in enumerate([(None, _step(film, frame), None), *lines]):
+            at = height // FINER + LINE * number + 2
+            if colour is not None:
+                draw.ellipse((6, at + 4, 15, at + 13), fill=colour)
+            draw.text((6 if colour is None else 22, at), words, fill=DARK, font=font)
+            if returns is not None:
+                draw.text((whole.width - 6, at), f"{returns[frame]:+.2f}", fill=DARK, font=font, anchor="ra")
+        yield whole
+
+
+def _lines(film: Film) -> list[tuple[str, str, Any]]:
+    """The legend: colour, words, and of groups their returns."""
+    lines = [
+        (film.colours[name], f"{name} x {number}" if number > 1 else name, film.returns.get(name))
+        for name, number in film.groups.items()
+    ]
+    return lines + [(film.colour_of(one), one.label, None) for one in film.drawing.shapes if one.label]
+
+
+def _step(film: Film, frame: int) -> str:
+    last = film.num_frames - 1
+    return f"step {frame} of {last}" + (f", {film.ending}" if frame == last and film.ending else "")
 
 
 def _draw(draw: Any, film: Film, shapes: Shapes, frame: int, scale: float, height: int) -> None:
@@ -93,9 +125,10 @@ def _draw(draw: Any, film: Film, shapes: Shapes, frame: int, scale: float, heigh
             else:
                 draw.ellipse(box, outline=_mixed(colour, 0.45), width=FINER)
         elif num_points == 2:
-            draw.line(corners, fill=colour if active[i] else _mixed(colour, 0.45), width=max(FINER, round(size)))
+            shade = colour if active[i] else _mixed(colour, 0.45)
+            draw.line(corners, fill=shade, width=max(FINER, round(size)))
             for x0, y0 in corners if size > 2 * FINER else ():  # round ends
-                draw.ellipse((x0 - size / 2, y0 - size / 2, x0 + size / 2, y0 + size / 2), fill=colour)
+                draw.ellipse((x0 - size / 2, y0 - size / 2, x0 + size / 2, y0 + size / 2), fill=shade)
         elif active[i]:
             draw.polygon(corners, fill=colour)
         else:

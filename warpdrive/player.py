@@ -166,7 +166,7 @@ def _shortest(points: Sequence[np.ndarray], bits: Sequence[bytes], returns: byte
                 values = np.diff(values, axis=0, prepend=np.zeros_like(values[:1]))  # modulo 65536
             parts += [(values & 255).astype(np.uint8).tobytes(), (values >> 8).astype(np.uint8).tobytes(), active]
         plain = b"".join([*parts, returns])
-        for deflated, data in ((False, plain), (True, zlib.compress(plain, 9))):
+        for deflated, data in ((False, plain), (True, zlib.compress(plain))):
             if best is None or len(data) < len(best[2]):
                 best = (order, deflated, data)
     return best

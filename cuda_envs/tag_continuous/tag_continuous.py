@@ -150,7 +150,7 @@ class TagContinuous(Env):
     def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
         length = self.config.grid_length
         # Discs that touch are within reach, unless the reach is too short to see.
-        radius = length * max(self.config.tagging_distance / 2, 0.12 / (8 + math.sqrt(self.num_agents)))
+        radius = length * max(self.config.tagging_distance / 2, 0.16 / (8 + math.sqrt(self.num_agents)))
         agents = agent_circles(self, episode["x"], episode["y"], radius, episode["active"])
         margin = 0.03 * length
         bounds = (-margin, -margin, length + margin, length + margin)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium import spaces
 
-from warpdrive.drawing import DARK, Drawing, agent_circles, circles, outline, segments
+from warpdrive.drawing import DARK, Drawing, agent_circles, circles, outline
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
@@ -29,7 +29,6 @@ class SoccerConfig:
 
 class Soccer(Env):
     """The left team attacks to the right. Everyone sees the field along its own line of attack."""
-
     Config = SoccerConfig
 
     def __init__(self, config=None):
@@ -50,11 +49,10 @@ class Soccer(Env):
         return {"x": field, "y": field, "time_step": np.zeros((), np.int32)}
 
     def drawing(self, episode):
-        length, width, x, y = self.config.length, self.config.width, episode["x"], episode["y"]
-        middle = segments([[length / 2] * 2], [[0.0, width]], colour="#8A8A8A")
-        ball = circles(x[:, -1].clip(-0.3, length + 0.3), y[:, -1], 0.12, colour=DARK, label="ball", tail=True)
-        shapes = [outline(0, 0, length, width, width=0.05), middle, *agent_circles(self, x, y, 0.2), ball]
-        return Drawing(shapes, bounds=(-0.5, -0.5, length + 0.5, width + 0.5))
+        x, y, (length, width) = episode["x"], episode["y"], (self.config.length, self.config.width)
+        ball = circles(x[:, -1].clip(-0.5, length + 0.5), y[:, -1], 0.12, colour=DARK, label="ball", tail=True)
+        shapes = [outline(0, 0, length, width), *agent_circles(self, x, y, 0.2), ball]
+        return Drawing(shapes, bounds=(-1, -1, length + 1, width + 1))
 
     def constants(self):
         names = ("length", "width", "speed", "kick", "kick_radius")

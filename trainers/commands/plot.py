@@ -1,0 +1,77 @@
+"""Draws learning curves of run folders. Runs that differ only in the seed become one curve: their interquartile mean
+with its 95 % stratified bootstrap interval. Of others, the legend says what differs in their configs.
+
+warpdrive plot runs/*
+warpdrive plot runs/A runs/B --metric rollout/tagger/ep_rew_mean --smooth 5 --output curve.pdf
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "draw the learning curves of one run or many"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; those that still train, too")
+    parser.add_argument(
+        "--metric", action="append", metavar="NAME", help="of metrics.jsonl, again for more; returns if not given"
+    )
+    parser.add_argument("--x", choices=("steps", "time"), default="steps", help="env steps, or seconds of training")
+    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="mean over N neighbouring reports")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help=".png, .svg or .pdf; if not given, learning_curve.png and .svg, of one run in its folder",
+    )
+
+
+def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
+    import sys
+
+    from trainers import plot
+    from warpdrive.errors import ConfigError
+
+    if overrides:
+        raise ConfigError(f"command line: {overrides[0][0]}: plot takes no keys of a config.")
+    if options.smooth < 1:
+        raise ConfigError(f"command line: --smooth: expected a whole number of at least 1, got {options.smooth}.")
+    places = list({Path(one).resolve(): Path(one) for one in options.runs}.values())
+    paths = _paths(options.output, places)
+    runs, errors = [], []
+    for place in places:
+        try:
+            runs.append(plot.read_run(place))
+        except ConfigError as error:
+            errors.append(error)
+    if not runs:
+        raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
+    for error in errors:
+        print(f"left out: {error}", file=sys.stderr)
+    panels = []
+    for metric in options.metric or plot.default_metrics(runs):
+        panel, lacking = plot.panel_of(runs, metric, options.x, options.smooth)
+        panels.append(panel)
+        if lacking:
+            print(f"left out of {metric}, which they have not reported: {', '.join(lacking)}", file=sys.stderr)
+    plot.draw_panels(panels, paths, plot.X_LABELS[options.x])
+    if any(line.num_seeds > 1 for panel in panels for line in panel.lines):
+        print("interquartile means over seeds, with 95 % stratified bootstrap intervals")
+    print(f"drawn in {' and '.join(map(str, paths))}")
+    return 0
+
+
+def _paths(output: str | None, runs: list[Path]) -> list[Path]:
+    from trainers.plot import ENDINGS
+    from warpdrive.errors import ConfigError
+
+    if output is None:
+        place = runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()
+        return [place / "learning_curve.png", place / "learning_curve.svg"]
+    path = Path(output)
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"command line: --output {output}: expected a file that ends in {', '.join(ENDINGS)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"command line: --output {output}: there is no folder {path.parent}. Make it first.")
+    return [path]

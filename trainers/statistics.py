@@ -1,0 +1,89 @@
+"""Scores and learning curves of several seeds: interquartile means with bootstrap intervals.
+
+Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", arXiv:2108.13264.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+NUM_DRAWS = 2_000
+CONFIDENCE = 0.95
+
+Curve = Mapping[str, Sequence[float]]
+"""env_steps, iqm, low, high: one number a point."""
+Series = tuple[Sequence[float], Sequence[float]]
+"""Where one seed was measured, increasing, and what was found there."""
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the first axis: without the lowest and the highest quarter, each rounded down."""
+    cut = len(values) // 4
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(0)
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high end of the 95 % percentile bootstrap interval of `iqm`; the same draws every time.
+
+    Seeds are drawn anew among the seeds of one task (of which a curve has one): a stratified bootstrap.
+
+    Args:
+        values: [seeds, ...].
+    """
+    num_seeds = len(values)
+    chosen = np.random.default_rng(0).integers(num_seeds, size=(num_seeds, NUM_DRAWS))
+    means = iqm(values[chosen])
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    return low, high
+
+
+def common_places(series: Sequence[Series], most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """What all seeds have: where, and each seed's values there.
+
+    Where seeds were measured in the same places (env steps), these are taken, of all seeds. Else (seconds), values are
+    interpolated at the first seed's places, as far as all seeds reach.
+
+    Args:
+        most: at most so many places, evenly, the last one among them.
+    Returns:
+        [points], [seeds, points].
+    """
+    if not series or not all(len(x) for x, _ in series):
+        return np.zeros(0), np.zeros((len(series), 0))
+    places = sorted(set.intersection(*(set(x) for x, _ in series)))
+    if not places:
+        first, last = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
+        places = [one for one in series[0][0] if first <= one <= last] or [first, last] * (first <= last)
+    if most is not None:
+        stride = max(1, math.ceil(len(places) / most))
+        places = places[::-1][::stride][::-1]
+    return np.array(places, np.float64), np.array([np.interp(places, x, y) for x, y in series])
+
+
+def curve_of(metrics: Sequence[Sequence[Mapping[str, float]]], name: str) -> Curve:
+    """A metric over env steps, where all seeds have it.
+
+    Args:
+        metrics: for each seed, the lines of its metrics.jsonl.
+        name: such as `rollout/ep_rew_mean`.
+    """
+    series = []
+    for lines in metrics:
+        points = [(one["time/total_timesteps"], one[name]) for one in lines if has(one, name)]
+        series.append(tuple(zip(*points, strict=True)) or ((), ()))
+    env_steps = set.intersection(*(set(x) for x, _ in series))
+    if not env_steps:
+        return {"env_steps": [], "iqm": [], "low": [], "high": []}
+    _, values = common_places(series)
+    low, high = interval(values)
+    found = {"iqm": iqm(values).tolist(), "low": low.tolist(), "high": high.tolist()}
+    return {"env_steps": sorted(env_steps), **found}
+
+
+def has(metrics: Mapping[str, float], name: str) -> bool:
+    """Whether a report has a number of this name; a NaN is null there."""
+    value = metrics.get(name)
+    return isinstance(value, int | float) and math.isfinite(value)
