@@ -243,7 +243,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             if len(set(labels)) == len(labels):
                 return labels
         return [str(run.path) for run in runs]
-    words = [_short(key, differing) for key in differing]
+    words = [_short(key, keys) for key in differing]
     return [
         ", ".join(f"{word}={_shown(run.settings.get(key))}" for key, word in zip(differing, words, strict=True))
         for run in runs

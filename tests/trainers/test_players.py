@@ -1,0 +1,268 @@
+"""render, play and eval: every kind of policy plays, what is drawn is what was played, and mistakes are one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainers import evaluation, players
+from trainers.evaluation import Evaluation
+from trainers.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.drawing import Drawing, circles
+from warpdrive.env import load_env
+from warpdrive.errors import CheckpointError, ConfigError, EnvError
+from warpdrive.player import film_of
+
+ENVS = Path(__file__).parent / "envs"
+TAG = {"num_taggers": 2, "grid_length": 4, "episode_length": 12}
+MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
+
+
+def command(name: str, *words: object, overrides: tuple = ()) -> int:
+    """Runs a command as the command line does."""
+    module = importlib.import_module(f"trainers.commands.{name}")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return module.run(parser.parse_args([str(word) for word in words]), list(overrides), None)
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory, device):
+    """A function that trains a small run and gives its folder."""
+
+    def make(name="tag_gridworld", env=TAG, policy=None, **trainer) -> Path:
+        settings = {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 120, "device": device, **trainer}
+        config = {"name": name, "env": env, "trainer": settings, "policy": policy or {"tagger": {}, "runner": {}}}
+        config["saving"] = {"basedir": str(tmp_path_factory.mktemp("runs")), "metrics_log_freq": 1}
+        config["evaluation"] = {"num_episodes": 9, "greedy": False}
+        made = Trainer(read_config(config))
+        made.train()
+        return made.run.path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tag_run(make_run) -> Path:
+    return make_run()
+
+
+def test_recorded_episode_is_the_one_that_was_played(device, backend):
+    """Every agent goes where its action says; rewards add up to the score; the score is as without recording."""
+    env = load_env("tag_gridworld", TAG)
+    policies = {group: players.untrained_policy(env, group, "random").to(backend.device) for group in env.groups}
+    plain = Evaluation(env, policies, 8, 3, backend, greedy=False).play()
+    recording = Evaluation(env, policies, 8, 3, backend, greedy=False, record=[5, 2])
+    for _ in range(2):  # the second time is the first
+        score = recording.play()
+        assert torch.equal(score.returns, plain.returns)
+        assert [len(one["x"]) - 1 for one in recording.recorded] == [int(score.lengths[5]), int(score.lengths[2])]
+        for index, episode in zip((5, 2), recording.recorded, strict=True):
+            np.testing.assert_allclose(episode["reward"].sum(0), score.returns[index], atol=1e-5)
+            assert (episode["terminated"] | episode["truncated"]).tolist() == [False] * (len(episode["x"]) - 1) + [True]
+            actions = recording.rollout.action[: len(episode["x"]) - 1, index].cpu().numpy()
+            for axis, name in enumerate("xy"):
+                expected = (episode[name][:-1] + MOVES[actions][..., axis]).clip(0, TAG["grid_length"])
+                assert episode[name][1:].tolist() == expected.tolist()
+
+
+def test_recurrent_policy_is_recorded_over_several_looks(monkeypatch, device, backend, make_run):
+    """A GRU in an env of no limit, whose episodes last longer than a rollout: recording changes nothing."""
+    monkeypatch.syspath_prepend(ENVS)
+    monkeypatch.setattr(evaluation, "NUM_STEPS", 2)
+    run = make_run("recall:Recall", {"is_uneven": True}, {"agent": {"model": {"type": "gru", "memory_size": 8}}})
+    found = players.players_of(run, backend, allow_import=True)
+    plain = Evaluation(found.env, found.policies, 7, 3, backend, greedy=False).play()
+    recording = Evaluation(found.env, found.policies, 7, 3, backend, greedy=False, record=range(7))
+    score = recording.play()
+    assert torch.equal(score.returns, plain.returns) and score.lengths.max() > 2
+    for i, episode in enumerate(recording.recorded):
+        assert episode["time_step"].tolist() == list(range(int(score.lengths[i]))) + [episode["time_step"][-1]]
+    found.env.drawing = lambda frames: Drawing([circles(frames["sign"], 0.0, 1.0, group="agent")])
+    film = film_of(found.env, recording.recorded[0])
+    assert film.num_frames == score.lengths[0] + 1
+
+
+def test_masks_dict_observations_and_several_groups_play(monkeypatch, device, backend):
+    monkeypatch.syspath_prepend(ENVS)
+    monkeypatch.setattr(evaluation, "MAX_STEPS", 20)
+    for name in ("locks:Locks", "sights:Sights", "two_signs:TwoSigns"):
+        env = load_env(name)
+        policies = {group: players.untrained_policy(env, group, "random").to(backend.device) for group in env.groups}
+        playing = Evaluation(env, policies, 200, 3, backend, greedy=False)
+        score = playing.play()
+        if name == "locks:Locks":
+            assert playing.rollout.reward.min() >= 0  # what is not allowed would cost 1
+        else:
+            assert score.returns.sum() / score.lengths.sum() / env.num_agents == pytest.approx(1 / 4 + 1 / 6, abs=0.02)
+
+
+def test_untrained_policies_do_as_their_names_say(device, backend):
+    env = load_env("pendulum")
+    for kind, spread in (("zero", 0.0), ("random", 1.5)):
+        policy = players.untrained_policy(env, "agent", kind).to(backend.device)
+        evaluating = Evaluation(env, {"agent": policy}, 50, 3, backend, greedy=kind == "zero")
+        evaluating.play()
+        action = evaluating.rollout.data["action"]  # as the env gets it, -2 to 2
+        assert action.std().item() == pytest.approx(spread, abs=0.2)
+        assert action.abs().max() <= 2.0
+    tag = load_env("tag_gridworld", TAG)
+    policies = {group: players.untrained_policy(tag, group, "zero").to(backend.device) for group in tag.groups}
+    evaluating = Evaluation(tag, policies, 3, 3, backend, record=[0])
+    evaluating.play()
+    assert np.ptp(evaluating.recorded[0]["x"], axis=0).tolist() == [0, 0, 0]  # 0 is to stay
+
+
+class TestRender:
+    def test_run_is_drawn_into_its_media(self, tag_run, capsys, device):
+        assert command("render", tag_run, "--device", device) == 0
+        path = tag_run / "media" / "episode_000000000120.html"
+        assert re.fullmatch(rf"drawn in {path} \(\d+ KB, positions to within \S+\)\n", capsys.readouterr().out)
+        assert f"tag_gridworld, {tag_run.name}, step 120" in path.read_text()
+
+    def test_checkpoint_and_several_episodes(self, tag_run, tmp_path, device):
+        checkpoint = tag_run / "checkpoints" / "last"
+        words = ("--episodes", 3, "--env-index", 2, "--output", tmp_path / "three.html")
+        assert command("render", checkpoint, *words, "--device", device) == 0
+        shown = re.findall('id="films">(.*?)</script>', (tmp_path / "three.html").read_text())[0]
+        assert len(json.loads(shown)["films"]) == 3
+
+    def test_nobody_needs_a_run(self, tmp_path, monkeypatch, device):
+        monkeypatch.chdir(tmp_path)
+        words = ("--env", "tag_continuous", "--policy", "random", "--device", device)
+        assert command("render", *words, overrides=[("env.num_runners", "3"), ("env.episode_length", "9")]) == 0
+        shown = re.findall('id="films">(.*?)</script>', (tmp_path / "episode_tag_continuous.html").read_text())[0]
+        film = json.loads(shown)["films"][0]
+        assert film["frames"] <= 10 and film["groups"][1] == {"name": "runner", "agents": 3, "colour": "#D55E00"}
+
+    def test_gif(self, tag_run, tmp_path, device):
+        image = pytest.importorskip("PIL.Image")
+        assert command("render", tag_run, "--output", tmp_path / "a.gif", "--device", device) == 0
+        with image.open(tmp_path / "a.gif") as gif:
+            assert 1 < gif.n_frames <= TAG["episode_length"] + 1
+
+    def test_same_seed_and_env_draw_the_same(self, tag_run, tmp_path, device):
+        for number, index in enumerate((1, 1, 2)):
+            words = ("--seed", 5, "--env-index", index, "--output", tmp_path / f"{number}.html", "--device", device)
+            command("render", tag_run, *words)
+        first, same, other = ((tmp_path / f"{number}.html").read_text() for number in range(3))
+        assert first == same != other
+
+
+class TestPlay:
+    def test_table_says_what_the_evaluation_found(self, tag_run, capsys, device, backend):
+        assert command("play", tag_run, "--episodes", 20, "--seed", 4, "--device", device) == 0
+        head, names, *rows = capsys.readouterr().out.splitlines()
+        assert head.startswith(f"tag_gridworld, {tag_run.name}, step 120: 20 episodes, seed 4, stochastic, on ")
+        assert re.split("  +", names) == ["agents", "mean return", "standard error", "episode length"]
+        _, policies = evaluation.load_policies(tag_run, backend)
+        score = Evaluation(load_env("tag_gridworld", TAG), policies, 20, 4, backend, greedy=False).play()
+        for row, group in zip(rows, ("tagger", "runner"), strict=True):
+            expected = [score.mean_of(group), score.standard_error_of(group), score.mean_ep_length]
+            assert row.split()[0] == group
+            assert [float(word) for word in row.split()[1:]] == pytest.approx(expected, abs=0.06)
+
+    def test_one_group_may_have_learned_nothing(self, tag_run, capsys, device):
+        assert command("play", tag_run, "--policy", "runner=zero", "--device", device) == 0
+        assert f"{tag_run.name}, step 120, zero runner: 9 episodes" in capsys.readouterr().out
+
+    def test_draws_only_if_asked(self, make_run, device):
+        run = make_run(policy={"shared": {"to_train": False}})  # a frozen policy plays, too
+        command("play", run, "--device", device)
+        assert not (run / "media").exists()
+        command("play", run, "--html", "--greedy", "--device", device)
+        assert [path.name for path in (run / "media").iterdir()] == ["episode_000000000120.html"]
+
+
+class TestEval:
+    def test_runs_are_scored_one_below_the_other(self, tag_run, make_run, capsys, device):
+        other = make_run(seed=2)
+        assert command("eval", tag_run, other, "--json", "--greedy", "--device", device) == 0
+        first, second = json.loads(capsys.readouterr().out)
+        assert (first["run"], second["run"]) == (str(tag_run), str(other))
+        assert first["greedy"] is True and first["episodes"] == 9 and first["seed"] == 1_000_003
+        assert first["groups"]["tagger"] != second["groups"]["tagger"]
+        assert command("eval", tag_run, other, "--device", device) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert len(out) == 1 + 4 + 1 and out[-1].startswith("9 episodes each, seed 1000003, stochastic")
+
+    def test_one_episode_has_no_spread(self, tag_run, capsys, device):
+        assert command("eval", tag_run, "--json", "--episodes", 1, "--device", device) == 0
+        assert json.loads(capsys.readouterr().out)[0]["groups"]["runner"]["standard_error"] is None
+
+    def test_sides_of_two_runs_cross(self, tag_run, make_run, capsys, device, backend):
+        other = make_run(seed=2, policy={"shared": {}})
+        assert command("eval", tag_run, "--against", other, "--json", "--device", device) == 0
+        pairings = json.loads(capsys.readouterr().out)
+        assert len(pairings) == 4
+        assert sorted(len(set(pairing["policies"].values())) for pairing in pairings) == [1, 1, 2, 2]
+        (alone,) = [pairing for pairing in pairings if set(pairing["policies"].values()) == {tag_run.name}]
+        _, policies = evaluation.load_policies(tag_run, backend)
+        score = Evaluation(load_env("tag_gridworld", TAG), policies, 9, 1_000_003, backend, greedy=False).play()
+        assert alone["groups"]["tagger"]["mean_reward"] == pytest.approx(score.mean_of("tagger"), abs=1e-6)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("words", "error", "line"),
+        [
+            ((), ConfigError, "who plays? Give one of RUN, --config FILE and --env NAME"),
+            (("a", "--env", "cartpole"), ConfigError, "who plays? Give one of"),
+            (("--env", "cartpole"), ConfigError, "who plays agent? Give --policy random or zero, or a run"),
+            (("--env", "cartpole", "--policy", "best"), ConfigError, "--policy: expected random or zero, got 'best'"),
+            (("--env", "tag_gridworld", "--policy", "taggers=zero"), ConfigError, "Did you mean 'tagger'?"),
+            (("--env", "cartpol", "--policy", "zero"), ConfigError, "Did you mean 'cartpole'?"),
+            (("--env", "a.b:C", "--policy", "zero"), ConfigError, "Allow that: --allow-import"),
+            (("--env", "cartpole", "--policy", "zero", "--env-index", "-1"), ConfigError, "--env-index: expected"),
+            (("--env", "cartpole", "--policy", "zero", "--episodes", "0"), ConfigError, "at least 1, got 0"),
+        ],
+    )
+    def test_of_who_plays(self, words, error, line):
+        with pytest.raises(error, match=line):
+            command("play", *words, "--device", "cpu")
+
+    def test_run_that_is_not_there(self, tag_run):
+        with pytest.raises(CheckpointError, match=f"no such run. Did you mean '{tag_run.name}'?"):
+            command("render", f"{tag_run}x", "--device", "cpu")
+
+    def test_run_without_checkpoints(self, tag_run, tmp_path):
+        (tmp_path / "config.resolved.yaml").write_text((tag_run / "config.resolved.yaml").read_text())
+        with pytest.raises(CheckpointError, match="holds no checkpoint, so there are no policies to play"):
+            command("render", tmp_path, "--device", "cpu")
+
+    def test_env_that_has_nothing_to_draw_says_so_before_it_plays(self, monkeypatch):
+        monkeypatch.syspath_prepend(ENVS)
+        monkeypatch.setattr(Evaluation, "play", lambda self: pytest.fail("it played"))
+        words = ("--env", "sights:Sights", "--allow-import", "--policy", "random", "--device", "cpu")
+        with pytest.raises(EnvError, match=r"'sights' has nothing to draw.*Write the method drawing\(self, episode\)"):
+            command("render", *words)
+
+    def test_of_the_output(self, tag_run, tmp_path):
+        with pytest.raises(ConfigError, match="there is no folder .*nowhere. Make it first"):
+            command("render", tag_run, "--output", tmp_path / "nowhere" / "a.html", "--device", "cpu")
+        with pytest.raises(ConfigError, match=r"expected a file that ends in .html or .gif"):
+            command("render", tag_run, "--output", tmp_path / "a.mp4", "--device", "cpu")
+
+    def test_of_overrides(self, tag_run):
+        with pytest.raises(ConfigError, match="env.num_taggers: a run plays in the env that it was made with"):
+            command("play", tag_run, "--device", "cpu", overrides=[("env.num_taggers", "3")])
+        with pytest.raises(ConfigError, match="trainer.seed: with --env, only env.<key>=value"):
+            command("play", "--env", "cartpole", overrides=[("trainer.seed", "3")])
+
+    def test_of_cross_play(self, tag_run, make_run):
+        with pytest.raises(ConfigError, match="is the very same checkpoint"):
+            command("eval", tag_run, "--against", tag_run, "--device", "cpu")
+        bigger = make_run(env={**TAG, "num_taggers": 3})
+        with pytest.raises(ConfigError, match="has other agents, or they see or act otherwise, than"):
+            command("eval", tag_run, "--against", bigger, "--device", "cpu")
+        shared = make_run(policy={"shared": {"agent_id": True}})
+        with pytest.raises(ConfigError, match=r"cannot play for one of tagger, runner alone"):
+            command("eval", tag_run, "--against", shared, "--device", "cpu")
