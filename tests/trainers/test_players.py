@@ -55,6 +55,12 @@ def tag_run(make_run) -> Path:
     return make_run()
 
 
+@pytest.fixture(scope="module")
+def other_run(make_run) -> Path:
+    """Of the same game, with one policy for all."""
+    return make_run(seed=2, policy={"shared": {}})
+
+
 def test_recorded_episode_is_the_one_that_was_played(device, backend):
     """Every agent goes where its action says; rewards add up to the score; the score is as without recording."""
     env = load_env("tag_gridworld", TAG)
@@ -183,14 +189,14 @@ class TestPlay:
 
 
 class TestEval:
-    def test_runs_are_scored_one_below_the_other(self, tag_run, make_run, capsys, device):
-        other = make_run(seed=2)
-        assert command("eval", tag_run, other, "--json", "--greedy", "--device", device) == 0
+    def test_runs_are_scored_one_below_the_other(self, tag_run, other_run, capsys, device):
+        capsys.readouterr()
+        assert command("eval", tag_run, other_run, "--json", "--greedy", "--device", device) == 0
         first, second = json.loads(capsys.readouterr().out)
-        assert (first["run"], second["run"]) == (str(tag_run), str(other))
+        assert (first["run"], second["run"]) == (str(tag_run), str(other_run))
         assert first["greedy"] is True and first["episodes"] == 9 and first["seed"] == 1_000_003
         assert first["groups"]["tagger"] != second["groups"]["tagger"]
-        assert command("eval", tag_run, other, "--device", device) == 0
+        assert command("eval", tag_run, other_run, "--device", device) == 0
         out = capsys.readouterr().out.splitlines()
         assert len(out) == 1 + 4 + 1 and out[-1].startswith("9 episodes each, seed 1000003, stochastic")
 
@@ -198,9 +204,9 @@ class TestEval:
         assert command("eval", tag_run, "--json", "--episodes", 1, "--device", device) == 0
         assert json.loads(capsys.readouterr().out)[0]["groups"]["runner"]["standard_error"] is None
 
-    def test_sides_of_two_runs_cross(self, tag_run, make_run, capsys, device, backend):
-        other = make_run(seed=2, policy={"shared": {}})
-        assert command("eval", tag_run, "--against", other, "--json", "--device", device) == 0
+    def test_sides_of_two_runs_cross(self, tag_run, other_run, capsys, device, backend):
+        capsys.readouterr()
+        assert command("eval", tag_run, "--against", other_run, "--json", "--device", device) == 0
         pairings = json.loads(capsys.readouterr().out)
         assert len(pairings) == 4
         assert sorted(len(set(pairing["policies"].values())) for pairing in pairings) == [1, 1, 2, 2]
@@ -226,7 +232,7 @@ class TestErrors:
         ],
     )
     def test_of_who_plays(self, words, error, line):
-        with pytest.raises(error, match=line):
+        with pytest.raises(error, match=re.escape(line)):
             command("play", *words, "--device", "cpu")
 
     def test_run_that_is_not_there(self, tag_run):
