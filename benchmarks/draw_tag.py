@@ -11,13 +11,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from report import ROOT
 
-from trainers.evaluation import cross_play
+from trainers.evaluation import Evaluation, cross_play
 from trainers.policies.policy import make_policy
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.recorder import EpisodeRecorder
-from warpdrive.sampler import Sampler
 
 import torch  # isort: skip  (after trainers, which tells torch's threads to sleep while they wait)
 
@@ -27,24 +24,11 @@ COLOURS = {"tagger": "#2a6fbb", "runner": "#d1495b"}
 
 def play(trainer: Trainer, policies: dict, seed: int, episode: int) -> dict[str, np.ndarray]:
     """One of the episodes that `cross_play` plays: the same starts and the same draws."""
-    config = trainer.config
-    env = EnvWrapper(config.name, num_envs=NUM_EPISODES, backend=trainer.backend, seed=seed, env_config=config.env)
-    samplers = {
-        name: Sampler(env.data, env.num_envs, group.agents, env.num_agents, group.head_sizes, env.backend)
-        for name, group in env.groups.items()
-    }
-    names = ["x", "y", "reward"] + (["active"] if "active" in env.data else [])
-    recorder = EpisodeRecorder(env, names, env_index=episode)
-    observation, _ = env.reset(seed)
-    recorder.start()
-    for _ in range(env.env.episode_length):
-        for name, group in env.groups.items():
-            seen = observation[:, group.agents.start : group.agents.stop]
-            with torch.no_grad():
-                logits, _ = policies[name](seen.flatten(0, 1))
-            samplers[name].sample(logits.view(*seen.shape[:2], -1), env.data["action"])
-        observation, *_ = env.step()
-    return recorder.pull()
+    evaluation = Evaluation(
+        trainer.env.env, policies, NUM_EPISODES, seed, trainer.backend, greedy=False, record=[episode]
+    )
+    evaluation.play()
+    return evaluation.recorded[0]
 
 
 def most_typical(scores: list) -> int:
