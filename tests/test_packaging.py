@@ -16,7 +16,7 @@ from warpdrive.version import __version__
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("warpdrive", "cuda_envs", "trainers")
-SUFFIXES = (".py", ".cu", ".cuh", ".h", ".cpp", ".yaml")
+SUFFIXES = (".py", ".cu", ".cuh", ".h", ".cpp", ".html", ".yaml")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -44,7 +44,7 @@ def test_wheel_carries_every_source_of_the_packages_and_nothing_else(wheel):
     carried = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert carried == packaged_files()
     assert {f"{package}/py.typed" for package in PACKAGES} <= carried
-    assert {Path(name).suffix for name in carried} >= {".py", ".cu", ".cuh", ".h"}
+    assert {Path(name).suffix for name in carried} >= {".py", ".cu", ".cuh", ".h", ".html"}
 
 
 def test_wheel_metadata(wheel):
