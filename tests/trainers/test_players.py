@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from trainers import evaluation, players
+from trainers.config import EvaluationConfig
 from trainers.evaluation import Evaluation
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
@@ -65,11 +66,12 @@ def test_recorded_episode_is_the_one_that_was_played(device, backend):
     """Every agent goes where its action says; rewards add up to the score; the score is as without recording."""
     env = load_env("tag_gridworld", TAG)
     policies = {group: players.untrained_policy(env, group, "random").to(backend.device) for group in env.groups}
-    plain = Evaluation(env, policies, 8, 3, backend, greedy=False).play()
+    plain = Evaluation(env, policies, 8, 3, backend, greedy=False)
     recording = Evaluation(env, policies, 8, 3, backend, greedy=False, record=[5, 2])
-    for _ in range(2):  # the second time is the first
+    for seed in (3, 4):
+        plain.seed = recording.seed = seed
         score = recording.play()
-        assert torch.equal(score.returns, plain.returns)
+        assert torch.equal(score.returns, plain.play().returns)
         assert [len(one["x"]) - 1 for one in recording.recorded] == [int(score.lengths[5]), int(score.lengths[2])]
         for index, episode in zip((5, 2), recording.recorded, strict=True):
             np.testing.assert_allclose(episode["reward"].sum(0), score.returns[index], atol=1e-5)
@@ -125,6 +127,16 @@ def test_untrained_policies_do_as_their_names_say(device, backend):
     evaluating = Evaluation(tag, policies, 3, 3, backend, record=[0])
     evaluating.play()
     assert np.ptp(evaluating.recorded[0]["x"], axis=0).tolist() == [0, 0, 0]  # 0 is to stay
+
+
+def test_the_random_draw_and_the_others_do_as_they_are_told():
+    env, settings = load_env("tag_gridworld", TAG), EvaluationConfig(greedy=False)
+    both = {"tagger": None, "runner": None}
+    nobody = players.Players(env, both, settings, None, {"tagger": "random", "runner": "zero"})
+    assert nobody.greedy(None) == nobody.greedy(True) == nobody.greedy(False) == ["runner"]
+    one = players.Players(env, both, settings, None, {"tagger": "random"})
+    assert (one.greedy(None), one.greedy(True)) == ([], ["runner"])
+    assert (one.how([]), one.how(["runner"])) == ("stochastic", "greedy")
 
 
 class TestRender:
