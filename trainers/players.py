@@ -275,7 +275,7 @@ COLUMNS = ["agents", "mean return", "standard error", "episode length"]
 
 def _nobody(options: argparse.Namespace, overrides: Sequence[tuple[str, str]], folder: Path | None) -> Players:
     """The env of a config file or of a name, without policies."""
-    from trainers.cli import find_config
+    from trainers.arguments import find_config
     from trainers.config import EvaluationConfig
     from trainers.read_config import read_config
     from warpdrive.config import to_section
