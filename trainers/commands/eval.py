@@ -1,8 +1,5 @@
-"""Scores the policies of runs: whole episodes with seeds of their own, the same for every run.
-
-warpdrive eval runs/A runs/B --episodes 500
-warpdrive eval runs/A --against runs/B --json
-"""
+"""Scores the policies of runs: whole episodes with seeds of their own, the same for every run. With --against, each
+side of the game plays each side of another run."""
 
 from __future__ import annotations
 

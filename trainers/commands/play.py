@@ -1,9 +1,5 @@
-"""Plays episodes with a run's policies, or with such as have learned nothing, and tells how well they do.
-
-warpdrive play runs/NAME --episodes 500
-warpdrive play runs/NAME --policy runner=random --html
-warpdrive play --env cartpole --policy random
-"""
+"""Plays episodes with a run's policies, or with such as have learned nothing, and tells how well they do. `--policy
+runner=random` puts a random runner in the place of a run's."""
 
 from __future__ import annotations
 

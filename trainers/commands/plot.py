@@ -1,9 +1,5 @@
 """Draws learning curves of run folders. Runs that differ only in the seed become one curve: their interquartile mean
-with its 95 % stratified bootstrap interval. Of others, the legend says what differs in their configs.
-
-warpdrive plot runs/*
-warpdrive plot runs/A runs/B --metric rollout/tagger/ep_rew_mean --smooth 5 --output curve.pdf
-"""
+with its 95 % stratified bootstrap interval. Of others, the legend says what differs in their configs."""
 
 from __future__ import annotations
 

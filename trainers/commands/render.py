@@ -1,8 +1,5 @@
-"""Plays episodes and draws them: one HTML file with a player, which needs nothing but a browser; or a GIF.
-
-warpdrive render runs/NAME
-warpdrive render --env tag_continuous --policy random env.num_runners=100 --output tag.html
-"""
+"""Plays an episode and draws it: one HTML file with a player, which needs nothing but a browser, or a GIF. Without a
+run, `--env NAME --policy random` shows an env as it is."""
 
 from __future__ import annotations
 
