@@ -179,7 +179,8 @@ class RunFolder:
                 print(line, flush=True)
         except OSError:  # nobody reads on (`| head -1`), or the terminal is closed: log.txt has it all
             with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                stdout = sys.stdout.fileno()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Adds a line to metrics.jsonl."""
