@@ -21,7 +21,7 @@ COMPILERS = [
     pytest.param(
         "nvcc", "sm_80", marks=pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
     ),
-    pytest.param("nvrtc", "sm_90", marks=pytest.mark.skipif(_nvrtc() is None, reason="there is no NVRTC here")),
+    pytest.param("nvrtc", "sm_90a", marks=pytest.mark.skipif(_nvrtc() is None, reason="there is no NVRTC here")),
 ]
 OF_GROUP = {
     "GROUP_SIZE": 4, "FIRST_AGENT": 1, "ALL_AGENTS": 5, "SEEN_COLUMNS": 5, "FIRST_SEEN": 1, "NUM_COLUMNS": 5,
@@ -31,7 +31,7 @@ OF_ACT = {"GREEDY": False, "DRAWS": True}
 OF_LEARN = {
     "IS_PPO": True, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True, "ONES_AT": 2,
 }  # fmt: skip
-SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}}
+SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {"STAGES": 3}}
 SHAPES = {
     "narrow": (Shape(6, (32, 24), 5, True), (5,), True),
     "wide, many outputs": (Shape(71, (256, 256), 42, True), (21, 21), False),
@@ -41,18 +41,22 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kernel", ["act", "learn"])
+@pytest.mark.parametrize("kernel", ["act", "learn", "products"])
 @pytest.mark.parametrize(("compiler", "arch"), COMPILERS)
 def test_it_compiles(compiler, arch, kernel, shape):
+    has_warpgroups = arch == "sm_90a" and shape.startswith("wide")
+    if kernel == "products" and not has_warpgroups:
+        pytest.skip("only warpgroups have a kernel for products")
     shape, head_sizes, accumulates = SHAPES[shape]
     network = MLP(ModelConfig(fc_dims=(4,)), 3, 2, None, torch.Generator())
     policy = Policy(network, CategoricalHeads((2,)), PolicyConfig(normalize_observation=True), 3, None)
     constants = {
-        **shape.constants(policy, 2, 1, 200 << 10),
+        **shape.constants(policy, 2, 1, 200 << 10, has_warpgroups),
         **OF_GROUP,
-        **(OF_ACT if kernel == "act" else {**OF_LEARN, "ACCUMULATES": accumulates}),
+        **{"act": OF_ACT, "learn": {**OF_LEARN, "ACCUMULATES": accumulates}, "products": {}}[kernel],
         "NUM_HEADS": len(head_sizes),
     }
+    assert constants["WARPGROUPS"] == has_warpgroups
     backend, data = CompileOnlyBackend(compiler, arch), DataManager(torch.device("cpu"))
     parts = [Part(constants, head_sizes, 100, 200 << 10)] * 2
     functions, launch_shape = compile_fused(

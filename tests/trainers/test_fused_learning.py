@@ -20,6 +20,7 @@ from fused_cases import (
     make_learner,
 )
 
+import trainers.fused.gradient
 import trainers.fused.learner
 from trainers.algorithms.a2c import A2CConfig
 from trainers.algorithms.ppo import PPOConfig
@@ -47,9 +48,17 @@ ROLLOUTS = {
         True,
     ),
     "ppo of a wide network": (Case(150, (256,), (3, 3), num_envs=11, has_mask=True), PPO, False),
+    "a2c of two wide layers": (Case(71, (256, 256), (21, 20), num_envs=7), A2C, True),
+    "ppo of two wide layers": (
+        Case(12, (128, 256), (5,), critic_widths=(256, 128), activation="tanh", has_mask=True, num_envs=9),
+        PPO,
+        False,
+    ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
 }  # fmt: skip
 REGISTERS, RECORDS, BOTH = "registers", "records", "records of the actor alone"
+OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
+"""Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
 """Of gradients: some are longer, some are not."""
 
@@ -61,7 +70,7 @@ def make(backend, monkeypatch):
 
     def make(rollout: str, precision: str, way: str, times: int = 1, **changes: object) -> Learner:
         if way != REGISTERS:
-            monkeypatch.setattr(trainers.fused.learner, "MAX_BLOCKS_A_WARP", 0 if way == RECORDS else 1)
+            monkeypatch.setattr(trainers.fused.gradient, "MAX_BLOCKS_A_WARP", 0 if way == RECORDS else 1)
             monkeypatch.setattr(trainers.fused.learner, "MAX_RECORDS", 48)
         case, config, leaves = ROLLOUTS[rollout]
         case, config = replace(case, num_envs=case.num_envs * times), replace(config, **changes)
@@ -69,6 +78,9 @@ def make(backend, monkeypatch):
         in_registers = [one.accumulates for one in learner.fused._networks]
         is_narrow = max(case.widths) <= 64
         assert in_registers == ([False, True] if way == BOTH else [way == REGISTERS and is_narrow] * len(in_registers))
+        in_pieces = [one.is_in_pieces for one in learner.fused._networks]
+        has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
+        assert in_pieces == [has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS] * len(in_pieces)
         return learner
 
     return make
@@ -102,11 +114,14 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo whose values move freely", FULL, RECORDS),
         ("ppo of a wide network", BF16, REGISTERS),
         ("a2c of the narrowest", FULL, REGISTERS),
+        *OF_WARPGROUPS,
     ],
 )
 def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, device):
     """No step is made, so all minibatches find the same policy. The kernels keep the last one's gradient, and of the
     others the length. A GPU gets more samples: so many that several blocks have some."""
+    if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
     learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
     figures = learner.update(0)
     taken = minibatches(learner)
@@ -127,6 +142,19 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     for name in expected[0][1]:
         mean = sum(one[name] for _, one in expected) / len(expected)
         assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)
+
+
+@pytest.mark.parametrize(("rollout", "precision", "way"), [("a2c", BF16, REGISTERS), *OF_WARPGROUPS])
+def test_the_same_update_has_the_same_bits(make, rollout, precision, way, device):
+    if device == "cpu" and way != REGISTERS:
+        pytest.skip("there are no blocks side by side")
+    found = []
+    for _ in range(2):
+        learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
+        learner.update(0)
+        found.append(learner.fused._gradient.clone())
+    assert found[0].norm() > 0
+    assert torch.equal(*found)
 
 
 # ------------------------------------------------------------------------------------------------- steps

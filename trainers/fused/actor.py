@@ -113,7 +113,8 @@ class FusedActor:
         constants, num_bytes = [], []
         for group, network in networks:
             shape, stage = network.shape, network.shape.stage_bytes(row_tiles)
-            one = shape.constants(group.policy, fused.element_bytes, row_tiles, fused.max_shared_bytes - stage)
+            left = fused.max_shared_bytes - stage
+            one = shape.constants(group.policy, fused.element_bytes, row_tiles, left, fused.has_warpgroups)
             num_bytes.append(stage + shape.shared_weights(one, fused.element_bytes))
             constants.append(
                 {

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.fused.network import KERNELS, NUM_FIGURES, WARPS, FusedNetwork, group_of, place_in_record
+from trainers.fused.gradient import ROWS_OF_STAGE, NetworkGradient
+from trainers.fused.network import KERNELS, NUM_FIGURES, WARPS
 from trainers.fused.source import Part, compile_fused, split_blocks
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
@@ -22,10 +23,6 @@ STEP_THREADS, SLICES = 256, 4
 """Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
-MAX_WIDTH_OF_TWO_TILES = 32
-"""The widest layer for which a warp's registers hold 32 samples at once instead of 16."""
-MAX_BLOCKS_A_WARP = 14
-"""Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 
 
 class FusedLearner:
@@ -70,7 +67,7 @@ class FusedLearner:
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": self.has_order,
         }
-        self._networks = [_NetworkGradient(self, network) for network in self.fused.networks]
+        self._networks = [NetworkGradient(self.fused, self.constants, network) for network in self.fused.networks]
         self._compile(config.normalize_advantage)
         self._figures = torch.cat([new(self.num_steps, one.num_figures, NUM_FIGURES) for one in self._networks], dim=1)
         self._norms = new(self.num_steps)
@@ -125,16 +122,18 @@ class FusedLearner:
             rows = 0 if one.accumulates else -(-self.chunk // one.rows_a_block) * one.rows_a_block
             num_bytes = max(rows * one.record * fused.element_bytes, 16)
             one.records = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        shared = {
-            "FULL_PRECISION": fused.element_bytes == 4,
-            "NORMALISES_ADVANTAGE": normalises,
-            "NUM_SUMS": self._num_sums,
-        }
-        heads = fused.policy.head.head_sizes
+        precision = {"FULL_PRECISION": fused.element_bytes == 4}
+        shared = {**precision, "NORMALISES_ADVANTAGE": normalises, "NUM_SUMS": self._num_sums}
+        heads, data = fused.policy.head.head_sizes, DataManager(device)
         parts = [Part(one.constants, heads, one.num_blocks, one.shared_bytes) for one in networks]
-        self._functions, self._launch_shape = compile_fused(
-            "learn", parts, shared, at_once, DataManager(device), fused.backend
-        )
+        self._functions, self._launch_shape = compile_fused("learn", parts, shared, at_once, data, fused.backend)
+        self._in_pieces = [one for one in networks if one.is_in_pieces]
+        if self._in_pieces:
+            work = [one.record for one in self._in_pieces]
+            for one, count in zip(self._in_pieces, split_blocks(fused.num_multiprocessors, work), strict=True):
+                one.set_shares(count, self.chunk)
+            parts = [one.part_of_products(heads) for one in self._in_pieces]
+            self._products = compile_fused("products", parts, precision, 1, data, fused.backend)
 
     def _prepare_learn(
         self, arrays: dict[str, torch.Tensor], figures: list[torch.Tensor], first: int, size: int
@@ -156,8 +155,14 @@ class FusedLearner:
                 }
                 given |= {f"{name}_{i}": array for name, array in own.items()}
             calls.append(self._functions.prepare("learn", self._launch_shape, **given))
+            if self._in_pieces:
+                functions, launch_shape = self._products
+                given = {"num_tiles": -(-rows // ROWS_OF_STAGE), "goes_on": number > 0}
+                for i, one in enumerate(self._in_pieces):
+                    given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
+                calls.append(functions.prepare("products", launch_shape, **given))
             for one in self._networks:
-                if not one.accumulates:
+                if one.writes_records:
                     calls += one.prepare_products(number, rows)
         return calls
 
@@ -194,7 +199,7 @@ class FusedLearner:
         self._parts, parts_at = new(sum(sizes)), 0
         for one, parts in zip(self._networks, self._parts.split(sizes), strict=True):
             one.parts = parts
-            for numbers, places in one.network.gradient_places(one.accumulates):
+            for numbers, places in one.gradient_places():
                 numbers = torch.as_tensor(numbers).flatten()
                 place[numbers] = parts_at + torch.as_tensor(places, dtype=torch.int64).flatten()
                 stride[numbers] = one.part_size
@@ -328,79 +333,6 @@ class FusedLearner:
         self._gradient.copy_(gradient)
         figures.copy_(figures_of_all)
         guard.take_over(halted)
-
-
-class _NetworkGradient:
-    """The gradient of one network: how its learn kernel is made, and where the parts go that the gradient is made of.
-
-    A narrow network adds products up in its blocks' registers: a part a block. A wide one writes records, whose
-    products are sums over a million rows: a matrix library's work.
-    """
-
-    parts: torch.Tensor
-    """[num_parts, part_size], flat."""
-    records: torch.Tensor
-    """Bytes of [rows, record], where it does not accumulate."""
-
-    def __init__(self, owner: FusedLearner, network: FusedNetwork) -> None:
-        self.owner = owner
-        self.network = network
-        fused, shape = owner.fused, network.shape
-        self.widths = shape.widths_of_record
-        self.record = sum(self.widths)
-        weight_bytes = shape.num_elements * fused.element_bytes
-        row_tiles = 2 if max(shape.widths) <= MAX_WIDTH_OF_TWO_TILES else 1
-        stage = shape.stage_bytes(row_tiles)
-        tile_bytes = 16 * WARPS * row_tiles * (self.record * fused.element_bytes + 16)
-        fits = stage + tile_bytes + weight_bytes <= fused.max_shared_bytes
-        self.accumulates = fits and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
-        if not self.accumulates:
-            row_tiles, tile_bytes = 1, 0
-            stage = shape.stage_bytes(row_tiles)
-        self.rows_a_block = 16 * WARPS * row_tiles
-        left = fused.max_shared_bytes - stage - tile_bytes
-        self.constants = {
-            **shape.constants(fused.policy, fused.element_bytes, row_tiles, left),
-            **owner.constants,
-            "ACCUMULATES": self.accumulates,
-            "ONES_AT": int(place_in_record(shape.num_features, group_of(shape.tiles[0]))),
-        }
-        self.shared_bytes = stage + tile_bytes + shape.shared_weights(self.constants, fused.element_bytes)
-        self.part_size = network.part_size(self.accumulates)
-
-    def set_blocks(self, num_blocks: int, num_chunks: int) -> None:
-        """Says how many blocks work for the network in a launch, and in how many launches a minibatch is learned."""
-        self.num_blocks = num_blocks
-        self.num_parts = num_blocks * num_chunks if self.accumulates else num_chunks
-        self.num_figures = num_blocks * WARPS * num_chunks
-
-    def prepare_products(self, number: int, rows: int) -> list[Callable[[], None]]:
-        """The products of a chunk's records: deltas and features, then each further layer's."""
-        dtype = torch.float32 if self.owner.fused.element_bytes == 4 else torch.bfloat16
-        records = self.records.view(dtype)[: rows * self.record].view(rows, self.record)
-        widths = self.widths
-        features, hidden1, hidden2, _, delta2, delta_out = records.split(widths, dim=1)
-        deltas = records[:, sum(widths[:3]) :]
-        pairs = [(deltas, features)]
-        if widths[2]:
-            pairs.append((delta2, hidden1))
-        pairs.append((delta_out, hidden2 if widths[2] else hidden1))
-        part = self.parts[number * self.part_size : (number + 1) * self.part_size]
-        calls, at = [], 0
-        for delta, given in pairs:
-            out = part[at : at + delta.shape[1] * given.shape[1]].view(delta.shape[1], given.shape[1])
-            at += out.numel()
-            calls.append(_prepare_product(delta.t(), given, out))
-        return calls
-
-
-def _prepare_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
-    """out = left right, summed in float32."""
-    if left.dtype == torch.float32:
-        return lambda: torch.mm(left, right, out=out)
-    if left.is_cuda:
-        return lambda: torch.mm(left, right, out_dtype=torch.float32, out=out)
-    return lambda: torch.mm(left.float(), right.float(), out=out)
 
 
 def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
 MAX_WIDTH = 256
+GROUP_TILES, AHEAD = int(__import__("os").environ.get("GT", 4)), int(__import__("os").environ.get("AHEAD", 0))
 NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
 RUNS_ON_CPU = False
@@ -105,7 +106,15 @@ class Shape:
         features, first, second, outputs = self.tiles
         return first * features + second * first + outputs * (second or first) + second + outputs
 
-    def constants(self, policy: Policy, element_bytes: int, row_tiles: int, shared_bytes: int) -> dict[str, Constant]:
+    @property
+    def suits_warpgroups(self) -> bool:
+        """Whether fused_groups.cuh and fused_products.cuh are written for it."""
+        features, *hidden, outputs = self.tiles
+        return all(tiles in (8, 16) for tiles in hidden) and features <= 8 and outputs <= 8
+
+    def constants(
+        self, policy: Policy, element_bytes: int, row_tiles: int, shared_bytes: int, has_warpgroups: bool = False
+    ) -> dict[str, Constant]:
         """Of fused_mlp.cuh. `shared_bytes` are left for weights: layers that do not fit stay in global memory."""
         features, first, second, outputs = self.tiles
         shared = {}
@@ -129,6 +138,9 @@ class Shape:
             "SHARED3": shared[2],
             "WARPS": WARPS,
             "ROW_TILES": row_tiles,
+            "WARPGROUPS": has_warpgroups and self.suits_warpgroups and all(shared.values()) and row_tiles == 1,
+            "GROUP_TILES": GROUP_TILES,
+            "AHEAD": AHEAD,
         }
 
     def stage_bytes(self, row_tiles: int) -> int:
@@ -219,6 +231,36 @@ class FusedNetwork:
             places += [(layer.weight, weights), (layer.bias, biases)]
         return places
 
+    def gradient_places_of_pieces(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The same where a part is what fused_products.cuh writes."""
+        features, first, _, outputs = self.shape.tiles
+        ones = place_in_record(np.array(self.shape.num_features), group_of(features))
+        starts = np.cumsum([0, *self._sizes_of_pieces()])
+        in_groups = (group_of(features), 32, 32, 16)  # outputs come one tile at a time
+        places = []
+        for number, layer in enumerate(self.layers):
+            row, column = np.indices(layer.weight.shape)
+            row, column = place_in_record(row, in_groups[number + 1]), place_in_record(column, in_groups[number])
+            bias_row = place_in_record(np.arange(len(layer.bias)), in_groups[number + 1])
+            if number == 0:
+                weights = starts[2] + row * (16 * features) + column
+                biases = starts[2] + bias_row * (16 * features) + ones
+            elif number == 1:
+                weights, biases = row * (16 * first) + column, starts[1] + bias_row
+            else:
+                weights, biases = starts[3] + column * (16 * outputs) + row, starts[4] + bias_row
+            places += [(layer.weight, weights), (layer.bias, biases)]
+        return places
+
+    def _sizes_of_pieces(self) -> tuple[int, ...]:
+        """Of layer 2: weights and biases; of layer 1: both; of the outputs: weights, biases."""
+        features, first, second, outputs = self.shape.tiles
+        return 256 * second * first, 16 * second, 256 * first * features, 256 * second * outputs, 128
+
+    def part_size_of_pieces(self) -> int:
+        """Numbers of one part of the gradient, as fused_products.cuh writes it."""
+        return sum(self._sizes_of_pieces())
+
     def part_size(self, accumulates: bool) -> int:
         """Numbers of one part of the gradient."""
         features, first, second, outputs = self.shape.tiles
@@ -288,6 +330,11 @@ class FusedPolicy:
         if self.backend.name != "cuda":
             return CPU_SHARED_BYTES
         return torch.cuda.get_device_properties(self.backend.device).shared_memory_per_block_optin
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether warps of the device multiply in fours (`wgmma`, which only sm_90a has)."""
+        return self.element_bytes == 2 and self.backend.name == "cuda" and self.backend.has_warpgroups
 
     def blocks_at_once(self, shared_bytes: int) -> int:
         """Blocks of so much shared memory that a multiprocessor holds, two at most."""

@@ -23,8 +23,12 @@ LEARN = {
     "own": "const unsigned char* weights, const float* biases, const float* mean, const float* variance, "
     "float* gradient, unsigned char* records, float* figures",
 }
+PRODUCTS = {
+    "shared": "int num_tiles, bool goes_on",
+    "own": "const unsigned char* records, float* parts",
+}
 """Parameters that all networks share, and those that each has; in the order of the functions in the .cuh files."""
-PARAMETERS = {"act": ACT, "learn": LEARN}
+PARAMETERS = {"act": ACT, "learn": LEARN, "products": PRODUCTS}
 
 
 @dataclass(frozen=True)
@@ -51,19 +55,20 @@ def compile_fused(
     data: DataManager,
     backend: Backend,
 ) -> tuple[FunctionManager, LaunchShape]:
-    """`kernel` ("act" or "learn") for some networks: number i's own parameters end in _i.
+    """`kernel` ("act", "learn" or "products") for some networks: number i's own parameters end in _i.
 
     Args:
         shared: constants of all networks.
         blocks_at_once: that a multiprocessor is to hold; it bounds the registers.
         data: where arrays come from that are not given at launch.
     """
-    lines = ['#include "tensor_core.cuh"', '#include "random.cuh"']
+    lines = ['#include "warpgroup.cuh"', '#include "random.cuh"']
     if kernel == "learn":
         lines.append('#include "advantage.cuh"')
     for number, part in enumerate(parts):
-        lines += [f"namespace network{number} {{", write_constants(part.constants), _head_size(part.head_sizes)]
-        lines += ['#include "fused_mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}"]
+        lines += [f"#define BY_WARPGROUPS {int(part.constants['WARPGROUPS'])}", f"namespace network{number} {{"]
+        lines += [write_constants(part.constants), _head_size(part.head_sizes)]
+        lines += ['#include "fused_mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}", "#undef BY_WARPGROUPS"]
     both = PARAMETERS[kernel]
     parameters, names = [both["shared"]], _names(both["shared"])
     for number in range(len(parts)):

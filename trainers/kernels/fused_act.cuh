@@ -79,20 +79,37 @@ __device__ __forceinline__ void act(
     int* action, float* log_prob, float* entropy, float* value, int num_rows)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
-    wait_for_copies();
-    __syncthreads();
+    wait_for_network();
     const int lane = lane_index();
     constexpr int TILE_ROWS = ROW_TILES * 16;
-    const int num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
-    // Tiles go round the blocks first, so that few of them are spread over all multiprocessors.
-    for (int tile = block + num_blocks * (threadIdx.x >> 5); tile < num_tiles; tile += num_blocks * WARPS) {
-        const int row = tile * TILE_ROWS + lane % TILE_ROWS;
-        const bool is_row = row < num_rows;
+    constexpr int TOGETHER = WARPGROUPS ? 4 : 1;  // warps whose tiles lie side by side, and which end together
+    const int num_tiles = (num_rows + TOGETHER * TILE_ROWS - 1) / (TOGETHER * TILE_ROWS);
+    const int warp = threadIdx.x >> 5;
+    const auto row_of = [&](int tile) { return (tile * TOGETHER + warp % TOGETHER) * TILE_ROWS + lane % TILE_ROWS; };
+    const auto rows_of = [&](int tile) {  // the warp's
+        const int row = row_of(tile);
         const long long seen = (long long)(row / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + row % GROUP_SIZE;
-        const Rows rows = share_rows(is_row ? observation + seen * NUM_FEATURES : nullptr);
+        return share_rows(tile < num_tiles && row < num_rows ? observation + seen * NUM_FEATURES : nullptr);
+    };
+    // Tiles go round the blocks first, so that few of them are spread over all multiprocessors.
+    const int first = block + num_blocks * (warp / TOGETHER);
+    const int step = num_blocks * (WARPS / TOGETHER);
+#if BY_WARPGROUPS
+    Fetched rows = fetch_features(rows_of(first));
+#endif
+    for (int tile = first; tile < num_tiles; tile += step) {
+        const int row = row_of(tile);
+        const bool is_row = row < num_rows;
+#if !BY_WARPGROUPS
+        const Rows rows = rows_of(tile);
+#endif
         forward(
             network, rows, mean, variance, [](Pair(&)[ROW_TILES][FEATURE_TILES][4]) {},
             [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {}, [](int, Pair(&)[ROW_TILES][AT_ONCE2][4]) {});
+
+#if BY_WARPGROUPS
+        rows = fetch_features(rows_of(tile + step));
+#endif
 
         // Where a warp has half as many rows as lanes, two lanes share a row: each takes every other head.
         constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;

@@ -6,7 +6,9 @@
 // derivative
 // by what goes into an activation. If it ACCUMULATES, a block keeps the records of its samples in shared memory and
 // adds their
-// products to sums in registers; else records go to global memory, and a matrix product sums them up.
+// products to sums in registers; else records go to global memory, and a matrix product sums them up. For those of
+// WARPGROUPS the records of 64 samples lie in blocks of 8 samples by 8 columns, [column / 8][sample][column % 8], as
+// fused_products.cuh reads them.
 //
 // Constants: those of fused_mlp.cuh; GROUP_SIZE agents of the group, the first being the env's FIRST_AGENT
 // of ALL_AGENTS, which are seen in column FIRST_SEEN and on of SEEN_COLUMNS and act in column FIRST_COLUMN and on of
@@ -23,6 +25,8 @@ constexpr int DELTA_OUT_AT = DELTA2_AT + TILES2 * 16;
 constexpr int RECORD = DELTA_OUT_AT + OUTPUT_TILES * 16;
 constexpr int SHARED_PITCH = RECORD + 16 / (int)sizeof(Element);  // rows begin in different banks
 constexpr int PITCH = ACCUMULATES ? SHARED_PITCH : RECORD;
+constexpr int ROW_STEP = WARPGROUPS ? 8 : PITCH;  // elements from a sample's record to the next
+constexpr int COLUMN_STEP = WARPGROUPS ? 64 : 1;  // and, of a record, from a column to the next, tile by tile
 constexpr int AT_ONCE0 = FEATURE_TILES % 2 == 0 ? 2 : 1;
 constexpr int LAST_AT = TILES2 > 0 ? HIDDEN2_AT : HIDDEN1_AT;
 
@@ -72,9 +76,15 @@ __device__ __forceinline__ float slope(float activated)
 template <int COUNT>
 __device__ __forceinline__ void keep(Element* place, const Pair (&tiles)[ROW_TILES][COUNT][4], unsigned zero)
 {
+    constexpr int TOGETHER = COUNT % 2 == 0 ? 2 : 1;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-        store_tiles<COUNT>(place + r * 16 * PITCH, place + (r * 16 + 8) * PITCH, tiles[r], zero);
+#pragma unroll
+        for (int i = 0; i < COUNT; i += TOGETHER) {
+            Element* row = place + r * 16 * ROW_STEP + i * 16 * COLUMN_STEP;
+            const auto& some = (const Pair(&)[TOGETHER][4])tiles[r][i];
+            store_tiles<8 * COLUMN_STEP>(row, row + 8 * ROW_STEP, some, zero);
+        }
     }
 }
 
@@ -94,7 +104,7 @@ __device__ __forceinline__ void backward(
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
             const Element* row = hidden + r * 16 * PITCH + 16 * n;
-            load_tiles<AT_ONCE>(was[r], row, row + 8 * PITCH);
+            load_tiles(was[r], row, row + 8 * PITCH);
 #pragma unroll
             for (int i = 0; i < 2 * AT_ONCE; ++i) sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
         }
@@ -121,10 +131,34 @@ __device__ __forceinline__ void backward(
                 tiles[r][i / 4][i % 4] = packed(two[0] * slope(activated.low), two[1] * slope(activated.high));
             }
         }
-        keep(delta + 16 * n, tiles, zero);
+        keep(delta + 16 * n * COLUMN_STEP, tiles, zero);
         take(n, tiles);
     }
 }
+
+#if BY_WARPGROUPS
+// The same by a warpgroup, which still has in registers what this layer gave.
+template <int TILES, int NEXT_TILES, typename Take>
+__device__ __forceinline__ void backward_by_group(
+    const Pair (&hidden)[TILES][4], Element* delta, const Pair (&next)[1][NEXT_TILES][4], const Element* weights,
+    unsigned zero, Take take)
+{
+    const auto nothing = [](int) {};
+    layer_by_group<false, true, NEXT_TILES, TILES>(
+        next[0], weights, [](int, float(&)[NUM_SUMS_AT_ONCE][4]) {}, nothing,
+        [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
+            Pair tiles[1][GROUP_TILES][4];
+#pragma unroll
+            for (int i = 0; i < 4 * GROUP_TILES; ++i) {
+                const FloatPair activated = unpack(hidden[n + i / 4][i % 4]);
+                const float* two = &sum[i / 2][2 * (i % 2)];
+                tiles[0][i / 4][i % 4] = packed(two[0] * slope(activated.low), two[1] * slope(activated.high));
+            }
+            keep(delta + 16 * n * COLUMN_STEP, tiles, zero);
+            take(n, tiles);
+        });
+}
+#endif
 
 #include "fused_loss.cuh"
 
@@ -166,8 +200,7 @@ __device__ __forceinline__ void learn(
     const float clip = coefficients[2];
     float figure[NUM_FIGURES] = {};
     float sum[BLOCKS_A_WARP][2][4] = {};
-    wait_for_copies();
-    __syncthreads();
+    wait_for_network();
 
     const int g = lane >> 2;
     const int turn = SHARE == 2 ? lane >> 4 : 0;
@@ -178,7 +211,14 @@ __device__ __forceinline__ void learn(
         if (row >= num_rows) return -1;
         return HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
     };
+    const auto rows_of = [&](int index) {  // the warp's
+        const long long seen = (long long)(index / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + index % GROUP_SIZE;
+        return share_rows(index >= 0 ? observation + seen * NUM_FEATURES : nullptr);
+    };
     int next_index = sample_of(block);
+#if BY_WARPGROUPS
+    Fetched rows = fetch_features(rows_of(next_index));
+#endif
     for (int tile = block; (long long)tile * WARPS * WARP_ROWS < num_rows; tile += num_blocks) {
         const int first = (tile * WARPS + warp) * WARP_ROWS;
         const bool is_row = next_index >= 0;
@@ -201,12 +241,14 @@ __device__ __forceinline__ void learn(
             if (IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
             sample.target = (target[index] - value_mean) / value_deviation;
         }
-        const long long seen = (long long)env_step * SEEN_COLUMNS + FIRST_SEEN + agent;
-        const Rows rows = share_rows(is_row ? observation + seen * NUM_FEATURES : nullptr);
+#if !BY_WARPGROUPS
+        const Rows rows = rows_of(is_row ? index : -1);
+#endif
 
         // The record of row g of the first tile. There is room for those of rows that are none.
-        Element* record = ACCUMULATES ? records_of_block + (warp * WARP_ROWS + g) * PITCH
-                                      : (Element*)records + (long long)(first + g) * PITCH;
+        Element* record = ACCUMULATES  ? records_of_block + (warp * WARP_ROWS + g) * PITCH
+                          : WARPGROUPS ? (Element*)records + (long long)(first / 64) * 64 * RECORD + (first % 64 + g) * 8
+                                       : (Element*)records + (long long)(first + g) * PITCH;
         const auto keep_features = [&](Pair(&tiles)[ROW_TILES][FEATURE_TILES][4]) {
 #pragma unroll
             for (int k = 0; k < FEATURE_TILES; k += AT_ONCE0) {
@@ -216,29 +258,44 @@ __device__ __forceinline__ void learn(
 #pragma unroll
                     for (int i = 0; i < 4 * AT_ONCE0; ++i) some[r][i / 4][i % 4] = tiles[r][k + i / 4][i % 4];
                 }
-                keep(record + 16 * k, some, zero);
+                keep(record + 16 * k * COLUMN_STEP, some, zero);
             }
         };
-        if (!FEATURES_IN_REGISTERS) {
+        if constexpr (!FEATURES_IN_REGISTERS) {
             for (int k = 0; k < FEATURE_TILES; k += AT_ONCE0) {
                 Pair some[ROW_TILES][AT_ONCE0][4];
                 for (int r = 0; r < ROW_TILES; ++r) {
                     for (int i = 0; i < AT_ONCE0; ++i) load_features(some[r][i], rows, r, k + i, mean, variance);
                 }
-                keep(record + 16 * k, some, zero);
+                keep(record + 16 * k * COLUMN_STEP, some, zero);
             }
         }
+#if BY_WARPGROUPS
+        Pair hidden1[TILES1][4], hidden2[TILES2][4];
+#endif
         forward(
             network, rows, mean, variance, keep_features,
-            [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) { keep(record + HIDDEN1_AT + 16 * n, tiles, zero); },
-            [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) { keep(record + HIDDEN2_AT + 16 * n, tiles, zero); });
+            [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
+                keep(record + (HIDDEN1_AT + 16 * n) * COLUMN_STEP, tiles, zero);
+#if BY_WARPGROUPS
+                copy_tiles(hidden1, n, tiles[0]);
+#endif
+            },
+            [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
+                keep(record + (HIDDEN2_AT + 16 * n) * COLUMN_STEP, tiles, zero);
+#if BY_WARPGROUPS
+                copy_tiles(hidden2, n, tiles[0]);
+#endif
+            });
 
         if (next_index >= 0) {  // what the next tile begins with
             const int next_step = next_index / GROUP_SIZE;
             const long long next = (long long)next_step * SEEN_COLUMNS + FIRST_SEEN + next_index % GROUP_SIZE;
             const float* place = observation + next * NUM_FEATURES;
-            for (int i = 0; i < NUM_FEATURES; i += 32) fetch_ahead(place + i);
-            fetch_ahead(place + NUM_FEATURES - 1);
+            if (!WARPGROUPS) {
+                for (int i = 0; i < NUM_FEATURES; i += 32) fetch_ahead(place + i);
+                fetch_ahead(place + NUM_FEATURES - 1);
+            }
             if (HAS_ORDER) {
                 if (NUM_OUTPUTS > 0) {
                     const long long next_column = (long long)next_step * NUM_COLUMNS + FIRST_COLUMN;
@@ -268,22 +325,26 @@ __device__ __forceinline__ void learn(
                     one[r][0][i] = delta_out[r][k][i] = packed(two[0], two[1]);
                 }
             }
-            keep(record + DELTA_OUT_AT + 16 * k, one, zero);
+            keep(record + (DELTA_OUT_AT + 16 * k) * COLUMN_STEP, one, zero);
         }
         const auto forget = [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {};
         if constexpr (TILES2 > 0) {
             Pair delta2[ROW_TILES][KEPT2][4];
+            const auto remember = [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; ++r) copy_tiles(delta2[r], n, tiles[r]);
+            };
+            Element* delta1_at = record + DELTA1_AT * COLUMN_STEP;
+            Element* delta2_at = record + DELTA2_AT * COLUMN_STEP;
+#if BY_WARPGROUPS
+            backward_by_group<KEPT2, OUTPUT_TILES>(hidden2, delta2_at, delta_out, network.weight3, zero, remember);
+            rows = fetch_features(rows_of(next_index));  // of the next tile
+            backward_by_group<TILES1, KEPT2>(hidden1, delta1_at, delta2, network.weight2, zero, forget);
+#else
             backward<KEPT2, OUTPUT_TILES, SHARED3, KEPT2>(
-                record + HIDDEN2_AT, record + DELTA2_AT, delta_out, network.weight3, zero,
-                [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
-#pragma unroll
-                    for (int r = 0; r < ROW_TILES; ++r) {
-#pragma unroll
-                        for (int i = 0; i < 4 * AT_ONCE2; ++i) delta2[r][n + i / 4][i % 4] = tiles[r][i / 4][i % 4];
-                    }
-                });
-            backward<TILES1, KEPT2, SHARED2, 1>(
-                record + HIDDEN1_AT, record + DELTA1_AT, delta2, network.weight2, zero, forget);
+                record + HIDDEN2_AT, delta2_at, delta_out, network.weight3, zero, remember);
+            backward<TILES1, KEPT2, SHARED2, 1>(record + HIDDEN1_AT, delta1_at, delta2, network.weight2, zero, forget);
+#endif
         } else {
             backward<TILES1, OUTPUT_TILES, SHARED3, 1>(
                 record + HIDDEN1_AT, record + DELTA1_AT, delta_out, network.weight3, zero, forget);

@@ -13,6 +13,9 @@
 //   NORMALISES, CLIP            whether features are brought to mean 0 and deviation 1, and clipped
 //   SHARED1, SHARED2, SHARED3   which layers' weights are in shared memory
 //   WARPS, ROW_TILES            a block's, a warp's
+//   WARPGROUPS                  whether four warps multiply together (fused_groups.cuh): both hidden layers are 128 or 256
+//                               wide, all weights in shared memory, ROW_TILES is 1, and the GPU is an sm_90a.
+//                               BY_WARPGROUPS is the same for the preprocessor: what follows compiles for nothing else
 //
 // One launch may serve several networks: this file is included once for each, in a namespace of its own (see
 // trainers/fused/source.py), after tensor_core.cuh and random.cuh.
@@ -22,8 +25,8 @@ constexpr int OUTPUT_BLOCKS = (NUM_ALL + 7) / 8;  // of 8, of which the forward 
 constexpr int KEPT2 = TILES2 > 0 ? TILES2 : 1;  // an array of none is no array
 constexpr int LAST_TILES = TILES2 > 0 ? TILES2 : TILES1;
 // Tiles of a layer that are computed, and stand in a record, side by side.
-constexpr int AT_ONCE1 = TILES1 % 2 == 0 ? 2 : 1;
-constexpr int AT_ONCE2 = KEPT2 % 2 == 0 ? 2 : 1;
+constexpr int AT_ONCE1 = WARPGROUPS ? GROUP_TILES : TILES1 % 2 == 0 ? 2 : 1;
+constexpr int AT_ONCE2 = WARPGROUPS ? GROUP_TILES : KEPT2 % 2 == 0 ? 2 : 1;
 constexpr int AT_ONCE_LAST = LAST_TILES % 2 == 0 ? 2 : 1;
 constexpr int SIZE1 = TILES1 * FEATURE_TILES * 256;
 constexpr int SIZE2 = TILES2 * TILES1 * 256;
@@ -39,8 +42,8 @@ constexpr int STAGE_FLOATS = (STAGE_SIZE + 3) / 4 * 4;
 struct Network {
     const Element *weight1, *weight2, *weight3;
     const float *bias1, *bias2, *bias3;
-    float* stage;   // of this warp
-    char* free;     // shared memory after all that
+    float* stage;  // of this warp
+    char* free;    // shared memory after all that
 };
 
 // Copies a layer's weights if there is room; where they are to be read afterwards.
@@ -57,7 +60,7 @@ __device__ __forceinline__ const Element* place_weights(char*& shared, const Ele
     return place;
 }
 
-// Every thread of the block calls it; before the weights are used, `wait_for_copies` and a barrier.
+// Every thread of the block calls it; before the weights are used, `wait_for_network`.
 __device__ __forceinline__ Network place_network(char* shared, const Element* weights, const float* biases)
 {
     Network network;
@@ -72,6 +75,15 @@ __device__ __forceinline__ Network place_network(char* shared, const Element* we
     network.stage = bias + NUM_BIASES + (threadIdx.x >> 5) * STAGE_FLOATS;
     network.free = (char*)(bias + NUM_BIASES + WARPS * STAGE_FLOATS);
     return network;
+}
+
+__device__ __forceinline__ void wait_for_network()
+{
+    wait_for_copies();
+#if BY_WARPGROUPS
+    show_to_products();
+#endif
+    __syncthreads();
 }
 
 __device__ __forceinline__ float activate(float x)
@@ -98,13 +110,17 @@ __device__ __forceinline__ Rows share_rows(const float* of_lane)
     return rows;
 }
 
+__device__ __forceinline__ float normalised(float x, int column, const float* mean, const float* variance)
+{
+    if (!NORMALISES) return x;
+    return fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
+}
+
 __device__ __forceinline__ float feature(const float* row, int column, const float* mean, const float* variance)
 {
     if (column == NUM_FEATURES) return 1.0f;
     if (!row || column > NUM_FEATURES) return 0.0f;
-    float x = row[column];
-    if (NORMALISES) x = fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
-    return x;
+    return normalised(row[column], column, mean, variance);
 }
 
 __device__ __forceinline__ Pair feature_pair(const float* row, int column, const float* mean, const float* variance)
@@ -128,6 +144,59 @@ __device__ __forceinline__ void load_features(
     tile[1] = feature_pair(rows.lower[r], column, mean, variance);
     tile[2] = feature_pair(rows.upper[r], column + 8, mean, variance);
     tile[3] = feature_pair(rows.lower[r], column + 8, mean, variance);
+}
+
+// The features of a warp's tile, on their way from global memory to the registers of the lanes that will pack them.
+struct Fetched {
+    float value[FEATURE_TILES][4][2];
+};
+__device__ __forceinline__ Fetched fetch_features(const Rows& rows)
+{
+    Fetched fetched;
+#pragma unroll
+    for (int k = 0; k < FEATURE_TILES; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* row = i % 2 ? rows.lower[0] : rows.upper[0];
+            const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
+            float(&two)[2] = fetched.value[k][i];
+            two[0] = two[1] = 0.0f;
+            if (NUM_FEATURES % 2 == 0) {
+                if (row && column < NUM_FEATURES) {
+                    const FloatPair both = *(const FloatPair*)(row + column);
+                    two[0] = both.low;
+                    two[1] = both.high;
+                }
+            } else {
+                if (row && column < NUM_FEATURES) two[0] = row[column];
+                if (row && column + 1 < NUM_FEATURES) two[1] = row[column + 1];
+            }
+        }
+    }
+    return fetched;
+}
+
+// Tile k of them, as of rows. Where there is no row, it may be the features of no agent: nobody reads what comes of it.
+__device__ __forceinline__ void load_features(
+    Pair (&tile)[4], const Fetched& fetched, int, int k, const float* mean, const float* variance)
+{
+    const auto finished = [&](float x, int column) {
+        if (column == NUM_FEATURES) return 1.0f;
+        return column > NUM_FEATURES ? 0.0f : normalised(x, column, mean, variance);
+    };
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
+        tile[i] = packed(finished(fetched.value[k][i][0], column), finished(fetched.value[k][i][1], column + 1));
+    }
+}
+
+// Puts some tiles among those of a layer, from its tile n on.
+template <int TILES, int COUNT>
+__device__ __forceinline__ void copy_tiles(Pair (&all)[TILES][4], int n, const Pair (&some)[COUNT][4])
+{
+#pragma unroll
+    for (int i = 0; i < 4 * COUNT; ++i) all[n + i / 4][i % 4] = some[i / 4][i % 4];
 }
 
 // One hidden layer: calls take(n, tiles) for each one or two of its tiles, tiles[r] being those of row tile r.
@@ -202,12 +271,17 @@ __device__ __forceinline__ void first_layer(
     }
 }
 
+#if BY_WARPGROUPS
+#include "fused_groups.cuh"
+#endif
+
 // All outputs of the warp's rows, in its stage: row r's begin at network.stage + r * STAGE_PITCH.
+//   rows                              where the features are, or those fetched from there
 //   keep_features(tiles)              is shown the features, where they fit registers
 //   keep1(n, tiles), keep2(n, tiles)  are shown the hidden layers, AT_ONCE1 and AT_ONCE2 tiles at a time
-template <typename KeepFeatures, typename Keep1, typename Keep2>
+template <typename Given, typename KeepFeatures, typename Keep1, typename Keep2>
 __device__ __forceinline__ void forward(
-    const Network& network, const Rows& rows, const float* mean, const float* variance, KeepFeatures keep_features,
+    const Network& network, const Given& rows, const float* mean, const float* variance, KeepFeatures keep_features,
     Keep1 keep1, Keep2 keep2)
 {
     const int g = lane_index() >> 2;
@@ -237,15 +311,15 @@ __device__ __forceinline__ void forward(
             }
         }
     };
+#if BY_WARPGROUPS
+    forward_by_group(network, rows, mean, variance, output, keep_features, keep1, keep2);
+#else
     if constexpr (TILES2 > 0) {
         Pair hidden[ROW_TILES][TILES1][4];
         first_layer(network, rows, mean, variance, keep_features, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
             keep1(n, tiles);
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; ++r) {
-#pragma unroll
-                for (int i = 0; i < 4 * AT_ONCE1; ++i) hidden[r][n + i / 4][i % 4] = tiles[r][i / 4][i % 4];
-            }
+            for (int r = 0; r < ROW_TILES; ++r) copy_tiles(hidden[r], n, tiles[r]);
         });
         const auto input = [&](int r, int k, Pair(&tile)[4]) {
 #pragma unroll
@@ -262,6 +336,7 @@ __device__ __forceinline__ void forward(
             add_to_outputs(n, tiles);
         });
     }
+#endif
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {

@@ -318,61 +318,66 @@ __device__ __forceinline__ void fetch_ahead(const void* address)
 // column 8 j + 2 t + i stands at 8 t + 2 j + i (4 t + 2 j + i). So a lane writes, and reads back, 16 (8) bytes at once.
 //   record, record_8   where these columns begin in the records of the rows g and g + 8
 //   tiles              1 or 2 tiles of A, side by side
+//   STEP               elements from 8 columns of a record to the next 8
 //   zero               is 0, which the compiler must not know: what is stored is then a copy. A product wants its four
 //                      registers in another order than a store, and would else be given copies again and again.
-__device__ __forceinline__ void put(unsigned short* record, const unsigned (&tiles)[2][4], int lower, unsigned zero)
+template <int STEP, int COUNT>
+__device__ __forceinline__ int place_of_lane()
 {
-    *(Bytes16*)(record + 8 * (lane_index() & 3)) = {
+    const int t = lane_index() & 3;
+    return COUNT == 2 ? t * STEP : t / 2 * STEP + t % 2 * 4;
+}
+__device__ __forceinline__ void put(unsigned short* place, const unsigned (&tiles)[2][4], int lower, unsigned zero)
+{
+    *(Bytes16*)place = {
         {tiles[0][lower] ^ zero, tiles[0][2 + lower] ^ zero, tiles[1][lower] ^ zero, tiles[1][2 + lower] ^ zero}};
 }
-__device__ __forceinline__ void put(unsigned short* record, const unsigned (&tiles)[1][4], int lower, unsigned zero)
+__device__ __forceinline__ void put(unsigned short* place, const unsigned (&tiles)[1][4], int lower, unsigned zero)
 {
-    *(Bytes8*)(record + 4 * (lane_index() & 3)) = {{tiles[0][lower] ^ zero, tiles[0][2 + lower] ^ zero}};
+    *(Bytes8*)place = {{tiles[0][lower] ^ zero, tiles[0][2 + lower] ^ zero}};
 }
 template <int COUNT>
-__device__ __forceinline__ void put(float* record, const FloatPair (&tiles)[COUNT][4], int lower, unsigned)
+__device__ __forceinline__ void put(float* place, const FloatPair (&tiles)[COUNT][4], int lower, unsigned)
 {
-    FloatPair* place = (FloatPair*)(record + 4 * COUNT * (lane_index() & 3));
     for (int i = 0; i < COUNT; ++i) {
-        place[2 * i] = tiles[i][lower];
-        place[2 * i + 1] = tiles[i][2 + lower];
+        ((FloatPair*)place)[2 * i] = tiles[i][lower];
+        ((FloatPair*)place)[2 * i + 1] = tiles[i][2 + lower];
     }
 }
-template <int COUNT>
+template <int STEP, int COUNT>
 __device__ __forceinline__ void store_tiles(
     Element* record, Element* record_8, const Pair (&tiles)[COUNT][4], unsigned zero)
 {
-    put(record, tiles, 0, zero);
-    put(record_8, tiles, 1, zero);
+    put(record + place_of_lane<STEP, COUNT>(), tiles, 0, zero);
+    put(record_8 + place_of_lane<STEP, COUNT>(), tiles, 1, zero);
 }
 
-__device__ __forceinline__ void get(unsigned (&tiles)[2][4], const unsigned short* record, int lower)
+__device__ __forceinline__ void get(unsigned (&tiles)[2][4], const unsigned short* place, int lower)
 {
-    const Bytes16 piece = *(const Bytes16*)(record + 8 * (lane_index() & 3));
+    const Bytes16 piece = *(const Bytes16*)place;
     tiles[0][lower] = piece.word[0];
     tiles[0][2 + lower] = piece.word[1];
     tiles[1][lower] = piece.word[2];
     tiles[1][2 + lower] = piece.word[3];
 }
-__device__ __forceinline__ void get(unsigned (&tiles)[1][4], const unsigned short* record, int lower)
+__device__ __forceinline__ void get(unsigned (&tiles)[1][4], const unsigned short* place, int lower)
 {
-    const Bytes8 piece = *(const Bytes8*)(record + 4 * (lane_index() & 3));
+    const Bytes8 piece = *(const Bytes8*)place;
     tiles[0][lower] = piece.word[0];
     tiles[0][2 + lower] = piece.word[1];
 }
 template <int COUNT>
-__device__ __forceinline__ void get(FloatPair (&tiles)[COUNT][4], const float* record, int lower)
+__device__ __forceinline__ void get(FloatPair (&tiles)[COUNT][4], const float* place, int lower)
 {
-    const FloatPair* place = (const FloatPair*)(record + 4 * COUNT * (lane_index() & 3));
     for (int i = 0; i < COUNT; ++i) {
-        tiles[i][lower] = place[2 * i];
-        tiles[i][2 + lower] = place[2 * i + 1];
+        tiles[i][lower] = ((const FloatPair*)place)[2 * i];
+        tiles[i][2 + lower] = ((const FloatPair*)place)[2 * i + 1];
     }
 }
-// What the same lane stored.
+// What the same lane stored, in a record whose columns lie side by side.
 template <int COUNT>
 __device__ __forceinline__ void load_tiles(Pair (&tiles)[COUNT][4], const Element* record, const Element* record_8)
 {
-    get(tiles, record, 0);
-    get(tiles, record_8, 1);
+    get(tiles, record + place_of_lane<8, COUNT>(), 0);
+    get(tiles, record_8 + place_of_lane<8, COUNT>(), 1);
 }

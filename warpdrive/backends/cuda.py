@@ -50,12 +50,16 @@ class CudaBackend(Backend):
         self.device = find_device(f"cuda:{index}")
         self.debug = debug
         self.driver = _driver(index, driver)
-        major, minor = torch.cuda.get_device_capability(index)
-        self.arch = f"sm_{major}{minor}"
+        self.arch = arch_of(*torch.cuda.get_device_capability(index))
         self.stream = torch.cuda.ExternalStream(self.driver.stream_handle, device=self.device)
         """torch's view of the stream. Capture on it: `torch.cuda.graph(graph, stream=backend.stream)`."""
         torch.cuda.synchronize(self.device)  # what torch did so far was on another stream
         torch.cuda.set_stream(self.stream)
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether kernels may use `wgmma`: with full debug information its products would wait for each other."""
+        return self.arch == "sm_90a" and not self.debug
 
     def compile(self, source: Source) -> Module:
         cubin = compile_to_cubin(source, self.arch, debug=self.debug)
@@ -105,6 +109,11 @@ def _driver(index: int, name: str) -> Driver:
     if (index, name) not in _drivers:
         _drivers[index, name] = kinds[name](index)
     return _drivers[index, name]
+
+
+def arch_of(major: int, minor: int) -> str:
+    """What to compile for: with the instructions that only Hopper has, where that is the GPU."""
+    return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
 def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: bool = False) -> bytes:

@@ -1,0 +1,140 @@
+// The layers of fused_mlp.cuh by whole warpgroups: 64 samples read every weight from shared memory once, where a warp
+// alone reads it for its 16. Activations stay in registers all the same: what a warp holds of a warpgroup's sums is what
+// it holds of its own.
+//
+// Constants: those of fused_mlp.cuh; GROUP_TILES of a layer that are summed at once; AHEAD: 1 if the products of the
+// next ones run while the sums of these are packed and stored, at the price of as many registers again; else 0.
+
+constexpr int NUM_SUMS_AT_ONCE = 2 * GROUP_TILES;
+
+// What a layer's products read: weights [row / 8][column / 8][8][8] with `tiles` tiles of columns a row.
+//   TRANSPOSED  as in load_weights: sums are over the rows of the weights, else over their columns
+template <bool TRANSPOSED>
+struct LayerWeights {
+    unsigned long long matrix;
+    int along, across;
+
+    __device__ __forceinline__ LayerWeights(const Element* weights, int tiles)
+        : along(TRANSPOSED ? tiles * 256 : 128), across(TRANSPOSED ? 128 : tiles * 256)
+    {
+        matrix = describe(weights, along, across);
+    }
+    // From tile k of what is summed over, and from tile n of the columns of sums.
+    __device__ __forceinline__ unsigned long long at(int k, int n) const
+    {
+        return moved(matrix, 2 * (k * along + n * across));
+    }
+};
+
+// One layer, GROUP_TILES of its tiles at once:
+//   start(n, sum)    gives the sums of tiles n ..+GROUP_TILES-1 their first values, if it STARTS; else they are 0
+//   before(n)        may add products of its own to the batch; tiles before n - AHEAD GROUP_TILES are finished
+//   finish(n, sum)   takes them
+template <bool STARTS, bool TRANSPOSED, int IN_TILES, int OUT_TILES, typename Start, typename Before, typename Finish>
+__device__ __forceinline__ void layer_by_group(
+    const Pair (&input)[IN_TILES][4], const Element* weights, Start start, Before before, Finish finish)
+{
+    settle_input(input);
+    const LayerWeights<TRANSPOSED> layer(weights, TRANSPOSED ? OUT_TILES : IN_TILES);
+    float sum[AHEAD + 1][NUM_SUMS_AT_ONCE][4];
+    const auto issue = [&](int n) {
+        float(&mine)[NUM_SUMS_AT_ONCE][4] = sum[n / GROUP_TILES % (AHEAD + 1)];
+        start(n, mine);
+        if (STARTS) settle(mine);
+        begin_products();
+        before(n);
+        add_product<!STARTS, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(mine, input[0], layer.at(0, n), layer.across);
+#pragma unroll
+        for (int k = 1; k < IN_TILES; ++k) {
+            add_product<false, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(mine, input[k], layer.at(k, n), layer.across);
+        }
+        end_products();
+    };
+    if (AHEAD) issue(0);
+#pragma unroll
+    for (int n = 0; n < OUT_TILES; n += GROUP_TILES) {
+        if (n + AHEAD * GROUP_TILES < OUT_TILES) issue(n + AHEAD * GROUP_TILES);
+        if (AHEAD && n + GROUP_TILES < OUT_TILES) {
+            wait_for_products<1>();
+        } else {
+            wait_for_products<0>();
+        }
+        float(&mine)[NUM_SUMS_AT_ONCE][4] = sum[n / GROUP_TILES % (AHEAD + 1)];
+        settle(mine);
+        finish(n, mine);
+    }
+}
+
+template <int BLOCKS>
+__device__ __forceinline__ void set_to_biases(float (&sum)[BLOCKS][4], const float* bias)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) {
+        const FloatPair start = *(const FloatPair*)(bias + i * 8 + 2 * (lane_index() & 3));
+        sum[i][0] = sum[i][2] = start.low;
+        sum[i][1] = sum[i][3] = start.high;
+    }
+}
+
+__device__ __forceinline__ void activate_sums(Pair (&tiles)[GROUP_TILES][4], const float (&sum)[NUM_SUMS_AT_ONCE][4])
+{
+#pragma unroll
+    for (int i = 0; i < 4 * GROUP_TILES; ++i) {
+        const float* two = &sum[i / 2][2 * (i % 2)];
+        tiles[i / 4][i % 4] = packed(activate(two[0]), activate(two[1]));
+    }
+    settle_input(tiles);
+}
+
+// The outputs of the warp's 16 rows; as `forward` does.
+template <typename KeepFeatures, typename Keep1, typename Keep2>
+__device__ __forceinline__ void forward_by_group(
+    const Network& network, const Fetched& fetched, const float* mean, const float* variance,
+    float (&output)[1][2 * OUTPUT_TILES][4], KeepFeatures keep_features, Keep1 keep1, Keep2 keep2)
+{
+    const auto nothing = [](int) {};
+    Pair hidden[TILES1][4];
+    {
+        Pair features[1][FEATURE_TILES][4];
+#pragma unroll
+        for (int k = 0; k < FEATURE_TILES; ++k) load_features(features[0][k], fetched, 0, k, mean, variance);
+        keep_features(features);
+        layer_by_group<true, false, FEATURE_TILES, TILES1>(
+            features[0], network.weight1,
+            [&](int n, float(&sum)[NUM_SUMS_AT_ONCE][4]) { set_to_biases(sum, network.bias1 + 16 * n); }, nothing,
+            [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
+                Pair tiles[1][GROUP_TILES][4];
+                activate_sums(tiles[0], sum);
+                keep1(n, tiles);
+                copy_tiles(hidden, n, tiles[0]);
+            });
+    }
+    const LayerWeights<false> last(network.weight3, LAST_TILES);
+    Pair hidden2[KEPT2][4];
+    settle(output[0]);
+    const auto add_to_outputs = [&](int n) {
+#pragma unroll
+        for (int k = n; k < n + GROUP_TILES; ++k) {
+            add_product<false, false, 0, OUTPUT_BLOCKS>(output[0], hidden2[k], last.at(k, 0), last.across);
+        }
+    };
+    layer_by_group<true, false, TILES1, KEPT2>(
+        hidden, network.weight2,
+        [&](int n, float(&sum)[NUM_SUMS_AT_ONCE][4]) { set_to_biases(sum, network.bias2 + 16 * n); },
+        [&](int n) {
+            if (n > AHEAD * GROUP_TILES) add_to_outputs(n - (AHEAD + 1) * GROUP_TILES);
+        },
+        [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
+            Pair tiles[1][GROUP_TILES][4];
+            activate_sums(tiles[0], sum);
+            keep2(n, tiles);
+            copy_tiles(hidden2, n, tiles[0]);
+        });
+    settle(output[0]);
+    begin_products();
+    if (AHEAD && KEPT2 > GROUP_TILES) add_to_outputs(KEPT2 - 2 * GROUP_TILES);
+    add_to_outputs(KEPT2 - GROUP_TILES);
+    end_products();
+    wait_for_products<0>();
+    settle(output[0]);
+}
