@@ -220,6 +220,22 @@ def test_from_the_first_bad_minibatch_on_no_step_is_made(make):
     assert torch.isfinite(states[-1]).all()
 
 
+@pytest.mark.parametrize(("rollout", "precision", "way"), OF_WARPGROUPS)
+def test_warpgroups_hide_no_nan(make, rollout, precision, way, device):
+    if device == "cpu":
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
+    learner = make(rollout, precision, way, times=20, lr=0.01, normalize_advantage=False)
+    group, row = learner.group, 301
+    if group.active is not None:
+        group.active[divmod(row, group.case.num_envs)] = True
+    group.advantage.view(-1)[row] = float("nan")
+    learner.update(0)
+    assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
+    assert learner.guard.halted.item() == 1
+    assert torch.isfinite(learner.fused.fused.parameter).all()
+    assert learner.fused._gradient.isnan().any()
+
+
 def test_nothing_is_learned_where_all_are_out_of_the_game(make):
     learner = make("a2c of the narrowest", FULL, REGISTERS, lr=0.01)
     learner.group.rollout.active.zero_()

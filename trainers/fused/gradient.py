@@ -56,10 +56,10 @@ class NetworkGradient:
             stage = shape.stage_bytes(row_tiles)
         self.rows_a_block = 16 * WARPS * row_tiles
         left = fused.max_shared_bytes - stage - tile_bytes
+        multiplies_in_fours = fused.has_warpgroups and not self.accumulates
+        group_tiles = 8 if shape.tiles[3] == 1 else 4  # more outputs take the registers
         self.constants = {
-            **shape.constants(
-                fused.policy, fused.element_bytes, row_tiles, left, fused.has_warpgroups and not self.accumulates
-            ),
+            **shape.constants(fused.policy, fused.element_bytes, row_tiles, left, multiplies_in_fours, group_tiles),
             **constants,
             "ACCUMULATES": self.accumulates,
             "ONES_AT": int(place_in_record(shape.num_features, group_of(shape.tiles[0]))),

@@ -21,7 +21,6 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
 MAX_WIDTH = 256
-GROUP_TILES, AHEAD = int(__import__("os").environ.get("GT", 4)), int(__import__("os").environ.get("AHEAD", 0))
 NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
 RUNS_ON_CPU = False
@@ -113,9 +112,20 @@ class Shape:
         return all(tiles in (8, 16) for tiles in hidden) and features <= 8 and outputs <= 8
 
     def constants(
-        self, policy: Policy, element_bytes: int, row_tiles: int, shared_bytes: int, has_warpgroups: bool = False
+        self,
+        policy: Policy,
+        element_bytes: int,
+        row_tiles: int,
+        shared_bytes: int,
+        has_warpgroups: bool = False,
+        group_tiles: int = 8,
     ) -> dict[str, Constant]:
-        """Of fused_mlp.cuh. `shared_bytes` are left for weights: layers that do not fit stay in global memory."""
+        """Of fused_mlp.cuh. `shared_bytes` are left for weights: layers that do not fit stay in global memory.
+
+        Args:
+            has_warpgroups: whether the device has them.
+            group_tiles: that they compute of a layer at once.
+        """
         features, first, second, outputs = self.tiles
         shared = {}
         for layer in (1, 2, 0):  # the largest that is read most often first
@@ -139,8 +149,7 @@ class Shape:
             "WARPS": WARPS,
             "ROW_TILES": row_tiles,
             "WARPGROUPS": has_warpgroups and self.suits_warpgroups and all(shared.values()) and row_tiles == 1,
-            "GROUP_TILES": GROUP_TILES,
-            "AHEAD": AHEAD,
+            "GROUP_TILES": group_tiles,
         }
 
     def stage_bytes(self, row_tiles: int) -> int:

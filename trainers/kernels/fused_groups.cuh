@@ -2,8 +2,7 @@
 // alone reads it for its 16. Activations stay in registers all the same: what a warp holds of a warpgroup's sums is what
 // it holds of its own.
 //
-// Constants: those of fused_mlp.cuh; GROUP_TILES of a layer that are summed at once; AHEAD: 1 if the products of the
-// next ones run while the sums of these are packed and stored, at the price of as many registers again; else 0.
+// Constants: those of fused_mlp.cuh; GROUP_TILES of a layer that are summed at once.
 
 constexpr int NUM_SUMS_AT_ONCE = 2 * GROUP_TILES;
 
@@ -28,7 +27,7 @@ struct LayerWeights {
 
 // One layer, GROUP_TILES of its tiles at once:
 //   start(n, sum)    gives the sums of tiles n ..+GROUP_TILES-1 their first values, if it STARTS; else they are 0
-//   before(n)        may add products of its own to the batch; tiles before n - AHEAD GROUP_TILES are finished
+//   before(n)        may add products of its own; tiles before n are finished
 //   finish(n, sum)   takes them
 template <bool STARTS, bool TRANSPOSED, int IN_TILES, int OUT_TILES, typename Start, typename Before, typename Finish>
 __device__ __forceinline__ void layer_by_group(
@@ -36,32 +35,23 @@ __device__ __forceinline__ void layer_by_group(
 {
     settle_input(input);
     const LayerWeights<TRANSPOSED> layer(weights, TRANSPOSED ? OUT_TILES : IN_TILES);
-    float sum[AHEAD + 1][NUM_SUMS_AT_ONCE][4];
-    const auto issue = [&](int n) {
-        float(&mine)[NUM_SUMS_AT_ONCE][4] = sum[n / GROUP_TILES % (AHEAD + 1)];
-        start(n, mine);
-        if (STARTS) settle(mine);
-        begin_products();
-        before(n);
-        add_product<!STARTS, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(mine, input[0], layer.at(0, n), layer.across);
-#pragma unroll
-        for (int k = 1; k < IN_TILES; ++k) {
-            add_product<false, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(mine, input[k], layer.at(k, n), layer.across);
-        }
-        end_products();
-    };
-    if (AHEAD) issue(0);
 #pragma unroll
     for (int n = 0; n < OUT_TILES; n += GROUP_TILES) {
-        if (n + AHEAD * GROUP_TILES < OUT_TILES) issue(n + AHEAD * GROUP_TILES);
-        if (AHEAD && n + GROUP_TILES < OUT_TILES) {
-            wait_for_products<1>();
-        } else {
-            wait_for_products<0>();
+        float sum[NUM_SUMS_AT_ONCE][4];
+        start(n, sum);
+        if (STARTS) settle(sum);
+        begin_products();
+        before(n);
+        add_product<!STARTS, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[0], layer.at(0, n), layer.across);
+#pragma unroll
+        for (int k = 1; k < IN_TILES; ++k) {
+            add_product<false, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[k], layer.at(k, n), layer.across);
         }
-        float(&mine)[NUM_SUMS_AT_ONCE][4] = sum[n / GROUP_TILES % (AHEAD + 1)];
-        settle(mine);
-        finish(n, mine);
+        end_products();
+        wait_for_products<0>();
+        settle(sum);
+        finish(n, sum);
+        __syncwarp();  // what was stored until here goes now: put off, all stores would wait for each other
     }
 }
 
@@ -122,7 +112,7 @@ __device__ __forceinline__ void forward_by_group(
         hidden, network.weight2,
         [&](int n, float(&sum)[NUM_SUMS_AT_ONCE][4]) { set_to_biases(sum, network.bias2 + 16 * n); },
         [&](int n) {
-            if (n > AHEAD * GROUP_TILES) add_to_outputs(n - (AHEAD + 1) * GROUP_TILES);
+            if (n > 0) add_to_outputs(n - GROUP_TILES);
         },
         [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
             Pair tiles[1][GROUP_TILES][4];
@@ -132,7 +122,6 @@ __device__ __forceinline__ void forward_by_group(
         });
     settle(output[0]);
     begin_products();
-    if (AHEAD && KEPT2 > GROUP_TILES) add_to_outputs(KEPT2 - 2 * GROUP_TILES);
     add_to_outputs(KEPT2 - GROUP_TILES);
     end_products();
     wait_for_products<0>();

@@ -234,6 +234,9 @@ __device__ __forceinline__ void learn(
         sample.action = action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
         if (NUM_OUTPUTS > 0) {
+#if BY_WARPGROUPS
+            for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
+#endif
             if (IS_PPO) sample.old_log_prob = log_prob[index];
             sample.advantage = (advantage[index] - scale.mean) / scale.deviation;
         }

@@ -6,6 +6,13 @@ struct Sample {
     float share;  // of the loss: 1 / how many count, or 0
     const int* action;
     const bool* mask;
+#if BY_WARPGROUPS
+    int taken[NUM_HEADS];  // of `action`: it comes while the network computes
+
+    __device__ __forceinline__ int taken_by(int head) const { return taken[head]; }
+#else
+    __device__ __forceinline__ int taken_by(int head) const { return action[head]; }
+#endif
 };
 
 // Sums over the heads of a sample, which SHARE lanes hold.
@@ -52,7 +59,7 @@ __device__ __forceinline__ float differentiate(
                     weighted += weight * above;
                 }
                 const float log_of_sum = quick_log(sum);
-                const int taken = sample.action[head];
+                const int taken = sample.taken_by(head);
                 log_sum[head] = largest + log_of_sum;
                 entropy_of[head] = sum > 0.0f ? log_of_sum - weighted / sum : 0.0f;
                 if (!HAS_MASK || allowed[taken]) log_prob += logit[taken] - log_sum[head];
@@ -93,7 +100,7 @@ __device__ __forceinline__ float differentiate(
             if (head % SHARE == turn) {
                 float* logit = output + start;
                 const bool* allowed = HAS_MASK ? sample.mask + start : nullptr;
-                const int taken = sample.action[head];
+                const int taken = sample.taken_by(head);
 #pragma unroll 8
                 for (int i = 0; i < size; ++i) {
                     const float log_of_one = logit[i] - log_sum[head];

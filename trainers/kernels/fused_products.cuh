@@ -48,8 +48,8 @@ __device__ __forceinline__ void fill(
     }
 }
 
-// Goes through tiles `first`, `first + step` .. of `num_tiles`: copies the slabs of each, and calls add(stage), which
-// issues products.
+// Goes through tiles `first`, `first + step` .. of `num_tiles`, counted from the end, as the last that were written are
+// still in L2: copies the slabs of each, and calls add(stage), which issues products.
 template <int COUNT, typename Add>
 __device__ __forceinline__ void go_through(
     char* shared, const unsigned char* records, const Slab (&slabs)[COUNT], int first, int step, int num_tiles, Add add)
@@ -57,7 +57,7 @@ __device__ __forceinline__ void go_through(
     unsigned long long* arrivals = (unsigned long long*)(shared + 256);
     char* stages = shared + HEAD_BYTES;
     const auto fill_stage = [&](int round) {
-        const long long tile = first + (long long)round * step;
+        const long long tile = num_tiles - 1 - (first + (long long)round * step);
         const int number = round % STAGES;
         fill(stages + number * STAGE_BYTES, records + tile * (RECORD_TILES * TILE_BYTES), slabs, arrivals + number);
     };
