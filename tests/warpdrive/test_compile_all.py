@@ -47,7 +47,7 @@ COMPILERS = [
 ]
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_every_shipped_kernel_compiles(compiler, arch):
     backend = CompileOnlyBackend(compiler, arch)
