@@ -25,8 +25,9 @@ from trainers_runs import config_of
 from trainers import checkpoint
 from trainers.distributed import world
 from trainers.fused import network
+from trainers.group_rollout import GroupRollout
 from trainers.read_config import read_config
-from trainers.rollout import GroupRollout, Samples
+from trainers.samples import Samples
 from trainers.trainer import Trainer
 
 ITERATIONS = 20

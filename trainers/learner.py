@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
     from trainers.fused.learner import FusedLearner
+    from trainers.group_rollout import GroupRollout
     from trainers.guard import Guard
-    from trainers.rollout import GroupRollout
     from trainers.samples import Samples
 
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}

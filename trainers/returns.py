@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from trainers.rollout import GroupRollout, Rollout, array_name
+from trainers.group_rollout import GroupRollout, array_name
+from trainers.rollout import Rollout
 from warpdrive.function_manager import FunctionManager
 
 SOURCE = Path(__file__).parent / "kernels" / "gae.cu"

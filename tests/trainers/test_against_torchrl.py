@@ -25,7 +25,7 @@ from trainers.policies.heads import make_head
 from trainers.policies.mlp import MLP
 from trainers.policies.policy import Policy
 from trainers.returns import GAE
-from trainers.rollout import Samples
+from trainers.samples import Samples
 from trainers.trainer import Trainer
 
 pytest.importorskip("torchrl", reason="needs torchrl, an extra of the tests", exc_type=ImportError)

@@ -15,10 +15,11 @@ from gymnasium import spaces
 
 from trainers.algorithms.ppo import PPO
 from trainers.features import places_of
+from trainers.group_rollout import GroupRollout
 from trainers.policies.heads import CategoricalHeads
 from trainers.policies.policy import Policy
 from trainers.read_config import read_config
-from trainers.rollout import GroupRollout, Rollout
+from trainers.rollout import Rollout
 from trainers.trainer import Trainer
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainers.group_rollout import GroupRollout
 from trainers.policies.gru import GRU
 from trainers.read_config import read_config
-from trainers.rollout import GroupRollout
 from trainers.trainer import Trainer
 
 NUM_STEPS, NUM_ENVS, NUM_AGENTS, LENGTH = 12, 12, 2, 4

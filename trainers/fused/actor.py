@@ -14,7 +14,7 @@ from warpdrive.function_manager import Constant
 
 if TYPE_CHECKING:
     from trainers.features import Places
-    from trainers.rollout import GroupRollout
+    from trainers.group_rollout import GroupRollout
     from warpdrive.env_wrapper import EnvWrapper
 
 MANY_ROWS, MAX_WIDTH_OF_TWO_TILES = 64, 128

@@ -9,7 +9,8 @@ import numpy as np
 from trainers.config import Config, PolicyConfig
 from trainers.features import Places
 from trainers.fused import network
-from trainers.fused.learner import MAX_BLOCKS_A_WARP, MAX_RECORDS, MAX_WIDTH_OF_TWO_TILES
+from trainers.fused.gradient import MAX_BLOCKS_A_WARP, MAX_WIDTH_OF_TWO_TILES
+from trainers.fused.learner import MAX_RECORDS
 from trainers.policies.heads import CategoricalHeads, Head
 from warpdrive.layout import Layout
 
