@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,10 +139,11 @@ def find_config(name: str, folder: Path | None) -> Path:
     if folder is not None and not Path(name).is_absolute():
         places.append(folder / name)
     for path in places:
-        if path.exists():
+        if os.path.exists(path):  # Path.exists raises where a name is too long
             return path
-    names = [file.name for path in places if path.parent.is_dir() for file in path.parent.glob("*.y*ml")]
-    raise ConfigError(f"{name}: no such file.{did_you_mean(Path(name).name, names)}")
+    folders = [path.parent for path in places if os.path.isdir(path.parent)]
+    names = {file.name for folder in folders for file in folder.glob("*.y*ml")} - {Path(name).name}
+    raise ConfigError(f"{name}: no such file.{did_you_mean(Path(name).name, sorted(names))}")
 
 
 def needed_config(options: argparse.Namespace, folder: Path | None) -> Path:

@@ -21,6 +21,7 @@ from warpdrive.errors import ConfigError, printable
 MAX_FILE_BYTES = 1 << 20
 MAX_NESTING = 32
 MAX_VALUES = 10_000
+TOO_DEEP = f"nested more than {MAX_NESTING} deep, which no config needs."
 
 
 def load_yaml(path: str | Path) -> Section:
@@ -218,14 +219,18 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         self.num_values += 1
         if self.depth > MAX_NESTING:
-            problem = f"nested more than {MAX_NESTING} deep, which no config needs."
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=event.start_mark)
         if self.num_values > MAX_VALUES:
             problem = f"holds more than {MAX_VALUES:,} keys and values, which no config needs. Is it the right file?"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
+        if self.flow_level >= MAX_NESTING:  # before the scanner looks for the end of 2,000 brackets
+            raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(kind)
 
     def fetch_directive(self) -> None:
         problem = "a line that begins with '%' is a directive, which no config needs."

@@ -84,13 +84,17 @@ def test_tagged_runners_are_out_of_the_game():
 
 
 def test_mpe_shows_landmarks_obstacles_and_true_sizes():
-    landmarks, agents = load_env("simple_spread").drawing(
-        frames(position=np.zeros((4, 3, 2)), landmark_position=np.full((4, 3, 2), 0.5))
-    ).shapes[1:]
+    landmarks, agents = (
+        load_env("simple_spread")
+        .drawing(frames(position=np.zeros((4, 3, 2)), landmark_position=np.full((4, 3, 2), 0.5)))
+        .shapes[1:]
+    )
     assert landmarks.label == "landmark" and landmarks.x.shape == (4, 3, 1)
     assert agents.size == 0.3 / 2  # CONTACT_DISTANCE of the kernel
-    obstacles, adversaries, good = load_env("simple_tag", {"num_obstacles": 1}).drawing(
-        frames(position=np.zeros((4, 4, 2)), obstacle_position=np.ones((4, 1, 2)))
-    ).shapes[1:]
+    obstacles, adversaries, good = (
+        load_env("simple_tag", {"num_obstacles": 1})
+        .drawing(frames(position=np.zeros((4, 4, 2)), obstacle_position=np.ones((4, 1, 2))))
+        .shapes[1:]
+    )
     assert (obstacles.size, adversaries.size, good.size) == (0.2, 0.075, 0.05)
     assert adversaries.x.shape[1] == 3 and good.x.shape[1] == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -13,7 +12,6 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +26,6 @@ from warpdrive.errors import CheckpointError, WiringError
 from warpdrive.function_manager import write_constants
 
 GOOD = "name: cartpole\ntrainer: {num_envs: 4, train_batch_size: 8, total_timesteps: 8, device: cpu}\n"
-COMMANDS = {} if "command" not in inspect.signature(cli.main).parameters else {"command": "train"}
-plain_files_only = pytest.mark.skipif(find_spec("trainers.disk") is None, reason="it would be waited for")
 
 _watched: list[tuple[Path, list[str]]] = []
 """The folder that may be written to, and what was done besides."""
@@ -127,7 +123,7 @@ CONFIGS = {
 def test_config_is_refused_and_does_nothing(inside, capfd, case, allow_import):
     (inside / "a.yaml").write_text(CONFIGS[case])
     with harmless(inside):
-        code = cli.main(["--config", "a.yaml", *["--allow-import"] * allow_import], **COMMANDS)
+        code = cli.main(["--config", "a.yaml", *["--allow-import"] * allow_import], command="train")
     printed, errors = capfd.readouterr()
     assert (code, printed) == (2, "")
     assert errors.startswith("error: a.yaml:")
@@ -139,7 +135,7 @@ def test_config_is_refused_and_does_nothing(inside, capfd, case, allow_import):
 def test_run_name_stays_in_the_basedir(inside, capfd, name):
     (inside / "a.yaml").write_text(GOOD)
     with harmless(inside):
-        code = cli.main(["--config", "a.yaml", f"--run-name={name}"], **COMMANDS)
+        code = cli.main(["--config", "a.yaml", f"--run-name={name}"], command="train")
     (line,) = capfd.readouterr().err.splitlines()
     assert code == 2
     assert line.startswith("error: ") and line.isprintable()
@@ -150,19 +146,19 @@ def test_link_out_of_the_basedir_is_not_followed(inside, capfd):
     (inside / "runs").mkdir()
     (inside / "runs" / "a").symlink_to(inside.parent / "outside")
     (inside / "a.yaml").write_text(GOOD)
-    assert cli.main(["--config", "a.yaml", "--run-name=a"], **COMMANDS) == 0
+    assert cli.main(["--config", "a.yaml", "--run-name=a"], command="train") == 0
     assert not list((inside.parent / "outside").iterdir())
     assert (inside / "runs" / "a-2" / "metrics.jsonl").is_file()
 
 
 def test_config_of_a_run_that_is_resumed_imports_nothing(inside, capfd):
     (inside / "a.yaml").write_text(GOOD)
-    assert cli.main(["--config", "a.yaml", "--run-name=a"], **COMMANDS) == 0
+    assert cli.main(["--config", "a.yaml", "--run-name=a"], command="train") == 0
     resolved = inside / "runs" / "a" / checkpoint.RESOLVED_CONFIG
     resolved.write_text(resolved.read_text().replace("name: cartpole", "name: 'antigravity:X'"))
     capfd.readouterr()
     with harmless(inside):
-        assert cli.main(["--resume", "runs/a"], **COMMANDS) == 2
+        assert cli.main(["--resume", "runs/a"], command="train") == 2
     assert "imports code from outside. Allow it with --allow-import." in capfd.readouterr().err
     assert "antigravity" not in sys.modules
 
@@ -245,7 +241,6 @@ def test_starting_policy_is_refused_and_does_nothing(inside, capfd, case):
     refuse_policy(inside, capfd)
 
 
-@plain_files_only
 @pytest.mark.parametrize(
     "make",
     [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("a.safetensors", path)],
@@ -260,7 +255,7 @@ def refuse_policy(inside: Path, capfd) -> None:
     (inside / "a.yaml").write_text(GOOD)
     start = "policy.shared.model.model_ckpt_filepath=a.safetensors"
     with harmless(inside):
-        code = cli.main(["--config", "a.yaml", start], **COMMANDS)
+        code = cli.main(["--config", "a.yaml", start], command="train")
     (line,) = capfd.readouterr().err.splitlines()
     assert code == 4
     assert line.startswith("error: a.safetensors: ") and line.isprintable()

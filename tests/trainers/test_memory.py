@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -115,8 +114,7 @@ def test_estimate_is_within_a_tenth_of_what_a_gpu_allocates(tmp_path, precision)
 def test_a_run_that_cannot_fit_is_one_line_and_code_3(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 20)
     argv = ["--config", "tag.yaml", "--device", "cpu", "trainer.num_envs=10000", "trainer.train_batch_size=200000"]
-    command = {} if "command" not in inspect.signature(cli.main).parameters else {"command": "train"}
-    assert cli.main([*argv, f"saving.basedir={tmp_path / 'runs'}"], folder=EXAMPLES, **command) == 3
+    assert cli.main([*argv, f"saving.basedir={tmp_path / 'runs'}"], folder=EXAMPLES, command="train") == 3
     (line,) = capsys.readouterr().err.splitlines()
     told = re.fullmatch(
         r"error: 'tag_gridworld' needs 1\d\d\.\d MiB of memory, and 100\.0 MiB can be had: "
