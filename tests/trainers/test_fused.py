@@ -71,6 +71,17 @@ def test_log_probability_and_value_are_those_of_torch(name, precision, backend):
     step.assert_nothing_else_was_written()
 
 
+@pytest.mark.parametrize("widths", [(32, 32), (128, 256)])
+def test_a_million_agents_get_what_torch_gives(widths, backend):
+    if backend.name == "cpu":
+        pytest.skip("a million agents are for a GPU")
+    step = Step(Case(6, widths, (5,), agents=range(500), num_agents=500, num_envs=50), backend, BF16)
+    _, log_prob, value = step.expect()
+    assert log_prob.numel() == 1_000_000
+    assert_close(step.log_prob, log_prob, BF16)
+    assert_close(step.value, value, BF16)
+
+
 @pytest.mark.parametrize("name", ["a critic of its own, all narrow", *IN_BF16])
 def test_actions_are_those_of_the_sampler(name, backend):
     """Of 9 to 90 draws, none has its uniform number as near to a boundary as the logits are apart (1e-6). Of a GPU's,
