@@ -103,7 +103,7 @@ def _train(arguments: list[str], log: str) -> None:
         os.dup2(descriptor, 2)
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         torch.set_num_threads(1)
-        code = main(arguments)
+        code = main(arguments, command="train")
     except KeyboardInterrupt:
         code = 130
     os._exit(code)
@@ -220,8 +220,8 @@ def plant_nan(trainer: Trainer, tensor: str, policy: str, iteration: int) -> dic
         array = group.seen_array if tensor == "observation" else rollout.reward
         agent = group.agents[column] if array.shape[2] == trainer.env.num_agents else column
 
-        def spoiled() -> None:
-            collect()
+        def spoiled(*arguments: Any) -> None:
+            collect(*arguments)
             if trainer.iteration == iteration:
                 array[step, env, agent] = float("nan")
 

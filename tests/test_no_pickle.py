@@ -177,5 +177,5 @@ def test_a_payload_runs_no_code_wherever_it_is_put(saved, tmp_path, name):
         checkpoint.load_tensors(policy)
     with pytest.raises(ConfigError, match=r"policy\.safetensors"):
         read_config(policy)
-    assert main(["--config", str(policy)]) == 2
+    assert main(["train", "--config", str(policy)]) == 2
     assert not trace.exists()

@@ -108,7 +108,7 @@ def test_a_best_evaluation_is_saved_at_once(tiny):
     """Else the policies that it scored would have learned on by the next save."""
     trainer = Trainer(tiny(evaluation={"eval_freq": 1, "num_episodes": 2}, trainer__total_timesteps=240))
     scores = iter([1.0, 5.0, 2.0, 3.0])
-    trainer._evaluate = lambda: {"eval/mean_reward": next(scores)}
+    trainer.reporter._evaluate = lambda: {"eval/mean_reward": next(scores)}
     trainer.train()
     assert kept(trainer.run.checkpoints) == [60, 120, 240]
     assert best(trainer.run.checkpoints) == 120
@@ -117,12 +117,11 @@ def test_a_best_evaluation_is_saved_at_once(tiny):
 def test_a_resumed_run_remembers_its_best(tiny):
     config = {"saving__model_params_save_freq": 1, "saving__num_checkpoints": 1}
     trainer = Trainer(tiny(**config))
-    report = trainer.metrics.report
-    figures = iter([1.0, 7.0, 2.0, 3.0, 4.0])
-    trainer.metrics.report = lambda ones: report(ones) | {RETURN: next(figures)}
+    log, figures = trainer.run.log, iter([1.0, 7.0, 2.0])
+    trainer.run.log = lambda metrics: log({**metrics, RETURN: next(figures)})
     trainer.train()
     assert kept(trainer.run.checkpoints) == [120, 180]
-    assert main(["--resume", str(trainer.run.path), "--total-timesteps", "240"]) == 0
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "240"]) == 0
     assert kept(trainer.run.checkpoints) == [120, 240]
     assert best(trainer.run.checkpoints) == 120
 

@@ -127,7 +127,7 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tiny, tmp_path, 
     trainer.train()
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 0)
     capsys.readouterr()
-    assert main(["--resume", str(trainer.run.path), "--total-timesteps", "240"]) == 3
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "240"]) == 3
     error = capsys.readouterr().err
     assert "step_000000000240: not saved: the disk is full" in error
     assert error.count("\n") == 1

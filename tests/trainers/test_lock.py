@@ -138,7 +138,7 @@ def test_a_run_that_is_being_trained_is_not_resumed(tiny, other, capsys):
     one = other(trainer.run.path)
     assert one.ask() == "locked"
     capsys.readouterr()
-    arguments = ["--resume", str(trainer.run.path), "--total-timesteps", "240"]
+    arguments = ["train", "--resume", str(trainer.run.path), "--total-timesteps", "240"]
     assert main(arguments) == 3
     error = capsys.readouterr().err
     assert error.startswith(f"error: {trainer.run.path}: process {one.pid} on {socket.gethostname()}, started ")

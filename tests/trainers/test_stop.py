@@ -158,6 +158,6 @@ def test_ctrl_c_before_the_first_iteration_ends_at_once_with_one_line(tiny, tmp_
     for place in ("Rollout", "EnvWrapper", "Metrics"):
         with monkeypatch.context() as patch:
             patch.setattr(trainer_module, place, lambda *_, **__: signal.raise_signal(signal.SIGINT))
-            assert main(["--config", str(config), "--run-name", "begun"]) == 130
+            assert main(["train", "--config", str(config), "--run-name", "begun"]) == 130
         assert capsys.readouterr().err == "stopped by Ctrl-C\n"
-    assert main(["--config", str(config), "--run-name", "begun"]) == 0
+    assert main(["train", "--config", str(config), "--run-name", "begun"]) == 0
