@@ -138,8 +138,8 @@ class Reporter:
         """
         self.flush()
         trainer, begun = self.trainer, time.perf_counter()
+        interval = self.timing.begin_interval()  # before the copy: where that has arrived, the marks are passed
         pending = trainer.metrics.begin_report(figures, trainer.guard.found())
-        interval = self.timing.begin_interval()
         num_iterations = trainer.iteration - self._begun_iteration
         evaluates = self._evaluates_since(self._begun_iteration)
         self._waiting = _Report(pending, interval, trainer.iteration, num_iterations, evaluates)

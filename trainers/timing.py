@@ -38,7 +38,10 @@ class Clock:
 
     def ms(self, first: Mark, second: Mark) -> float:
         """Milliseconds between two marks that the device has passed."""
-        return first.elapsed_time(second) if self.is_gpu else (second - first) * 1e3
+        if not self.is_gpu:
+            return (second - first) * 1e3
+        second.synchronize()  # it is over, or about to be: see Reporter.begin_report
+        return first.elapsed_time(second)
 
 
 @dataclass
@@ -133,8 +136,11 @@ class Timing:
         ms = self.clock.ms
         if interval.has_parts and self._parts:
             edges = self._parts[1:-1]
-            of_env = sum(ms(begun, ended) for begun, ended in zip(edges[::2], edges[1::2], strict=True))
-            self._env_share = of_env / max(ms(self._parts[0], self._parts[-1]), 1e-9)
+            try:
+                of_env = sum(ms(begun, ended) for begun, ended in zip(edges[::2], edges[1::2], strict=True))
+                self._env_share = of_env / max(ms(self._parts[0], self._parts[-1]), 1e-9)
+            except RuntimeError:  # marks that a driver did not keep: a figure less is no reason to end a run
+                self._env_share = math.nan
         iterations = [marks for marks, is_usual in interval.iterations if is_usual]
         iterations = iterations or [marks for marks, _ in interval.iterations]
         rollout = sum(ms(begun, played) for begun, played, _ in iterations) / len(iterations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -11,7 +12,8 @@ import torch
 from trainers import checkpoint
 from trainers.cli import exit_code
 from trainers.errors import NonFiniteError, describe_device_fault, is_device_fault
-from trainers.metrics import EXPLANATIONS, PendingReport, explain
+from trainers.metrics import EXPLANATIONS, Metrics, PendingReport, explain
+from trainers.timing import Clock
 from trainers.trainer import Trainer
 from warpdrive.errors import KernelError
 
@@ -80,6 +82,33 @@ def test_the_parts_of_an_iteration_are_no_longer_than_the_run(tiny):
 
 
 # ------------------------------------------------------------------------------------- arriving later
+
+
+def test_what_a_report_reads_the_device_has_passed(tiny, monkeypatch):
+    """On a GPU a mark that was set after the report's copy may be still to come when the copy has arrived."""
+    order, passed = itertools.count(), [-1]
+    begin_report, read = Metrics.begin_report, PendingReport.read
+
+    def ms(self, first, second):
+        assert first <= second <= passed[0]
+        return float(second - first)
+
+    def begin(self, *arguments):
+        pending = begin_report(self, *arguments)
+        pending.sent = next(order)
+        return pending
+
+    def arrive(self):
+        passed[0] = self.sent
+        return read(self)
+
+    monkeypatch.setattr(Clock, "mark", lambda self: next(order))
+    monkeypatch.setattr(Clock, "ms", ms)
+    monkeypatch.setattr(Metrics, "begin_report", begin)
+    monkeypatch.setattr(PendingReport, "read", arrive)
+    trainer = Trainer(tiny())
+    trainer.train()
+    assert len(logged(trainer)) > 1
 
 
 @pytest.fixture
