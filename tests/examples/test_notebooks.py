@@ -1,4 +1,4 @@
-"""The notebooks run as scripts, from top to bottom, and leave their pictures."""
+"""The notebooks run from top to bottom, as Jupyter runs them and as scripts, and leave what they promise."""
 
 import os
 import subprocess
@@ -8,30 +8,78 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = ROOT / "examples" / "notebooks"
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.py"))
+CORE, WRITE_AN_ENV, DRAW_AN_EPISODE = NOTEBOOKS
 LEAST_PIXELS = 300
 """Of a colour; the keys of a legend alone have fewer."""
 
 
-def test_drawing_an_episode_leaves_an_episode_and_a_learning_curve(tmp_path):
-    plt = pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib, the extra [plot]")
+@pytest.fixture
+def environment(monkeypatch) -> dict[str, str]:
     python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": python_path, "ENV_STEPS": "100_000", "MPLBACKEND": "agg"}
-    command = [sys.executable, NOTEBOOKS / "draw_an_episode.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    changed = {"PYTHONPATH": python_path, "ENV_STEPS": "100_000", "MPLBACKEND": "agg"}
+    for name, value in changed.items():
+        monkeypatch.setenv(name, value)
+    return dict(os.environ)
+
+
+def run_in_jupyter(notebook: Path, folder: Path) -> str:
+    """Runs every cell in a kernel, as Jupyter does; what the cells printed."""
+    jupytext = pytest.importorskip("jupytext")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = jupytext.read(notebook)
+    nbclient.NotebookClient(cells, timeout=240, resources={"metadata": {"path": str(folder)}}).execute()
+    outputs = [output for cell in cells.cells for output in cell.get("outputs", [])]
+    return "".join(output.text for output in outputs if output.output_type == "stream")
+
+
+def test_the_core_says_what_is_wrong_and_finds_the_race(tmp_path, environment):
+    done = subprocess.run([sys.executable, CORE], cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "an episode of" in done.stdout
-    blue, red = [42, 111, 187], [209, 73, 91]  # taggers and runner
-    for name in ("episode.png", "returns.png"):
-        picture = plt.imread(next(tmp_path.glob(f"runs/*/{name}")))[..., :3] * 255
-        assert min(picture.shape[:2]) > 400
-        for colour in (blue, red):
-            num_pixels = (abs(picture - colour) < 1.5).all(-1).sum()
-            assert num_pixels > LEAST_PIXELS, f"{name} shows too little in colour {colour}"
+    for words in (
+        "WiringError: kernel 'fall' has a parameter 'sped', but no array 'sped' was pushed. Did you mean 'speed'?",
+        "WiringError: kernel 'fall' takes 'height' as float32",
+        "CompileError: <source>:13:",
+        "the result depends on the order of threads, from a missing barrier or a race.",
+        "smooth.cu:13: index 1000 is out of range of 'height', which has 20 elements",
+        "in debug mode, mended: [1.   2.   3.   2.75 1.25]",
+    ):
+        assert words in done.stdout
 
 
-@pytest.mark.parametrize("notebook", sorted(NOTEBOOKS.glob("*.py")), ids=lambda path: path.stem)
-def test_a_notebook_begins_with_a_title_and_has_cells_of_both_kinds(notebook):
-    lines = notebook.read_text().splitlines()
+def test_the_core_runs_in_jupyter(tmp_path, environment):
+    assert "in debug mode, mended" in run_in_jupyter(CORE, tmp_path)
+
+
+def test_writing_an_env_ends_with_a_film(tmp_path, environment):
+    pytest.importorskip("matplotlib")
+    said = run_in_jupyter(WRITE_AN_ENV, tmp_path)
+    assert "debug mode finds nothing" in said
+    at_random, to_the_middle = (
+        float(line.partition("mean return ")[2]) for line in said.splitlines() if "mean return" in line
+    )
+    assert to_the_middle > at_random + 5
+    folder = tmp_path / "runs" / "flock_notebook"
+    assert (folder / "flock.png").exists() and "<html" in (folder / "flock.html").read_text()
+
+
+def test_drawing_an_episode_leaves_an_episode_and_a_learning_curve(tmp_path, environment):
+    plt = pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib, the extra [plot]")
+    assert "an episode of" in run_in_jupyter(DRAW_AN_EPISODE, tmp_path)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "<html" in (run / "episode.html").read_text()
+    assert min(plt.imread(run / "returns.png").shape[:2]) > 400
+    picture = plt.imread(run / "episode.png")[..., :3] * 255
+    for colour in ([0, 114, 178], [213, 94, 0]):  # taggers and runner
+        num_pixels = (abs(picture - colour) < 1.5).all(-1).sum()
+        assert num_pixels > LEAST_PIXELS, f"episode.png shows too little in colour {colour}"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_as_one_and_begins_with_a_title(notebook):
+    header, _, cells = notebook.read_text().partition("# ---\n\n")
+    assert header.startswith("# ---\n# jupyter:\n#   jupytext:\n#     formats: py:percent\n")
+    lines = cells.splitlines()
     assert lines[0] == "# %% [markdown]" and lines[1].startswith("# # ")
     assert lines.count("# %%") >= 2
