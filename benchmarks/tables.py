@@ -1,4 +1,4 @@
-"""Writes the results in README.md and docs/performance.md from the JSONs in benchmarks/results.
+"""Writes the results in README.md and docs/ from the JSONs in benchmarks/results: WRITTEN says what goes where.
 
 `python benchmarks/tables.py --check` writes nothing and exits 1 if they say anything else.
 """
@@ -28,8 +28,15 @@ def command(report: dict) -> str:
     return f"`{report['command']}`"
 
 
+def comparison() -> str:
+    """Each row against its target."""
+    return "\n\n".join(compare.table().split("\n\n")[:2])
+
+
 def results() -> str:
-    parts = [compare.table(), envs(), sampler(), cpu(), learning(), scores(), launch()]
+    """What else was measured: of each row its three columns, then envs, sampler, CPU and launches."""
+    columns = "\n\n".join(compare.table().split("\n\n")[2:])
+    parts = [columns, envs(), sampler(), cpu(), learning(), launch()]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -161,7 +168,7 @@ def scores() -> str:
         lines += [
             "",
             "`_bf16` is `trainer.precision=bf16`: fused kernels played and learned. Both paths' learning curves are in "
-            "[one picture](benchmarks/results/both_paths.png) (`python benchmarks/both_paths.py`).",
+            "[one picture](../benchmarks/results/both_paths.png) (`python benchmarks/both_paths.py`).",
         ]
     if (folder / "peers_torchrl.json").exists():
         lines += ["", torchrl(read("peers_torchrl"))]
@@ -183,16 +190,23 @@ def torchrl(report: dict) -> str:
 
 
 def launch() -> str:
-    drivers = [read(f"launch_cuda_{driver}")["results"] for driver in ("pycuda", "cuda_bindings")]
+    reports = [read(f"launch_cuda_{driver}") for driver in ("pycuda", "cuda_bindings")]
+    drivers = [report["results"] for report in reports]
     times = " and ".join(f"{one['host_us']:.1f} us through {one['driver']}" for one in drivers)
     return (
-        f"**A prepared launch** takes the host {times} on that machine; the driver's own function, called bare, takes "
-        f"{drivers[0]['bare_driver_us']:.1f} us. In a CUDA graph a launch takes {drivers[0]['in_a_graph_us']:.1f} us "
+        f"**A prepared launch** takes the host {times}, {reports[0]['device']}; the driver's own function, called "
+        f"bare, takes {drivers[0]['bare_driver_us']:.1f} us. In a CUDA graph a launch takes "
+        f"{drivers[0]['in_a_graph_us']:.1f} us "
         "(`python benchmarks/launch.py --device cuda`)."
     )
 
 
-WRITTEN = {"README.md": ("results", results), "docs/performance.md": ("limits", limits)}
+WRITTEN = {
+    "README.md": ("results", comparison),
+    "docs/results.md": ("results", results),
+    "docs/algorithms.md": ("scores", scores),
+    "docs/performance.md": ("limits", limits),
+}
 """file -> name of the part that is written here, and what it says."""
 
 

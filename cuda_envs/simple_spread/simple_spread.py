@@ -32,7 +32,7 @@ class SimpleSpreadConfig:
     local_ratio: float = 0.5
     """Weight of an agent's own collisions in its reward, 0 to 1; the rest is that of the shared distances."""
     continuous_actions: bool = False
-    """See ParticleEnv."""
+    """How much of each of the five moves, 0 to 1, instead of one of them."""
 
 
 class SimpleSpread(ParticleEnv):

@@ -35,7 +35,7 @@ class SimpleTagConfig:
     episode_length: int = 25
     """Steps."""
     continuous_actions: bool = False
-    """See ParticleEnv."""
+    """How much of each of the five moves, 0 to 1, instead of one of them."""
 
 
 class SimpleTag(ParticleEnv):
