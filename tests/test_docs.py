@@ -1,0 +1,298 @@
+"""What the documentation says is so: links and files exist, commands parse, configs are read, programs run."""
+
+import ast
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trainers.arguments import Parser, config_of, find_config, parse
+from trainers.cli import FLAGS
+from trainers.commands import COMMANDS, find_command
+from trainers.config import EvaluationConfig, ModelConfig, SavingConfig, TrainerConfig
+from trainers.metrics import explain
+from trainers.read_config import read_config
+from warpdrive.env import load_env
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+LANGUAGES = {"", "python", "yaml", "console", "cuda"}
+RUN_ELSEWHERE = {"README.md", "docs/coming_from_warpdrive.md", "docs/export.md"}
+"""Pages whose programs have a test of their own."""
+MADE_UP = {"boats/boats.yaml", "soccer_game/soccer_game.yaml"}
+"""Configs that readers make on the way."""
+KEYS = {"trainer": TrainerConfig, "saving": SavingConfig, "evaluation": EvaluationConfig, "model": ModelConfig}
+
+everywhere = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its first line's number, its text."""
+
+    language: str
+    line: int
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found: list[Block] = []
+    opened: tuple[str, int, list[str]] | None = None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.startswith("```"):
+            if opened is not None:
+                opened[2].append(line)
+        elif opened is None:
+            opened = (line[3:], number + 1, [])
+        else:
+            found.append(Block(opened[0], opened[1], "\n".join(opened[2]) + "\n"))
+            opened = None
+    assert opened is None, f"{page.name}:{opened[1]}: a block that is not closed"
+    return found
+
+
+def prose_of(page: Path) -> str:
+    """The text without its blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def code_in(page: Path) -> list[str]:
+    """What stands between backticks in the prose."""
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose_of(page))]
+
+
+# ------------------------------------------------------------------------------------------------ links and files
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose_of(page))):
+        if re.match(r"https?:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        other = (page.parent / file).resolve() if file else page
+        if not other.exists() or (anchor and anchor not in anchors_of(other)):
+            broken.append(target)
+    return broken
+
+
+def missing_files(page: Path) -> list[str]:
+    """Paths of the project in backticks, `*` and `<...>` standing for anything, that lead nowhere."""
+    folders = "trainers|warpdrive|cuda_envs|examples|tests|benchmarks|docs"
+    missing = []
+    for code in code_in(page):
+        for path in re.findall(rf"(?:^|\s)((?:{folders})/[^\s`,:;()]*)", code):
+            if not any(ROOT.glob(re.sub(r"<[^>]*>|\*+|\.\.\.", "*", path).rstrip("/"))):
+                missing.append(path)
+    return missing
+
+
+@everywhere
+def test_links_lead_somewhere(page):
+    assert not broken_links(page)
+
+
+@everywhere
+def test_files_that_are_named_are_there(page):
+    assert not missing_files(page)
+
+
+def test_the_index_lists_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index + "(README.md)"]
+
+
+def test_what_is_written_from_the_code_is_up_to_date():
+    command = [sys.executable, ROOT / "docs" / "make_reference.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ------------------------------------------------------------------------------------------------- keys and names
+
+
+@everywhere
+def test_keys_of_the_config_are_keys(page):
+    unknown = []
+    for code in code_in(page):
+        for section, key in re.findall(r"(?<![\w./])(trainer|saving|evaluation|model)\.([a-z][\w-]*)", code):
+            known = {field.name for field in dataclasses.fields(KEYS[section])}
+            if key.replace("-", "_") not in known and not code.endswith((".py", ".cu")):
+                unknown.append(code)
+    assert not unknown
+
+
+@everywhere
+def test_metrics_are_metrics(page):
+    names = [code for code in code_in(page) if re.fullmatch(r"(rollout|time|train|eval|perf|health)/[\w<>/]*\w", code)]
+    assert not [name for name in names if explain(name) is None]
+
+
+# ------------------------------------------------------------------------------------------------------- commands
+
+
+def commands_of(page: Path) -> Iterator[tuple[str, bool]]:
+    """In blocks what stands behind `$ `, in the prose between backticks; each with whether it goes well.
+
+    What does not is followed by `error: ...`. A block without a language is nothing but commands, or none.
+    """
+    for block in blocks_of(page):
+        lines = block.text.splitlines() if block.language in ("", "console") else []
+        for line, after in zip(lines, [*lines[1:], ""], strict=False):
+            is_prompt = line.startswith("$ ")
+            if is_prompt or (block.language == "" and re.match(r"(warpdrive|python|make|\.venv)\b", line)):
+                yield line.removeprefix("$ ").partition(" #")[0].strip(), not after.startswith("error: ")
+    for code in code_in(page):
+        if re.match(r"(warpdrive|python|make) [a-z-]", code):
+            yield code.replace("\\|", "|"), True
+
+
+def is_whole(command: str) -> bool:
+    """Not `warpdrive COMMAND --help`, and nothing left out."""
+    return "..." not in command and not re.search(r"\b[A-Z]{3,}\b(?!=)", re.sub(r"'[^']*'", "", command))
+
+
+def what_is_wrong_with(command: str) -> str | None:
+    """None, or a line. Nothing is run: options are parsed, configs and their keys are read."""
+    words = shlex.split(command.split(" | ")[0].split(" && ")[0], comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        words = words[1:]
+    words[0] = words[0].removeprefix(".venv/bin/")
+    if words[:3] == ["python", "-m", "warpdrive"]:
+        words = ["warpdrive", *words[3:]]
+    if words[0] == "warpdrive":
+        return _wrong_with_warpdrive(words[1:])
+    if words[0] == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        wrong = [word for word in words[1:] if "=" not in word and word not in targets]
+        return f"make has no target {wrong[0]}" if wrong else None
+    if words[0] == "python" and words[1].endswith(".py"):
+        return _wrong_with_script(words[1], words[2:])
+    return None
+
+
+def _wrong_with_warpdrive(words: list[str]) -> str | None:
+    command, *words = words
+    if command.startswith("-"):
+        return None if command in ("--help", "--version", *FLAGS) else f"warpdrive has no {command}"
+    if command not in COMMANDS:
+        return f"there is no command {command}"
+    if not words:
+        return None  # its name alone
+    module, parser = find_command(command), Parser(prog=f"warpdrive {command}", allow_abbrev=False)
+    module.add_arguments(parser)
+    for flag in FLAGS:
+        parser.add_argument(flag, action="store_true")
+    try:
+        options, overrides = parse(parser, words)
+        files = [file for file in [getattr(options, "config", None), *getattr(options, "files", [])] if file]
+        for file in files:
+            if file not in MADE_UP:
+                options.allow_import = True
+                config_of(find_config(file.removeprefix("examples/"), EXAMPLES), options, overrides)
+        if (env := getattr(options, "env", None)) is not None:
+            load_env(env, {key.removeprefix("env."): ast.literal_eval(value) for key, value in overrides})
+    except SystemExit:
+        return None  # --help
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def _wrong_with_script(script: str, words: list[str]) -> str | None:
+    """Whether the script is there, and knows of the options."""
+    places = [place for place in (ROOT / script, EXAMPLES / script) if place.exists()]
+    if not places:
+        return None if script == "play.py" else f"there is no {script}"
+    if places[0] == EXAMPLES / "train.py":
+        return _wrong_with_warpdrive(["train", *words])
+    text = places[0].read_text()
+    unknown = [word for word in words if word.startswith("--") and f'"{word}"' not in text]
+    return f"{script} knows no {unknown[0]}" if unknown else None
+
+
+@everywhere
+def test_commands_are_understood(page, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    for command, goes_well in commands_of(page):
+        if is_whole(command):
+            wrong = what_is_wrong_with(command)
+            assert (wrong is None) == goes_well, f"{command}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("warpdrive trian", "there is no command trian"),
+        ("warpdrive train --config tag.yaml --sede 3", "unknown option '--sede'"),
+        ("warpdrive train --config tag.yaml trainer.num_env=3", "trainer.num_env: unknown key"),
+        ("warpdrive train --config tig.yaml", "tig.yaml: no such file"),
+        ("warpdrive eval runs/a --agianst runs/b", "unknown option '--agianst'"),
+        ("python benchmarks/learn.py", "there is no benchmarks/learn.py"),
+        ("python benchmarks/learning.py --sedes 3", "knows no --sedes"),
+        ("make tests", "make has no target tests"),
+    ],
+)
+def test_a_wrong_command_is_found(command, reason):
+    assert reason in what_is_wrong_with(command)
+
+
+# ------------------------------------------------------------------------------------------------------- programs
+
+
+@everywhere
+def test_blocks_are_of_languages_that_are_checked(page):
+    assert {block.language for block in blocks_of(page)} <= LANGUAGES
+
+
+@everywhere
+def test_configs_are_read(page, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    for block in blocks_of(page):
+        if block.language == "yaml":
+            assert "name:" in block.text, f"{page.name}:{block.line}: a config begins with its env"
+            file = tmp_path / f"{page.stem}.yaml"
+            file.write_text(block.text)
+            read_config(file)
+
+
+PROGRAMS = [
+    pytest.param(block.text, id=f"{page.stem}:{block.line}")
+    for page in PAGES
+    if page.relative_to(ROOT).as_posix() not in RUN_ELSEWHERE
+    for block in blocks_of(page)
+    if block.language == "python" and re.match("import|from", block.text) and ".learn(" not in block.text
+]
+
+
+@everywhere
+def test_python_compiles(page):
+    for block in blocks_of(page):
+        if block.language == "python":
+            compile(block.text, f"{page.name}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_run(program, tmp_path):
+    for package in re.findall(r"warpdrive\.adapters\.(pettingzoo|torchrl)", program):
+        pytest.importorskip(package)
+    path = os.pathsep.join([str(ROOT), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
