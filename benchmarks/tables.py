@@ -201,10 +201,34 @@ def launch() -> str:
     )
 
 
+def survived() -> str:
+    """What runs survived, a line each."""
+    report = read("reliability_cpu")
+    found = report["results"]
+    rows = [
+        ("kill -9 at any moment, then resumed to the same bits", "kills", "resumed", "kills"),
+        ("Ctrl-C, SIGTERM, SIGHUP, a second Ctrl-C: can be resumed", "stops", "resumable", "stops"),
+        ("processes that wanted one run folder: refused but for one", "locks", "refused_with_its_number", "processes"),
+        (
+            "flipped bits and cut files: refused by name, the one before taken",
+            "corruptions",
+            "refused_and_fell_back",
+            "",
+        ),
+        ("a full disk at each step of a save: training went on", "disk_full", "survived", "times"),
+        ("NaNs planted: stopped, dumped, none saved", "nans", "stopped_and_dumped", "planted"),
+        ("configs of `examples/` stopped and resumed to the same bits", "resumes", "same_bits", "configs"),
+    ]
+    lines = [f"On {report['device']} (commit {report['commit']}, {command(report)}):", "", "| | |", "|---|---|"]
+    lines += [f"| {words} | {found[key][good]} of {found[key][of or key]} |" for words, key, good, of in rows]
+    return "\n".join(lines)
+
+
 WRITTEN = {
     "README.md": ("results", comparison),
     "docs/results.md": ("results", results),
     "docs/algorithms.md": ("scores", scores),
+    "docs/runs.md": ("survived", survived),
     "docs/performance.md": ("limits", limits),
 }
 """file -> name of the part that is written here, and what it says."""

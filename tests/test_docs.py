@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,12 @@ def test_files_that_are_named_are_there(page):
 def test_the_index_lists_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index + "(README.md)"]
+
+
+def test_every_extra_is_told_of():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = (ROOT / "docs" / "install.md").read_text()
+    assert not [extra for extra in extras if f"`{extra}`" not in told]
 
 
 def test_what_is_written_from_the_code_is_up_to_date():
