@@ -84,10 +84,12 @@ def check_env(
     ]
 
 
-def random_actions(env: Env, num_envs: int, num_steps: int, seed: int = SEED) -> list[dict[str, torch.Tensor]]:
+def random_actions(
+    env: Env, num_envs: int, num_steps: int, seed: int = SEED, beyond: float = 0.1
+) -> list[dict[str, torch.Tensor]]:
     """For each step, by action array: [env, agent, ...]. Env i does the same among any number of envs.
 
-    Actions of a Box go a little beyond its bounds, as a policy's do.
+    Actions of a Box go a little beyond its bounds, as a user's may.
     """
     steps: list[dict[str, torch.Tensor]] = [{} for _ in range(num_steps)]
     layout = Layout(env.groups)
@@ -98,7 +100,7 @@ def random_actions(env: Env, num_envs: int, num_steps: int, seed: int = SEED) ->
             rng, shape = np.random.default_rng([seed, number, index]), (num_steps, array.num_agents, *array.shape)
             if isinstance(group.action_space, spaces.Box):
                 low, high = (np.nan_to_num(bound, posinf=3, neginf=-3) for bound in bounds(group.action_space))
-                draws.append(rng.uniform(low - 0.1, high + 0.1, shape).astype(np.float32))
+                draws.append(rng.uniform(low - beyond, high + beyond, shape).astype(np.float32))
             else:
                 sizes = np.array(group.head_sizes).reshape(array.shape)
                 draws.append((rng.integers(0, 2**31, shape) % sizes).astype(np.int32))
@@ -132,7 +134,8 @@ def run_trace(
     wrapper.reset()
     names = [name for name in wrapper.data.names() if name not in _NOT_TRACED and not name.startswith(_KEPT)]
     frames: dict[str, list[np.ndarray]] = {name: [wrapper.data.pull(name)] for name in names}
-    for action in random_actions(env, num_envs, num_steps):
+    beyond = 0.0 if getattr(backend, "debug", False) else 0.1  # debug mode refuses what lies outside
+    for action in random_actions(env, num_envs, num_steps, beyond=beyond):
         wrapper.step(action)
         for name in names:
             frames[name].append(wrapper.data.pull(name))
