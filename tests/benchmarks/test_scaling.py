@@ -30,9 +30,11 @@ def test_sizes_of_the_peers_are_those_that_they_played():
 
 
 def test_peers_lie_on_their_axes():
-    found = [(one["size"], one["column"], one["us"]) for one in peer_points("agents")]
-    assert (5, "train", [2615]) in found and (100, "env", [1609, 2339]) in found and len(found) == 9
-    assert [one["us"] for one in peer_points("envs")] == [[35.6], [664], [856]]
+    columns = ("env", "rollout", "train")
+    points = peer_points("agents")
+    assert [(one["size"], one["column"]) for one in points] == [(size, c) for size in (5, 100, 1000) for c in columns]
+    assert (5, "train", [2615]) in [(one["size"], one["column"], one["us"]) for one in points]
+    assert [(one["size"], one["column"]) for one in peer_points("envs")] == [(2000, c) for c in columns]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
