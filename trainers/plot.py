@@ -50,6 +50,7 @@ class Run:
     metrics: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Any]
     """Dotted key -> value of its resolved config, but for those IGNORED; {} if it has none."""
+    seed: int | None = None
 
     @property
     def label(self) -> str:
@@ -104,7 +105,18 @@ def read_run(path: Path) -> Run:
         raise ConfigError(f"{path}: has no report in metrics.jsonl yet. Wait for the first, or look into its log.txt.")
     config = folder / RESOLVED_CONFIG
     settings = _flat(load_yaml(config)) if config.exists() else {}
-    return Run(folder, metrics, {key: value for key, value in settings.items() if not _is_ignored(key)})
+    telling = {key: value for key, value in settings.items() if not _is_ignored(key)}
+    return Run(folder, metrics, telling, settings.get("trainer.seed"))
+
+
+def same_seeds(runs: Sequence[Run]) -> list[list[str]]:
+    """Names of runs that are alike in settings and seed, which would count as several seeds."""
+    alike: dict[str, list[str]] = {}
+    for run in runs:
+        if run.settings:
+            key = json.dumps([run.settings, run.seed], sort_keys=True, default=str)
+            alike.setdefault(key, []).append(run.path.name)
+    return [names for names in alike.values() if len(names) > 1]
 
 
 def default_metrics(runs: Sequence[Run]) -> list[str]:
@@ -133,7 +145,7 @@ def panel_of(runs: Sequence[Run], metric: str, x: str = STEPS, smooth: int = 1) 
     Returns:
         The panel, and the names of runs that lack the metric.
     Raises:
-        ConfigError: no run has it.
+        ConfigError: no run has it, or runs that differ in the seed alone have it nowhere in common.
     """
     series = [_series(run, metric, x, smooth) for run in runs]
     lacking = [run.path.name for run, (places, _) in zip(runs, series, strict=True) if not len(places)]
@@ -150,8 +162,14 @@ def panel_of(runs: Sequence[Run], metric: str, x: str = STEPS, smooth: int = 1) 
     for label, numbers in zip(labels, groups.values(), strict=True):
         of_seeds = [series[number] for number in numbers if len(series[number][0])]
         places, values = common_places(of_seeds, MAX_POINTS)
-        if not len(places):
+        if not of_seeds:
             continue
+        if not len(places):
+            names = ", ".join(runs[number].path.name for number in numbers)
+            raise ConfigError(
+                f"{names}: differ in the seed alone, but one has its first report of {metric} after another has its "
+                f"last, so they have no mean. {'Take --x steps, or draw' if x == TIME else 'Draw'} them apart."
+            )
         several = len(of_seeds) > 1
         low, high = interval(values) if several else (None, None)
         label = f"{label} ({len(of_seeds)} seeds)" if several else label

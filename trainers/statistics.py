@@ -44,7 +44,7 @@ def common_places(series: Sequence[Series], most: int | None = None) -> tuple[np
     """What all seeds have: where, and each seed's values there.
 
     Where seeds were measured in the same places (env steps), these are taken, of all seeds. Else (seconds), values are
-    interpolated at the first seed's places, as far as all seeds reach.
+    interpolated at the first seed's places, as far as all seeds reach: nowhere, if one begins after another has ended.
 
     Args:
         most: at most so many places, evenly, the last one among them.
@@ -56,7 +56,7 @@ def common_places(series: Sequence[Series], most: int | None = None) -> tuple[np
     places = sorted(set.intersection(*(set(x) for x, _ in series)))
     if not places:
         first, last = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
-        places = [one for one in series[0][0] if first <= one <= last] or [first, last] * (first <= last)
+        places = [one for one in series[0][0] if first <= one <= last] or ([first, last] if first <= last else [])
     if most is not None:
         stride = max(1, math.ceil(len(places) / most))
         places = places[::-1][::stride][::-1]

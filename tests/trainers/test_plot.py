@@ -58,6 +58,26 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(make_run):
     assert (line.low <= line.y).all() and (line.y <= line.high).all() and line.low[0] < 3 < line.high[0]
 
 
+def test_runs_of_one_seed_are_told_of(make_run, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [make_run(name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    assert run(*runs, "--output", tmp_path / "a.png") == 0
+    assert capsys.readouterr().err == "warning: a, b have the same seed, and count as 2 seeds\n"
+    assert run(*runs[1:], "--output", tmp_path / "a.png") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_seeds_that_share_no_seconds_have_no_mean_and_are_named(make_run, tmp_path):
+    """Reports at 2 s and at 0.02 s, which are all that these runs have."""
+    pytest.importorskip("matplotlib")
+    fast, slow = make_run("a__seed100", 100, reports=1), make_run("a__seed1", 1, reports=1)
+    with pytest.raises(ConfigError, match=r"^a__seed100, a__seed1: differ in the seed alone, .* Take --x steps"):
+        run(fast, slow, "--x", "time", "--output", tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+    assert run(fast, slow, "--output", tmp_path / "a.png") == 0
+
+
+
 def test_legend_says_what_differs_between_other_runs(make_run):
     configs = {f"run{i}": f"policy: {{tagger: {{lr: {lr}}}, runner: {{lr: 0.5}}}}" for i, lr in enumerate((0.01, 0.02))}
     runs = [read_run(make_run(name, 1, config=config)) for name, config in configs.items()]
@@ -141,7 +161,7 @@ class TestErrors:
 
     def test_run_that_lacks_the_metric_is_left_out_and_said(self, make_run, tmp_path, capsys):
         pytest.importorskip("matplotlib")
-        other = make_run("b")
+        other = make_run("b", seed=2)
         text = (other / "metrics.jsonl").read_text().replace("tagger", "walker")
         (other / "metrics.jsonl").write_text(text)
         run(make_run("a"), other, "--metric", TAGGER, "--output", tmp_path / "a.png")

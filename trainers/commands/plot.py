@@ -45,6 +45,8 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
     for error in errors:
         print(f"left out: {error}", file=sys.stderr)
+    for names in plot.same_seeds(runs):
+        print(f"warning: {', '.join(names)} have the same seed, and count as {len(names)} seeds", file=sys.stderr)
     panels = []
     for metric in options.metric or plot.default_metrics(runs):
         panel, lacking = plot.panel_of(runs, metric, options.x, options.smooth)
