@@ -105,7 +105,15 @@ class Reporter:
     def conclude(self, seconds: float, num_iterations: int) -> None:
         """After the last iteration: what came of the run."""
         env_steps = num_iterations * self.config.trainer.train_batch_size  # a restored run made the others before
-        self.run.say(f"trained {env_steps:,} env steps in {seconds:.1f} s ({env_steps / seconds:,.0f} env steps/s)")
+        if num_iterations:
+            self.run.say(f"trained {env_steps:,} env steps in {seconds:.1f} s ({env_steps / seconds:,.0f} env steps/s)")
+        else:
+            key = "total_timesteps" if self.config.trainer.num_episodes is None else "num_episodes"
+            self.run.say(
+                f"nothing left to train: the run has made {self.trainer.env_steps:,} env steps already, and a larger "
+                f"trainer.{key} was not asked for",
+                style="yellow",
+            )
         for name, (first, last) in self.run.first_and_last_returns().items():
             if name:
                 self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")

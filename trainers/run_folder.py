@@ -29,6 +29,7 @@ from trainers.distributed import world
 from trainers.errors import RunFolderError
 from trainers.lock import RunLock, lock_run
 from trainers.metrics import append_jsonl
+from trainers.statistics import has
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import ConfigError
@@ -205,16 +206,18 @@ class RunFolder:
     def go_back_to(self, env_steps: int) -> None:
         """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         kept = []
         for line in lines:
             try:
                 metrics = json.loads(line)
             except ValueError:
                 continue  # cut off when the run was killed
-            if metrics.get("time/total_timesteps", 0) <= env_steps:
+            if not isinstance(metrics, dict) or not has(metrics, "time/total_timesteps"):
+                continue  # no report: a crash of the machine, or somebody's hand
+            if metrics["time/total_timesteps"] <= env_steps:
                 kept.append(line)
-                metrics = {name: math.nan if value is None else value for name, value in metrics.items()}
+                metrics = {name: metrics[name] if has(metrics, name) else math.nan for name in metrics}
                 self._remember(metrics)
         _replace(path, "".join(f"{line}\n" for line in kept))
 

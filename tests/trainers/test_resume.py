@@ -66,6 +66,30 @@ def test_another_seed_gives_other_parameters(tmp_path, device):
     assert found[0] != found[1]
 
 
+def test_a_run_that_is_at_its_end_says_so(tmp_path, device, capsys):
+    trainer = make("a2c", tmp_path, device)
+    trainer.train()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "800"]) == 0
+    out = capsys.readouterr().out
+    assert "nothing left to train: the run has made 1,600 env steps already, and a larger trainer.total" in out
+    assert "trained 0" not in out
+
+
+def test_what_is_no_report_does_not_keep_a_run_from_going_on(tmp_path, device):
+    trainer = make("a2c", tmp_path, device)
+    trainer.train()
+    file = trainer.run.path / "metrics.jsonl"
+    reports = file.read_bytes()
+    junk = [b"5", b"[1]", b"\xff\xfe\x00", b'{"time/total_timesteps": null}', b'{"time/total_timesteps": "x"}', b"{}"]
+    odd = b'{"time/total_timesteps": 900, "rollout/tagger/ep_rew_mean": "x"}\n'
+    file.write_bytes(b"\n".join(junk) + b"\n" + reports + odd + b'{"time/tot')
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "2000"]) == 0
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert b"".join(lines[:-1]) == reports + odd
+    assert json.loads(lines[-1])["time/total_timesteps"] == 2000
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, device, capsys):
     trainer = make("a2c", tmp_path, device)
     trainer.train()
