@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from trainers import checkpoint
-from trainers.config import SHARED
+from trainers.config import SHARED, Config, EvaluationConfig, SavingConfig, TrainerConfig
+from trainers.errors import MemoryShortError
+from trainers.free_memory import free_bytes
+from trainers.memory import of_rollout, printed_size
 from trainers.policies.policy import Policy, make_policy
 from trainers.read_config import read_config
 from trainers.rollout import Rollout
@@ -20,6 +23,7 @@ from warpdrive.drawing import arrays_to_draw
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
+from warpdrive.layout import Layout
 from warpdrive.recorder import EpisodeRecorder
 
 NUM_STEPS = 25
@@ -87,6 +91,8 @@ class Evaluation:
         greedy: policies take their likeliest action instead of drawing: all, none, or those named.
         record: numbers of the envs whose episodes `play` leaves in `recorded`, to be drawn.
         backend: as the policies' device.
+    Raises:
+        MemoryShortError: so many episodes at once do not fit.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class Evaluation:
             )
         self.seed = seed
         self.limit = env.episode_length or MAX_STEPS
+        _check_memory(env, policies, num_episodes, min(NUM_STEPS, self.limit), len(record), backend.device)
         self.env = EnvWrapper(env, num_episodes, seed=seed, backend=backend, final_observations=1)
         everyone = {SHARED: range(env.num_agents)}
         agents = {name: everyone[name] if name in everyone else env.groups[name].agents for name in policies}
@@ -158,6 +165,31 @@ class Evaluation:
             of_steps = torch.cat(steps)[:num_steps, i].numpy()
             episode[name] = np.concatenate([np.zeros_like(of_steps[:1]), of_steps])
         return episode
+
+
+def _check_memory(
+    env: Env,
+    policies: Mapping[str, Policy],
+    num_episodes: int,
+    num_steps: int,
+    num_recorded: int,
+    device: torch.device,
+) -> None:
+    """Raises MemoryShortError where an evaluation cannot fit: the kernel would end the process without a word."""
+    policy = {name: one.config for name, one in policies.items()}
+    config = Config(env.name, {}, TrainerConfig(), policy, SavingConfig(), EvaluationConfig())
+    layout = Layout(env.groups, env.global_state_space)
+    needed = of_rollout(config, env, layout, num_episodes, num_steps, device.type, max_truncations=1).total
+    if num_recorded:
+        arrays = env.arrays()
+        frame = sum(np.asarray(arrays[name]).nbytes for name in arrays_to_draw(env))
+        needed += num_recorded * (min(env.episode_length or MAX_STEPS, MAX_FRAMES) + 1) * frame
+    free = free_bytes(device)
+    if free is not None and needed > free:
+        raise MemoryShortError(
+            f"{num_episodes:,} episodes of '{env.name}' at once need {printed_size(needed)} of memory, and "
+            f"{printed_size(free)} can be had. Play fewer, such as {max(1, int(0.9 * num_episodes * free / needed))}."
+        )
 
 
 def load_policies(

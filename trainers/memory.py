@@ -164,7 +164,7 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     settings = config.trainer
     num_envs = -(-(num_envs or settings.num_envs) // settings.num_gpus)
     layout = Layout(env.groups, env.global_state_space)
-    found = _of_rollout(config, env, layout, num_envs, settings.num_steps, device)
+    found = of_rollout(config, env, layout, num_envs, settings.num_steps, device)
     workspaces = [found.num_bytes.pop("work of playing")]
     for name, agents in _policies(config, env).items():
         if config.policy[name].to_train:
@@ -175,7 +175,7 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     found.num_bytes["work of an update"] = sum(workspaces) if graphs else max(workspaces)
     if config.evaluation.eval_freq:
         limit, number = min(25, env.episode_length or 25), config.evaluation.num_episodes
-        whole = _of_rollout(config, env, layout, number, limit, device, max_truncations=1)
+        whole = of_rollout(config, env, layout, number, limit, device, max_truncations=1)
         found.num_bytes["evaluation"] = whole.total
     if device == "cuda":
         found.num_bytes["libraries"] = LIBRARIES
@@ -297,7 +297,7 @@ def _network(config: Config, env: Env, layout: Layout, name: str, num_agents: in
     return Network(one, features.num_features, central, head), places, features
 
 
-def _of_rollout(
+def of_rollout(
     config: Config,
     env: Env,
     layout: Layout,

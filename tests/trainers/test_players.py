@@ -14,6 +14,7 @@ import torch
 
 from trainers import evaluation, players
 from trainers.config import EvaluationConfig
+from trainers.errors import MemoryShortError
 from trainers.evaluation import Evaluation
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
@@ -262,6 +263,15 @@ class TestErrors:
         words = ("--env", "sights:Sights", "--allow-import", "--policy", "random", "--device", "cpu")
         with pytest.raises(EnvError, match=r"'sights' has nothing to draw.*Write the method drawing\(self, episode\)"):
             command("render", *words)
+
+    def test_of_more_episodes_than_memory_holds(self, tag_run):
+        """The kernel would end the process that takes it."""
+        many = 100_000_000_000
+        for words in (("play", tag_run, "--episodes", many), ("render", tag_run, "--env-index", many)):
+            with pytest.raises(MemoryShortError, match=r"100,000,000,00\d episodes of 'tag_gridworld' at once need"):
+                command(*words, "--device", "cpu")
+        with pytest.raises(MemoryShortError, match=r"Play fewer, such as \d+\.$"):
+            command("eval", tag_run, "--episodes", many, "--device", "cpu")
 
     def test_of_the_output(self, tag_run, tmp_path):
         with pytest.raises(ConfigError, match="there is no folder .*nowhere. Make it first"):

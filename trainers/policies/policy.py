@@ -40,6 +40,7 @@ class Policy(nn.Module):
         self, network: nn.Module, head: Head, config: PolicyConfig, num_features: int, num_critic_features: int | None
     ) -> None:
         super().__init__()
+        self.config = config
         self.network = network
         self.head = head
         self.sees_agent_id = config.agent_id
