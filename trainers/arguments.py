@@ -173,3 +173,21 @@ def refuse_overrides(command: str, overrides: Overrides) -> None:
     if overrides:
         key, value = overrides[0]
         raise ConfigError(f"command line: {command} takes no keys of a config, got {shown(f'{key}={value}')}")
+
+
+def output_file(text: str, endings: Sequence[str]) -> Path:
+    """What --output names.
+
+    Raises:
+        ConfigError: it has none of these endings, is a folder, or would be in a folder that is not there.
+    """
+    path, place = Path(text), f"command line: --output {shown(text)}: "
+    if path.suffix.lower() not in endings:
+        *others, last = endings
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        raise ConfigError(f"{place}expected a file that ends in {wanted}.")
+    if path.is_dir():
+        raise ConfigError(f"{place}is a folder. Name a file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{place}there is no folder {path.parent}. Make it first.")
+    return path

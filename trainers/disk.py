@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
+from trainers.errors import RunFolderError
 from warpdrive.errors import CheckpointError
 
 TEMPORARY = ".tmp-"
@@ -59,6 +62,25 @@ def replace(path: Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
         raise
     flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Gives another name, with the same ending, to write a file under; the file is there once all of it is.
+
+    Raises:
+        RunFolderError: it could not be written; what was there before is as it was.
+    """
+    beside = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        try:
+            yield beside
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        reason = why_not_written(error, path.parent)
+        raise RunFolderError(f"{path}: cannot be written ({reason}). Name another place.") from None
 
 
 def append(path: Path, line: str) -> None:

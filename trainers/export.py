@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import math
-import os
 import shutil
 import subprocess
 import warnings
@@ -26,6 +25,7 @@ import torch
 from gymnasium import spaces
 
 from trainers.actor import ACTION, MEMORY, NEXT_MEMORY, Actor, Slot, random_inputs
+from trainers.disk import written
 from trainers.features import group_of
 from warpdrive.config import to_plain
 from warpdrive.env import Env
@@ -72,6 +72,7 @@ def export_policy(
     Raises:
         BackendError: a package that is needed is not installed.
         CheckpointError: the file would not do what the policy does.
+        RunFolderError: it cannot be written.
     """
     check_installed(format)
     described = json.loads(json.dumps({**describe(actor), **(metadata or {})}))
@@ -91,13 +92,9 @@ def export_policy(
                 f"{path}: the exported '{name}' differs from the policy's by {difference:.1e}, more than "
                 f"{TOLERANCE:.0e}, so nothing was written. Are its parameters finite and of usual size?"
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    try:
+    with written(path) as beside:
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
     return Written(path, differences, num_rows)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from trainers.arguments import output_file
+from trainers.disk import written
 from trainers.players import Players
-from warpdrive.errors import ConfigError
 from warpdrive.gif import write_gif
 from warpdrive.player import film_of, player_html, rounding
 
@@ -28,11 +29,7 @@ def files_to_write(players: Players, options: argparse.Namespace, is_asked: bool
     """
     html, gif = getattr(options, "html", False), options.gif
     if options.output is not None:
-        path = Path(options.output)
-        if path.suffix.lower() not in (".html", ".gif"):
-            raise ConfigError(f"command line: --output {path}: expected a file that ends in .html or .gif.")
-        if not path.parent.is_dir():
-            raise ConfigError(f"command line: --output {path}: there is no folder {path.parent}. Make it first.")
+        path = output_file(options.output, [".html", ".gif"])
         endings = dict.fromkeys([path.suffix, *([".html"] if html else []), *([".gif"] if gif else [])])
         return [path.with_suffix(ending) for ending in endings]
     endings = [ending for ending, wanted in ((".html", html or (is_asked and not gif)), (".gif", gif)) if wanted]
@@ -47,11 +44,13 @@ def write_media(players: Players, episodes: Sequence[Mapping[str, np.ndarray]], 
     """Writes each file and says so in a line."""
     films = [film_of(players.env, episode) for episode in episodes]
     for path in paths:
-        path.parent.mkdir(exist_ok=True)
         note = ""
-        if path.suffix.lower() == ".gif":
-            write_gif(films, path)
-        else:
-            path.write_text(player_html(films, players.title), encoding="utf-8")
+        with written(path) as beside:
+            path.parent.mkdir(exist_ok=True)
+            if path.suffix.lower() == ".gif":
+                write_gif(films, beside)
+            else:
+                beside.write_text(player_html(films, players.title), encoding="utf-8")
+        if path.suffix.lower() != ".gif":
             note = f", positions to within {max(map(rounding, films)):.1g}"
         print(f"drawn in {path} ({path.stat().st_size / 1000:.0f} KB{note})")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trainers.disk import written
 from trainers.statistics import common_places, has, interval, iqm
 from warpdrive.config import did_you_mean
 from warpdrive.config_file import load_yaml
@@ -183,6 +184,7 @@ def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, ti
 
     Raises:
         BackendError: matplotlib is missing.
+        RunFolderError: a file cannot be written.
     """
     try:
         import matplotlib
@@ -226,7 +228,8 @@ def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, ti
         for path in paths:
             # An svg or pdf would name the time it was made at: the same curves are the same file.
             stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
-            figure.savefig(path, dpi=200, metadata=stamp)
+            with written(path) as beside:
+                figure.savefig(beside, dpi=200, metadata=stamp)
 
 
 def _series(run: Run, metric: str, x: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:

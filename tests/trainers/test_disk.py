@@ -13,7 +13,7 @@ import pytest
 
 from trainers import checkpoint, disk
 from trainers.cli import main
-from trainers.errors import NotSavedError
+from trainers.errors import NotSavedError, RunFolderError
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
@@ -31,6 +31,24 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="No space"):
         disk.replace(path, b"new")
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.yaml", b"old")]
+
+
+def test_a_result_is_whole_or_the_old_one_and_the_error_names_it(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_text("old")
+    with pytest.raises(RunFolderError) as caught, disk.written(path) as beside:
+        assert beside.suffix == ".png"  # by which libraries know what to write
+        beside.write_text("half")
+        full()
+    assert str(caught.value).startswith(f"{path}: cannot be written (the disk is full: ")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunFolderError, match="the disk is full"), disk.written(path) as beside:
+        beside.write_text("whole")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.png", "old")]
+    monkeypatch.undo()
+    with disk.written(path) as beside:
+        beside.write_text("new")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.png", "new")]
 
 
 def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):

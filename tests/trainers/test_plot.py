@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from trainers import plot
 from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.commands import plot as command
+from trainers.errors import RunFolderError
 from trainers.plot import panel_of, read_run
 from warpdrive.errors import ConfigError
 
@@ -159,6 +162,19 @@ class TestErrors:
         with pytest.raises(ConfigError, match=words):
             run(make_run("a"), "--metric", "rollout/tager/ep_rew_mean")
 
+    def test_full_disk_leaves_the_older_picture(self, make_run, tmp_path, monkeypatch):
+        pytest.importorskip("matplotlib")
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        (tmp_path / "a.png").write_text("older")
+        path = make_run("a")
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.raises(RunFolderError, match=r"a\.png: cannot be written \(the disk is full"):
+            run(path, "--output", tmp_path / "a.png")
+        assert (tmp_path / "a.png").read_text() == "older"
+
     def test_run_that_lacks_the_metric_is_left_out_and_said(self, make_run, tmp_path, capsys):
         pytest.importorskip("matplotlib")
         other = make_run("b", seed=2)
@@ -193,7 +209,7 @@ class TestErrors:
         ("words", "line"),
         [
             (("--output", "nowhere/a.png"), "there is no folder nowhere. Make it first"),
-            (("--output", "a.bmp"), "expected a file that ends in .png, .svg, .pdf"),
+            (("--output", "a.bmp"), "expected a file that ends in .png, .svg or .pdf"),
             (("--smooth", "0"), "--smooth: expected a whole number of at least 1, got 0"),
         ],
     )

@@ -67,26 +67,6 @@ def test_reports_without_an_episode_are_no_points():
     assert curve.names() == []
 
 
-def test_a_disk_that_is_full_is_said_once_and_ends_nothing(tiny, monkeypatch, capsys):
-    run = make(tiny)
-
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run_folder, "_append", full)
-    monkeypatch.setattr(run_folder, "append_jsonl", full)
-    for number in range(3):
-        run.log(report(number))
-        run.say(f"line {number}")
-    printed = capsys.readouterr()
-    assert printed.out.splitlines()[-3:] == ["line 0", "line 1", "line 2"]
-    (line,) = printed.err.splitlines()
-    assert line == f"warning: {run.path}: No space left on device. The run goes on; its log and metrics have gaps."
-    monkeypatch.undo()
-    run.note("again")
-    assert (run.path / "log.txt").read_text() == "again\n"
-
-
 NUM_REPORTS = int(os.environ.get("WARPDRIVE_NUM_REPORTS", "200"))
 """10,000 for the whole claim."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.arguments import Overrides, add_config_arguments, config_of, needed_config
+from trainers.disk import written
 from warpdrive.errors import ConfigError
 
 HELP = "measure how fast a config's env, policy and learner run on this machine"
@@ -47,7 +48,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     print(table(results))
     if options.json is not None:
         report = {"command": shlex.join(options.typed), **machine, "results": results}
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        with written(options.json) as beside:
+            beside.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         print(f"written to {options.json}")
     return 0
 

@@ -25,11 +25,13 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
     if overrides:
         raise ConfigError(f"command line: export takes no config keys, got '{overrides[0][0]}'. See --help.")
     from trainers.actor import Actor, real_inputs
+    from trainers.arguments import output_file
     from trainers.checkpoint import candidates, load_tensors, run_folder_of
     from trainers.evaluation import load_policies
     from trainers.export import FORMATS, check_installed, export_policy, provenance
 
     check_installed(options.format)
+    output = None if options.output is None else output_file(options.output, [FORMATS[options.format]])
     place = Path(options.run_folder)
     env, policies = load_policies(place, allow_import=options.allow_import)
     names = list(policies) if options.policy is None else [options.policy]
@@ -41,7 +43,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
     arrays = load_tensors(saved / "env.safetensors")
     for name in names:
         path = run_folder_of(place) / f"policy.{name}{FORMATS[options.format]}"
-        path = path if options.output is None else Path(options.output)
+        path = output or path
         actor = Actor(policies[name], env, name, options.value)
         real = real_inputs(env, name, arrays)
         written = export_policy(actor, path, options.format, provenance(env, name, saved), real)

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 from trainers.arguments import Overrides, refuse_overrides
+from trainers.disk import why_not_written
+from trainers.errors import RunFolderError
 from warpdrive.config import shown
 from warpdrive.errors import ConfigError
 
@@ -61,6 +63,7 @@ def make_env(name: str, folder: Path) -> None:
 
     Raises:
         ConfigError: there is something of this name, or a module that Python would import in its place.
+        RunFolderError: it cannot be written there.
     """
     place = folder / name
     if not folder.is_dir():
@@ -69,14 +72,19 @@ def make_env(name: str, folder: Path) -> None:
         raise ConfigError(f"command line: {place} is there already. Choose another name, or another --folder.")
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
         raise ConfigError(f"command line: NAME: Python has a module '{name}' already. Call it '{name}_game', say.")
-    place.mkdir()
+    texts = {}
+    for file in FILES:
+        text = (TEMPLATE / file).read_text(encoding="utf-8").replace(TEMPLATE_CLASS, class_name(name))
+        texts[file.replace(TEMPLATE_NAME, name)] = text.replace(TEMPLATE_NAME, name)
     try:
-        for file in FILES:
-            text = (TEMPLATE / file).read_text(encoding="utf-8")
-            text = text.replace(TEMPLATE_CLASS, class_name(name)).replace(TEMPLATE_NAME, name)
-            (place / file.replace(TEMPLATE_NAME, name)).write_text(text, encoding="utf-8")
-    except BaseException:
-        shutil.rmtree(place)
+        place.mkdir()
+        for file, text in texts.items():
+            (place / file).write_text(text, encoding="utf-8")
+    except BaseException as error:
+        shutil.rmtree(place, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = why_not_written(error, folder)
+            raise RunFolderError(f"{place}: cannot be written ({reason}). Name another --folder.") from None
         raise
 
 

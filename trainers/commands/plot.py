@@ -61,15 +61,10 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
 
 
 def _paths(output: str | None, runs: list[Path]) -> list[Path]:
+    from trainers.arguments import output_file
     from trainers.plot import ENDINGS
-    from warpdrive.errors import ConfigError
 
     if output is None:
         place = runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()
         return [place / "learning_curve.png", place / "learning_curve.svg"]
-    path = Path(output)
-    if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"command line: --output {output}: expected a file that ends in {', '.join(ENDINGS)}.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"command line: --output {output}: there is no folder {path.parent}. Make it first.")
-    return [path]
+    return [output_file(output, ENDINGS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -55,6 +56,20 @@ def test_nothing_of_the_templates_name_is_left(tmp_path):
 def test_folder_elsewhere_is_part_of_the_next_commands(tmp_path, capsys):
     assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 0
     assert f"\n  cd {tmp_path}\n" in capsys.readouterr().out
+
+
+def test_full_disk_leaves_nothing_and_is_one_line(tmp_path, monkeypatch, capsys):
+    write = Path.write_text
+
+    def full(path, text, **how):
+        if path.suffix == ".cu":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text, **how)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 3
+    assert f"error: {tmp_path / 'flag_race'}: cannot be written (the disk is full: " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
