@@ -217,11 +217,11 @@ def run_folder_of(path: Path) -> Path:
     folder = path.parent.parent if _is_checkpoint(path) else path
     if (path != folder and path.parent.name != "checkpoints") or not (folder / RESOLVED_CONFIG).exists():
         raise CheckpointError(
-            f"{path}: no run to resume. Give a run folder, such as runs/<name>, or a checkpoint in it; a policy alone "
-            "is taken over by policy.<name>.model.model_ckpt_filepath."
+            f"{path}: no run folder. Give one, such as runs/<name>, or a checkpoint in it; a policy alone is "
+            "taken over by policy.<name>.model.model_ckpt_filepath."
         )
     if not list_checkpoints(folder / "checkpoints"):
-        raise CheckpointError(f"{folder}: holds no checkpoint to resume from. Train anew.")
+        raise CheckpointError(f"{folder}: holds no checkpoint. Train anew.")
     return folder
 
 

@@ -201,7 +201,8 @@ class _Reader:
             message = f"no agents are called '{name}'.{did_you_mean(name, known)} ({', '.join([*groups, SHARED])})"
             self.problems.add(marks.get(name, mark), f"policy.{name}", message)
         if SHARED in names:
-            message = "covers all agents: there can be no other policy beside it."
+            others = " and ".join(f"policy.{name}" for name in names if name != SHARED)
+            message = f"covers all agents: there can be no other policy beside it. There is {others}: change that."
             self.problems.add(marks.get(SHARED, mark), f"policy.{SHARED}", message)
             return
         for name in missing:

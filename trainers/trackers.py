@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,10 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    def where(self) -> str | None:
+        """A line on where to look, once it is open; None if that needs no word."""
+        return None
 
 
 class TensorBoard(Tracker):
@@ -74,6 +79,13 @@ class WandB(Tracker):
             settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True),
         )
         self._run.define_metric("*", step_metric="time/total_timesteps")
+        self._folder = folder / "wandb"
+
+    def where(self) -> str | None:
+        if os.environ.get("WANDB_MODE", "offline") != "offline":
+            return None
+        newest = max(self._folder.glob("offline-run-*"), default=self._folder)
+        return f"Weights & Biases: offline; wandb sync {shlex.quote(str(newest))} sends it, WANDB_MODE=online at once"
 
     def log(self, metrics: Mapping[str, float], env_steps: int) -> None:
         self._run.log(dict(metrics))
@@ -103,6 +115,8 @@ class Trackers:
     def open(self, env_steps: int) -> None:
         plain = to_plain(self._config)
         self._open = [one for one in self._asked if self._try(one, "open", self._run.path, plain, env_steps)]
+        for line in filter(None, (one.where() for one in self._open)):
+            self._run.say(line)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         if self._open:

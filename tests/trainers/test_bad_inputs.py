@@ -434,7 +434,7 @@ OTHERS = [
     ),
     Bad(
         "resume nothing",
-        "{folder}/runs: no run to resume. Give a run folder, such as runs/<name>, or a checkpoint "
+        "{folder}/runs: no run folder. Give one, such as runs/<name>, or a checkpoint "
         "in it; a policy alone is taken over by policy.<name>.model.model_ckpt_filepath.",
         words=("--resume", "runs"),
         **START,

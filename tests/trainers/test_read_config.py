@@ -122,7 +122,12 @@ WRONG = [
     ),
     ("total_timesteps: 1e6", "total_timesteps: 1\n  device: gpu", "tag.yaml:8: trainer.device: expected auto, cpu"),
     ("tagger:", "taggers:", "tag.yaml:9: policy.taggers: no agents are called 'taggers'. Did you mean 'tagger'?"),
-    ("tagger:", "shared:", "tag.yaml:9: policy.shared: covers all agents: there can be no other policy beside it."),
+    (
+        "tagger:",
+        "shared:",
+        "tag.yaml:9: policy.shared: covers all agents: there can be no other policy beside it. There is policy.runner: "
+        "change that.",
+    ),
     ("name: tag_gridworld", "name: tag_gridwrld", "tag.yaml:1: name: unknown env 'tag_gridwrld'. Did you mean"),
     ("name: tag_gridworld", "name: 3", "tag.yaml:1: name: expected the env's name, got 3"),
     ("name: tag_gridworld\n", "", "tag.yaml:1: name: is missing"),

@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, device, cap
 
 
 def test_nothing_to_resume_from_is_one_line(tmp_path, device):
-    with pytest.raises(CheckpointError, match=r"no run to resume. Give a run folder"):
+    with pytest.raises(CheckpointError, match=r"no run folder. Give one"):
         make("a2c", tmp_path, device, resume=tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_command_line_goes_on_with_a_run(tmp_path, device, capsys):
     assert "after 1,600 env steps" in capsys.readouterr().out
     assert (trainer.run.checkpoints / "step_000000001680").is_dir()
     assert main(["train", "--resume", str(tmp_path / "nowhere")]) == 4
-    assert "no run to resume" in capsys.readouterr().err
+    assert "no run folder" in capsys.readouterr().err
     assert main(["train"]) == 2
     assert main(["train", "--resume", str(trainer.run.path), "--run-name", "other"]) == 2
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_outside_a_run_folder_is_not_resumed(tmp_path, device):
     trainer.train()
     copied = tmp_path / "home" / "best"
     shutil.copytree((trainer.run.checkpoints / "last").resolve(), copied)
-    with pytest.raises(CheckpointError, match=r"no run to resume. Give a run folder, .*model_ckpt_filepath.$"):
+    with pytest.raises(CheckpointError, match=r"no run folder. Give one, .*model_ckpt_filepath.$"):
         make("a2c", tmp_path, device, resume=copied)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == [trainer.run.path.name]
 

@@ -74,7 +74,7 @@ class FakeWandb:
         self.finished += 1
 
 
-def test_wandb_gets_name_config_and_metrics_and_stays_offline(tiny, monkeypatch):
+def test_wandb_gets_name_config_and_metrics_and_stays_offline(tiny, monkeypatch, capsys):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -85,9 +85,12 @@ def test_wandb_gets_name_config_and_metrics_and_stays_offline(tiny, monkeypatch)
     assert given["config"]["trainer"]["num_envs"] == 6 and given["id"] is None
     assert fake.lines == logged(trainer)
     assert fake.finished == 1
+    place = trainer.run.path / "wandb" / "offline-run-20250101_000000-abc123"
+    assert f"Weights & Biases: offline; wandb sync {place} sends it" in capsys.readouterr().out
     monkeypatch.setenv("WANDB_MODE", "disabled")
     Trainer(tiny(), resume=trainer.run.checkpoints / "step_000000000120", track=True).train()
     assert (fake.given["mode"], fake.given["id"]) == ("disabled", "abc123"), "the run goes on under its id"
+    assert "wandb sync" not in capsys.readouterr().out
 
 
 def test_a_package_that_is_missing_is_said_once_with_what_brings_it(tiny, monkeypatch, capsys):

@@ -461,6 +461,16 @@ def test_this_machine_can_train(capsys):
     assert report["findings"][-1]["text"].startswith(device)
 
 
+@pytest.mark.parametrize(("variable", "has_colour"), [(None, True), ("NO_COLOR", False)])
+def test_a_terminal_has_colours_unless_nobody_wants_them(variable, has_colour, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    assert ("\033[" in run_command(capsys)[1]) == has_colour
+
+
 def test_where_nothing_can_train_the_exit_code_is_3(no_compiler, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "ask_torch", lambda: CPU_TORCH)
     code, text = run_command(capsys)

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
     if overrides:
         raise ConfigError(f"command line: doctor takes no config keys, got '{overrides[0][0]}'. See --help.")
+    import os
     import sys
 
     from warpdrive.doctor import examine
@@ -32,10 +33,11 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         findings = [dataclasses.asdict(finding) for finding in report.findings]
         print(json.dumps({"can_train": report.can_train, "findings": findings}, indent=1))
     else:
+        has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         width = max(len(finding.subject) for finding in report.findings)
         for finding in report.findings:
             state = f"{finding.state:7}"
-            if sys.stdout.isatty():
+            if has_colour:
                 state = f"\033[{_COLOURS[finding.state]}m{state}\033[0m"
             print(f"{state}  {finding.subject:{width}}  {finding.text}")
             if finding.fix:
