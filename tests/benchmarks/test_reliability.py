@@ -6,6 +6,8 @@ import pytest
 import torch
 from reliability import corruptions, disk_full, kills, nans, stops
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(autouse=True)
 def one_torch_thread():

@@ -21,6 +21,8 @@ from trainers.config import TrainerConfig
 from trainers.distributed import World, check_gpus, join, launch, uses_gpu
 from warpdrive.errors import BackendError, ConfigError
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 RANKS = str(ROOT / "tests" / "trainers_ranks.py")
 WHOLE = [

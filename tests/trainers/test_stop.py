@@ -13,6 +13,8 @@ from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(autouse=True)
 def own_handlers():
