@@ -45,7 +45,7 @@ def name_of(case: Any) -> str | None:
 
 def actions_inside(name: str, config: dict[str, Any], num_envs: int, num_steps: int) -> list[dict[str, torch.Tensor]]:
     """Random actions by array; who may not take one takes 0."""
-    steps = random_actions(load_env(name, config), num_envs, num_steps)
+    steps = random_actions(load_env(name, config), num_envs, num_steps, beyond=0.0)  # which step() would bring back
     for step in steps:
         for array in step:
             if name in (MANY_SPACES, CLIMBERS) and not step[array].is_floating_point():
