@@ -47,7 +47,8 @@ def test_every_head_of_every_group_learns(make_trainer, names):
 def test_episodes_without_end_report_no_returns(make_trainer):
     trainer = make_trainer({"shared": {}})
     trainer.iterate()
-    assert trainer.metrics.report({}) == {"rollout/num_episodes": 0.0, "health/dropped_truncations": 0.0}
+    counts = ("rollout/num_episodes", "health/dropped_truncations", "health/invalid_actions")
+    assert trainer.metrics.report({}) == dict.fromkeys(counts, 0.0)
     assert not (trainer.rollout.terminated | trainer.rollout.truncated).any()
     assert torch.equal(trainer.env.data["num_truncated"].cpu(), torch.zeros(50, dtype=torch.int32))
 
