@@ -31,7 +31,15 @@ def config_of(tmp_path: Path, name: str, num_envs: int, policy: dict, env: dict 
 def live_tensors() -> list[torch.Tensor]:
     """All of this process with memory of their own; while they are kept, none gives it back."""
     gc.collect()
-    return [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter) and not one.is_meta]
+    return [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter) and has_memory(one)]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is more than what torch.export traces with."""
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def held_since(before: list[torch.Tensor]) -> int:
