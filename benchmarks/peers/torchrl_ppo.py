@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from safetensors.torch import save_file
 from tensordict import TensorDict
 from tensordict.nn import (
     InteractionType,
@@ -102,16 +101,6 @@ class Group:
         )
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=value_at(config.lr, 0), eps=1e-5)
         self.steps: list[TensorDict] = []
-
-    def actor_tensors(self) -> dict[str, torch.Tensor]:
-        """The actor's parameters by the names that our MLP has for them."""
-        layers = [layer for layer in self.actor[0].module if isinstance(layer, nn.Linear)]
-        names = [f"network.trunk.{i}" for i in range(len(layers) - 1)] + ["network.policy_head"]
-        return {
-            f"{name}.{key}": tensor.detach().cpu().contiguous()
-            for name, layer in zip(names, layers, strict=True)
-            for key, tensor in layer.named_parameters()
-        }
 
     def act(self, observation: torch.Tensor, greedy: bool = False) -> torch.Tensor:
         """[E, A, F] -> [E, A]; keeps what is learned from later unless greedy."""
@@ -204,7 +193,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="with --seeds: runs at once")
     parser.add_argument("--out", type=Path, help="with --seeds: folder of the JSON")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--save", type=Path, help="folder for the actors, as policies that ours can be replaced by")
     parser.add_argument("--reward-scale", type=float, help="instead of normalised returns")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
@@ -275,10 +263,6 @@ def train(path: Path, arguments: argparse.Namespace) -> None:
             group.learn(torch.stack(following[name]), env_steps)
         env_steps += settings.train_batch_size
         recent = torch.stack(rewards).sum(0).mean(0)
-    if arguments.save is not None:
-        arguments.save.mkdir(parents=True, exist_ok=True)
-        for name, group in groups.items():
-            save_file(group.actor_tensors(), arguments.save / f"{name}.safetensors")
     scores = evaluate(env, groups, config.evaluation, backend)
     trained_on = {n: recent[g.agents.start : g.agents.stop].mean().item() for n, g in groups.items()}
     result = {

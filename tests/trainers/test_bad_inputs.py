@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from good_config import GOOD
 from safetensors.torch import save_file
 
 from trainers import cli
@@ -26,24 +27,6 @@ ALL_AS_PROGRAMS = "WARPDRIVE_ALL_BAD_INPUTS"
 MAX_SECONDS = 0.5
 """Of CPU time, on a quiet machine, until a config is refused; twice that for one of 10,000 values."""
 
-GOOD = """\
-name: tag_gridworld
-env:
-  num_taggers: 3
-trainer:
-  num_envs: 100
-  train_batch_size: 25000
-  total_timesteps: 1e6
-policy:
-  tagger:
-    lr: 1e-3
-    model:
-      fc_dims: [32]
-  runner:
-    algorithm: A2C
-saving:
-  basedir: runs
-"""
 NUMBER = "tag.yaml:5: trainer.num_envs: expected a whole number of at least 1, got "
 RATE = "tag.yaml:10: policy.tagger.lr: "
 

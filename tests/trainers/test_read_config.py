@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from good_config import GOOD
 
 from trainers.read_config import read_config
 from warpdrive.config import Schedule
@@ -12,24 +13,6 @@ from warpdrive.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
-GOOD = """\
-name: tag_gridworld
-env:
-  num_taggers: 3
-trainer:
-  num_envs: 100
-  train_batch_size: 25000
-  total_timesteps: 1e6
-policy:
-  tagger:
-    lr: 1e-3
-    model:
-      fc_dims: [32]
-  runner:
-    algorithm: A2C
-saving:
-  basedir: runs
-"""
 
 
 def read(tmp_path: Path, text: str):
