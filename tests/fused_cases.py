@@ -111,6 +111,16 @@ def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) ->
     return torch.cat(parts, dim=-1)
 
 
+def with_rounded_factors(policy: Policy) -> Policy:
+    """A copy that multiplies bfloat16 by bfloat16; sums and biases stay as they are."""
+    policy = copy.deepcopy(policy)
+    for layer in policy.network.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = layer.weight.to(torch.bfloat16).to(layer.weight.dtype)
+            layer.register_forward_pre_hook(lambda _, given: (given[0].to(torch.bfloat16).to(given[0].dtype),))
+    return policy
+
+
 class Actor(FusedActor):
     """Compiles what judges only if it is asked to."""
 
@@ -184,10 +194,14 @@ class Step:
         mine = self.all_actions[:, self.case.columns]
         return mine.reshape(*mine.shape[:2], len(self.case.head_sizes))
 
-    def expect(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Outputs [N, outputs], log_prob [N] of the drawn actions, and value [N], by torch in float64."""
+    def expect(self, rounds: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Outputs [N, outputs], log_prob [N] of the drawn actions, and value [N], by torch in float64.
+
+        If `rounds`, what tensor cores multiply is rounded to bfloat16 before: weights and what goes into each layer.
+        """
+        policy = with_rounded_factors(self.policy) if rounds else self.policy
         with torch.no_grad():
-            outputs, value = self.policy(self.observation.flatten(0, 1).double())
+            outputs, value = policy(self.observation.flatten(0, 1).double())
             mask = None if self.mask is None else self.mask.flatten(0, 1).cpu()
             log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, self.action.flatten(0, 1).cpu(), mask)
         return outputs, log_prob, value

@@ -9,6 +9,7 @@ import os
 import select
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from trainers.arguments import Parser, parse
 from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError
-from trainers.stop import Stopped
+from trainers.stop import Stopped, end_at_once
 from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError
 from warpdrive.version import __version__
@@ -69,12 +70,17 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
             ranks.wait_if_lost(error)
         if rank:
             time.sleep(HEAD_START)
-        if show_traceback:
-            raise
         code = exit_code(error)
-        where = f"rank {rank}: " if rank else ""
-        for line in _lines(error, code):
-            print(f"error: {where}{line}", file=sys.stderr)
+        if show_traceback:
+            if not _is_gpu_lost():
+                raise
+            traceback.print_exc()
+        else:
+            where = f"rank {rank}: " if rank else ""
+            for line in _lines(error, code):
+                print(f"error: {where}{line}", file=sys.stderr)
+        if _is_gpu_lost():
+            end_at_once(code)
     return code if (ranks := _ranks()) is None else ranks.end(code)
 
 
@@ -82,6 +88,19 @@ def _ranks() -> World | None:
     """The ranks that this process trains with; None as long as torch is not loaded."""
     module = sys.modules.get("trainers.distributed")
     return None if module is None else module.world()
+
+
+def _is_gpu_lost() -> bool:
+    """Whether a GPU does nothing more for this process. Nothing of torch's may be freed then: that aborts, with a dump
+    on the screen and an exit code of its own."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # torch has several for it
+        return True
+    return False
 
 
 def _nobody_reads() -> bool:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from trainers.config import TrainerConfig
-from trainers.stop import Stopped, signal_name
+from trainers.stop import Stopped, end_at_once, signal_name
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
 
 PATIENCE = datetime.timedelta(hours=1)
@@ -217,9 +217,7 @@ class World:
         """Gives back the exit code. One of several ranks ends here, and at once: NCCL would wait for every CUDA graph
         that holds a collective, and after a failure for ranks that are gone. A script of your own calls it last."""
         if self.size > 1:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            end_at_once(code)
         return code
 
 

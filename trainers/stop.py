@@ -1,14 +1,25 @@
-"""Ctrl-C, SIGTERM and a closed terminal: a run stops between two iterations, so that it can be saved."""
+"""How a run ends early. Ctrl-C, SIGTERM and a closed terminal: between two iterations, so that it can be saved."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; what `kill`, a scheduler or a shutdown sends; what a terminal sends when it is closed."""
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Ends this process without freeing anything of it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or one that nobody reads
+            stream.flush()
+    os._exit(code)
 
 
 class Stopped(KeyboardInterrupt):

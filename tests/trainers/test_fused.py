@@ -40,13 +40,21 @@ IN_BF16 = ["some of all agents", "arrays of their own", "wide"]
 SMALL = Case(6, (16,), (3, 2), has_mask=True, agents=range(1, 5), num_agents=5, num_envs=13)
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, precision: str) -> None:
-    """To 1e-5 of the largest; in bfloat16, which keeps 8 bits, to 1e-2."""
+def assert_close(found: torch.Tensor, expected: torch.Tensor, precision: str, rms: float = 1e-2) -> None:
+    """To 1e-5 of the largest; in bfloat16, which keeps 8 bits, to 1e-2, and to `rms` in the mean."""
     found, largest = found.flatten().double().cpu(), expected.abs().max().clamp_min(1.0)
     assert torch.isfinite(found).all()
     error = (found - expected).abs()
     assert error.max() <= (1e-5 if precision == FULL else 1e-2) * largest
-    assert error.square().mean().sqrt() <= (1e-6 if precision == FULL else 1e-2) * expected.square().mean().sqrt()
+    assert error.square().mean().sqrt() <= (1e-6 if precision == FULL else rms) * expected.square().mean().sqrt()
+
+
+def assert_only_factors_are_rounded(step: Step) -> None:
+    """In bfloat16: what differs from torch comes from rounding what is multiplied, and from nothing else."""
+    _, log_prob, value = step.expect(rounds=True)
+    for found, expected in ((step.log_prob, log_prob), (step.value, value)):
+        error = found.flatten().double().cpu() - expected
+        assert error.square().mean().sqrt() <= 1e-3 * expected.square().mean().sqrt()
 
 
 def sampled(step: Step, greedy: bool = False) -> torch.Tensor:
@@ -67,6 +75,8 @@ def test_log_probability_and_value_are_those_of_torch(name, precision, backend):
     _, log_prob, value = step.expect()
     assert_close(step.log_prob, log_prob, precision)
     assert_close(step.value, value, precision)
+    if precision == BF16:
+        assert_only_factors_are_rounded(step)
     assert (step.action >= 0).all()
     step.assert_nothing_else_was_written()
 
@@ -79,7 +89,8 @@ def test_a_million_agents_get_what_torch_gives(widths, backend):
     _, log_prob, value = step.expect()
     assert log_prob.numel() == 1_000_000
     assert_close(step.log_prob, log_prob, BF16)
-    assert_close(step.value, value, BF16)
+    assert_close(step.value, value, BF16, rms=2e-2)  # small sums of large numbers: rounding alone makes 1.2e-2
+    assert_only_factors_are_rounded(step)
 
 
 @pytest.mark.parametrize("name", ["a critic of its own, all narrow", *IN_BF16])

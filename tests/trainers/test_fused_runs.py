@@ -306,6 +306,6 @@ def test_an_infinite_gradient_stops_the_run_as_it_stops_torchs(make):
         trainer.rollout.begin()  # brings the kernels' copies up to date
         message, states = fail(trainer)
         messages.append(message)
-        assert changes(states, "first") == changes(states, "others") == [False]
+        assert not any(changes(states, "first") + changes(states, "others"))
     assert messages[0] == messages[1]
     assert "the gradient of 'network.value_head.weight' became a NaN or an infinity in iteration 1" in messages[0]

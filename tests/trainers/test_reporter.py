@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,8 @@ from trainers.metrics import EXPLANATIONS, Metrics, PendingReport, explain
 from trainers.timing import Clock
 from trainers.trainer import Trainer
 from warpdrive.errors import KernelError
+
+HERE = Path(__file__).parent
 
 
 def logged(trainer: Trainer) -> list[dict]:
@@ -45,8 +51,8 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(tiny, algo
 @pytest.mark.parametrize("name", ["A2C", "PPO"])
 def test_each_policy_has_all_figures_and_all_are_numbers(tiny, name):
     settings = {"algorithm": name, **({"num_minibatches": 2} if name == "PPO" else {})}
-    trainer = Trainer(tiny(policy={"tagger": settings, "runner": settings}))
-    trainer.train()
+    trainer = Trainer(tiny(trainer__total_timesteps=60 * 6, policy={"tagger": settings, "runner": settings}))
+    trainer.train()  # long enough for a GPU's graphs to be made and its rollout to be timed in parts
     last = logged(trainer)[-1]
     for policy in ("tagger", "runner"):
         figures = {key.rpartition("/")[2] for key in last if key.startswith(f"train/{policy}/")}
@@ -184,7 +190,7 @@ def test_late_figures_are_those_of_their_own_iterations(tiny, late):
     late[0] = False
     later = Trainer(tiny())
     later.train()
-    clocks = ("time/fps", "time/agent", "perf/")
+    clocks = ("time/fps", "time/agent", "perf/", "health/gpu_mem")  # of the second run, too
     pairs = zip(logged(at_once), logged(later), strict=True)
     for one, other in pairs:
         assert {k: v for k, v in one.items() if not k.startswith(clocks)} == {
@@ -276,6 +282,29 @@ def test_a_fault_is_one_line_with_the_last_good_step_and_the_last_checkpoint(tin
     assert "CUDA_LAUNCH_BLOCKING=1 with trainer.cuda_graphs=false" in line
     assert checkpoint.load_checkpoint(place).progress["iteration"] == 4
     Trainer(tiny(trainer__total_timesteps=60 * 8), resume=trainer.run.path).train()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here to lose")
+@pytest.mark.parametrize("cuda_graphs", ["true", "false"])
+def test_a_gpu_that_is_lost_ends_a_run_with_that_line_and_nothing_else(tmp_path, cuda_graphs):
+    """Torch aborts where it frees what lies on such a GPU. In iteration 9 of 20; the checkpoint can be gone on from."""
+    config = {"name": "faulty:Faulty", "env": {"where": "memory", "env": 3, "agent": 1, "step": 85},
+        "trainer": {"device": "cuda", "num_envs": 6, "train_batch_size": 60, "total_timesteps": 1200},
+        "saving": {"basedir": str(tmp_path), "metrics_log_freq": 2, "model_params_save_freq": 2}}  # fmt: skip
+    (tmp_path / "faulty.json").write_text(json.dumps(config))
+    places = [str(HERE.parents[1]), str(HERE / "envs"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-m", "warpdrive", "train", "--config", "faulty.json"]
+    done = subprocess.run(
+        [*command, "--allow-import", "--run-name", "r", f"trainer.cuda_graphs={cuda_graphs}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: the GPU failed: .*the last good checkpoint is .*step_000000000480\. .*\n", done.stderr)
+    assert checkpoint.load_checkpoint(tmp_path / "r" / "checkpoints" / "step_000000000480").progress["iteration"] == 8
 
 
 def test_before_any_checkpoint_there_is_none_to_name():

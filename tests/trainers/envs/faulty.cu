@@ -24,6 +24,7 @@ extern "C" __global__ void faulty_step(const int* action, const unsigned int* se
         observation[2 * i] = random.uniform(-1.0f, 1.0f);
         observation[2 * i + 1] = random.uniform(-1.0f, 1.0f);
         if ((int)random.env == BAD_ENV && agent == BAD_AGENT && step == BAD_STEP) {
+            if (IS_WILD) reward[1ll << 40] = 0.0f;
             const float bad = IS_INFINITE ? -INFINITY : INFINITY - INFINITY;
             if (IN_OBSERVATION) observation[2 * i + 1] = bad;
             if (IN_REWARD) reward[i] = bad;

@@ -1,4 +1,4 @@
-"""A game that goes wrong once: a NaN or an infinity at a known env, agent and step."""
+"""A game that goes wrong once, at a known env, agent and step: a NaN, an infinity, or a write to where nothing is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from warpdrive.env import Env, Group
 
 @dataclass(frozen=True)
 class FaultyConfig:
-    where: Literal["nowhere", "observation", "reward", "both"] = "nowhere"
+    where: Literal["nowhere", "observation", "reward", "both", "memory"] = "nowhere"
     is_infinite: bool = False
     env: int = 0
     agent: int = 0
@@ -47,6 +47,7 @@ class Faulty(Env):
             "IN_OBSERVATION": config.where in ("observation", "both"),
             "IN_REWARD": config.where in ("reward", "both"),
             "IS_INFINITE": config.is_infinite,
+            "IS_WILD": config.where == "memory",
             "BAD_ENV": config.env,
             "BAD_AGENT": config.agent,
             "BAD_STEP": config.step,
