@@ -1,10 +1,14 @@
 """Plays every shipped env and trains a little on the GPU, for NVIDIA's compute-sanitizer to watch.
 
-for tool in memcheck racecheck initcheck synccheck; do
+for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 1024"; do
     compute-sanitizer --tool $tool --error-exitcode 9 python benchmarks/sanitize.py
 done
+
+Names after it pick parts: `python benchmarks/sanitize.py envs wide`. The kernels of 128 and 256 wide networks have
+memory barriers of their own, of which synccheck by itself has room for too few, and then stops them.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from trainers.fused import gradient
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -34,36 +39,56 @@ CONFIGS = {
 }  # fmt: skip
 
 RUNS = {
-    "pendulum.yaml": {"trainer.num_envs": "9", "trainer.train_batch_size": "1800", "policy.agent.num_epochs": "1"},
-    "tag_continuous_ppo.yaml": {
-        "trainer.num_envs": "9",
-        "trainer.train_batch_size": "180",
-        "policy.tagger.normalize_reward": "true",
-        "policy.runner.normalize_observation": "true",
-    },
-    "tag_gridworld.yaml": {
-        "trainer.num_envs": "9",
-        "trainer.train_batch_size": "180",
-        "trainer.precision": "bf16",
-    },
-    "simple_tag.yaml": {
-        "trainer.num_envs": "8",
-        "trainer.train_batch_size": "200",
-        "trainer.precision": "bf16",
-        "policy.adversary.model.fc_dims": "[256, 256]",
-    },
-}
-"""Config -> what is changed, to be done soon. Together they launch every kernel of the trainers."""
+    "continuous actions": ("pendulum.yaml", {"trainer.num_envs": "9", "trainer.train_batch_size": "1800",
+        "policy.agent.num_epochs": "1"}),
+    "normalised": ("tag_continuous_ppo.yaml", {"trainer.num_envs": "9", "trainer.train_batch_size": "180",
+        "policy.tagger.normalize_reward": "true", "policy.runner.normalize_observation": "true"}),
+    "narrow": ("tag_gridworld.yaml", {"trainer.num_envs": "40", "trainer.train_batch_size": "200",
+        "trainer.precision": "bf16"}),
+    "ppo": ("cartpole.yaml", {"trainer.num_envs": "64", "trainer.train_batch_size": "512",
+        "trainer.precision": "bf16", "policy.agent.num_epochs": "2", "policy.agent.num_minibatches": "2"}),
+    "wide": ("tag_continuous.yaml", {"trainer.num_envs": "20", "trainer.train_batch_size": "100",
+        "trainer.precision": "bf16", "env.num_taggers": "3", "env.num_runners": "10"}),
+    "critic": ("simple_tag.yaml", {"trainer.num_envs": "30", "trainer.train_batch_size": "300",
+        "trainer.precision": "bf16", "policy.adversary.model.fc_dims": "[256, 256]",
+        "policy.agent.model.fc_dims": "[128, 128]", "policy.adversary.num_epochs": "1"}),
+}  # fmt: skip
+"""Name -> config, and what is changed in it, to be done soon. Together they launch every kernel of the trainers."""
 
 
 def main() -> None:
-    backend = choose_backend("cuda")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: envs, sampler, {', '.join(RUNS)}; else all")
+    parser.add_argument(
+        "--without-cublas", action="store_true", help="multiply on the host instead: racecheck fails within cuBLAS"
+    )
+    arguments = parser.parse_args()
+    parts: list[str] = arguments.parts or ["envs", "sampler", *RUNS]
+    if arguments.without_cublas:
+        gradient._prepare_product = multiply_on_the_host
+    for part in parts:
+        if part == "envs":
+            play_envs()
+        elif part == "sampler":
+            draw_actions()
+        elif part in RUNS:
+            train(*RUNS[part])
+        else:
+            parser.error(f"there is no part '{part}': envs, sampler, {', '.join(RUNS)}")
+        print(f"done: {part}", flush=True)
+
+
+def play_envs() -> None:
     for name in list_envs():
         for config in CONFIGS.get(name, [{}]):
-            run_trace(load_env(name, config), backend, num_envs=9, num_steps=12)
+            run_trace(load_env(name, config), choose_backend("cuda"), num_envs=9, num_steps=12)
             print(f"played {name} {config}", flush=True)
+
+
+def draw_actions() -> None:
     from warpdrive.data_manager import DataManager
 
+    backend = choose_backend("cuda")
     sampler = Sampler(DataManager(backend.device), 50, range(1, 4), 5, (5, 3), backend)
     logits = torch.zeros(50, 3, 8, device=backend.device)
     mask = torch.ones(50, 3, 8, dtype=torch.bool, device=backend.device)
@@ -71,10 +96,6 @@ def main() -> None:
         sampler.sample(logits, greedy=greedy)
         sampler.sample(logits, mask=mask, greedy=greedy)
     backend.synchronize()
-    print("drew actions", flush=True)
-    for config, changes in RUNS.items():
-        train(config, changes)
-        print(f"trained {config}", flush=True)
 
 
 def train(config: str, changes: dict[str, str]) -> None:
@@ -82,10 +103,16 @@ def train(config: str, changes: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         overrides = {"trainer.device": "cuda", "trainer.cuda_graphs": "false", "saving.basedir": folder, **changes}
         trainer = Trainer(read_config(EXAMPLES / config, list(overrides.items())))
+        for name, group in trainer.rollout.groups.items():
+            print(f"{config}, policy {name}: {group.path}", flush=True)
         for _ in range(2):
             figures = trainer.iterate()
         trainer.metrics.report(figures)
         trainer.guard.raise_if_halted(trainer.iteration)
+
+
+def multiply_on_the_host(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor):
+    return lambda: out.copy_(left.cpu().float() @ right.cpu().float())
 
 
 if __name__ == "__main__":
