@@ -29,8 +29,34 @@ def command(report: dict) -> str:
 
 
 def comparison() -> str:
-    """Each row against its target."""
-    return "\n\n".join(compare.table().split("\n\n")[:2])
+    """Each row against its target, what residence is worth, and how cost grows."""
+    return "\n\n".join([*compare.table().split("\n\n")[:2], residence(), *growth()])
+
+
+def residence() -> str:
+    """Against the same envs on the CPU that feed the same policies on the GPU."""
+    report = read("host_fed_cuda")
+    found, times = report["results"], report["results"]["times_faster"]
+    us = {name: [found[name][column]["us_a_step"] for column in times] for name in ("resident", "host_fed")}
+    return (
+        f"**What residence is worth**: continuous Tag, {found['num_envs']:,} x {found['num_agents']:,}, "
+        f"{report['device']}, {found['precision']}. The same kernels on the machine's {found['cpu_cores']} CPU cores, "
+        "which feed the policies on the GPU through the host, as around a CPU simulator, take "
+        f"{us['host_fed'][0]:,.0f} us a step with a policy and {us['host_fed'][1]:,.0f} with a learner, too; resident, "
+        f"{us['resident'][0]:,.0f} and {us['resident'][1]:,.0f}: {times['rollout']:.0f} and {times['train']:.0f} times "
+        f"as fast (commit {report['commit']}, {command(report)})."
+    )
+
+
+def growth() -> list[str]:
+    """The picture of cost over envs and agents, if it was drawn."""
+    if not (ROOT / "benchmarks" / "results" / "scaling_cuda.png").exists():
+        return []
+    report = read("scaling_cuda")
+    return [
+        "![Microseconds a step over envs and over agents](benchmarks/results/scaling_cuda.png)",
+        f"How cost grows, {report['device']} (commit {report['commit']}, {command(report)}).",
+    ]
 
 
 def results() -> str:
