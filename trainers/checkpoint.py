@@ -225,6 +225,24 @@ def run_folder_of(path: Path) -> Path:
     return folder
 
 
+def run_folder_to_resume(path: Path) -> Path:
+    """The run folder of a run folder or of one of its checkpoints, if a run can go on from there.
+
+    Raises:
+        CheckpointError: it is neither; or a checkpoint under another name, such as one that was set aside: which
+            checkpoints come after it is told by the names.
+    """
+    folder, path = run_folder_of(path), Path(path).resolve()
+    if path != folder and not _FOLDER.fullmatch(path.name):
+        step = re.search(_FOLDER.pattern, path.name)
+        name = step.group() if step else "step_<env steps, 12 digits>"
+        raise CheckpointError(
+            f"{path}: a run goes on from checkpoints that are named step_<env steps>. Rename this one to {name}, and "
+            "what has that name to something else."
+        )
+    return folder
+
+
 def candidates(path: Path) -> list[Path]:
     """The checkpoints to resume from, best first: the one given, or a run folder's from the newest on."""
     path = Path(path).resolve()

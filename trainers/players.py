@@ -46,7 +46,8 @@ class Players:
         """Such as "tag_gridworld, tag__seed1, step 1000000, random runner"."""
         words = [self.env.name]
         if self.checkpoint is not None:
-            words += [self.run.name, f"step {int(self.checkpoint.name.removeprefix('step_'))}"]
+            step = re.fullmatch("step_([0-9]+)", self.checkpoint.name)
+            words += [self.run.name, f"step {int(step.group(1))}" if step else self.checkpoint.name]
         kinds = set((self.untrained or {}).values())
         if len(kinds) == 1 and len(self.untrained) == len(self.env.groups):
             words.append(f"{kinds.pop()} policy")

@@ -93,7 +93,7 @@ class Trainer:
         self.world = join(settings)
         self.backend = make_backend(settings)
         check_memory(config, env, self.backend)
-        resumed = None if resume is None else checkpoint.run_folder_of(resume)
+        resumed = None if resume is None else checkpoint.run_folder_to_resume(resume)
         generator = torch.Generator().manual_seed(settings.seed)
         self.policies = {name: self._make_policy(env, name, generator, resume is None) for name in agents}
         self.run = RunFolder(config, run_name, source, command, resumed)

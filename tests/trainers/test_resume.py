@@ -163,6 +163,20 @@ def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path, d
     assert [line["time/total_timesteps"] for line in lines] == [400, 800, 960, 1040]
 
 
+def test_a_checkpoint_that_was_set_aside_is_played_but_not_resumed_under_that_name(tmp_path, device, capsys):
+    trainer = make("a2c", tmp_path, device)
+    trainer.train()
+    older, newest = checkpoint.list_checkpoints(trainer.run.checkpoints)
+    aside = newest.rename(newest.with_name("abandoned_step_000000001600"))
+    shutil.copytree(older, newest)
+    before = files_of(trainer.run.path)
+    assert main(["train", "--resume", str(aside), "--total-timesteps", "2400"]) == 4
+    assert "Rename this one to step_000000001600, and what has that name to" in capsys.readouterr().err
+    assert files_of(trainer.run.path) == before
+    assert main(["play", str(aside), "--episodes", "2", "--device", device]) == 0
+    assert f"{trainer.run.path.name}, abandoned_step_000000001600: 2 episodes" in capsys.readouterr().out
+
+
 def test_a_checkpoint_outside_a_run_folder_is_not_resumed(tmp_path, device):
     trainer = make("a2c", tmp_path, device)
     trainer.train()
