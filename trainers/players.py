@@ -146,9 +146,10 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
             f"{run}: holds no checkpoint, so there are no policies to play. A run saves one at its end, and before if "
             "saving.model_params_save_freq says so."
         )
-    env, policies = load_policies(run, backend, allow_import)
     settings = read_config(run_folder_of(run) / RESOLVED_CONFIG, allow_import=allow_import).evaluation
-    return Players(env, policies, settings, candidates(run)[0])
+    saved = candidates(run)[0]  # asked for once: a run that still trains may save another meanwhile
+    env, policies = load_policies(saved, backend, allow_import)
+    return Players(env, policies, settings, saved)
 
 
 def by_group(players: Players) -> dict[str, Policy]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,7 +20,7 @@ import onnxruntime
 import pytest
 import torch
 
-from trainers import export
+from trainers import checkpoint, export
 from trainers.actor import Actor, random_inputs, real_inputs
 from trainers.commands import export as command
 from trainers.config import SHARED
@@ -265,6 +266,24 @@ def test_the_command_writes_a_file_for_each_policy_and_says_how_near_it_is(run_f
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     call(str(run_folder / "checkpoints" / "last"), "--policy", "runner")
     assert (run_folder / "policy.runner.onnx").read_bytes() == content  # the same, whenever it is written
+
+
+def test_the_file_names_the_checkpoint_that_it_is_of(run_folder, tmp_path, monkeypatch):
+    run = shutil.copytree(run_folder, tmp_path / "tag", symlinks=True)
+    load = checkpoint.load_checkpoint
+
+    def load_while_it_trains(path: Path) -> checkpoint.Checkpoint:
+        found = load(path)
+        shutil.copytree(path, run / "checkpoints" / "step_000000000120")
+        return found
+
+    def name_the_checkpoint(actor, path, format, metadata, real) -> None:
+        raise CheckpointError(metadata["checkpoint"])
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", load_while_it_trains)
+    monkeypatch.setattr(export, "export_policy", name_the_checkpoint)
+    with pytest.raises(CheckpointError, match="^step_000000000060$"):
+        call(str(run), "--policy", "runner")
 
 
 def test_a_pt2_holds_no_pickle(run_folder, tmp_path):

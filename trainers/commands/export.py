@@ -32,18 +32,17 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
 
     check_installed(options.format)
     output = None if options.output is None else output_file(options.output, [FORMATS[options.format]])
-    place = Path(options.run_folder)
-    env, policies = load_policies(place, allow_import=options.allow_import)
+    run_folder = run_folder_of(Path(options.run_folder))
+    saved = candidates(Path(options.run_folder))[0]  # asked for once: a run that still trains may save another
+    env, policies = load_policies(saved, allow_import=options.allow_import)
     names = list(policies) if options.policy is None else [options.policy]
     if unknown := [name for name in names if name not in policies]:
         raise ConfigError(f"--policy: the run has no policy '{unknown[0]}'. It has: {', '.join(policies)}.")
     if options.output is not None and len(names) > 1:
         raise ConfigError(f"--output: one file, but the run has {len(names)} policies: name one of them by --policy.")
-    saved = candidates(place)[0]
     arrays = load_tensors(saved / "env.safetensors")
     for name in names:
-        path = run_folder_of(place) / f"policy.{name}{FORMATS[options.format]}"
-        path = output or path
+        path = output or run_folder / f"policy.{name}{FORMATS[options.format]}"
         actor = Actor(policies[name], env, name, options.value)
         real = real_inputs(env, name, arrays)
         written = export_policy(actor, path, options.format, provenance(env, name, saved), real)
