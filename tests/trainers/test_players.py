@@ -6,13 +6,14 @@ import argparse
 import importlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from trainers import evaluation, players
+from trainers import checkpoint, evaluation, players
 from trainers.config import EvaluationConfig
 from trainers.errors import MemoryShortError
 from trainers.evaluation import Evaluation
@@ -201,6 +202,19 @@ class TestPlay:
         assert [path.name for path in (run / "media").iterdir()] == ["episode_000000000120.html"]
 
 
+def test_players_are_named_by_the_checkpoint_that_they_are_of(tag_run, tmp_path, device, backend, monkeypatch):
+    run = shutil.copytree(tag_run, tmp_path / "run", symlinks=True)
+    load = checkpoint.load_checkpoint
+
+    def load_while_it_trains(path: Path) -> checkpoint.Checkpoint:
+        found = load(path)
+        shutil.copytree(path, run / "checkpoints" / "step_000000000180")
+        return found
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", load_while_it_trains)
+    assert players.players_of(run, backend).checkpoint.name == "step_000000000120"
+
+
 class TestEval:
     def test_runs_are_scored_one_below_the_other(self, tag_run, other_run, capsys, device):
         capsys.readouterr()
@@ -212,6 +226,13 @@ class TestEval:
         assert command("eval", tag_run, other_run, "--device", device) == 0
         out = capsys.readouterr().out.splitlines()
         assert len(out) == 1 + 4 + 1 and out[-1].startswith("9 episodes each, seed 1000003, stochastic")
+
+    def test_runs_that_say_other_seeds_are_told_with_each(self, tag_run, tmp_path, capsys, device):
+        copied = shutil.copytree(tag_run, tmp_path / "copied", symlinks=True)
+        config = copied / "config.resolved.yaml"
+        config.write_text(config.read_text().replace("seed: 1000003", "seed: 5"))
+        assert command("eval", tag_run, copied, "--device", device) == 0
+        assert "9 episodes each, seed 1000003 and 5, stochastic" in capsys.readouterr().out
 
     def test_one_episode_has_no_spread(self, tag_run, capsys, device):
         assert command("eval", tag_run, "--json", "--episodes", 1, "--device", device) == 0

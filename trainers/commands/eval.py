@@ -37,10 +37,10 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         print(json.dumps(results, indent=1, allow_nan=False))
     else:
         print(table(rows))
-        one = results[0]
+        seeds = " and ".join(dict.fromkeys(str(r["seed"]) for r in results))
         modes = " and ".join(dict.fromkeys("greedy" if r["greedy"] else "stochastic" for r in results))
         counts = " and ".join(dict.fromkeys(str(r["episodes"]) for r in results))
-        print(f"{counts} episodes each, seed {one['seed']}, {modes}, on {backend.device}")
+        print(f"{counts} episodes each, seed {seeds}, {modes}, on {backend.device}")
     return 0
 
 
