@@ -11,14 +11,15 @@ import numpy as np
 from trainers.arguments import output_file
 from trainers.disk import written
 from trainers.players import Players
+from warpdrive.drawing import arrays_to_draw
 from warpdrive.gif import write_gif
 from warpdrive.player import film_of, player_html, rounding
 
 
 def check_can_be_drawn(players: Players) -> None:
     """Raises EnvError before anything is played if the env has nothing to draw."""
-    start = {name: np.asarray(array)[np.newaxis] for name, array in players.env.arrays().items()}
-    film_of(players.env, start)
+    arrays = players.env.arrays()
+    film_of(players.env, {name: np.asarray(arrays[name])[np.newaxis] for name in arrays_to_draw(players.env)})
 
 
 def files_to_write(players: Players, options: argparse.Namespace, is_asked: bool = True) -> list[Path]:

@@ -109,7 +109,8 @@ class Env:
         is hollow.
 
         Args:
-            episode: the env's arrays (see `arrays`) over the episode, name -> [frame, ...], frame 0 being the start.
+            episode: the env's arrays (see `arrays`) over the episode, but for observations, the global state and action
+                masks: name -> [frame, ...], frame 0 being the start.
         Raises:
             EnvError: there is nothing to draw.
         """

@@ -65,8 +65,15 @@ def film_of(env: Env, episode: Mapping[str, np.ndarray]) -> Film:
     Raises:
         EnvError: the env has nothing to draw, or its drawing contradicts itself.
     """
-    place, num_frames = f"env '{env.name}': drawing()", len(next(iter(episode.values())))
-    drawing = env.drawing(episode)
+    place, num_frames = f"env '{env.name}': drawing()", len(next(iter(episode.values()), ()))
+    try:
+        drawing = env.drawing(episode)
+    except KeyError as error:
+        there_is = ", ".join(episode) or "nothing"
+        raise EnvError(
+            f"{place} asks for {error}, but what it gets is: {there_is}. It gets arrays(), without what agents see and "
+            "may do."
+        ) from error
     if not isinstance(drawing, Drawing):
         raise EnvError(f"{place} returned a {type(drawing).__name__}. Return a Drawing (see warpdrive/drawing.py).")
     drawing.check(place, list(env.groups), num_frames)

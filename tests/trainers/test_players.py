@@ -17,6 +17,7 @@ from trainers import checkpoint, evaluation, players
 from trainers.config import EvaluationConfig
 from trainers.errors import MemoryShortError
 from trainers.evaluation import Evaluation
+from trainers.media import check_can_be_drawn
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.drawing import Drawing, circles
@@ -284,6 +285,20 @@ class TestErrors:
         words = ("--env", "sights:Sights", "--allow-import", "--policy", "random", "--device", "cpu")
         with pytest.raises(EnvError, match=r"'sights' has nothing to draw.*Write the method drawing\(self, episode\)"):
             command("render", *words)
+
+    @pytest.mark.parametrize("arrays", [{}, {"observation": np.zeros((1, 4), np.float32)}])
+    def test_env_of_observations_alone_has_nothing_to_draw(self, arrays):
+        env = load_env("cartpole")
+        env.arrays, env.drawing = lambda: arrays, super(type(env), env).drawing
+        with pytest.raises(EnvError, match="'cartpole' has nothing to draw"):
+            check_can_be_drawn(players.Players(env, {}, EvaluationConfig()))
+
+    def test_env_that_draws_what_agents_see_is_refused_before_it_plays(self):
+        env = load_env("cartpole")
+        env.arrays = lambda: {"observation": np.zeros((1, 4), np.float32)}
+        env.drawing = lambda episode: Drawing([circles(episode["observation"][:, 0], 0.0, 1.0)])
+        with pytest.raises(EnvError, match="asks for 'observation', but what it gets is: nothing"):
+            check_can_be_drawn(players.Players(env, {}, EvaluationConfig()))
 
     def test_of_more_episodes_than_memory_holds(self, tag_run):
         """The kernel would end the process that takes it."""

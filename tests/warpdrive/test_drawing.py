@@ -105,6 +105,13 @@ def test_drawing_that_is_none_is_refused():
         film_of(env, episode_of(env))
 
 
+def test_drawing_of_what_is_not_recorded_is_told_what_is():
+    env = load_env("cartpole")
+    env.drawing = lambda episode: Drawing([circles(episode["observation"], 0.0, 1.0)])
+    with pytest.raises(EnvError, match=r"drawing\(\) asks for 'observation', but what it gets is: x, y"):
+        film_of(env, {"x": np.zeros(3), "y": np.zeros(3)})
+
+
 def test_returns_are_mean_rewards_so_far():
     env = load_env("tag_gridworld", {"num_taggers": 2})
     reward = np.array([[9, 9, 9], [1, 3, -1], [2, 2, 5]], np.float32)  # frame 0 is of what was before
