@@ -173,13 +173,16 @@ def arrays_of_env(data: DataManager, env: int) -> dict[str, torch.Tensor]:
 
 
 def whole_arrays(arrays: Tensors, world: World) -> dict[str, torch.Tensor]:
-    """The arrays of the envs of all ranks, on rank 0's host: as if one process had them all. {} on the others."""
+    """The arrays of the envs of all ranks, on rank 0's host: as if one process had them all. {} on the others.
+
+    Nothing is copied on a device, which may be full; of one process on a CPU they are the arrays themselves.
+    """
     if world.size == 1:
-        return {name: tensor.clone() for name, tensor in arrays.items()}
+        return {name: tensor.cpu() for name, tensor in arrays.items()}
     whole = {}
     for name, tensor in arrays.items():
         axis = _env_axis(name)
-        whole[name] = tensor.clone() if axis is None else world.whole(tensor, axis)
+        whole[name] = tensor.cpu() if axis is None else world.whole(tensor, axis)
     return whole if world.rank == 0 else {}
 
 

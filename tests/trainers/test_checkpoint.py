@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainers import checkpoint, disk, manifest
+from trainers.distributed import World
 from trainers.errors import NotSavedError
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
@@ -38,6 +39,12 @@ def test_round_trip_keeps_every_bit(tmp_path):
         for name, tensor in tensors.items():
             assert loaded.tensors[file][name].dtype == tensor.dtype
             assert loaded.tensors[file][name].tolist() == tensor.tolist()
+
+
+def test_arrays_of_one_process_are_not_copied_beside_themselves():
+    arrays = {"x": torch.zeros(3), "final_x": torch.zeros(1, 3)}
+    whole = checkpoint.whole_arrays(arrays, World())
+    assert {name: one.data_ptr() for name, one in whole.items()} == {n: one.data_ptr() for n, one in arrays.items()}
 
 
 def test_manifest_lists_every_other_file(tmp_path):
