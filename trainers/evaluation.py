@@ -143,9 +143,8 @@ class Evaluation:
             rollout.collect()
             ended = rollout.terminated | rollout.truncated
             over_before = is_over | ((ended.cumsum(0) - ended.int()) > 0)  # [T, E]: before this step
-            counts = ~over_before
-            returns += (rollout.reward * counts.unsqueeze(-1)).sum(0)
-            lengths += counts.sum(0)
+            returns += rollout.reward.masked_fill(over_before.unsqueeze(-1), 0.0).sum(0)
+            lengths += (~over_before).sum(0)
             is_over |= ended.any(0)
             for name in kept if self._recorders else ():
                 kept[name].append(rollout.data[name][:, [one.env_index for one in self._recorders]].cpu())

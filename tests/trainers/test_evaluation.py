@@ -64,6 +64,22 @@ def test_each_env_counts_its_first_episode_alone(device, backend):
     assert len(set(score.lengths.tolist())) > 1
 
 
+def test_a_nan_after_the_first_episode_does_not_count(device, backend, monkeypatch):
+    env = load_env("tag_gridworld", TAG)
+    policies = {name: policy_of(env, name, device) for name in env.groups}
+    evaluation = Evaluation(env, policies, num_episodes=40, seed=5, backend=backend, greedy=False)
+    clean, collect, rollout = evaluation.play(), evaluation.rollout.collect, evaluation.rollout
+
+    def collect_a_nan() -> None:
+        collect()
+        ended = rollout.terminated | rollout.truncated
+        rollout.reward[(ended.cumsum(0) - ended.int()) > 0] = torch.nan
+
+    monkeypatch.setattr(rollout, "collect", collect_a_nan)
+    assert torch.equal(evaluation.play().returns, clean.returns)
+    assert rollout.reward.isnan().any()
+
+
 def test_a_second_evaluation_is_the_first(device, backend):
     env = load_env("tag_gridworld", TAG)
     policies = {name: policy_of(env, name, device) for name in env.groups}
