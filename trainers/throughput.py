@@ -63,15 +63,12 @@ def temporary_trainer(config: Config) -> Iterator[Trainer]:
 
 
 def env_alone(trainer: Trainer) -> Callable[[], None]:
-    """Step and reset of every slot of the rollout, with the actions that a rollout left there."""
-    rollout, env = trainer.rollout, trainer.env
-    calls = []
-    for t in range(rollout.num_steps):
-        calls.append(env.prepare_step(**rollout.slots(t)))
-        calls.append(env.prepare_reset(**rollout.slots(t)))
+    """The env's part of a rollout, launch by launch, with the actions that a rollout left there."""
+    rollout = trainer.rollout
+    calls = [call for call, is_env in zip(rollout.calls, rollout.is_env, strict=True) if is_env]
 
     def play() -> None:
-        env.data["num_truncated"].zero_()
+        trainer.env.data["num_truncated"].zero_()
         for call in calls:
             call()
 

@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from trainers.throughput import column_of, describe, path_of
+import torch
+
+from trainers.throughput import column_of, describe, env_alone, path_of
 
 
 def trainer_of(**parts: object) -> SimpleNamespace:
@@ -33,3 +35,13 @@ def test_path_is_what_groups_and_algorithms_say():
     trainer = SimpleNamespace(rollout=rollout, algorithms={"tagger": SimpleNamespace(path="torch")})
     found = path_of(trainer)
     assert found == {"policy": {"tagger": "fused", "runner": None}, "learner": {"tagger": "torch"}}
+
+
+def test_the_env_alone_is_the_launches_that_a_rollout_makes_of_it():
+    made = []
+    calls = [lambda name=name: made.append(name) for name in ("policy", "step and reset", "policy", "step", "reset")]
+    rollout = SimpleNamespace(calls=calls, is_env=[False, True, False, True, True])
+    env = SimpleNamespace(data={"num_truncated": torch.ones(6)})
+    env_alone(SimpleNamespace(rollout=rollout, env=env))()
+    assert made == ["step and reset", "step", "reset"]
+    assert not env.data["num_truncated"].any()
