@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainers.disk import why_not_written
 from trainers.graphs import WARM_UP
 
 if TYPE_CHECKING:
@@ -70,10 +71,15 @@ class Profile:
         if trainer.run.is_silent:
             return
         folder = trainer.run.path / "profile"
-        folder.mkdir(exist_ok=True)
-        trace.export_chrome_trace(str(folder / "trace.json"))
-        table = table_of(trace.events(), trainer.backend.name == "cuda", num_iterations)
-        (folder / "top.txt").write_text(table, encoding="utf-8")
+        try:
+            folder.mkdir(exist_ok=True)
+            trace.export_chrome_trace(str(folder / "trace.json"))
+            table = table_of(trace.events(), trainer.backend.name == "cuda", num_iterations)
+            (folder / "top.txt").write_text(table, encoding="utf-8")
+        except OSError as error:
+            reason = why_not_written(error, trainer.run.path)
+            trainer.run.say(f"warning: {folder}: not written: {reason}. Training goes on.", "yellow")
+            return
         trainer.run.say(f"profile of {num_iterations} iterations: {folder} (trace.json: open it at ui.perfetto.dev)")
 
 

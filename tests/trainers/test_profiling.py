@@ -28,6 +28,17 @@ def test_a_run_leaves_a_trace_and_its_costliest_kernels(tiny, num_iterations, nu
     assert f"profile of {num_traced} iterations: {folder}" in capsys.readouterr().out
 
 
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tiny, capsys):
+    trainer = Trainer(tiny(), profile=True)
+    (trainer.run.path / "profile").write_text("no folder")
+    trainer.train()
+    assert trainer.iteration == trainer.num_iterations
+    assert (
+        f"warning: {trainer.run.path / 'profile'}: not written: File exists. Training goes on."
+        in capsys.readouterr().out
+    )
+
+
 def test_without_it_there_is_none(tiny):
     trainer = Trainer(tiny())
     trainer.train()
