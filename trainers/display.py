@@ -16,6 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from warpdrive.errors import printable
+
 REFRESHES = 2
 """A second."""
 LABELS, NARROW = 12, 48
@@ -23,11 +25,6 @@ LABELS, NARROW = 12, 48
 PARTS = {"perf/env_ms": "env", "perf/policy_ms": "policy", "perf/learn_ms": "learn", "perf/log_ms": "log"}
 SAME = 0.005
 """A mean return that moves by less, as a part of its size, has no direction."""
-
-
-def printable(text: str) -> str:
-    """Without what would command a terminal: names may come from anywhere."""
-    return "".join(one for one in text if one.isprintable() or one in "\t\n")
 
 
 class LiveDisplay:

@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 
 from trainers.errors import RunFolderError
+from warpdrive.errors import printable
 
 LOCK = "run.lock"
 PATIENCE = 1.0
@@ -92,8 +93,7 @@ def _read_holder(descriptor: int) -> str:
     for _ in range(20):
         try:
             holder = json.loads(os.pread(descriptor, 4096, 0))
-            words = f"process {holder['pid']} on {holder['host']}, started {holder['started']},"
-            return "".join(letter for letter in words if letter.isprintable())
+            return printable(f"process {holder['pid']} on {holder['host']}, started {holder['started']},")
         except (ValueError, KeyError, TypeError):  # it has the lock, and is about to write
             time.sleep(PATIENCE / 20)
     return "another process"

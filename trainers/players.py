@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warpdrive.config import did_you_mean
-from warpdrive.errors import CheckpointError, ConfigError
+from warpdrive.errors import CheckpointError, ConfigError, printable
 
 if TYPE_CHECKING:  # a command's help loads no torch
     from trainers.config import EvaluationConfig
@@ -252,8 +252,8 @@ def score_as_json(score: Score) -> dict:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, the first row being their names; numbers stand to the right. Control characters are left out."""
-    plain = [["".join(letter for letter in word if letter.isprintable()) for word in row] for row in rows]
+    """Rows in columns, the first row being their names; numbers stand to the right."""
+    plain = [[printable(word) for word in row] for row in rows]
     widths = [max(len(row[i]) for row in plain) for i in range(len(plain[0]))]
     is_number = [all(re.match(r"[-+]?(\d|nan|$)", row[i]) for row in plain[1:]) for i in range(len(widths))]
     lines = [

@@ -24,7 +24,6 @@ from rich.console import Console
 from trainers import disk
 from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.config import Config, check_run_name
-from trainers.display import printable
 from trainers.distributed import world
 from trainers.errors import RunFolderError
 from trainers.lock import RunLock, lock_run
@@ -32,7 +31,7 @@ from trainers.metrics import append_jsonl
 from trainers.statistics import has
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, printable
 from warpdrive.version import __version__
 
 MAX_LOG_BYTES = 10 << 20
@@ -164,7 +163,7 @@ class RunFolder:
         """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
         if self.is_silent:
             return
-        line = printable(line)
+        line = printable(line, keep="\n\t")
         self._print(line, style)
         self.note(line)
 

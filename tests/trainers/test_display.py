@@ -8,8 +8,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from trainers.display import LiveDisplay, printable
+from trainers.display import LiveDisplay
 from trainers.trainer import Trainer
+from warpdrive.errors import printable
 
 METRICS = {
     "time/total_timesteps": 620_000,
@@ -123,14 +124,14 @@ def test_a_name_cannot_command_the_terminal():
     display = LiveDisplay(terminal(), name, 1, 1)
     display.report({**METRICS, f"rollout/{name}/ep_rew_mean": 1.0}, [name])
     lines = picture(display)
-    assert lines[0].rstrip() == "a[2Jb"
+    assert lines[0].rstrip() == r"a\x1b[2J\x07b"
     assert not any("\x1b" in line or "\x07" in line for line in lines)
 
 
 def test_nor_can_a_line_that_is_said(tiny, capsys):
     trainer = Trainer(tiny())
     trainer.run.say("a\x1b]0;title\x07 b\tc\r\x9b2J")
-    assert capsys.readouterr().out.splitlines()[-1] == "a]0;title b\tc2J"
+    assert capsys.readouterr().out.splitlines()[-1] == "a\\x1b]0;title\\x07 b\tc\\r\\x9b2J"
     assert printable("pages of \u00e9 \u65e5\u672c") == "pages of \u00e9 \u65e5\u672c"
 
 

@@ -164,7 +164,7 @@ def test_control_characters_of_a_holder_reach_no_terminal(tmp_path, monkeypatch)
     path = tmp_path / LOCK
     path.write_text(json.dumps({"pid": 1, "host": "a\x1b[2Jb", "started": "now"}))
     descriptor = os.open(path, os.O_RDONLY)
-    assert lock._read_holder(descriptor) == "process 1 on a[2Jb, started now,"
+    assert lock._read_holder(descriptor) == r"process 1 on a\x1b[2Jb, started now,"
     os.close(descriptor)
 
 
