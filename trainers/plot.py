@@ -175,8 +175,13 @@ def panel_of(runs: Sequence[Run], metric: str, x: str = STEPS, smooth: int = 1) 
         low, high = interval(values) if several else (None, None)
         label = f"{label} ({len(of_seeds)} seeds)" if several else label
         lines.append(Line(label, places, iqm(values), low, high, len(of_seeds)))
+    return Panel(title_of(metric), lines), lacking
+
+
+def title_of(metric: str) -> str:
+    """What a panel of this metric is called."""
     of_group = _RETURN.fullmatch(metric)
-    return Panel(f"mean return of {of_group.group(1)}" if of_group else metric, lines), lacking
+    return f"mean return of {of_group.group(1)}" if of_group else metric
 
 
 def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, title: str = "") -> None:

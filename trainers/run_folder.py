@@ -221,21 +221,25 @@ class RunFolder:
         _replace(path, "".join(f"{line}\n" for line in kept))
 
     def draw_learning_curve(self) -> Path | None:
-        """learning_curve.png: mean returns over env steps. None where matplotlib is missing or nothing ended."""
+        """learning_curve.png: mean returns over env steps, as `warpdrive plot` draws them.
+
+        None where matplotlib is missing, nothing ended, or it cannot be written, which is said.
+        """
         names = [name for name in self._curve.names() if name != "rollout/ep_rew_mean"]
         if self.is_silent or not names or importlib.util.find_spec("matplotlib") is None:
             return None
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from trainers import plot
 
-        figure = Figure(figsize=(8, 3 * len(names)), layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
-            axes.plot(*zip(*self._curve.points(name), strict=True))
-            axes.set(title=name, xlabel="env steps", ylabel="mean return of an episode")
-            axes.grid(alpha=0.3)
+        panels = [
+            plot.Panel(plot.title_of(name), [plot.Line(self.path.name, *numpy.array(self._curve.points(name)).T)])
+            for name in names
+        ]
         path = self.path / "learning_curve.png"
-        self._write(lambda: figure.savefig(path, dpi=100))
+        try:
+            plot.draw_panels(panels, [path], plot.X_LABELS[plot.STEPS])
+        except RunFolderError as error:
+            self.say(f"warning: {error}", style="yellow")
+            return None
         return path
 
     def first_and_last_returns(self) -> dict[str, tuple[float, float]]:

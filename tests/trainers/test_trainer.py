@@ -79,6 +79,17 @@ def test_learning_curve_is_drawn(tiny):
     assert (trainer.run.path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_learning_curve_that_cannot_be_written_does_not_end_the_run(tiny, capsys):
+    pytest.importorskip("matplotlib")
+    trainer = Trainer(tiny())
+    path = trainer.run.path / "learning_curve.png"
+    path.mkdir()
+    trainer.train()
+    *_, said, last = capsys.readouterr().out.splitlines()
+    assert said == f"warning: {path}: cannot be written (Is a directory). Name another place."
+    assert last.startswith("checkpoint: ")
+
+
 def test_resolved_config_makes_the_same_run(tiny):
     trainer = Trainer(tiny(policy__tagger={"lr": [[0, 0.01], [120, 0.002]]}))
     assert read_config(trainer.run.path / "config.resolved.yaml") == trainer.config
