@@ -11,6 +11,7 @@ import torch
 from trainers.config import Config
 from trainers.fused import network
 from trainers.read_config import read_config
+from trainers.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -53,5 +54,27 @@ def tiny(tmp_path: Path, device: str):
                 section = section[parent]
             section[key] = value
         return read_config(mapping)
+
+    return make
+
+
+@pytest.fixture
+def tag(tiny):
+    """A function that makes a Trainer of grid-world Tag: 3 agents in each of 6 envs, who make 10 steps an iteration."""
+
+    def make(algorithm: str = "PPO", **policy: object) -> Trainer:
+        # Tests put themselves between the parts of an update, which a graph would not replay.
+        return Trainer(tiny(policy={"shared": {"algorithm": algorithm, **policy}}, trainer__cuda_graphs=False))
+
+    return make
+
+
+@pytest.fixture
+def pendulum(tiny):
+    """The same of Pendulum, of one agent."""
+
+    def make(algorithm: str = "PPO", **policy: object) -> Trainer:
+        policies = {"agent": {"algorithm": algorithm, **policy}}
+        return Trainer(tiny(name="pendulum", env={}, policy=policies, trainer__cuda_graphs=False))
 
     return make
