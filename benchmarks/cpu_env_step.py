@@ -86,7 +86,7 @@ class Pair:
                     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
                         raise SystemExit(
                             f"{self.env.env.name}: '{name}' is {ours.dtype} {ours.shape}, numpy's {theirs.dtype} "
-                            f"{theirs.shape}. Mend numpy_envs.py."
+                            f"{theirs.shape}. Mend numpy_envs/."
                         )
                     is_close = np.isclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
                     apart |= ~is_close.reshape(len(ours), -1).all(axis=1)
@@ -153,7 +153,7 @@ def main() -> None:
     if arguments.only and not arguments.out:
         parser.error("--only leaves workloads out. Say where the rest may go: --out FOLDER.")
     if missing := set(list_envs()) - {env for env, _ in WORKLOADS.values()}:
-        raise SystemExit(f"no workload for {', '.join(sorted(missing))}. Add one here, and a step to numpy_envs.py.")
+        raise SystemExit(f"no workload for {', '.join(sorted(missing))}. Add one here, and a step to numpy_envs/.")
     backend = CpuBackend(num_threads=1)
     results = {}
     for name in WORKLOADS:
@@ -162,7 +162,7 @@ def main() -> None:
         pair = Pair(name, arguments.num_envs, backend)
         apart = pair.check()
         if apart > MOST_APART:
-            raise SystemExit(f"{name}: kernel and numpy differ in {apart:.2%} of all env steps. Mend numpy_envs.py.")
+            raise SystemExit(f"{name}: kernel and numpy differ in {apart:.2%} of all env steps. Mend numpy_envs/.")
         results[name] = {**measure(pair, arguments.repeats, arguments.seconds), "share_apart": apart}
         print(f"{name}: {results[name]['times_faster_than_numpy']} times as fast as numpy", flush=True)
     write_report("cpu_env_step", backend, results, arguments.out)
