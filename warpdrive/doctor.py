@@ -70,19 +70,22 @@ class Report:
 
 def examine() -> Report:
     """Every check, in order. Builds a tiny kernel; leaves nothing behind but the cache's folder."""
-    with ThreadPoolExecutor() as pool:  # the driver takes its time to wake GPUs; importing torch takes longer
-        waiting = pool.submit(nvidia_driver.find_driver)
-        torch = ask_torch()
-        driver = waiting.result()
-    cache = check_cache()
-    findings = [check_python(sys.version_info[:3]), *check_packages(), cache, *check_disks()]
-    findings += [*check_driver(driver), check_torch(torch, driver)]
-    if torch.error is not None:
-        findings.append(Finding(WOULD_RUN, PROBLEM, "nothing: every device takes torch.", "mend torch, see above"))
-    else:
-        from warpdrive.backends.examine import examine_backends  # imports torch
+    from warpdrive.backends.examine_compiler import check_host_compiler
 
-        findings += examine_backends(torch, driver, can_keep=cache.state != PROBLEM)
+    cache = check_cache()
+    can_keep = cache.state != PROBLEM
+    with ThreadPoolExecutor() as pool:  # importing torch takes longer than either
+        asking = pool.submit(find_and_wake_driver)
+        compiling = pool.submit(check_host_compiler, can_keep)
+        findings = [check_python(sys.version_info[:3]), *check_packages(), cache, *check_disks()]
+        torch, driver = ask_torch(), asking.result()
+        findings += [*check_driver(driver), check_torch(torch, driver)]
+        if torch.error is not None:
+            findings.append(Finding(WOULD_RUN, PROBLEM, "nothing: every device takes torch.", "mend torch, see above"))
+        else:
+            from warpdrive.backends.examine import examine_backends  # imports torch
+
+            findings += examine_backends(torch, driver, compiling, can_keep)
     return Report(tuple(findings), findings[-1].state != PROBLEM)
 
 
@@ -141,6 +144,14 @@ def _package(name: str, found: str | None, least: str | None) -> Finding:
 
 
 # ------------------------------------------------------------------------------------------------ GPU and torch
+
+
+def find_and_wake_driver() -> NvidiaDriver:
+    """NVIDIA's driver; the GPU that a kernel is tried on gets ready meanwhile."""
+    driver = nvidia_driver.find_driver()
+    if driver.gpus:
+        nvidia_driver.wake_first_gpu()
+    return driver
 
 
 def check_driver(driver: NvidiaDriver) -> list[Finding]:

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from warpdrive.backends.base import KERNELS_FOLDER, Backend, LaunchShape, Source
+from warpdrive.comments import blank_comments
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import SignatureError, WiringError
-from warpdrive.signature import Parameter, Signature, blank_comments, read_signatures
+from warpdrive.signature import Parameter, Signature, read_signatures
 
 MAX_THREADS = 1024
 """Threads in one block, on every GPU."""

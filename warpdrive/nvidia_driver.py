@@ -65,6 +65,14 @@ def find_driver(load: Callable[[str], Any] = ctypes.CDLL) -> NvidiaDriver:
     return NvidiaDriver(None, cuda, version, gpus, here or bool(gpus), closed)
 
 
+def wake_first_gpu(load: Callable[[str], Any] = ctypes.CDLL) -> None:
+    """Makes the context in which torch and launches share the first GPU, so that they need not wait for it. Whether
+    that works they will find out themselves."""
+    library, device, context = load(LIBRARY), ctypes.c_int(), ctypes.c_void_p()
+    library.cuDeviceGet(ctypes.byref(device), 0)
+    library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
 def _gpu(library: Any, index: int) -> Gpu:
     device, name, num_bytes = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
     library.cuDeviceGet(ctypes.byref(device), index)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from warpdrive.comments import blank_comments
 from warpdrive.errors import SignatureError
 
 DTYPES = {
@@ -49,7 +50,6 @@ _ALIASES = {
     "half": "__half",
 }
 
-_NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _KERNEL = re.compile(
     r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"
     r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)"
@@ -79,18 +79,6 @@ class Signature:
     name: str
     parameters: tuple[Parameter, ...]
     line: int
-
-
-def blank_comments(text: str, keep_strings: bool = True) -> str:
-    """`text` with comments (and, if asked, strings) turned to spaces; lines and columns stay where they were."""
-
-    def blank(match: re.Match[str]) -> str:
-        found = match.group(0)
-        if found.startswith('"') and keep_strings:
-            return found
-        return re.sub(r"[^\n]", " ", found)
-
-    return _NOT_CODE.sub(blank, text)
 
 
 def read_signatures(text: str, path: str = "<source>") -> dict[str, Signature]:

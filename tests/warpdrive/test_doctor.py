@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 
 from trainers.commands import doctor as command
 from warpdrive import doctor, nvidia_driver
-from warpdrive.backends import cuda, examine
+from warpdrive.backends import cuda, examine, examine_compiler
 from warpdrive.doctor import OK, PROBLEM, WARNING, Finding, Torch
 from warpdrive.errors import BackendError
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
@@ -83,6 +84,14 @@ def test_a_gpu_is_told_with_its_memory_and_architecture():
     findings = doctor.check_driver(driver)
     assert [finding.state for finding in findings] == [OK, OK]
     assert findings[1].text == "NVIDIA H100, 80 GiB, compute capability 9.0 (sm_90)"
+
+
+def test_the_first_gpu_is_woken_and_no_other():
+    retained = []
+    library = Library(num_gpus=2)
+    library.cuDevicePrimaryCtxRetain = lambda context, device: retained.append(device.value)
+    nvidia_driver.wake_first_gpu(lambda name: library)
+    assert retained == [0]
 
 
 def test_the_kernel_modules_version_is_read_of_either_kind(tmp_path):
@@ -276,19 +285,19 @@ def no_compiler(monkeypatch, tmp_path) -> Path:
 
 
 def test_no_compiler_is_told_with_how_to_install_one(no_compiler):
-    found = examine.check_host_compiler()
+    found = examine_compiler.check_host_compiler()
     assert has(found, PROBLEM, "no C++ compiler: the CPU backend cannot", "sudo apt install g++")
 
 
 def test_a_compiler_that_does_not_work_is_told(no_compiler):
     (no_compiler / "g++").write_text("#!/bin/sh\necho 'g++: no such thing as cc1plus' >&2\nexit 1\n")
     (no_compiler / "g++").chmod(0o755)
-    found = examine.check_host_compiler()
+    found = examine_compiler.check_host_compiler()
     assert has(found, PROBLEM, "no such thing as cc1plus: the CPU backend", "sudo apt install g++")
 
 
 def test_a_compiler_is_tried_with_a_kernel_and_nothing_is_left(own_cache):
-    found = examine.check_host_compiler()
+    found = examine_compiler.check_host_compiler()
     assert found.state == OK and found.text.endswith(", builds kernels")
     assert not list(own_cache.iterdir()) and os.environ["WARPDRIVE_CACHE"] == str(own_cache)
 
@@ -298,7 +307,7 @@ def test_a_disk_from_which_nothing_can_be_loaded_is_told(monkeypatch):
         raise OSError("failed to map segment from shared object")
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    found = examine.check_host_compiler()
+    found = examine_compiler.check_host_compiler()
     assert has(found, PROBLEM, "cannot be loaded (failed to map segment", "not mounted noexec")
 
 
@@ -443,6 +452,37 @@ def test_the_last_line_says_what_a_run_would_take(torch, compiler, can_keep, gpu
 
     monkeypatch.setattr(examine, "_try_gpu", try_gpu)
     assert has(examine.check_what_runs(torch, compiler, can_keep), state, text, fix)
+
+
+def test_what_takes_long_and_no_torch_is_asked_while_torch_is_imported(monkeypatch):
+    compiled, woken, nvcc_asked = threading.Event(), threading.Event(), threading.Event()
+
+    def ask_torch():
+        assert compiled.wait(60) and woken.wait(60), "torch was imported before they were asked"
+        return CPU_TORCH
+
+    def check_bindings(driver):
+        assert nvcc_asked.wait(60), "modules were imported before nvcc was asked"
+        return Finding("cuda.bindings", OK, "")
+
+    monkeypatch.setattr(doctor, "ask_torch", ask_torch)
+    monkeypatch.setattr(nvidia_driver, "find_driver", lambda: NEW)
+    monkeypatch.setattr(nvidia_driver, "wake_first_gpu", woken.set)
+    monkeypatch.setattr(examine_compiler, "check_host_compiler", lambda can_keep: compiled.set() or COMPILER)
+    monkeypatch.setattr(examine, "check_nvcc", lambda driver: nvcc_asked.set() or Finding("nvcc", OK, ""))
+    monkeypatch.setattr(examine, "check_bindings", check_bindings)
+    subjects = [finding.subject for finding in doctor.examine().findings]
+    last = ["gpu 0", "torch build", "host compiler", "nvrtc", "nvcc", "pycuda", "cuda.bindings", "would run"]
+    assert subjects[0] == "python" and subjects[-8:] == last
+
+
+def test_the_host_compiler_is_tried_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from warpdrive.backends import examine_compiler; print(examine_compiler.check_host_compiler().text)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith(", builds kernels\n"), done.stderr
 
 
 def run_command(capsys, *words: str) -> tuple[int, str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from warpdrive.backends.base import Backend
-from warpdrive.data_manager import find_device
 from warpdrive.errors import BackendError
+
+if TYPE_CHECKING:  # torch is imported by what is called, for the sake of what needs none of it
+    import torch
+
+    from warpdrive.backends.base import Backend
 
 
 def choose_backend(
@@ -27,6 +30,10 @@ def choose_backend(
     Raises:
         BackendError: what was asked for is not here.
     """
+    import torch
+
+    from warpdrive.data_manager import find_device
+
     if env_backend not in ("auto", "cuda", "cpu"):
         raise BackendError(f"unknown env_backend '{env_backend}'. Choose auto, cuda or cpu.")
     device = None if device in (None, "auto") else find_device(device)
@@ -48,6 +55,8 @@ def choose_backend(
 
 def why_this_device(backend: Backend) -> str:
     """One line for the start of a run: the device, and why it and no other."""
+    import torch
+
     if backend.name == "cuda":
         return f"device: {backend.device} ({torch.cuda.get_device_name(backend.device)}), {backend}"
     if torch.cuda.is_available():

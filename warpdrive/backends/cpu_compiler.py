@@ -16,8 +16,8 @@ from pathlib import Path
 
 from warpdrive.backends.base import KERNELS_FOLDER, Source, show_source_line
 from warpdrive.cache import cache_key, cached
+from warpdrive.comments import blank_comments
 from warpdrive.errors import BackendError, CompileError
-from warpdrive.signature import blank_comments
 
 MAX_SHARED_BYTES = 227 * 1024
 """Dynamic shared memory of a block, as on an H100."""
@@ -197,14 +197,17 @@ def build_kernels(compiler: Compiler, source: Source, variant: Variant) -> Path:
     Raises:
         CompileError: shows the first errors on the user's own lines.
     """
-    text = _translation_unit(source)
-    flags = [*compiler.flags(variant), *map(_absolute, source.options)]
+    text, flags = _translation_unit(source), _flags(compiler, source, variant)
     shim = [(KERNELS_FOLDER / name).read_text() for name in _SHIM_FILES]
     shim += [path.read_text() for path in sorted((KERNELS_FOLDER / "cpu_shadow").glob("*.h"))]
     # Where our own headers are is part of what a debugger is told: another checkout's build would name its files.
     place = [str(KERNELS_FOLDER)] if variant.debug or variant.sanitize else []
     key = cache_key([text, source.included_text(), *flags, *compiler.command, compiler.description, *shim, *place])
-    return cached(key, ".so", lambda: _build(compiler, source, variant, text, flags), source.path)
+    return cached(key, ".so", lambda: compile_kernels(compiler, source, variant), source.path)
+
+
+def _flags(compiler: Compiler, source: Source, variant: Variant) -> list[str]:
+    return [*compiler.flags(variant), *map(_absolute, source.options)]
 
 
 def _absolute(option: str) -> str:
@@ -225,7 +228,9 @@ def _translation_unit(source: Source) -> str:
     )
 
 
-def _build(compiler: Compiler, source: Source, variant: Variant, text: str, flags: list[str]) -> bytes:
+def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> bytes:
+    """The library of a source's kernels, whatever the cache has. Raises CompileError as `build_kernels` does."""
+    text, flags = _translation_unit(source), _flags(compiler, source, variant)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "kernels.cpp").write_text(text)
         # Only here, never where we happen to be: who decides what is stale looks in the same folders. For <...>

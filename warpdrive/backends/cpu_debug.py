@@ -34,8 +34,9 @@ import torch
 
 from warpdrive.backends.base import KERNELS_FOLDER, LaunchShape, Source
 from warpdrive.backends.cpu_compiler import Compiler, Variant, build_kernels
+from warpdrive.comments import blank_comments
 from warpdrive.errors import KernelError, WarpDriveError
-from warpdrive.signature import Parameter, Signature, blank_comments
+from warpdrive.signature import Parameter, Signature
 
 if TYPE_CHECKING:
     from warpdrive.backends.cpu import Argument, CpuModule

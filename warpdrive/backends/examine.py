@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.metadata
 import os
 import re
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch as pytorch
 
 from warpdrive.backends import choose_backend, cuda, why_this_device
 from warpdrive.backends.base import LaunchShape, Source
-from warpdrive.backends.cpu_compiler import Variant, build_kernels, find_compiler
 from warpdrive.backends.cuda_drivers import BindingsDriver, PyCudaDriver
+from warpdrive.backends.examine_compiler import KERNEL
 from warpdrive.cache import cache_folder
 from warpdrive.doctor import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
 from warpdrive.errors import WarpDriveError
 from warpdrive.nvidia_driver import NvidiaDriver
 from warpdrive.signature import read_signatures
 
-_KERNEL = 'extern "C" __global__ void doctor_step(int* x)\n{\n    x[threadIdx.x] = threadIdx.x + 1;\n}\n'
 _NVRTC = "pip install nvidia-cuda-nvrtc cuda-bindings"
 _TOOLKIT = "install the CUDA toolkit (developer.nvidia.com/cuda-downloads) and put its bin folder on the PATH"
 _REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir pycuda"
@@ -53,15 +52,20 @@ PYCUDA_CAUSES = (
 """What a failed import says -> what it comes from, and what mends it; the first that fits."""
 
 
-def examine_backends(torch: Torch, driver: NvidiaDriver, can_keep: bool = True) -> list[Finding]:
+def examine_backends(
+    torch: Torch, driver: NvidiaDriver, compiler: Future[Finding], can_keep: bool = True
+) -> list[Finding]:
     """What compiles and what launches here, each tried with a tiny kernel; last, what a run would take.
 
     Args:
+        compiler: what `check_host_compiler` says, as soon as it has tried.
         can_keep: whether the cache takes files: else nothing can be compiled.
     """
-    compiler = check_host_compiler(can_keep)
-    findings = [compiler, check_nvrtc(driver), check_nvcc(driver), check_pycuda(driver), check_bindings(driver)]
-    return [*findings, check_what_runs(torch, compiler, can_keep)]
+    with ThreadPoolExecutor() as pool:
+        nvcc = pool.submit(check_nvcc, driver)  # a process that takes its time, while modules are imported
+        nvrtc, *launchers = check_nvrtc(driver), check_pycuda(driver), check_bindings(driver)
+        findings = [compiler.result(), nvrtc, nvcc.result(), *launchers]
+    return [*findings, check_what_runs(torch, findings[0], can_keep)]
 
 
 @contextlib.contextmanager
@@ -80,31 +84,7 @@ def _empty_cache() -> Iterator[None]:
 
 
 def _tiny_source() -> Source:
-    return Source("doctor.cu", _KERNEL, "", read_signatures(_KERNEL, "doctor.cu"))
-
-
-def check_host_compiler(can_keep: bool = True) -> Finding:
-    """g++ or clang++, as the CPU backend would take it, and whether it builds a kernel that can be loaded.
-
-    Args:
-        can_keep: whether the cache takes files; else nothing is built.
-    """
-    fix = "Debian, Ubuntu: sudo apt install g++; Fedora: sudo dnf install gcc-c++; or set CXX"
-    try:
-        compiler = find_compiler()
-        version = re.search(r'__VERSION__ "(.*)"', compiler.description)
-        text = f"{' '.join(compiler.command)} {version.group(1) if version else ''}".strip()
-        if can_keep:
-            with _empty_cache():
-                ctypes.CDLL(str(build_kernels(compiler, _tiny_source(), Variant())))
-            text += ", builds kernels"
-    except WarpDriveError as error:
-        text = re.sub(r"[:.] Install g\+\+.*|: install g\+\+.*", "", " ".join(str(error).split()))
-        return Finding("host compiler", PROBLEM, f"{text}: the CPU backend cannot compile kernels.", fix)
-    except OSError as error:  # the library was built, but the system does not load it
-        fix = "set WARPDRIVE_CACHE to a folder on a disk that is not mounted noexec"
-        return Finding("host compiler", PROBLEM, f"{text} builds a kernel that cannot be loaded ({error}).", fix)
-    return Finding("host compiler", OK, text)
+    return Source("doctor.cu", KERNEL, "", read_signatures(KERNEL, "doctor.cu"))
 
 
 def check_nvrtc(driver: NvidiaDriver) -> Finding:
