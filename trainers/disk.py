@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,6 +160,25 @@ def free_bytes(folder: Path) -> int:
     """What this user may still write there."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def check_runs_folder(basedir: Path) -> None:
+    """Raises RunFolderError where no run folder can be made in `basedir`, which need not be there; leaves nothing."""
+    place = Path(os.path.abspath(basedir))
+    there = next(one for one in [place, *place.parents] if os.path.lexists(one))
+    try:
+        with tempfile.TemporaryDirectory(dir=there, prefix=TEMPORARY) as trial:
+            Path(trial, place.relative_to(there)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise no_run_folder(basedir, error) from None
+
+
+def no_run_folder(basedir: Path, error: OSError) -> RunFolderError:
+    """What is said where no run folder can be made in `basedir`."""
+    reason = error.strerror or type(error).__name__
+    return RunFolderError(
+        f"saving.basedir: no run folder can be made in '{basedir}' ({reason}). Name a folder that can be written."
+    )
 
 
 def why_not_written(error: OSError, folder: Path, num_bytes: int | None = None) -> str:

@@ -25,7 +25,6 @@ from trainers import disk
 from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.config import Config, check_run_name
 from trainers.distributed import world
-from trainers.errors import RunFolderError
 from trainers.lock import RunLock, lock_run
 from trainers.metrics import append_jsonl
 from trainers.statistics import has
@@ -314,10 +313,7 @@ def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
             except FileExistsError:
                 continue
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise RunFolderError(
-            f"saving.basedir: no run folder can be made in '{basedir}' ({reason}). Name a folder that can be written."
-        ) from None
+        raise disk.no_run_folder(basedir, error) from None
     raise ConfigError(f"{basedir}: holds 999 runs named {name} already. Name this one: --run-name.")
 
 

@@ -162,7 +162,6 @@ OTHERS = [
         "--run-name",
         "../x",
         line="--run-name: expected a name of at most 100 letters, digits, '_', '-' and '.', got '../x'",
-        needs_torch=True,
     ),
     typed(
         "basedir in a file",
@@ -171,7 +170,6 @@ OTHERS = [
         "that can be written.",
         make=closed_folder,
         code=3,
-        needs_torch=True,
     ),
     typed(
         "no memory",
@@ -273,7 +271,7 @@ code = main(sys.argv[1:], command="train")
 print(*[name for name in ("torch", "matplotlib", "rich") if name in sys.modules])
 sys.exit(code)
 """
-AS_PROGRAMS = ["50 MB", "taggers", "FIFO", "typed ten", "pickle"]
+AS_PROGRAMS = ["50 MB", "taggers", "FIFO", "typed ten", "run name", "basedir in a file", "pickle"]
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,11 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tiny, tmp_path):
     assert (process.wait(120), error) == (0, "")
     assert "checkpoint: " in (tmp_path / "piped" / "log.txt").read_text()
     assert checkpoint.load_checkpoint(tmp_path / "piped" / "checkpoints" / "last").progress["iteration"] == 5
+
+
+def test_whether_runs_have_a_place_is_tried_and_leaves_nothing(tmp_path):
+    disk.check_runs_folder(tmp_path / "a" / "b")
+    disk.check_runs_folder(tmp_path)
+    with pytest.raises(RunFolderError, match=r"no run folder can be made in '.*' \(File name too long\)"):
+        disk.check_runs_folder(tmp_path / "a" / ("x" * 300))
+    assert not list(tmp_path.iterdir())

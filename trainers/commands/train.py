@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 from trainers.arguments import Overrides, add_config_arguments, config_of, needed_config
+from trainers.config import check_run_name
+from trainers.disk import check_runs_folder
 from warpdrive.errors import ConfigError
 
 HELP = "train the policies of an env, as a YAML file says"
@@ -25,6 +27,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     resume = None if options.resume is None else Path(options.resume)
     if resume is not None and options.run_name is not None:
         raise ConfigError("command line: --run-name names a new run, but --resume goes on in its own folder. Give one.")
+    check_run_name(options.run_name)
     if resume is None or options.config is not None:
         path = needed_config(options, folder)
     else:
@@ -39,6 +42,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
         return dry_run(config)
 
+    if resume is None:
+        check_runs_folder(Path(config.saving.basedir))
     if config.trainer.num_gpus > 1 and not is_rank:
         from trainers.distributed import launch
 
