@@ -168,7 +168,7 @@ class EnvWrapper:
         if action is not None:
             self._take_action(action)
         if action is not None or self._is_debug:
-            self._check_actions()
+            self.check_actions()
         self.advance()
         if self._steps_alone:
             self.data["num_truncated"].zero_()
@@ -271,7 +271,9 @@ class EnvWrapper:
                 raise EnvError(f"{name} is {has}, got {given}, which it cannot hold unchanged. Give it as {has}.")
             array.copy_(values)
 
-    def _check_actions(self) -> None:
+    def check_actions(self) -> None:
+        """What step() does with actions that are given: those in `data` that lie outside their space are counted in
+        `num_invalid_actions` and brought into it, without waiting for the device; in debug mode, an EnvError."""
         if self._action_check is None:  # training draws its actions itself, and needs none
             of_env = (self.data, self.layout, self.groups, self.backend)
             self._action_check = ActionCheck(*of_env, self.num_invalid_actions)

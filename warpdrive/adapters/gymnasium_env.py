@@ -30,7 +30,7 @@ class GymnasiumEnv(gymnasium.Env):
         device: "cpu", "cuda", "cuda:1" or "auto". One env is faster on a CPU.
         seed: until reset() gives one; None: another every time.
         env_config: what differs from the env's defaults.
-        normalize_actions: see Joint.
+        normalize_actions: whether actions of a bounded Box are given in -1 to 1; else in its own bounds.
         render_mode: None; nothing is drawn here.
     """
 
@@ -42,7 +42,7 @@ class GymnasiumEnv(gymnasium.Env):
         device: str | torch.device = "cpu",
         seed: int | None = None,
         env_config: Mapping[str, Any] | None = None,
-        normalize_actions: bool = False,
+        normalize_actions: bool = True,
         render_mode: None = None,
     ) -> None:
         if render_mode is not None:

@@ -37,7 +37,7 @@ class GymnasiumVectorEnv(VectorEnv):
         env_config: what differs from the env's defaults.
         tensors: give torch tensors on the device instead of numpy copies. They are live: the next step writes into
             them. Info then has final_obs and final_info at every step, so that nothing waits for the device.
-        normalize_actions: see Joint.
+        normalize_actions: whether actions of a bounded Box are given in -1 to 1; else in its own bounds.
         render_mode: None; nothing is drawn here.
     """
 
@@ -49,7 +49,7 @@ class GymnasiumVectorEnv(VectorEnv):
         seed: int | None = None,
         env_config: Mapping[str, Any] | None = None,
         tensors: bool = False,
-        normalize_actions: bool = False,
+        normalize_actions: bool = True,
         render_mode: None = None,
     ) -> None:
         if render_mode is not None:

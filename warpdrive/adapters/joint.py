@@ -28,10 +28,10 @@ class Joint:
     action_mask (or action_mask_<group>) and active as they are, global_state, and agent_reward.
 
     Args:
-        normalize_actions: actions of a bounded Box are given in -1 to 1 and stretched to its bounds.
+        normalize_actions: whether actions of a bounded Box are given in -1 to 1 and stretched to its bounds.
     """
 
-    def __init__(self, wrapper: EnvWrapper, normalize_actions: bool = False) -> None:
+    def __init__(self, wrapper: EnvWrapper, normalize_actions: bool) -> None:
         self.wrapper = wrapper
         self.is_single = wrapper.num_agents == 1
         layout, groups = wrapper.layout, wrapper.groups
@@ -78,7 +78,7 @@ class Joint:
         return {} if self.is_single else {"agent_reward": self.wrapper.data["reward"]}
 
     def act(self, action: Any, batched: Mapping[str, spaces.Space]) -> None:
-        """Writes a batch of actions into the env's arrays.
+        """Writes a batch of actions into the env's arrays, those outside their spaces as EnvWrapper.step() does.
 
         Args:
             batched: the space of each array's actions of all envs.
@@ -99,6 +99,7 @@ class Joint:
                 middle, half = self._stretch[name]
                 checked = middle + half * checked.to(array.device, torch.float32)
             array.copy_(checked.view(array.shape))
+        self.wrapper.check_actions()
 
     def batched_actions(self, batch: Any) -> dict[str, spaces.Space]:
         """The space of each action array, through `batch`."""

@@ -191,3 +191,4 @@ class WarpDriveParallelEnv:
                 if (agent := f"{name}_{index}") in actions:
                     chosen[index] = check_action(actions[agent], self.action_spaces[agent], f"action of '{agent}'")
             array.copy_(chosen)
+        self.wrapper.check_actions()

@@ -33,8 +33,8 @@ def finite(space: spaces.Space) -> spaces.Space:
 def check_action(action: Any, space: spaces.Space, name: str = "action") -> torch.Tensor:
     """An action, or a batch of them, as a tensor of the space's shape.
 
-    Integers must be inside the space. Floats may lie beyond the bounds of a Box, as a Gaussian policy's do: kernels
-    clip them. On a GPU values are not looked at, since that would wait for the device.
+    Integers must be inside the space. Floats may lie beyond the bounds of a Box, as a Gaussian policy's do. On a GPU
+    values are not looked at, since that would wait for the device. EnvWrapper.check_actions() brings both inside.
 
     Raises:
         EnvError: it is of another shape or dtype, or outside; names the first place that is.

@@ -24,7 +24,7 @@ def vec_env(
     device: str | torch.device = "auto",
     seed: int | None = None,
     env_config: Mapping[str, Any] | None = None,
-    normalize_actions: bool = False,
+    normalize_actions: bool = True,
 ) -> VecEnv:
     """A VecEnv: see WarpDriveVecEnv.
 
@@ -36,7 +36,7 @@ def vec_env(
         device: "auto", "cpu", "cuda" or "cuda:1". Everything that is seen is copied to the host.
         seed: until seed() gives one; None: another every time.
         env_config: what differs from the env's defaults.
-        normalize_actions: see Joint. Stable-Baselines3 recommends it where actions are a Box.
+        normalize_actions: whether actions of a bounded Box are given in -1 to 1, as Stable-Baselines3 recommends.
     Raises:
         BackendError: Stable-Baselines3 is not installed.
         EnvError: Stable-Baselines3 has no such spaces: groups act differently, or see Dicts that differ.

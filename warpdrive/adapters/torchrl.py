@@ -142,6 +142,7 @@ class WarpDriveTorchRLEnv:
             if (action := tensordict.get(key, None)) is None:
                 raise EnvError(f"no {label}: the TensorDict of a step holds {list(tensordict.keys())}. Set {key!r}.")
             array.copy_(check_action(action, self._action_spaces[name], label).view(array.shape))
+        self.wrapper.check_actions()
 
     def _tell(self, arrays: Mapping[str, torch.Tensor], is_step: bool) -> TensorDictBase:
         """What is seen now, as a TensorDict."""

@@ -21,13 +21,13 @@ def test_gymnasiums_own_checks_pass_without_a_warning(device, name):
         if name == SOCCER:  # Gymnasium knows the shipped ones by name
             env = GymnasiumEnv(name, device)
         else:
-            env = gymnasium.make(f"warpdrive/{name}", device=device, normalize_actions=name == "pendulum").unwrapped
+            env = gymnasium.make(f"warpdrive/{name}", device=device).unwrapped
         check_env(env, skip_render_check=name == SOCCER)
 
 
 def test_a_torque_beyond_one_draws_the_recommendation_that_gymnasiums_own_pendulum_draws(device):
     said = []
-    for env in (GymnasiumEnv("pendulum", device), gymnasium.make("Pendulum-v1").unwrapped):
+    for env in (GymnasiumEnv("pendulum", device, normalize_actions=False), gymnasium.make("Pendulum-v1").unwrapped):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             check_env(env, skip_render_check=True, skip_close_check=True)
@@ -123,12 +123,17 @@ def test_groups_that_differ_are_seen_and_act_by_name(device):
         env.step({"scout": [0, 0, 0]})
 
 
-def test_normalised_actions_are_stretched_to_the_bounds(device):
-    env = GymnasiumEnv("pendulum", device, normalize_actions=True)
+def test_actions_of_a_box_are_stretched_to_its_bounds_unless_they_are_given_in_them(device):
+    env = GymnasiumEnv("pendulum", device)
     assert env.action_space == spaces.Box(-1.0, 1.0, (1,), np.float32)
     env.reset(seed=1)
     env.step(np.array([0.75], np.float32))
     assert env.wrapper.data.pull("action").tolist() == [[[1.5]]]
+    env = GymnasiumEnv("pendulum", device, normalize_actions=False)
+    assert env.action_space == spaces.Box(-2.0, 2.0, (1,), np.float32)
+    env.reset(seed=1)
+    env.step(np.array([0.75], np.float32))
+    assert env.wrapper.data.pull("action").tolist() == [[[0.75]]]
 
 
 @pytest.mark.parametrize(
@@ -151,10 +156,13 @@ def test_actions_that_do_not_fit_are_refused_in_one_line(device, name, action, w
         env.step(action)
 
 
-def test_actions_may_lie_beyond_the_bounds_of_a_box(device):
-    env = GymnasiumEnv("pendulum", device)
+@pytest.mark.parametrize(("normalize", "action"), [(True, 1.25), (False, 2.5)])
+def test_of_an_action_beyond_a_box_the_nearest_is_done(device, normalize, action):
+    env = GymnasiumEnv("pendulum", device, normalize_actions=normalize)
     env.reset()
-    env.step([2.5])
+    env.step([action])
+    assert env.wrapper.data.pull("action").tolist() == [[[2.0]]]
+    assert env.wrapper.num_invalid_actions.item() == 1
 
 
 def test_other_mistakes_are_named():

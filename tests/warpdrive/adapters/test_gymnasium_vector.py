@@ -16,6 +16,7 @@ from adapter_cases import (
     name_of,
     played,
 )
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -44,7 +45,7 @@ def by_group(action, envs):
 def test_everything_is_what_env_wrapper_gives_bit_for_bit(device, name, config):
     actions = actions_inside(name, config, NUM_ENVS, NUM_STEPS)
     frames = played(name, config, device, actions)
-    envs = GymnasiumVectorEnv(name, NUM_ENVS, device, env_config=config)
+    envs = GymnasiumVectorEnv(name, NUM_ENVS, device, env_config=config, normalize_actions=False)
     is_single, num_ended = envs.joint.is_single, 0
     seen, info = envs.reset(seed=5)
     for step, frame in enumerate(frames):
@@ -167,6 +168,19 @@ def test_gymnasium_makes_it_by_name(device):
     assert isinstance(envs, GymnasiumVectorEnv)
     envs.reset(seed=1)
     assert envs.step(envs.action_space.sample())[0].shape == envs.observation_space.shape == (NUM_ENVS, 4)
+
+
+def test_of_actions_that_are_not_looked_at_on_the_host_the_nearest_is_done(device):
+    envs = GymnasiumVectorEnv("pendulum", NUM_ENVS, device, tensors=True)
+    assert envs.single_action_space == spaces.Box(-1.0, 1.0, (1,), np.float32)
+    envs.reset(seed=1)
+    envs.step(torch.linspace(-1.5, 1.5, NUM_ENVS, device=device)[:, None])
+    assert envs.wrapper.data.pull("action").flatten().tolist() == [-2.0, -2.0, -1.0, 0.0, 1.0, 2.0, 2.0]
+    envs = GymnasiumVectorEnv("cartpole", NUM_ENVS, device, tensors=True)
+    envs.reset(seed=1)
+    if device != "cpu":  # on the host they are refused
+        envs.step(torch.full((NUM_ENVS,), 9, device=device))
+        assert envs.wrapper.data.pull("action").flatten().tolist() == [1] * NUM_ENVS
 
 
 def test_mistakes_are_named(device):

@@ -88,6 +88,13 @@ def test_agents_leave_by_hand(device):
     assert env.reset()[0].keys() == {"climber_0", "climber_1", "climber_2"}
 
 
+def test_of_an_action_beyond_a_box_the_nearest_is_done(device):
+    env = parallel_env("pendulum", device)
+    env.reset(seed=1)
+    env.step({agent: [-2.5] for agent in env.agents})
+    assert env.wrapper.data.pull("action").tolist() == [[[-2.0]]]
+
+
 def test_the_state_is_the_global_one_or_all_that_is_seen(device):
     env = parallel_env("simple_tag", device)
     observations, _ = env.reset(seed=1)

@@ -51,6 +51,12 @@ def test_several_agents_choose_in_one_row(device):
     assert envs.envs.wrapper.data.pull("action")[0].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
 
 
+def test_a_torque_is_learned_in_minus_one_to_one():
+    assert vec_env("pendulum", NUM_ENVS, "cpu").action_space == spaces.Box(-1.0, 1.0, (1,), np.float32)
+    raw = vec_env("pendulum", NUM_ENVS, "cpu", normalize_actions=False)
+    assert raw.action_space == spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+
 def test_a_dict_of_groups_is_learned_from():
     envs = vec_env("simple_tag", NUM_ENVS, "cpu")
     A2C("MultiInputPolicy", envs, n_steps=5, device="cpu").learn(5 * NUM_ENVS)

@@ -237,9 +237,9 @@ def test_groups_may_not_be_called_what_a_step_holds(monkeypatch):
         torchrl_env(env, NUM_ENVS, "cpu")
 
 
-def test_actions_beyond_the_bounds_of_a_box_reach_the_kernel(device):
+def test_of_an_action_beyond_a_box_the_nearest_is_done(device):
     env = torchrl_env("pendulum", NUM_ENVS, device, env_config=SHORT)
     tensordict = env.reset()
     tensordict["action"] = torch.full((NUM_ENVS, 1), 2.5, device=device)
     env.step(tensordict)
-    assert np.unique(env.wrapper.data.pull("action")).tolist() == [2.5]
+    assert np.unique(env.wrapper.data.pull("action")).tolist() == [2.0]
