@@ -35,6 +35,16 @@ FLAGS = {
 }
 """What every command takes, and what may also stand before it."""
 
+NEEDED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "gymnasium": "gymnasium",
+    "yaml": "pyyaml",
+    "rich": "rich",
+    "safetensors": "safetensors",
+}
+"""Module -> package, of all that an installation brings."""
+
 HEAD_START = 2
 """Seconds that the first of several ranks has to tell of an error before the others do. What all of them met is told
 once: torchrun ends them when the first has ended."""
@@ -48,7 +58,7 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
         folder: where to look for a config that is not in the current folder.
         command: the command, for a program that has only this one; then `argv` is its words.
     Returns:
-        The exit code: 0 ok, 1 it failed, 2 bad usage, config or env, 3 no GPU, memory or disk,
+        The exit code: 0 ok, 1 it failed, 2 bad usage, config or env, 3 no GPU, memory, disk or package,
         4 bad checkpoint, 130 Ctrl-C, 141 nobody reads what it prints, 143 SIGTERM.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -123,6 +133,8 @@ def exit_code(error: Exception) -> int:
         return BAD_USAGE
     if isinstance(error, CheckpointError):
         return BAD_CHECKPOINT
+    if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
+        return NO_RESOURCE
     if isinstance(error, BackendError | RunFolderError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return NO_RESOURCE
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
@@ -132,6 +144,9 @@ def exit_code(error: Exception) -> int:
 
 def _lines(error: Exception, code: int) -> list[str]:
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and (package := NEEDED.get(error.name)):
+        ways_out = f"`pip install {package}` brings it; `warpdrive doctor` tells what else is missing."
+        return [f"{package} is not installed. {ways_out}"]
     if code == NO_RESOURCE and not isinstance(error, WarpDriveError):
         return [" ".join(text.splitlines()[0].split())]
     if isinstance(error, ConfigError):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from trainers.cli import exit_code, main
+from trainers.cli import NEEDED, exit_code, main
 from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, KernelError
@@ -179,3 +181,24 @@ def test_errors_are_lines_without_a_traceback(tmp_path):
 def test_missing_config_names_the_nearest(capsys):
     assert main(["train", "--config", "tag_gridwrld.yaml"], folder=ROOT / "examples") == 2
     assert "no such file. Did you mean 'tag_gridworld.yaml'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "words"),
+    [
+        ("yaml", "pyyaml", "config check tag.yaml"),
+        ("numpy", "numpy", "config check tag.yaml"),
+        ("torch", "torch", "train --config tag.yaml"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_one_line_with_the_way_to_install_it(module, package, words):
+    code = "import sys; sys.modules[sys.argv.pop(1)] = None; from trainers.cli import main; sys.exit(main())"
+    done = run("-c", code, module, *words.split(), cwd=ROOT / "examples")
+    line = f"error: {package} is not installed. `pip install {package}` brings it; `warpdrive doctor` tells what else"
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"{line} is missing.\n"
+
+
+def test_every_package_that_is_needed_is_known():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sorted(NEEDED.values()) == sorted(re.match(r"[\w-]+", one)[0] for one in project["dependencies"])
