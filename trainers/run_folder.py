@@ -25,6 +25,7 @@ from trainers import disk
 from trainers.checkpoint import RESOLVED_CONFIG
 from trainers.config import Config, check_run_name
 from trainers.distributed import world
+from trainers.errors import RunFolderError
 from trainers.lock import RunLock, lock_run
 from trainers.metrics import append_jsonl
 from trainers.statistics import has
