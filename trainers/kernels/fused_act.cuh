@@ -94,22 +94,14 @@ __device__ __forceinline__ void act(
     // Tiles go round the blocks first, so that few of them are spread over all multiprocessors.
     const int first = block + num_blocks * (warp / TOGETHER);
     const int step = num_blocks * (WARPS / TOGETHER);
-#if BY_WARPGROUPS
-    Fetched rows = fetch_features(rows_of(first));
-#endif
+    auto rows = given_rows(rows_of(first));
     for (int tile = first; tile < num_tiles; tile += step) {
         const int row = row_of(tile);
         const bool is_row = row < num_rows;
-#if !BY_WARPGROUPS
-        const Rows rows = rows_of(tile);
-#endif
         forward(
             network, rows, mean, variance, [](Pair(&)[ROW_TILES][FEATURE_TILES][4]) {},
             [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {}, [](int, Pair(&)[ROW_TILES][AT_ONCE2][4]) {});
-
-#if BY_WARPGROUPS
-        rows = fetch_features(rows_of(tile + step));
-#endif
+        rows = given_rows(rows_of(tile + step));
 
         // Where a warp has half as many rows as lanes, two lanes share a row: each takes every other head.
         constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;

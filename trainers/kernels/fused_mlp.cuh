@@ -36,6 +36,8 @@ constexpr int SHARED_WEIGHTS = (SHARED1 ? SIZE1 : 0) + (SHARED2 ? SIZE2 : 0) + (
 constexpr int STAGE_PITCH = OUTPUT_TILES * 16 + 1;  // odd: lanes that own a row each read without conflicts
 constexpr int STAGE_SIZE = ROW_TILES * 16 * STAGE_PITCH;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
+// Whether the next tile's features are fetched into registers while a tile is at work: where these are few.
+constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
 constexpr int STAGE_FLOATS = (STAGE_SIZE + 3) / 4 * 4;
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
@@ -146,31 +148,30 @@ __device__ __forceinline__ void load_features(
     tile[3] = feature_pair(rows.lower[r], column + 8, mean, variance);
 }
 
-// The features of a warp's tile, on their way from global memory to the registers of the lanes that will pack them.
+// The features of a warp's tiles, on their way from global memory to the registers of the lanes that will pack them:
+// all are asked for before the first is needed, without a branch.
 struct Fetched {
-    float value[FEATURE_TILES][4][2];
+    float value[ROW_TILES][FEATURE_TILES][4][2];
 };
 __device__ __forceinline__ Fetched fetch_features(const Rows& rows)
 {
     Fetched fetched;
 #pragma unroll
-    for (int k = 0; k < FEATURE_TILES; ++k) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float* row = i % 2 ? rows.lower[0] : rows.upper[0];
-            const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
-            float(&two)[2] = fetched.value[k][i];
-            two[0] = two[1] = 0.0f;
-            if (NUM_FEATURES % 2 == 0) {
-                if (row && column < NUM_FEATURES) {
-                    const FloatPair both = *(const FloatPair*)(row + column);
-                    two[0] = both.low;
-                    two[1] = both.high;
-                }
-            } else {
-                if (row && column < NUM_FEATURES) two[0] = row[column];
-                if (row && column + 1 < NUM_FEATURES) two[1] = row[column + 1];
+    for (int i = 0; i < ROW_TILES * FEATURE_TILES * 4; ++i) {
+        const int r = i / (4 * FEATURE_TILES), k = i / 4 % FEATURE_TILES, part = i % 4;
+        const float* row = part % 2 ? rows.lower[r] : rows.upper[r];
+        const int column = 16 * k + 8 * (part / 2) + 2 * (lane_index() & 3);
+        float(&two)[2] = fetched.value[r][k][part];
+        two[0] = two[1] = 0.0f;
+        if (NUM_FEATURES % 2 == 0) {
+            if (row && column < NUM_FEATURES) {
+                const FloatPair both = *(const FloatPair*)(row + column);
+                two[0] = both.low;
+                two[1] = both.high;
             }
+        } else {
+            if (row && column < NUM_FEATURES) two[0] = row[column];
+            if (row && column + 1 < NUM_FEATURES) two[1] = row[column + 1];
         }
     }
     return fetched;
@@ -178,7 +179,7 @@ __device__ __forceinline__ Fetched fetch_features(const Rows& rows)
 
 // Tile k of them, as of rows. Where there is no row, it may be the features of no agent: nobody reads what comes of it.
 __device__ __forceinline__ void load_features(
-    Pair (&tile)[4], const Fetched& fetched, int, int k, const float* mean, const float* variance)
+    Pair (&tile)[4], const Fetched& fetched, int r, int k, const float* mean, const float* variance)
 {
     const auto finished = [&](float x, int column) {
         if (column == NUM_FEATURES) return 1.0f;
@@ -187,7 +188,18 @@ __device__ __forceinline__ void load_features(
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
-        tile[i] = packed(finished(fetched.value[k][i][0], column), finished(fetched.value[k][i][1], column + 1));
+        const float(&two)[2] = fetched.value[r][k][i];
+        tile[i] = packed(finished(two[0], column), finished(two[1], column + 1));
+    }
+}
+
+// What `forward` takes: the features of these rows, or where they are.
+__device__ __forceinline__ auto given_rows(const Rows& rows)
+{
+    if constexpr (FETCHES_AHEAD) {
+        return fetch_features(rows);
+    } else {
+        return rows;
     }
 }
 
@@ -248,9 +260,9 @@ __device__ __forceinline__ void hidden_layer(const Element* weights, const float
     }
 }
 
-template <typename KeepFeatures, typename Take>
+template <typename Given, typename KeepFeatures, typename Take>
 __device__ __forceinline__ void first_layer(
-    const Network& network, const Rows& rows, const float* mean, const float* variance, KeepFeatures keep, Take take)
+    const Network& network, const Given& rows, const float* mean, const float* variance, KeepFeatures keep, Take take)
 {
     if constexpr (FEATURES_IN_REGISTERS) {
         Pair features[ROW_TILES][FEATURE_TILES][4];
