@@ -37,6 +37,7 @@ constexpr int BLOCKS3 = OUTPUT_TILES * LAST_TILES;
 constexpr int BLOCKS_OF_BIASES = TILES2 + OUTPUT_TILES;  // those of the first layer come with its weights
 constexpr int NUM_BLOCKS = BLOCKS1 + BLOCKS2 + BLOCKS3 + BLOCKS_OF_BIASES;
 constexpr int BLOCKS_A_WARP = ACCUMULATES ? (NUM_BLOCKS + WARPS - 1) / WARPS : 1;
+constexpr bool FETCHES_BEFORE_SUMS = FETCHES_AHEAD && ACCUMULATES;  // the next tile's samples come while sums are made
 constexpr int NUM_FIGURES = 5;
 constexpr int WARP_ROWS = 16 * ROW_TILES;
 constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;  // lanes that share a sample: each takes every other head
@@ -215,38 +216,42 @@ __device__ __forceinline__ void learn(
         const long long seen = (long long)(index / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + index % GROUP_SIZE;
         return share_rows(index >= 0 ? observation + seen * NUM_FEATURES : nullptr);
     };
-    int next_index = sample_of(block);
-#if BY_WARPGROUPS
-    Fetched rows = fetch_features(rows_of(next_index));
-#endif
-    for (int tile = block; (long long)tile * WARPS * WARP_ROWS < num_rows; tile += num_blocks) {
-        const int first = (tile * WARPS + warp) * WARP_ROWS;
-        const bool is_row = next_index >= 0;
-        const int index = is_row ? next_index : 0;
+    const auto read_sample = [&](int index) {  // as memory has it; -1 for none
+        Sample sample = {};
+        sample.counts = index >= 0;
+        if (index < 0) index = 0;
         const int env_step = index / GROUP_SIZE;  // number of the env's step
         const int agent = index % GROUP_SIZE;
-        next_index = sample_of(tile + num_blocks);
-
-        Sample sample = {};
-        sample.share = is_row ? scale.share : 0.0f;
-        const long long all_agents = (long long)env_step * ALL_AGENTS;
-        if (HAS_ACTIVE && is_row && !active[all_agents + FIRST_AGENT + agent]) sample.share = 0.0f;
+        if (HAS_ACTIVE) sample.counts = sample.counts && active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + agent];
         sample.action = action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
         if (NUM_OUTPUTS > 0) {
-#if BY_WARPGROUPS
-            for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
-#endif
+            if (TAKES_EARLY) {
+                for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
+            }
             if (IS_PPO) sample.old_log_prob = log_prob[index];
-            sample.advantage = (advantage[index] - scale.mean) / scale.deviation;
+            sample.advantage = advantage[index];
         }
         if (HAS_VALUE) {
             if (IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
-            sample.target = (target[index] - value_mean) / value_deviation;
+            sample.target = target[index];
         }
-#if !BY_WARPGROUPS
-        const Rows rows = rows_of(is_row ? index : -1);
-#endif
+        return sample;
+    };
+    int next_index = sample_of(block);
+    auto rows = given_rows(rows_of(next_index));  // of this tile; or overwritten before it is read
+    Sample next_sample = {};
+    if (FETCHES_BEFORE_SUMS) next_sample = read_sample(next_index);
+    for (int tile = block; (long long)tile * WARPS * WARP_ROWS < num_rows; tile += num_blocks) {
+        const int first = (tile * WARPS + warp) * WARP_ROWS;
+        const int index = next_index;
+        next_index = sample_of(tile + num_blocks);
+
+        Sample sample = FETCHES_BEFORE_SUMS ? next_sample : read_sample(index);
+        sample.share = sample.counts ? scale.share : 0.0f;
+        sample.advantage = (sample.advantage - scale.mean) / scale.deviation;
+        sample.target = (sample.target - value_mean) / value_deviation;
+        if constexpr (!WARPGROUPS && !FETCHES_BEFORE_SUMS) rows = given_rows(rows_of(index));
 
         // The record of row g of the first tile. There is room for those of rows that are none.
         Element* record = ACCUMULATES  ? records_of_block + (warp * WARP_ROWS + g) * PITCH
@@ -291,7 +296,7 @@ __device__ __forceinline__ void learn(
 #endif
             });
 
-        if (next_index >= 0) {  // what the next tile begins with
+        if (!FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
             const int next_step = next_index / GROUP_SIZE;
             const long long next = (long long)next_step * SEEN_COLUMNS + FIRST_SEEN + next_index % GROUP_SIZE;
             const float* place = observation + next * NUM_FEATURES;
@@ -353,6 +358,10 @@ __device__ __forceinline__ void learn(
                 record + HIDDEN1_AT, record + DELTA1_AT, delta_out, network.weight3, zero, forget);
         }
 
+        if constexpr (FETCHES_BEFORE_SUMS) {
+            rows = given_rows(rows_of(next_index));
+            next_sample = read_sample(next_index);
+        }
         if (ACCUMULATES) {
             __syncthreads();
 #pragma unroll

@@ -1,18 +1,18 @@
 // A2C's and PPO's loss of a sample, and its derivative by what the network says; a part of fused_learn.cuh.
 
+// Whether actions are read before the network computes, and come while it does; many would take the registers.
+constexpr bool TAKES_EARLY = WARPGROUPS || NUM_HEADS <= 2;
+
 // What a sample brings besides its features.
 struct Sample {
     float old_log_prob, old_value, advantage, target;
+    bool counts;
     float share;  // of the loss: 1 / how many count, or 0
     const int* action;
     const bool* mask;
-#if BY_WARPGROUPS
-    int taken[NUM_HEADS];  // of `action`: it comes while the network computes
+    int taken[NUM_HEADS];  // of `action`, if it TAKES_EARLY
 
-    __device__ __forceinline__ int taken_by(int head) const { return taken[head]; }
-#else
-    __device__ __forceinline__ int taken_by(int head) const { return action[head]; }
-#endif
+    __device__ __forceinline__ int taken_by(int head) const { return TAKES_EARLY ? taken[head] : action[head]; }
 };
 
 // Sums over the heads of a sample, which SHARE lanes hold.
