@@ -72,6 +72,18 @@ __device__ __forceinline__ float slope(float activated)
     return activated > 0.0f ? 1.0f : 0.0f;
 }
 
+// The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there. Where that
+// is 0 or 1, it is applied to both at once; but warpgroups have no registers left for it.
+__device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
+{
+    if constexpr (IS_TANH || WARPGROUPS) {
+        const FloatPair activated = unpack(gave);
+        return packed(low * slope(activated.low), high * slope(activated.high));
+    } else {
+        return where_positive(packed(low, high), gave);
+    }
+}
+
 // Writes tiles of all rows of the warp.
 //   place  where they begin in the record of row g
 template <int COUNT>
@@ -127,9 +139,8 @@ __device__ __forceinline__ void backward(
         for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
             for (int i = 0; i < 4 * AT_ONCE; ++i) {
-                const FloatPair activated = unpack(was[r][i / 4][i % 4]);
                 const float* two = &sum[r][i / 2][2 * (i % 2)];
-                tiles[r][i / 4][i % 4] = packed(two[0] * slope(activated.low), two[1] * slope(activated.high));
+                tiles[r][i / 4][i % 4] = delta_of(two[0], two[1], was[r][i / 4][i % 4]);
             }
         }
         keep(delta + 16 * n * COLUMN_STEP, tiles, zero);
@@ -151,9 +162,8 @@ __device__ __forceinline__ void backward_by_group(
             Pair tiles[1][GROUP_TILES][4];
 #pragma unroll
             for (int i = 0; i < 4 * GROUP_TILES; ++i) {
-                const FloatPair activated = unpack(hidden[n + i / 4][i % 4]);
                 const float* two = &sum[i / 2][2 * (i % 2)];
-                tiles[0][i / 4][i % 4] = packed(two[0] * slope(activated.low), two[1] * slope(activated.high));
+                tiles[0][i / 4][i % 4] = delta_of(two[0], two[1], hidden[n + i / 4][i % 4]);
             }
             keep(delta + 16 * n * COLUMN_STEP, tiles, zero);
             take(n, tiles);

@@ -146,8 +146,25 @@ __device__ __forceinline__ float positive_part(float x)
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
     return y;
 #else
-    return x < 0.0f ? 0.0f : x;
+    return x <= 0.0f ? 0.0f : x;
 #endif
+}
+
+// A pair where `positive`, a pair of positive parts, is not 0; else 0.
+__device__ __forceinline__ unsigned where_positive(unsigned pair, unsigned positive)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    unsigned mask;
+    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(positive), "r"(0u));
+#else
+    const unsigned some = (positive & 0x7fff7fffu) + 0x7fff7fffu;  // the highest bit of a half: it is not 0
+    const unsigned mask = (some >> 15 & 0x00010001u) * 0xffffu;
+#endif
+    return pair & mask;
+}
+__device__ __forceinline__ FloatPair where_positive(FloatPair pair, FloatPair positive)
+{
+    return {positive.low > 0.0f ? pair.low : 0.0f, positive.high > 0.0f ? pair.high : 0.0f};
 }
 
 // --------------------------------------------------------------------------------------------- products
