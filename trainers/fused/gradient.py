@@ -48,7 +48,7 @@ class NetworkGradient:
         weight_bytes = shape.num_elements * fused.element_bytes
         row_tiles = 2 if max(shape.widths) <= MAX_WIDTH_OF_TWO_TILES else 1
         stage = shape.stage_bytes(row_tiles)
-        tile_bytes = 16 * WARPS * row_tiles * (self.record * fused.element_bytes + 16)
+        tile_bytes = 16 * WARPS * row_tiles * shape.shared_pitch(fused.element_bytes) * fused.element_bytes
         fits = stage + tile_bytes + weight_bytes <= fused.max_shared_bytes
         self.accumulates = fits and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
         if not self.accumulates:

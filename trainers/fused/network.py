@@ -152,6 +152,11 @@ class Shape:
             "GROUP_TILES": group_tiles,
         }
 
+    def shared_pitch(self, element_bytes: int) -> int:
+        """Elements from a record to the next where a block keeps them in shared memory (fused_learn.cuh)."""
+        record = sum(self.widths_of_record)
+        return (record + 31) // 64 * 64 + 32 if element_bytes == 2 else record + 4
+
     def stage_bytes(self, row_tiles: int) -> int:
         """Shared memory of a block besides weights: biases, and each warp's outputs."""
         stage = row_tiles * 16 * (self.tiles[3] * 16 + 1)

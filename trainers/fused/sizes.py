@@ -78,6 +78,6 @@ def learner_bytes(
 def _accumulates(shape: network.Shape) -> bool:
     """Whether blocks sum the gradient up in registers; see learner._NetworkGradient."""
     row_tiles = 2 if max(shape.widths) <= MAX_WIDTH_OF_TWO_TILES else 1
-    tile_bytes = 16 * network.WARPS * row_tiles * (2 * sum(shape.widths_of_record) + 16)
+    tile_bytes = 16 * network.WARPS * row_tiles * 2 * shape.shared_pitch(2)
     fits = shape.stage_bytes(row_tiles) + tile_bytes + 2 * shape.num_elements <= network.CPU_SHARED_BYTES
     return fits and -(-shape.num_blocks // network.WARPS) <= MAX_BLOCKS_A_WARP

@@ -23,7 +23,8 @@ constexpr int DELTA1_AT = HIDDEN2_AT + TILES2 * 16;
 constexpr int DELTA2_AT = DELTA1_AT + TILES1 * 16;
 constexpr int DELTA_OUT_AT = DELTA2_AT + TILES2 * 16;
 constexpr int RECORD = DELTA_OUT_AT + OUTPUT_TILES * 16;
-constexpr int SHARED_PITCH = RECORD + 16 / (int)sizeof(Element);  // rows begin in different banks
+constexpr bool SWIZZLES = ACCUMULATES && !FULL_PRECISION;
+constexpr int SHARED_PITCH = SWIZZLES ? (RECORD + 31) / 64 * 64 + 32 : RECORD + 4;  // see Shape.shared_pitch
 constexpr int PITCH = ACCUMULATES ? SHARED_PITCH : RECORD;
 constexpr int ROW_STEP = WARPGROUPS ? 8 : PITCH;  // elements from a sample's record to the next
 constexpr int COLUMN_STEP = WARPGROUPS ? 64 : 1;  // and, of a record, from a column to the next, tile by tile
@@ -84,29 +85,41 @@ __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
     }
 }
 
-// Writes tiles of all rows of the warp.
-//   place  where they begin in the record of row g
+// Where in its record this lane has its part of COUNT tiles, 1 or 2, that begin with a column, a multiple of 16 COUNT
+// away from where a part of the record begins.
 template <int COUNT>
-__device__ __forceinline__ void keep(Element* place, const Pair (&tiles)[ROW_TILES][COUNT][4], unsigned zero)
+__device__ __forceinline__ int place_of_tiles(int column)
+{
+    const int of_lane = place_of_lane<8 * COLUMN_STEP, COUNT>();
+    if (!SWIZZLES) return column * COLUMN_STEP + of_lane;
+    const int odd = column & 16;  // the rest is the same for all lanes
+    return column - odd + swizzle<SWIZZLES>(lane_index() >> 2, odd + of_lane);
+}
+
+// Writes tiles of all rows of the warp.
+//   record  of row g
+template <int COUNT>
+__device__ __forceinline__ void keep(
+    Element* record, int column, const Pair (&tiles)[ROW_TILES][COUNT][4], unsigned zero)
 {
     constexpr int TOGETHER = COUNT % 2 == 0 ? 2 : 1;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
         for (int i = 0; i < COUNT; i += TOGETHER) {
-            Element* row = place + r * 16 * ROW_STEP + i * 16 * COLUMN_STEP;
-            const auto& some = (const Pair(&)[TOGETHER][4])tiles[r][i];
-            store_tiles<8 * COLUMN_STEP>(row, row + 8 * ROW_STEP, some, zero);
+            Element* place = record + r * 16 * ROW_STEP + place_of_tiles<TOGETHER>(column + 16 * i);
+            store_tiles(place, place + 8 * ROW_STEP, (const Pair(&)[TOGETHER][4])tiles[r][i], zero);
         }
     }
 }
 
 // The delta of a layer from that of the next: delta W of the next, times the slope of what this layer gave.
-//   hidden, delta  where this layer's columns, and its deltas, begin in the records of row g; + 8 PITCH: of row g + 8
+//   record         of row g; + 8 PITCH: of row g + 8
+//   hidden, delta  where this layer's columns, and its deltas, begin in it
 //   UNROLL, take   as in hidden_layer
 template <int TILES, int NEXT_TILES, bool IN_SHARED, int UNROLL, typename Take>
 __device__ __forceinline__ void backward(
-    const Element* hidden, Element* delta, const Pair (&next)[ROW_TILES][NEXT_TILES][4], const Element* weights,
+    Element* record, int hidden, int delta, const Pair (&next)[ROW_TILES][NEXT_TILES][4], const Element* weights,
     unsigned zero, Take take)
 {
     constexpr int AT_ONCE = TILES % 2 == 0 ? 2 : 1;
@@ -116,8 +129,8 @@ __device__ __forceinline__ void backward(
         float sum[ROW_TILES][2 * AT_ONCE][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
-            const Element* row = hidden + r * 16 * PITCH + 16 * n;
-            load_tiles(was[r], row, row + 8 * PITCH);
+            const Element* place = record + r * 16 * PITCH + place_of_tiles<AT_ONCE>(hidden + 16 * n);
+            load_tiles(was[r], place, place + 8 * PITCH);
 #pragma unroll
             for (int i = 0; i < 2 * AT_ONCE; ++i) sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
         }
@@ -143,7 +156,7 @@ __device__ __forceinline__ void backward(
                 tiles[r][i / 4][i % 4] = delta_of(two[0], two[1], was[r][i / 4][i % 4]);
             }
         }
-        keep(delta + 16 * n * COLUMN_STEP, tiles, zero);
+        keep(record, delta + 16 * n, tiles, zero);
         take(n, tiles);
     }
 }
@@ -152,8 +165,8 @@ __device__ __forceinline__ void backward(
 // The same by a warpgroup, which still has in registers what this layer gave.
 template <int TILES, int NEXT_TILES, typename Take>
 __device__ __forceinline__ void backward_by_group(
-    const Pair (&hidden)[TILES][4], Element* delta, const Pair (&next)[1][NEXT_TILES][4], const Element* weights,
-    unsigned zero, Take take)
+    const Pair (&hidden)[TILES][4], Element* record, int delta, const Pair (&next)[1][NEXT_TILES][4],
+    const Element* weights, unsigned zero, Take take)
 {
     const auto nothing = [](int) {};
     layer_by_group<false, true, NEXT_TILES, TILES>(
@@ -165,7 +178,7 @@ __device__ __forceinline__ void backward_by_group(
                 const float* two = &sum[i / 2][2 * (i % 2)];
                 tiles[0][i / 4][i % 4] = delta_of(two[0], two[1], hidden[n + i / 4][i % 4]);
             }
-            keep(delta + 16 * n * COLUMN_STEP, tiles, zero);
+            keep(record, delta + 16 * n, tiles, zero);
             take(n, tiles);
         });
 }
@@ -276,7 +289,7 @@ __device__ __forceinline__ void learn(
 #pragma unroll
                     for (int i = 0; i < 4 * AT_ONCE0; ++i) some[r][i / 4][i % 4] = tiles[r][k + i / 4][i % 4];
                 }
-                keep(record + 16 * k * COLUMN_STEP, some, zero);
+                keep(record, 16 * k, some, zero);
             }
         };
         if constexpr (!FEATURES_IN_REGISTERS) {
@@ -285,7 +298,7 @@ __device__ __forceinline__ void learn(
                 for (int r = 0; r < ROW_TILES; ++r) {
                     for (int i = 0; i < AT_ONCE0; ++i) load_features(some[r][i], rows, r, k + i, mean, variance);
                 }
-                keep(record + 16 * k * COLUMN_STEP, some, zero);
+                keep(record, 16 * k, some, zero);
             }
         }
 #if BY_WARPGROUPS
@@ -294,13 +307,13 @@ __device__ __forceinline__ void learn(
         forward(
             network, rows, mean, variance, keep_features,
             [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
-                keep(record + (HIDDEN1_AT + 16 * n) * COLUMN_STEP, tiles, zero);
+                keep(record, HIDDEN1_AT + 16 * n, tiles, zero);
 #if BY_WARPGROUPS
                 copy_tiles(hidden1, n, tiles[0]);
 #endif
             },
             [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
-                keep(record + (HIDDEN2_AT + 16 * n) * COLUMN_STEP, tiles, zero);
+                keep(record, HIDDEN2_AT + 16 * n, tiles, zero);
 #if BY_WARPGROUPS
                 copy_tiles(hidden2, n, tiles[0]);
 #endif
@@ -343,7 +356,7 @@ __device__ __forceinline__ void learn(
                     one[r][0][i] = delta_out[r][k][i] = packed(two[0], two[1]);
                 }
             }
-            keep(record + (DELTA_OUT_AT + 16 * k) * COLUMN_STEP, one, zero);
+            keep(record, DELTA_OUT_AT + 16 * k, one, zero);
         }
         const auto forget = [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {};
         if constexpr (TILES2 > 0) {
@@ -352,20 +365,20 @@ __device__ __forceinline__ void learn(
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; ++r) copy_tiles(delta2[r], n, tiles[r]);
             };
-            Element* delta1_at = record + DELTA1_AT * COLUMN_STEP;
-            Element* delta2_at = record + DELTA2_AT * COLUMN_STEP;
 #if BY_WARPGROUPS
-            backward_by_group<KEPT2, OUTPUT_TILES>(hidden2, delta2_at, delta_out, network.weight3, zero, remember);
+            backward_by_group<KEPT2, OUTPUT_TILES>(
+                hidden2, record, DELTA2_AT, delta_out, network.weight3, zero, remember);
             rows = fetch_features(rows_of(next_index));  // of the next tile
-            backward_by_group<TILES1, KEPT2>(hidden1, delta1_at, delta2, network.weight2, zero, forget);
+            backward_by_group<TILES1, KEPT2>(hidden1, record, DELTA1_AT, delta2, network.weight2, zero, forget);
 #else
             backward<KEPT2, OUTPUT_TILES, SHARED3, KEPT2>(
-                record + HIDDEN2_AT, delta2_at, delta_out, network.weight3, zero, remember);
-            backward<TILES1, KEPT2, SHARED2, 1>(record + HIDDEN1_AT, delta1_at, delta2, network.weight2, zero, forget);
+                record, HIDDEN2_AT, DELTA2_AT, delta_out, network.weight3, zero, remember);
+            backward<TILES1, KEPT2, SHARED2, 1>(
+                record, HIDDEN1_AT, DELTA1_AT, delta2, network.weight2, zero, forget);
 #endif
         } else {
             backward<TILES1, OUTPUT_TILES, SHARED3, 1>(
-                record + HIDDEN1_AT, record + DELTA1_AT, delta_out, network.weight3, zero, forget);
+                record, HIDDEN1_AT, DELTA1_AT, delta_out, network.weight3, zero, forget);
         }
 
         if constexpr (FETCHES_BEFORE_SUMS) {
@@ -383,8 +396,8 @@ __device__ __forceinline__ void learn(
 #pragma unroll
                     for (int k = 0; k < WARPS * ROW_TILES; ++k) {
                         Pair a[4], b[4];
-                        load_columns<true>(a, records_of_block + k * 16 * PITCH, PITCH, delta);
-                        load_columns<false>(b, records_of_block + k * 16 * PITCH, PITCH, input);
+                        load_columns<true, SWIZZLES>(a, records_of_block + k * 16 * PITCH, PITCH, delta);
+                        load_columns<false, SWIZZLES>(b, records_of_block + k * 16 * PITCH, PITCH, input);
                         multiply(sum[i][0], a, b[0], b[1]);
                         multiply(sum[i][1], a, b[2], b[3]);
                     }

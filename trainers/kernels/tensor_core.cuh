@@ -278,11 +278,20 @@ __device__ __forceinline__ void load_weights(
     }
 }
 
+// Where column `column` of a row stands in shared memory whose rows are SWIZZLED, their pitch being an odd multiple of
+// 64 bytes: pieces of 16 bytes change places within 64, so that neither a lane's pieces of its own row nor the same
+// piece of 8 rows meet in a bank.
+template <bool SWIZZLED>
+__device__ __forceinline__ int swizzle(int row, int column)
+{
+    return SWIZZLED ? column ^ ((row >> 1 & 3) << 3) : column;
+}
+
 // A tile of A (or two neighbouring tiles of B) out of rows in shared memory, transposed: what is summed over are 16
 // rows.
-//   rows    [.., pitch]  the first of the 16
+//   rows    [.., pitch]  the first of the 16, a multiple of 8
 //   IS_A: columns `column` ..+15 become rows of A; else they become columns of B, pairs[0], [1] the first 8
-template <bool IS_A>
+template <bool IS_A, bool SWIZZLED>
 __device__ __forceinline__ void load_columns(Pair (&pairs)[4], const Element* rows, int pitch, int column)
 {
     const int lane = lane_index();
@@ -290,7 +299,7 @@ __device__ __forceinline__ void load_columns(Pair (&pairs)[4], const Element* ro
         const int matrix = lane >> 3;
         const int row = (IS_A ? matrix >> 1 : matrix & 1) * 8 + (lane & 7);
         const int first = column + (IS_A ? matrix & 1 : matrix >> 1) * 8;
-        load_matrices<true>(pairs, rows + row * pitch + first);
+        load_matrices<true>(pairs, rows + row * pitch + swizzle<SWIZZLED>(lane & 7, first));
         return;
     }
     const int g = lane >> 2;
@@ -298,7 +307,8 @@ __device__ __forceinline__ void load_columns(Pair (&pairs)[4], const Element* ro
     for (int matrix = 0; matrix < 4; ++matrix) {
         const int row = (IS_A ? matrix >> 1 : matrix & 1) * 8 + 2 * t;
         const int first = column + (IS_A ? matrix & 1 : matrix >> 1) * 8 + g;
-        join(pairs[matrix], rows[row * pitch + first], rows[(row + 1) * pitch + first]);
+        const Element* upper = rows + row * pitch;
+        join(pairs[matrix], upper[swizzle<SWIZZLED>(row, first)], upper[pitch + swizzle<SWIZZLED>(row + 1, first)]);
     }
 }
 
@@ -333,7 +343,7 @@ __device__ __forceinline__ void fetch_ahead(const void* address)
 // A record holds the columns of a row in the order in which lanes hold them: within each 32 (or each 16, where COUNT is
 // 1),
 // column 8 j + 2 t + i stands at 8 t + 2 j + i (4 t + 2 j + i). So a lane writes, and reads back, 16 (8) bytes at once.
-//   record, record_8   where these columns begin in the records of the rows g and g + 8
+//   place, place_8     where this lane's part of these columns is in the records of the rows g and g + 8
 //   tiles              1 or 2 tiles of A, side by side
 //   STEP               elements from 8 columns of a record to the next 8
 //   zero               is 0, which the compiler must not know: what is stored is then a copy. A product wants its four
@@ -361,12 +371,12 @@ __device__ __forceinline__ void put(float* place, const FloatPair (&tiles)[COUNT
         ((FloatPair*)place)[2 * i + 1] = tiles[i][2 + lower];
     }
 }
-template <int STEP, int COUNT>
+template <int COUNT>
 __device__ __forceinline__ void store_tiles(
-    Element* record, Element* record_8, const Pair (&tiles)[COUNT][4], unsigned zero)
+    Element* place, Element* place_8, const Pair (&tiles)[COUNT][4], unsigned zero)
 {
-    put(record + place_of_lane<STEP, COUNT>(), tiles, 0, zero);
-    put(record_8 + place_of_lane<STEP, COUNT>(), tiles, 1, zero);
+    put(place, tiles, 0, zero);
+    put(place_8, tiles, 1, zero);
 }
 
 __device__ __forceinline__ void get(unsigned (&tiles)[2][4], const unsigned short* place, int lower)
@@ -391,10 +401,10 @@ __device__ __forceinline__ void get(FloatPair (&tiles)[COUNT][4], const float* p
         tiles[i][2 + lower] = ((const FloatPair*)place)[2 * i + 1];
     }
 }
-// What the same lane stored, in a record whose columns lie side by side.
+// What the same lane stored.
 template <int COUNT>
-__device__ __forceinline__ void load_tiles(Pair (&tiles)[COUNT][4], const Element* record, const Element* record_8)
+__device__ __forceinline__ void load_tiles(Pair (&tiles)[COUNT][4], const Element* place, const Element* place_8)
 {
-    get(tiles, record + place_of_lane<8, COUNT>(), 0);
-    get(tiles, record_8 + place_of_lane<8, COUNT>(), 1);
+    get(tiles, place, 0);
+    get(tiles, place_8, 1);
 }
