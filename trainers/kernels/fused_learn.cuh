@@ -37,35 +37,10 @@ constexpr int BLOCKS2 = TILES2 * TILES1;
 constexpr int BLOCKS3 = OUTPUT_TILES * LAST_TILES;
 constexpr int BLOCKS_OF_BIASES = TILES2 + OUTPUT_TILES;  // those of the first layer come with its weights
 constexpr int NUM_BLOCKS = BLOCKS1 + BLOCKS2 + BLOCKS3 + BLOCKS_OF_BIASES;
-constexpr int BLOCKS_A_WARP = ACCUMULATES ? (NUM_BLOCKS + WARPS - 1) / WARPS : 1;
 constexpr bool FETCHES_BEFORE_SUMS = FETCHES_AHEAD && ACCUMULATES;  // the next tile's samples come while sums are made
 constexpr int NUM_FIGURES = 5;
 constexpr int WARP_ROWS = 16 * ROW_TILES;
 constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;  // lanes that share a sample: each takes every other head
-
-// The columns of the record that block `i` is the product of.
-__device__ __forceinline__ void columns_of(int i, int& delta, int& input)
-{
-    if (i < BLOCKS1) {
-        delta = DELTA1_AT + i / FEATURE_TILES * 16;
-        input = i % FEATURE_TILES * 16;
-        return;
-    }
-    i -= BLOCKS1;
-    if (i < BLOCKS2) {
-        delta = DELTA2_AT + i / TILES1 * 16;
-        input = HIDDEN1_AT + i % TILES1 * 16;
-        return;
-    }
-    i -= BLOCKS2;
-    if (i < BLOCKS3) {
-        delta = DELTA_OUT_AT + i / LAST_TILES * 16;
-        input = LAST_AT + i % LAST_TILES * 16;
-        return;
-    }
-    delta = DELTA2_AT + (i - BLOCKS3) * 16;  // deltas 2, then those of the outputs
-    input = ONES_AT / 16 * 16;
-}
 
 __device__ __forceinline__ float slope(float activated)
 {
@@ -185,6 +160,7 @@ __device__ __forceinline__ void backward_by_group(
 #endif
 
 #include "fused_loss.cuh"
+#include "fused_sums.cuh"
 
 //   observation    [step, env, column, feature]                                                   read
 //   order          [num_rows..] the samples of the minibatch, if it HAS_ORDER                     read
@@ -223,7 +199,7 @@ __device__ __forceinline__ void learn(
     const float vf_loss_coeff = coefficients[1];
     const float clip = coefficients[2];
     float figure[NUM_FIGURES] = {};
-    float sum[BLOCKS_A_WARP][2][4] = {};
+    Sums products = {};
     wait_for_network();
 
     const int g = lane >> 2;
@@ -387,41 +363,15 @@ __device__ __forceinline__ void learn(
         }
         if (ACCUMULATES) {
             __syncthreads();
-#pragma unroll
-            for (int i = 0; i < BLOCKS_A_WARP; ++i) {
-                const int number = warp + i * WARPS;
-                if (number < NUM_BLOCKS) {
-                    int delta, input;
-                    columns_of(number, delta, input);
-#pragma unroll
-                    for (int k = 0; k < WARPS * ROW_TILES; ++k) {
-                        Pair a[4], b[4];
-                        load_columns<true, SWIZZLES>(a, records_of_block + k * 16 * PITCH, PITCH, delta);
-                        load_columns<false, SWIZZLES>(b, records_of_block + k * 16 * PITCH, PITCH, input);
-                        multiply(sum[i][0], a, b[0], b[1]);
-                        multiply(sum[i][1], a, b[2], b[3]);
-                    }
-                }
-            }
+            add_products(products, records_of_block);
             __syncthreads();
         }
     }
 
-    if (ACCUMULATES) {
-        for (int i = 0; i < BLOCKS_A_WARP; ++i) {
-            const int number = warp + i * WARPS;
-            if (number >= NUM_BLOCKS) break;
-            float* out = gradient + ((long long)block * NUM_BLOCKS + number) * 256;
-            const int place = (lane >> 2) * 16 + 2 * (lane & 3);
-            for (int half = 0; half < 2; ++half) {
-                *(FloatPair*)(out + place + 8 * half) = {sum[i][half][0], sum[i][half][1]};
-                *(FloatPair*)(out + place + 128 + 8 * half) = {sum[i][half][2], sum[i][half][3]};
-            }
-        }
-    }
     for (int i = 0; i < NUM_FIGURES; ++i) {
         float whole = turn == 0 ? figure[i] : 0.0f;
         for (int flip = 16; flip > 0; flip /= 2) whole += __shfl_xor_sync(ALL_LANES, whole, flip);
         if (lane == 0) figures[(block * WARPS + warp) * NUM_FIGURES + i] = whole;
     }
+    if (ACCUMULATES) write_products(products, network.free, gradient + (long long)block * NUM_BLOCKS * 256);
 }
