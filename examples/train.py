@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installation
 
-from trainers.cli import main  # noqa: E402
+from warpdrive.__main__ import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(folder=HERE, command="train"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from warpdrive.config import did_you_mean, shown
+from warpdrive.config import did_you_mean, nearest, shown
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,10 +90,12 @@ def _what_is_wrong_with(word: str, parser: Parser) -> str:
     if word.startswith("-"):
         name = word.partition("=")[0]
         return f"unknown option {shown(name)}.{did_you_mean(name, known)} See {parser.prog} --help."
+    if "--config" in known and word.endswith((".yaml", ".yml")):
+        return f"{shown(word)} is a config. Say {parser.prog} --config {word}"
+    if any(one.metavar == "RUN" and not one.option_strings for one in parser._actions):
+        return f"{parser.prog.rpartition(' ')[2]} takes one RUN, and {shown(word)} is one more."
     if "--config" not in known:
         return f"unexpected {shown(word)}. See {parser.prog} --help."
-    if word.endswith((".yaml", ".yml")):
-        return f"{shown(word)} is a config. Say {parser.prog} --config {word}"
     return f"expected key=value, such as trainer.num_envs=64, got {shown(word)}"
 
 
@@ -142,8 +144,12 @@ def find_config(name: str, folder: Path | None) -> Path:
         if os.path.exists(path):  # Path.exists raises where a name is too long
             return path
     folders = [path.parent for path in places if os.path.isdir(path.parent)]
-    names = {file.name for folder in folders for file in folder.glob("*.y*ml")} - {Path(name).name}
-    raise ConfigError(f"{name}: no such file.{did_you_mean(Path(name).name, sorted(names))}")
+    files = {file.name: file.name for folder in folders for file in folder.glob("*.y*ml")}
+    wanted = Path(name).name if Path(name).suffix else f"{Path(name).name}.yaml"
+    if nearest(wanted, files) is None and Path(name).parent == Path():
+        files = {file.name: str(file) for file in sorted(Path().glob("*/*.y*ml"))}
+    found = nearest(wanted, files)
+    raise ConfigError(f"{name}: no such file." + (f" Did you mean '{files[found]}'?" if found else ""))
 
 
 def needed_config(options: argparse.Namespace, folder: Path | None) -> Path:

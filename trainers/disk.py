@@ -34,6 +34,8 @@ def read(path: Path, num_bytes: int | None = None) -> bytes:
     path = Path(path)
     try:
         found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise CheckpointError(f"{path}: a folder, no file. Name the file in it.")
         if not stat.S_ISREG(found.st_mode):  # a pipe or a device might never end
             raise CheckpointError(f"{path}: no plain file.")
         if num_bytes is not None and found.st_size != num_bytes:

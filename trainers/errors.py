@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from warpdrive.errors import WarpDriveError
@@ -28,6 +29,13 @@ class NonFiniteError(WarpDriveError):
     def __init__(self, message: str, place: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.place = place or {}
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether torch, numpy or Python found no memory, of the host or of a GPU."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|can't allocate memory", str(error)))
 
 
 _FAULTS = (

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trainers.config import SHARED, Config, PolicyConfig
-from trainers.errors import MemoryShortError
+from trainers.errors import MemoryShortError, is_shortage
 from trainers.features import ACTIVE, Features, Places, central_features, group_of, places_of
 from trainers.free_memory import free_bytes
 from trainers.fused import sizes as fused
@@ -225,8 +225,8 @@ def explained_shortage(config: Config) -> Iterator[None]:
         yield
     except MemoryShortError:
         raise
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search(r"out of memory|can't allocate memory", str(error)):
+    except Exception as error:
+        if not is_shortage(error):
             raise
         is_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA" in str(error)
         device = torch.device("cuda" if is_gpu else "cpu")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpdrive.config import did_you_mean
+from trainers.errors import MemoryShortError, is_shortage
+from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import CheckpointError, ConfigError, printable
 
 if TYPE_CHECKING:  # a command's help loads no torch
@@ -227,6 +229,29 @@ def check_at_least(least: int, name: str, number: int) -> int:
     if number < least:
         raise ConfigError(f"command line: {name}: expected a whole number of at least {least}, got {number}.")
     return number
+
+
+def check_seed(seed: int) -> int:
+    """What --seed says, or a ConfigError: it has the bounds of a config's seed."""
+    if not 0 <= seed < 2**63:
+        line = f"command line: --seed: expected a whole number from 0 to {2**63 - 1}, got {shown(seed)}."
+        raise ConfigError(line)
+    return seed
+
+
+@contextlib.contextmanager
+def explained_shortage(env: Env, num_episodes: int) -> Iterator[None]:
+    """Where torch or numpy find no memory for so many episodes, MemoryShortError says so."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MemoryShortError) or not is_shortage(error):
+            raise
+        way_out = "Free memory for it."
+        if num_episodes > 1:
+            way_out = f"Play fewer, such as --episodes {num_episodes // 2}."
+        line = f"memory ran out: {num_episodes:,} episodes of '{env.name}' at once do not fit. {way_out}"
+        raise MemoryShortError(line) from error
 
 
 def score_as_json(score: Score) -> dict:

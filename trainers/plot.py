@@ -93,6 +93,8 @@ def read_run(path: Path) -> Run:
         others = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
         raise ConfigError(f"{path}: no such run.{did_you_mean(folder.name, others)}")
     if not file.is_file():
+        if file.exists():
+            raise ConfigError(f"{path}: its metrics.jsonl is no file. Give another run.")
         raise ConfigError(f"{path}: no run folder: it has no metrics.jsonl. Give a folder such as runs/<name>.")
     metrics = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

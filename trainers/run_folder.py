@@ -205,6 +205,8 @@ class RunFolder:
     def go_back_to(self, env_steps: int) -> None:
         """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
         path = self.path / "metrics.jsonl"
+        if path.exists() and not path.is_file():
+            raise RunFolderError(f"{path}: is no file, so no report can be written. Move it away.")
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         kept = []
         for line in lines:

@@ -98,3 +98,14 @@ def test_config_is_looked_for_here_first_and_then_in_the_folder(tmp_path, monkey
     assert find_config("a.yaml", tmp_path / "there") == Path("a.yaml")
     with pytest.raises(ConfigError, match=r"^b.yaml: no such file\. Did you mean 'a.yaml'\?$"):
         find_config("b.yaml", tmp_path / "there")
+
+
+def test_a_config_in_a_folder_below_is_found_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "cartpole.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("cartpole", "cartpole.yaml", "cartpol.yml"):
+        with pytest.raises(ConfigError, match=rf"^{name}: no such file. Did you mean 'examples/cartpole.yaml'\?$"):
+            find_config(name, None)
+    with pytest.raises(ConfigError, match=r"no such file\.$"):
+        find_config("nothing_like_it.yaml", None)

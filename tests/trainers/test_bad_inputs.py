@@ -210,6 +210,13 @@ OTHERS = [
         **START,
     ),
     typed(
+        "folder of a policy",
+        STARTED,
+        line="a.safetensors: a folder, no file. Name the file in it.",
+        make=lambda folder: (folder / "a.safetensors").mkdir(),
+        **START,
+    ),
+    typed(
         "FIFO of a policy",
         STARTED,
         line="a.safetensors: no plain file.",

@@ -42,6 +42,9 @@ def run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["train", "--config", "a.yaml", "word"], "expected key=value, such as trainer.num_envs=64, got 'word'"),
         (["config", "chek", "a.yaml"], "unknown 'chek'. Did you mean 'check'? (show, check)"),
         (["new-env", "one", "two"], "unexpected 'two'. See warpdrive new-env --help."),
+        (["render", "runs/a", "runs/b"], "render takes one RUN, and 'runs/b' is one more."),
+        (["export", "runs/a", "runs/b"], "export takes one RUN, and 'runs/b' is one more."),
+        (["play", "runs/a", "a.yaml"], "'a.yaml' is a config. Say warpdrive play --config a.yaml"),
     ],
 )
 def test_near_misses_are_one_error_line_and_code_2(argv, line, capsys):
@@ -202,3 +205,12 @@ def test_a_package_that_is_not_installed_is_one_line_with_the_way_to_install_it(
 def test_every_package_that_is_needed_is_known():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert sorted(NEEDED.values()) == sorted(re.match(r"[\w-]+", one)[0] for one in project["dependencies"])
+
+
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback(tmp_path):
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "__init__.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "warpdrive", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped by Ctrl-C\n")

@@ -264,6 +264,11 @@ class TestErrors:
             (("--env", "a.b:C", "--policy", "zero"), ConfigError, "Allow that: --allow-import"),
             (("--env", "cartpole", "--policy", "zero", "--env-index", "-1"), ConfigError, "--env-index: expected"),
             (("--env", "cartpole", "--policy", "zero", "--episodes", "0"), ConfigError, "at least 1, got 0"),
+            (
+                ("--env", "cartpole", "--policy", "zero", "--seed", str(2**63)),
+                ConfigError,
+                "--seed: expected a whole number from 0 to 9223372036854775807, got 9223372036854775808.",
+            ),
         ],
     )
     def test_of_who_plays(self, words, error, line):
@@ -308,6 +313,16 @@ class TestErrors:
                 command(*words, "--device", "cpu")
         with pytest.raises(MemoryShortError, match=r"Play fewer, such as \d+\.$"):
             command("eval", tag_run, "--episodes", many, "--device", "cpu")
+
+    @pytest.mark.parametrize("name", ["play", "eval"])
+    def test_of_memory_that_runs_out_all_the_same(self, tag_run, monkeypatch, name):
+        def fail(self):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+        monkeypatch.setattr(Evaluation, "play", fail)
+        line = r"^memory ran out: 8 episodes of 'tag_gridworld' at once .* Play fewer, such as --episodes 4\.$"
+        with pytest.raises(MemoryShortError, match=line):
+            command(name, tag_run, "--episodes", 8, "--device", "cpu")
 
     def test_of_the_output(self, tag_run, tmp_path):
         with pytest.raises(ConfigError, match="there is no folder .*nowhere. Make it first"):

@@ -204,6 +204,9 @@ class TestErrors:
         (tmp_path / "other").mkdir()
         with pytest.raises(ConfigError, match="no run folder: it has no metrics.jsonl"):
             run(tmp_path / "other")
+        (tmp_path / "other" / "metrics.jsonl").mkdir()
+        with pytest.raises(ConfigError, match="its metrics.jsonl is no file. Give another run"):
+            run(tmp_path / "other")
 
     @pytest.mark.parametrize(
         ("words", "line"),

@@ -90,6 +90,16 @@ def test_what_is_no_report_does_not_keep_a_run_from_going_on(tmp_path, device):
     assert json.loads(lines[-1])["time/total_timesteps"] == 2000
 
 
+def test_metrics_that_are_a_folder_are_one_line(tmp_path, capsys):
+    trainer = make("a2c", tmp_path, "cpu")
+    trainer.train()
+    file = trainer.run.path / "metrics.jsonl"
+    file.unlink()
+    file.mkdir()
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "2000"]) == 3
+    assert capsys.readouterr().err == f"error: {file}: is no file, so no report can be written. Move it away.\n"
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, device, capsys):
     trainer = make("a2c", tmp_path, device)
     trainer.train()

@@ -9,7 +9,7 @@ import torch
 
 from warpdrive.backends.base import LaunchShape, Source
 from warpdrive.backends.cpu import CpuBackend, CpuModule
-from warpdrive.backends.cpu_compiler import find_compiler
+from warpdrive.backends.cpu_compiler import Compiler, Variant, compile_kernels, find_compiler
 from warpdrive.errors import BackendError, CompileError, KernelError
 from warpdrive.signature import read_signatures
 
@@ -359,3 +359,20 @@ def test_cxx_and_the_number_of_threads_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("WARPDRIVE_NUM_THREADS", "many")
     with pytest.raises(BackendError, match="WARPDRIVE_NUM_THREADS is 'many'"):
         CpuBackend()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "kernels.cpp:1:1: fatal error: error writing to /tmp/ccXyz.s: No space left on device",
+        "Fatal error: can't write 34 bytes to section .text of kernels.o: 'No space left on device'",
+        "/usr/bin/ld: final link failed: Disk quota exceeded",
+    ],
+)
+def test_a_full_disk_does_not_look_like_a_wrong_kernel(tmp_path, said):
+    script = tmp_path / "full"
+    script.write_text(f'#!/bin/sh\necho "{said}" >&2\nexit 1\n')
+    script.chmod(0o755)
+    source = read_source('extern "C" __global__ void tag_step(int* x) {}', "tag.cu")
+    with pytest.raises(BackendError, match=r"^tag\.cu: no room to compile .* or set TMPDIR to a folder on another"):
+        compile_kernels(Compiler((str(script),), (), "__x86_64__"), source, Variant())

@@ -47,16 +47,15 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
 def _scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list[list[str]]]:
     """JSON and table of each run by itself."""
     from trainers.evaluation import Evaluation
-    from trainers.players import COLUMNS, players_of, score_as_json, score_rows
+    from trainers.players import COLUMNS, explained_shortage, players_of, score_as_json, score_rows
 
     results, rows = [], [["run", *COLUMNS]]
     for path in options.runs:
         players = players_of(Path(path), backend, options.allow_import)
         how = _how(options, players)
-        evaluation = Evaluation(
-            players.env, players.policies, how["episodes"], how["seed"], backend, players.greedy(options.greedy)
-        )
-        score = evaluation.play()
+        greedy = players.greedy(options.greedy)
+        with explained_shortage(players.env, how["episodes"]):
+            score = Evaluation(players.env, players.policies, how["episodes"], how["seed"], backend, greedy).play()
         results.append({"run": str(players.run), "checkpoint": players.checkpoint.name, **how, **score_as_json(score)})
         rows += [[players.run.name, *row] for row in score_rows(score)]
     return results, rows
@@ -65,7 +64,15 @@ def _scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list
 def _cross_scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list[list[str]]]:
     """JSON and table of every pairing of two runs' sides."""
     from trainers.evaluation import cross_play
-    from trainers.players import by_group, check_same_game, players_of, score_as_json, score_rows, tell_apart
+    from trainers.players import (
+        by_group,
+        check_same_game,
+        explained_shortage,
+        players_of,
+        score_as_json,
+        score_rows,
+        tell_apart,
+    )
 
     ours, theirs = (
         players_of(Path(path), backend, options.allow_import) for path in (options.runs[0], options.against)
@@ -76,7 +83,8 @@ def _cross_scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict]
     candidates = {group: {name: side[group] for name, side in zip(names, sides, strict=True)} for group in sides[0]}
     how = _how(options, ours)
     greedy = ours.settings.greedy if options.greedy is None else options.greedy
-    scores = cross_play(ours.env, candidates, how["episodes"], how["seed"], backend, greedy)
+    with explained_shortage(ours.env, how["episodes"]):
+        scores = cross_play(ours.env, candidates, how["episodes"], how["seed"], backend, greedy)
     results, rows = [], [[*ours.env.groups, *(f"return of {group}" for group in ours.env.groups), "episode length"]]
     for words, score in scores.items():
         results.append({"policies": dict(zip(ours.env.groups, words, strict=True)), **how, **score_as_json(score)})
@@ -86,13 +94,13 @@ def _cross_scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict]
 
 
 def _how(options: argparse.Namespace, players: Any) -> dict[str, Any]:
-    from trainers.players import check_at_least
+    from trainers.players import check_at_least, check_seed
 
     settings = players.settings
     num_episodes = settings.num_episodes if options.episodes is None else options.episodes
     return {
         "env": players.env.name,
         "episodes": check_at_least(1, "--episodes", num_episodes),
-        "seed": check_at_least(0, "--seed", settings.seed if options.seed is None else options.seed),
+        "seed": check_seed(settings.seed if options.seed is None else options.seed),
         "greedy": settings.greedy if options.greedy is None else options.greedy,
     }

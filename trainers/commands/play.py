@@ -39,7 +39,15 @@ def play_and_draw(
     """
     from trainers.evaluation import Evaluation
     from trainers.media import check_can_be_drawn, files_to_write, write_media
-    from trainers.players import COLUMNS, check_at_least, find_players, score_rows, table
+    from trainers.players import (
+        COLUMNS,
+        check_at_least,
+        check_seed,
+        explained_shortage,
+        find_players,
+        score_rows,
+        table,
+    )
     from warpdrive.backends import choose_backend
     from warpdrive.errors import ConfigError
 
@@ -59,10 +67,11 @@ def play_and_draw(
         drawn = range(first, first + 1) if paths else range(0)
         if first >= num_played:
             raise ConfigError(f"command line: --env-index {first}: there are {num_played} episodes, counted from 0.")
-    seed = players.settings.seed if options.seed is None else check_at_least(0, "--seed", options.seed)
+    seed = players.settings.seed if options.seed is None else check_seed(options.seed)
     greedy = players.greedy(options.greedy)
-    evaluation = Evaluation(players.env, players.policies, num_played, seed, backend, greedy, record=drawn)
-    score = evaluation.play()
+    with explained_shortage(players.env, num_played):
+        evaluation = Evaluation(players.env, players.policies, num_played, seed, backend, greedy, record=drawn)
+        score = evaluation.play()
     if not renders:
         print(f"{players.title}: {num_played} episodes, seed {seed}, {players.how(greedy)}, on {backend.device}")
         print(table([COLUMNS, *score_rows(score)]))

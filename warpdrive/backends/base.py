@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warpdrive.comments import blank_comments
+from warpdrive.errors import BackendError
 
 if TYPE_CHECKING:  # the doctor tries the host compiler while torch is imported
     import torch
@@ -117,6 +118,14 @@ class Backend(ABC):
 def escape(path: str) -> str:
     """A path as it stands in a C string."""
     return path.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def check_room(said: str, path: str) -> None:
+    """Raises BackendError where a compiler failed on a full disk, which says nothing of the file at `path`."""
+    if full := re.search(r"^.*(?:No space left on device|Disk quota exceeded).*$", said, re.MULTILINE):
+        raise BackendError(
+            f"{path}: no room to compile it: {full[0].strip()}. Make room, or set TMPDIR to a folder on another disk."
+        )
 
 
 def show_source_line(message: str, path: str, line: int, column: int, text: str) -> str:

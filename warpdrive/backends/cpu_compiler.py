@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpdrive.backends.base import KERNELS_FOLDER, Source, show_source_line
+from warpdrive.backends.base import KERNELS_FOLDER, Source, check_room, show_source_line
 from warpdrive.cache import cache_key, cached
 from warpdrive.comments import blank_comments
 from warpdrive.errors import BackendError, CompileError
@@ -245,6 +245,7 @@ def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> byt
         arguments = [*flags, *includes, *plain, f"-fdebug-prefix-map={folder}={os.getcwd()}"]
         result = run_tool([*compiler.command, *arguments, "-c", "kernels.cpp", "-o", "kernels.o"], folder)
         if result.returncode:
+            check_room(result.stderr, source.path)
             raise CompileError(_explain(source, result.stderr))
 
         objects = ["kernels.o"]
@@ -263,6 +264,7 @@ def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> byt
             link.append("-Wl,-z,defs")  # a function that is declared only is an error now, not when it is called
         result = run_tool([*compiler.command, *link, *objects, "-o", "kernels.so", "-lm"], folder)
         if result.returncode:
+            check_room(result.stderr, source.path)
             raise CompileError(_explain(source, result.stderr))
         return Path(folder, "kernels.so").read_bytes()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from warpdrive.backends.base import Backend, LaunchShape, Module, Source, show_source_line
+from warpdrive.backends.base import Backend, LaunchShape, Module, Source, check_room, show_source_line
 from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
 from warpdrive.cache import cache_key, cached, read_entry
 from warpdrive.data_manager import find_device
@@ -200,6 +200,7 @@ def _run_nvcc(source: Source, unit: str, flags: list[str]) -> bytes:
         command = [_nvcc(), "-cubin", *flags, str(unit_path), "-o", str(cubin_path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
+            check_room(done.stdout + done.stderr, source.path)
             raise CompileError(_read_diagnostics(done.stdout + done.stderr, source))
         return cubin_path.read_bytes()
 
