@@ -144,7 +144,7 @@ def find_config(name: str, folder: Path | None) -> Path:
         if os.path.exists(path):  # Path.exists raises where a name is too long
             return path
     folders = [path.parent for path in places if os.path.isdir(path.parent)]
-    files = {file.name: file.name for folder in folders for file in folder.glob("*.y*ml")}
+    files = {file.name: file.name for folder in folders for file in folder.glob("*.y*ml") if file.exists()}
     wanted = Path(name).name if Path(name).suffix else f"{Path(name).name}.yaml"
     if nearest(wanted, files) is None and Path(name).parent == Path():
         files = {file.name: str(file) for file in sorted(Path().glob("*/*.y*ml"))}
