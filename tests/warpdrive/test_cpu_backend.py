@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from warpdrive.backends.base import LaunchShape, Source
+from warpdrive.backends.base import KERNELS_FOLDER, LaunchShape, Source
 from warpdrive.backends.cpu import CpuBackend, CpuModule
-from warpdrive.backends.cpu_compiler import Compiler, Variant, compile_kernels, find_compiler
+from warpdrive.backends.cpu_compiler import Compiler, Variant, compile_kernels, find_compiler, run_tool
+from warpdrive.env import load_env
+from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, CompileError, KernelError
 from warpdrive.signature import read_signatures
+from warpdrive.testing import random_actions
 
 FEATURES = Path(__file__).parent / "kernels" / "cpu_features.cu"
 
@@ -376,3 +379,29 @@ def test_a_full_disk_does_not_look_like_a_wrong_kernel(tmp_path, said):
     source = read_source('extern "C" __global__ void tag_step(int* x) {}', "tag.cu")
     with pytest.raises(BackendError, match=r"^tag\.cu: no room to compile .* or set TMPDIR to a folder on another"):
         compile_kernels(Compiler((str(script),), (), "__x86_64__"), source, Variant())
+
+
+def test_every_level_of_optimisation_gives_the_same_bits(monkeypatch):
+    """Continuous Tag: sines, roots, divisions and comparisons, by 5 agents that meet."""
+    config = {"num_taggers": 2, "num_runners": 3, "grid_length": 4.0, "episode_length": 12}
+    actions = random_actions(load_env("tag_continuous", config), num_envs=4, num_steps=30)
+    ends = []
+    for level in ("0", "1", "3"):
+        monkeypatch.setenv("WARPDRIVE_OPT_LEVEL", level)
+        env = EnvWrapper("tag_continuous", 4, "cpu", seed=1, env_config=config)
+        env.reset()
+        for action in actions:
+            env.step(action)
+        ends.append({name: array.tolist() for name, array in env.data.snapshot().items()})
+    assert ends[0] == ends[1] == ends[2]
+    monkeypatch.setenv("WARPDRIVE_OPT_LEVEL", "fast")
+    with pytest.raises(BackendError, match="WARPDRIVE_OPT_LEVEL is 'fast'. Set it to 0, 1, 2 or 3."):
+        EnvWrapper("tag_continuous", 4, "cpu")
+
+
+def test_bessel_functions_are_not_read_with_each_kernel(tmp_path):
+    """libstdc++ puts them into <math.h>, where reading them takes longer than a small kernel."""
+    (tmp_path / "kernel.cpp").write_text('#include "cpu_shim.h"\n')
+    command = [*find_compiler().command, "-std=c++17", f"-I{KERNELS_FOLDER}", "-E", "kernel.cpp"]
+    result = run_tool(command, str(tmp_path))
+    assert "sinf" in result.stdout and "bessel" not in result.stdout

@@ -119,8 +119,19 @@ class Compiler:
             flags = [flag for flag in flags if "frame-larger-than" not in flag]
             flags += ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={','.join(variant.sanitize)}"]
         else:
-            flags += ["-O3", "-g1"]
+            flags += [f"-O{_optimisation_level()}", "-g1"]
         return flags
+
+
+def _optimisation_level() -> int:
+    """$WARPDRIVE_OPT_LEVEL, from 0 (compiles in half the time) to 3 (runs fastest), which it is if not set.
+
+    Results are the same bits at every level.
+    """
+    text = os.environ.get("WARPDRIVE_OPT_LEVEL") or "3"
+    if text not in ("0", "1", "2", "3"):
+        raise BackendError(f"WARPDRIVE_OPT_LEVEL is '{text}'. Set it to 0, 1, 2 or 3.")
+    return int(text)
 
 
 def find_compiler(compiler: str | None = None) -> Compiler:
