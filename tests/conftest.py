@@ -1,12 +1,22 @@
-"""Every test that launches a kernel takes `device`: it runs on the CPU and, where there is one, on the GPU."""
+"""Every test that launches a kernel takes `device`: it runs on the CPU and, where there is one, on the GPU.
+
+Kernels for the CPU are built without optimisation, as building them is most of what the tests do; the bits are the same
+at every level (tests/warpdrive/test_cpu_backend.py, tests/trainers/test_trainer.py). Those of tests/cuda_envs, and of
+tests that ask for `built_for_speed`, are built as users build them; all of them with WARPDRIVE_OPT_LEVEL=3.
+"""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
+
+os.environ.setdefault("WARPDRIVE_OPT_LEVEL", "0")  # of processes that tests start, too
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -19,3 +29,11 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def backend(device: str) -> Backend:
     return choose_backend(device=device)
+
+
+@pytest.fixture(scope="module")
+def built_for_speed() -> Iterator[None]:
+    """Kernels for the CPU are built as users build them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WARPDRIVE_OPT_LEVEL")
+        yield

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from trainers_runs import config_of
 
 from trainers.read_config import read_config
 from trainers.trainer import Trainer, total_env_steps
@@ -70,6 +71,19 @@ def test_run_folder_holds_what_the_interface_names(tiny, capsys):
     assert printed[0].startswith("device: ")
     assert any(line.startswith("mean return of tagger: ") for line in printed)
     assert (path / "log.txt").read_text().splitlines() == printed
+
+
+@pytest.mark.parametrize("name", ["ppo of continuous actions", "agents that leave", "fused kernels"])
+def test_kernels_as_users_build_them_give_the_bits_of_kernels_as_tests_do(name, tmp_path, monkeypatch):
+    saved = []
+    for level in ("0", "3"):
+        monkeypatch.setenv("WARPDRIVE_OPT_LEVEL", level)
+        settings = {"num_envs": 8, "train_batch_size": 160, "total_timesteps": 480, "device": "cpu"}
+        trainer = Trainer(read_config(config_of(name, settings, {"basedir": str(tmp_path)})), f"level{level}")
+        trainer.train()
+        files = (trainer.run.checkpoints / "last").glob("*.safetensors")
+        saved.append({file.name: file.read_bytes() for file in files})
+    assert saved[0] == saved[1]
 
 
 def test_learning_curve_is_drawn(tiny):

@@ -16,6 +16,8 @@ from warpdrive.errors import BackendError, CompileError, KernelError
 from warpdrive.signature import read_signatures
 from warpdrive.testing import random_actions
 
+pytestmark = pytest.mark.usefixtures("built_for_speed")
+
 FEATURES = Path(__file__).parent / "kernels" / "cpu_features.cu"
 
 COMPILERS = [
