@@ -61,7 +61,7 @@ def test_wheel_metadata(wheel):
 
 def test_wheel_installs_the_command_line(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
-    assert wheel.read(name).decode().split() == ["[console_scripts]", "warpdrive", "=", "trainers.cli:main"]
+    assert wheel.read(name).decode().split() == ["[console_scripts]", "warpdrive", "=", "warpdrive.__main__:main"]
 
 
 def test_installed_wheel_runs_an_env_away_from_the_repository(wheel, tmp_path):
