@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,25 +30,39 @@ def hashes(path: Path) -> dict[str, str]:
     return {name: file["sha256"] for name, file in manifest["files"].items()}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, device: str) -> Callable[[str, Path], Path]:
+    """A function that trains one of RUNS, once for all tests, and copies its folder into the one given."""
+    made: dict[str, Path] = {}
+
+    def train(run: str, folder: Path) -> Path:
+        if run not in made:
+            trainer = make(run, tmp_path_factory.mktemp("whole"), device)
+            trainer.train()
+            made[run] = trainer.run.path
+        return shutil.copytree(made[run], folder / made[run].name, symlinks=True)
+
+    return train
+
+
 @pytest.mark.parametrize("run", RUNS)
-def test_ten_iterations_a_stop_and_ten_more_are_twenty(run, tmp_path, device):
-    whole = make(run, tmp_path, device)
-    whole.train()
-    halfway, end = checkpoint.list_checkpoints(whole.run.checkpoints)[-2:]
+def test_ten_iterations_a_stop_and_ten_more_are_twenty(run, whole, tmp_path, device):
+    place = whole(run, tmp_path)
+    halfway, end = checkpoint.list_checkpoints(place / "checkpoints")[-2:]
     assert halfway.name == "step_000000000800"
     first = hashes(end)
     resumed = make(run, tmp_path, device, resume=halfway)  # goes on in the same folder, and writes the end anew
     assert not end.exists()
     resumed.train()
     assert hashes(end) == first
-    lines = [json.loads(line) for line in (whole.run.path / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     assert [line["time/iterations"] for line in lines] == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_same_seed_gives_the_same_parameters_three_times(run, tmp_path, device):
-    found = []
-    for _ in range(3):
+def test_same_seed_gives_the_same_parameters_three_times(run, whole, tmp_path, device):
+    found = [hashes(whole(run, tmp_path) / "checkpoints" / checkpoint.LAST)]
+    for _ in range(2):
         trainer = make(run, tmp_path, device)
         trainer.train()
         found.append(hashes(trainer.run.checkpoints / checkpoint.LAST))
@@ -146,17 +161,16 @@ def files_of(folder: Path) -> dict[str, bytes]:
         ("name", "cartpole", None),
     ],
 )
-def test_a_refused_resume_leaves_the_run_as_it_was(key, value, line, tmp_path, device, capsys):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    before = files_of(trainer.run.path)
+def test_a_refused_resume_leaves_the_run_as_it_was(key, value, line, whole, tmp_path, device, capsys):
+    place = whole("a2c", tmp_path)
+    before = files_of(place)
     capsys.readouterr()
-    assert main(["train", "--resume", str(trainer.run.path), f"{key}={value}", "--total-timesteps", "2400"]) in (2, 4)
+    assert main(["train", "--resume", str(place), f"{key}={value}", "--total-timesteps", "2400"]) in (2, 4)
     error = capsys.readouterr().err
     assert line is None or line in error
     assert "Traceback" not in error
-    assert files_of(trainer.run.path) == before
-    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "1680"]) == 0
+    assert files_of(place) == before
+    assert main(["train", "--resume", str(place), "--total-timesteps", "1680"]) == 0
 
 
 def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path, device, capsys):
