@@ -11,28 +11,41 @@ constexpr bool KEEPS_SCENE = USE_FULL_OBSERVATION && 21 * NUM_AGENTS <= SHARED_B
 constexpr int NUM_CELLS = KEEPS_CELLS ? NUM_AGENTS : 1;
 constexpr int SCENE_SIZE = KEEPS_SCENE ? 3 * NUM_AGENTS : 1;
 
-typedef unsigned long long Distance;  // squared distance, then the tagger's id: the smallest is the nearest tagger
+// Agents' places in grid lengths, which rows of observations hold: an agent's and the runner's, or the runner's and the
+// nearest tagger's. There must be room for those of a step and of a reset.
+constexpr bool KEEPS_PLACES = !USE_FULL_OBSERVATION && THREADS_PER_ENV > 1 && 2 * 17 * NUM_AGENTS <= SHARED_BYTES;
+constexpr int NUM_PLACES = KEEPS_PLACES ? NUM_AGENTS : 1;
 
-// The nearest tagger to the runner, the lowest id of equals. Lane after lane takes every 32nd tagger.
+// Squared distance, then the tagger's id: the smallest is the nearest tagger.
+template <bool IS_SHORT>
+struct DistanceOf {
+    typedef unsigned long long Type;
+};
+template <>
+struct DistanceOf<true> {
+    typedef unsigned int Type;
+};
+constexpr unsigned long long LARGEST_DISTANCE = (2ull * GRID_LENGTH * GRID_LENGTH + 1) * NUM_TAGGERS;
+typedef DistanceOf<LARGEST_DISTANCE <= 0xffffffffull>::Type Distance;
+
+// The nearest tagger to the runner, the lowest id of equals.
 //   x, y     [NUM_AGENTS] cells
-//   partial  [REDUCE_LANES] scratch
-__device__ __forceinline__ Distance nearest_tagger(const int* x, const int* y, Distance* partial)
+//   nearest  [1] the largest Distance, which everyone must see by now
+__device__ __forceinline__ Distance nearest_tagger(const int* x, const int* y, Distance* nearest)
 {
-    constexpr int lanes = NUM_TAGGERS < REDUCE_LANES ? NUM_TAGGERS : REDUCE_LANES;
-    for (int lane = first_agent(); lane < lanes; lane += agent_stride()) {
-        Distance nearest = ~0ull;
-        for (int tagger = lane; tagger < NUM_TAGGERS; tagger += REDUCE_LANES) {
-            const long long dx = x[tagger] - x[RUNNER];
-            const long long dy = y[tagger] - y[RUNNER];
-            const Distance distance = (Distance)(dx * dx + dy * dy) * NUM_TAGGERS + tagger;
-            nearest = distance < nearest ? distance : nearest;
-        }
-        partial[lane] = nearest;
+    const int runner_x = x[RUNNER];
+    const int runner_y = y[RUNNER];
+    Distance mine = ~(Distance)0;
+#pragma unroll 1
+    for (int tagger = first_agent(); tagger < NUM_TAGGERS; tagger += agent_stride()) {
+        const Distance dx = x[tagger] - runner_x;  // modulo 2^32 or 2^64, as is its square
+        const Distance dy = y[tagger] - runner_y;
+        const Distance distance = (dx * dx + dy * dy) * NUM_TAGGERS + tagger;
+        mine = distance < mine ? distance : mine;
     }
+    if (first_agent() < NUM_TAGGERS) atomicMin(nearest, mine);
     env_sync();
-    Distance nearest = partial[0];
-    for (int lane = 1; lane < lanes; ++lane) nearest = partial[lane] < nearest ? partial[lane] : nearest;
-    return nearest;
+    return nearest[0];
 }
 
 // What all see alike: [x of all][y of all][type of all].
@@ -43,12 +56,19 @@ __device__ __forceinline__ float scene_feature(const int* x, const int* y, int i
     return i == 2 * NUM_AGENTS + RUNNER ? 1.0f : 0.0f;
 }
 
+// A cell in grid lengths.
+__device__ __forceinline__ float2 place_of(int x, int y)
+{
+    return make_float2((float)x / GRID_LENGTH, (float)y / GRID_LENGTH);
+}
+
 // Writes what every agent of one env sees.
 //   x, y         [NUM_AGENTS] cells
+//   places       [NUM_PLACES] x and y in grid lengths, if it KEEPS_PLACES
 //   scene        [SCENE_SIZE] scratch
 //   observation  [env, agent, feature]  written
 __device__ __forceinline__ void observe(
-    const int* x, const int* y, int nearest, int time, float* __restrict__ scene, int env,
+    const int* x, const int* y, const float2* places, int nearest, int time, float* __restrict__ scene, int env,
     float* __restrict__ observation)
 {
     float* __restrict__ const rows = observation + (long long)env * NUM_AGENTS * NUM_FEATURES;
@@ -71,8 +91,9 @@ __device__ __forceinline__ void observe(
         // Two of a row's 6 features.
         const auto write = [&](int agent, int part) {
             const int who = part == 0 ? agent : agent == RUNNER ? nearest : RUNNER;
-            const float2 pair = part == 2 ? make_float2(agent == RUNNER ? 1.0f : 0.0f, now)
-                                          : make_float2((float)x[who] / GRID_LENGTH, (float)y[who] / GRID_LENGTH);
+            const float2 pair = part == 2      ? make_float2(agent == RUNNER ? 1.0f : 0.0f, now)
+                                : KEEPS_PLACES ? places[who]
+                                               : place_of(x[who], y[who]);
             reinterpret_cast<float2*>(rows)[3 * agent + part] = pair;
         };
         if (THREADS_PER_ENV == 1) {
@@ -82,6 +103,7 @@ __device__ __forceinline__ void observe(
                 write(agent, 2);
             }
         } else {  // neighbouring threads write side by side
+#pragma unroll 1
             for (int i = first_agent(); i < 3 * NUM_AGENTS; i += agent_stride()) write(i / 3, i % 3);
         }
     }
@@ -104,13 +126,16 @@ extern "C" __global__ void tag_gridworld_step(
     ENV_SHARED(int, shared_x, NUM_CELLS);
     ENV_SHARED(int, shared_y, NUM_CELLS);
     ENV_SHARED(bool, hits_wall, NUM_CELLS);
-    ENV_SHARED(Distance, partial, REDUCE_LANES);
+    ENV_SHARED(float2, places, NUM_PLACES);
+    ENV_SHARED(Distance, smallest, 1);
     ENV_SHARED(float, scene, SCENE_SIZE);
 
     const int first = env * NUM_AGENTS;
     int* const new_x = KEEPS_CELLS ? shared_x : x + first;
     int* const new_y = KEEPS_CELLS ? shared_y : y + first;
     const int time = time_step[env] + 1;
+    if (first_agent() == 0) smallest[0] = ~(Distance)0;
+#pragma unroll 1
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int move = action[first + agent];
         const int wanted_x = x[first + agent] + (move == 1) - (move == 2);
@@ -119,6 +144,7 @@ extern "C" __global__ void tag_gridworld_step(
         const int cell_y = min(max(wanted_y, 0), GRID_LENGTH);
         new_x[agent] = x[first + agent] = cell_x;
         new_y[agent] = y[first + agent] = cell_y;
+        if (KEEPS_PLACES) places[agent] = place_of(cell_x, cell_y);
         const bool hits = cell_x != wanted_x || cell_y != wanted_y;
         if (KEEPS_CELLS) {
             hits_wall[agent] = hits;
@@ -128,8 +154,9 @@ extern "C" __global__ void tag_gridworld_step(
     }
     env_sync();  // everyone has moved before anyone is tagged
 
-    const Distance nearest = nearest_tagger(new_x, new_y, partial);
+    const Distance nearest = nearest_tagger(new_x, new_y, smallest);
     const bool tag = nearest < NUM_TAGGERS;  // the squared distance is 0
+#pragma unroll 1
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const float paid = agent == RUNNER ? (tag ? -TAG_PENALTY_FOR_RUNNER : STEP_COST_FOR_TAGGER)
                                            : (tag ? TAG_REWARD_FOR_TAGGER : -STEP_COST_FOR_TAGGER);
@@ -141,7 +168,7 @@ extern "C" __global__ void tag_gridworld_step(
         terminated[env] = tag;
         truncated[env] = !tag && time >= EPISODE_LENGTH;
     }
-    observe(new_x, new_y, (int)(nearest % NUM_TAGGERS), time, scene, env, observation);
+    observe(new_x, new_y, places, (int)(nearest % NUM_TAGGERS), time, scene, env, observation);
 }
 
 // Puts everyone of an ended env back to the start.
@@ -152,17 +179,23 @@ extern "C" __global__ void tag_gridworld_reset(
     if (env >= NUM_ENVS || !(terminated[env] || truncated[env])) return;
     ENV_SHARED(int, shared_x, NUM_CELLS);
     ENV_SHARED(int, shared_y, NUM_CELLS);
-    ENV_SHARED(Distance, partial, REDUCE_LANES);
+    ENV_SHARED(float2, places, NUM_PLACES);
+    ENV_SHARED(Distance, smallest, 1);
     ENV_SHARED(float, scene, SCENE_SIZE);
 
     int* const new_x = KEEPS_CELLS ? shared_x : x + env * NUM_AGENTS;
     int* const new_y = KEEPS_CELLS ? shared_y : y + env * NUM_AGENTS;
+#pragma unroll 1
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         new_x[agent] = x[env * NUM_AGENTS + agent] = START_X[agent];
         new_y[agent] = y[env * NUM_AGENTS + agent] = START_Y[agent];
+        if (KEEPS_PLACES) places[agent] = place_of(START_X[agent], START_Y[agent]);
     }
-    if (first_agent() == 0) time_step[env] = 0;
+    if (first_agent() == 0) {
+        smallest[0] = ~(Distance)0;
+        time_step[env] = 0;
+    }
     env_sync();
-    const int nearest = (int)(nearest_tagger(new_x, new_y, partial) % NUM_TAGGERS);
-    observe(new_x, new_y, nearest, 0, scene, env, observation);
+    const int nearest = (int)(nearest_tagger(new_x, new_y, smallest) % NUM_TAGGERS);
+    observe(new_x, new_y, places, nearest, 0, scene, env, observation);
 }
