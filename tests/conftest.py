@@ -37,3 +37,9 @@ def built_for_speed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WARPDRIVE_OPT_LEVEL")
         yield
+
+
+@pytest.fixture
+def built_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opposite, for one test of a module that is built for speed."""
+    monkeypatch.setenv("WARPDRIVE_OPT_LEVEL", "0")

@@ -443,6 +443,7 @@ def test_spaces_are_gymnasiums(case):
     assert ours.action_space == theirs.action_space
 
 
+@pytest.mark.usefixtures("built_quickly")
 @default_cases
 def test_passes_the_conformance_kit(case, device):
     assert check_env(case.name, device, episode_length=15)

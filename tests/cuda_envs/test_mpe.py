@@ -240,6 +240,7 @@ def test_starts_are_uniform_and_the_same_among_few_envs_and_many(backend, name, 
     assert (few.data.pull("position") != starts[0]["position"]).all()
 
 
+@pytest.mark.usefixtures("built_quickly")
 @pytest.mark.parametrize(
     ("name", "config"),
     [

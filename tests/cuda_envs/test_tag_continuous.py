@@ -383,6 +383,7 @@ def test_groups_are_taggers_then_runners_unless_types_mix_them():
     assert {name: group.agents for name, group in mixed.groups.items()} == {"agent": range(5)}
 
 
+@pytest.mark.usefixtures("built_quickly")
 @pytest.mark.parametrize(
     "config",
     [

@@ -82,6 +82,7 @@ def test_kernel_equals_the_oracle_over_200_random_configurations(backend):
     assert sum(count > 0 for count in tags) > 50, "hardly a tag: the comparison would see little"
 
 
+@pytest.mark.usefixtures("built_quickly")
 @pytest.mark.parametrize("use_full_observation", [True, False])
 @pytest.mark.parametrize("num_taggers", [4, 40])
 def test_passes_the_conformance_kit(device, num_taggers, use_full_observation):
