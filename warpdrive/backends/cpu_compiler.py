@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warpdrive.backends.base import KERNELS_FOLDER, Source, check_room, show_source_line
+from warpdrive.backends.object_file import ObjectFile, static_shared_bytes, undefined_thread_locals
 from warpdrive.cache import cache_key, cached
 from warpdrive.comments import blank_comments
 from warpdrive.errors import BackendError, CompileError
@@ -288,80 +288,6 @@ def _dynamic_shared_memory(names: Sequence[str]) -> str:
     return "\n".join([*lines, f".zero {MAX_SHARED_BYTES}", '.section .note.GNU-stack,"",%progbits', ""])
 
 
-@dataclass(frozen=True)
-class _Symbol:
-    name: str
-    kind: int
-    section: int
-    value: int
-    size: int
-
-
-_FUNCTION, _THREAD_LOCAL, _UNDEFINED_SECTION = 2, 6, 0
-
-
-class _ObjectFile:
-    """The symbols of a 64-bit ELF object file and where its code refers to them."""
-
-    def __init__(self, file: bytes) -> None:
-        (sections_at,) = struct.unpack_from("<Q", file, 40)
-        entry_size, num_sections = struct.unpack_from("<HH", file, 58)
-        if num_sections == 0:  # too many for the field: the first section holds their number
-            (num_sections,) = struct.unpack_from("<Q", file, sections_at + 32)
-        sections = [struct.unpack_from("<IIQQQQIIQQ", file, sections_at + i * entry_size) for i in range(num_sections)]
-        symbol_table, extended_sections, relocations_with_addend = 2, 18, 4
-        allocated = 2
-        self.num_allocated_bytes = sum(size for _, _, flags, _, _, size, *_ in sections if flags & allocated)
-        self.symbols: list[_Symbol] = []
-        self.references: list[tuple[int, int, int]] = []  # section, offset in it, index of the symbol
-        in_extended: list[int] = []
-        for _, kind, _, _, offset, size, _, _, _, _ in sections:
-            if kind == extended_sections:
-                in_extended = [index for (index,) in struct.iter_unpack("<I", file[offset : offset + size])]
-        for _, kind, _, _, offset, size, link, info, _, _ in sections:
-            content = file[offset : offset + size]
-            if kind == symbol_table:
-                strings_at = sections[link][4]
-                for i, (name, type_, _, section, value, bytes_) in enumerate(struct.iter_unpack("<IBBHQQ", content)):
-                    end = file.index(b"\0", strings_at + name)
-                    section = in_extended[i] if section == 0xFFFF and in_extended else section
-                    text = file[strings_at + name : end].decode(errors="replace")
-                    self.symbols.append(_Symbol(text, type_ & 15, section, value, bytes_))
-            elif kind == relocations_with_addend:
-                self.references += [(info, at, what >> 32) for at, what, _ in struct.iter_unpack("<QQq", content)]
-
-
-def undefined_thread_locals(file: bytes) -> list[str]:
-    """Names of the thread-local variables that a 64-bit ELF object file uses and does not define."""
-    symbols = _ObjectFile(file).symbols
-    return [s.name for s in symbols if s.kind == _THREAD_LOCAL and s.section == _UNDEFINED_SECTION]
-
-
-def static_shared_bytes(file: bytes, kernel: str) -> int:
-    """Bytes of the `__shared__` variables that a kernel's compiled code refers to.
-
-    Those of functions it calls count where the compiler inlined them: what is found is never more than on a GPU.
-    """
-    compiled = _ObjectFile(file)
-    in_template = re.compile(rf"_ZN13warpdrive_cpu6KernelIXadL_Z(?:\d+L?)?L?{len(kernel)}{kernel}(?![0-9])")
-    own = [
-        symbol
-        for symbol in compiled.symbols
-        if symbol.kind == _FUNCTION and (symbol.name == kernel or in_template.match(symbol.name))
-    ]
-    most = 0
-    for function in own:
-        used = {
-            index
-            for section, at, index in compiled.references
-            if section == function.section and function.value <= at < function.value + function.size
-        }
-        symbols = [compiled.symbols[index] for index in used]
-        shared = [s for s in symbols if s.kind == _THREAD_LOCAL and s.section != _UNDEFINED_SECTION]
-        most = max(most, sum(s.size for s in shared if "warpdrive_cpu" not in s.name))
-    return most
-
-
 def _check_static_shared_memory(source: Source, file: bytes) -> None:
     for signature in source.signatures.values():
         if (num_bytes := static_shared_bytes(file, signature.name)) > MAX_STATIC_SHARED_BYTES:
@@ -374,7 +300,7 @@ def _check_static_shared_memory(source: Source, file: bytes) -> None:
 
 
 def _check_size(source: Source, file: bytes) -> None:
-    if (num_bytes := _ObjectFile(file).num_allocated_bytes) > MAX_VARIABLES_BYTES:
+    if (num_bytes := ObjectFile(file).num_allocated_bytes) > MAX_VARIABLES_BYTES:
         raise CompileError(
             f"{source.path}: the file's variables take {num_bytes / 1e9:.1f} GB, more than can be addressed "
             f"({MAX_VARIABLES_BYTES / 1e9:.1f} GB). Use smaller __shared__ and __device__ arrays."
