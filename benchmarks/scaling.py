@@ -126,7 +126,7 @@ def draw(results: dict[str, Any], title: str, path: Path) -> Path | None:
             panel.plot(*zip(*at, strict=True), "x", color=colour, markersize=9, markeredgewidth=2, label=name)
         panel.set(xscale="log", yscale="log", xlabel=places[axis], ylabel="us a step of all envs")
         panel.grid(alpha=0.3)
-    panels[0].legend(fontsize="small")
+    panels[0].legend(fontsize="small", loc="upper left")
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
