@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from many_configs import over_configs
 from oracles import tag_continuous as oracle
 
 from cuda_envs.tag_continuous.tag_continuous import TagContinuous, TagContinuousConfig
@@ -263,13 +263,8 @@ def check_forgiven(counts: Counter) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_kernel_equals_the_oracle_over_200_random_configurations(backend):
-    if backend.name == "cpu":
-        with ThreadPoolExecutor(2) as pool:  # nearly all the time is the compiler's
-            found = list(pool.map(lambda index: compare_over_rounds(index, backend), range(NUM_CONFIGS)))
-    else:
-        found = [compare_over_rounds(index, backend) for index in range(NUM_CONFIGS)]
-    counts = sum(found, Counter())
+def test_kernel_equals_the_oracle_over_200_random_configurations(backend, monkeypatch):
+    counts = sum(over_configs(compare_over_rounds, NUM_CONFIGS, backend, monkeypatch), Counter())
     check_forgiven(counts)
     events = "exits edges bonuses terminated truncated ties tagger_ties just_out_of_reach padded"
     for what in events.split():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
+from many_configs import over_configs
 from oracles import tag_gridworld as oracle
 
 from cuda_envs.tag_gridworld.tag_gridworld import TagGridworld, TagGridworldConfig
@@ -72,12 +72,8 @@ def compare_with_oracle(index: int, backend) -> int:
 
 
 @pytest.mark.timeout(900)
-def test_kernel_equals_the_oracle_over_200_random_configurations(backend):
-    if backend.name == "cpu":
-        with ThreadPoolExecutor(2) as pool:  # nearly all the time is the compiler's
-            tags = list(pool.map(lambda index: compare_with_oracle(index, backend), range(NUM_CONFIGS)))
-    else:
-        tags = [compare_with_oracle(index, backend) for index in range(NUM_CONFIGS)]
+def test_kernel_equals_the_oracle_over_200_random_configurations(backend, monkeypatch):
+    tags = over_configs(compare_with_oracle, NUM_CONFIGS, backend, monkeypatch)
     assert len(tags) == NUM_CONFIGS
     assert sum(count > 0 for count in tags) > 50, "hardly a tag: the comparison would see little"
 
