@@ -28,10 +28,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        option = re.match(r"argument (--[\w-]+)", message)
         if choice is not None:
             known = [one.strip(" '") for one in choice[2].split(",")]
             message = f"unknown {shown(choice[1])}.{did_you_mean(choice[1], known)} ({', '.join(known)})"
-            raise ConfigError(f"command line: {message}")
+            place = f"{option[1]}: " if option else ""
+            raise ConfigError(f"command line: {place}{message}")
         raise ConfigError(f"command line: {message}. See {self.prog} --help.")
 
 

@@ -41,6 +41,7 @@ def run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["train", "--nums-envs", "1"], "unknown option '--nums-envs'. Did you mean '--num-envs'? "),
         (["train", "--config", "a.yaml", "word"], "expected key=value, such as trainer.num_envs=64, got 'word'"),
         (["config", "chek", "a.yaml"], "unknown 'chek'. Did you mean 'check'? (show, check)"),
+        (["plot", "runs/a", "--x", "tiem"], "--x: unknown 'tiem'. Did you mean 'time'? (steps, time)"),
         (["new-env", "one", "two"], "unexpected 'two'. See warpdrive new-env --help."),
         (["render", "runs/a", "runs/b"], "render takes one RUN, and 'runs/b' is one more."),
         (["export", "runs/a", "runs/b"], "export takes one RUN, and 'runs/b' is one more."),
