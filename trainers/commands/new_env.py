@@ -40,6 +40,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     print(f"made {place / name}: {name}.py (what there is), {name}.cu (what happens), a test and a YAML file\n\nNext:")
     if place.resolve() != Path.cwd():
         print(f"  cd {shlex.quote(options.folder)}")
+    if importlib.util.find_spec("pytest") is None:
+        print("  pip install pytest")
     print(f"  python -m pytest {name}")
     print(f"  python -m warpdrive.testing {name}.{name}:{class_name(name)}")
     print(f"  warpdrive train --config {name}/{name}.yaml --allow-import")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import subprocess
@@ -56,6 +57,14 @@ def test_nothing_of_the_templates_name_is_left(tmp_path):
 def test_folder_elsewhere_is_part_of_the_next_commands(tmp_path, capsys):
     assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 0
     assert f"\n  cd {tmp_path}\n" in capsys.readouterr().out
+
+
+def test_without_pytest_the_first_next_command_installs_it(tmp_path, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find(name))
+    assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told.index("  pip install pytest") < told.index("  python -m pytest flag_race")
 
 
 def test_full_disk_leaves_nothing_and_is_one_line(tmp_path, monkeypatch, capsys):
