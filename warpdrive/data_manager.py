@@ -36,7 +36,8 @@ def find_device(device: str | torch.device) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         built = "" if torch.version.cuda else " This torch is built without CUDA: reinstall it from pypi.org."
-        raise BackendError(f"no GPU here, or no driver for it (nvidia-smi tells).{built} Or use env_backend: cpu.")
+        instead = "Or take the CPU: device: cpu, env_backend: cpu."
+        raise BackendError(f"no GPU here, or no driver for it (nvidia-smi tells).{built} {instead}")
     if (found.index or 0) >= torch.cuda.device_count():
         raise BackendError(f"no GPU {found}: there are {torch.cuda.device_count()}. Use cuda:0.")
     return torch.device("cuda", found.index or 0)

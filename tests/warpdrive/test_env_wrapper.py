@@ -189,7 +189,7 @@ def test_integers_are_taken_where_a_box_takes_floats(device):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_cuda_without_a_gpu_offers_the_cpu():
-    with pytest.raises(BackendError, match="no GPU here.*env_backend: cpu"):
+    with pytest.raises(BackendError, match="no GPU here.*device: cpu, env_backend: cpu"):
         choose_backend("cuda")
 
 
