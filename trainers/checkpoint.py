@@ -218,6 +218,11 @@ def run_folder_of(path: Path) -> Path:
         raise CheckpointError(f"{path}: leads nowhere ({path.readlink()}). Give the run folder instead.")
     path = path.resolve()
     folder = path.parent.parent if _is_checkpoint(path) else path
+    if (folder / "checkpoints").is_dir() and not (folder / RESOLVED_CONFIG).exists():
+        raise CheckpointError(
+            f"{folder}: its {RESOLVED_CONFIG} is missing, which says what was trained. Put it back; "
+            "`warpdrive config show` prints it anew from the config that the run was started with."
+        )
     if (path != folder and path.parent.name != "checkpoints") or not (folder / RESOLVED_CONFIG).exists():
         raise CheckpointError(
             f"{path}: no run folder. Give one, such as runs/<name>, or a checkpoint in it; a policy alone is "

@@ -87,8 +87,9 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
             traceback.print_exc()
         else:
             where = f"rank {rank}: " if rank else ""
-            for line in _lines(error, code):
-                print(f"error: {where}{line}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # a full disk behind stderr changes no exit code
+                for line in _lines(error, code):
+                    print(f"error: {where}{line}", file=sys.stderr)
         if _is_gpu_lost():
             end_at_once(code)
     return code if (ranks := _ranks()) is None else ranks.end(code)
@@ -147,6 +148,8 @@ def _lines(error: Exception, code: int) -> list[str]:
     if isinstance(error, ModuleNotFoundError) and (package := NEEDED.get(error.name)):
         ways_out = f"`pip install {package}` brings it; `warpdrive doctor` tells what else is missing."
         return [f"{package} is not installed. {ways_out}"]
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+        return [f"the disk is full where this command writes or prints to ({error.strerror}). Make room."]
     if code == NO_RESOURCE and not isinstance(error, WarpDriveError):
         return [" ".join(text.splitlines()[0].split())]
     if isinstance(error, ConfigError):

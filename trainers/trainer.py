@@ -302,7 +302,10 @@ class Trainer:
                 checkpoint.load_checkpoint(place)
             except CheckpointError as error:
                 if place == candidates[-1]:
-                    raise
+                    if place == Path(path).resolve():
+                        raise
+                    found = str(error).removesuffix(" Use an older checkpoint.")
+                    raise CheckpointError(f"{found} No checkpoint of this run is whole. Train anew.") from None
                 self.run.say(f"warning: {error} Going back to the one before.", style="yellow")
                 continue
             self.restore(place)

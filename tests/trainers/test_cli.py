@@ -147,6 +147,19 @@ def test_reader_that_leaves_early_sees_no_traceback(tmp_path, unbuffered):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_behind_what_is_printed_is_one_line_and_keeps_the_exit_code(tmp_path):
+    def run(*words: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, "-m", "warpdrive", *words], cwd=tmp_path, env=environment, **streams)
+
+    with open("/dev/full", "w") as full:
+        listed = run("list", stdout=full, stderr=subprocess.PIPE)
+        assert listed.returncode == 3
+        assert listed.stderr.startswith(b"error: the disk is full where this command writes or prints to")
+        assert run("trian", stderr=full).returncode == 2
+
+
 def test_without_any_stdout_it_still_works(tmp_path):
     code = "import sys; sys.stdout = None; from trainers.cli import main; sys.exit(main(['list']))"
     done = run("-c", code, cwd=tmp_path)

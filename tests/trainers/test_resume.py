@@ -129,6 +129,22 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, device, cap
     assert hashes(newest) == expected
 
 
+def test_where_no_checkpoint_is_whole_nobody_is_sent_to_an_older_one(whole, tmp_path):
+    folder = whole("a2c", tmp_path)
+    for place in checkpoint.list_checkpoints(folder / "checkpoints"):
+        (place / "env.safetensors").write_bytes(b"")
+    oldest = checkpoint.list_checkpoints(folder / "checkpoints")[0]
+    with pytest.raises(CheckpointError, match=rf"^{oldest}/env.safetensors: damaged: .* whole\. Train anew\.$"):
+        make("a2c", tmp_path, "cpu", resume=folder)
+
+
+def test_a_run_folder_without_its_config_is_no_other_folder(whole, tmp_path):
+    folder = whole("a2c", tmp_path)
+    (folder / "config.resolved.yaml").unlink()
+    with pytest.raises(CheckpointError, match=rf"^{folder}: its config.resolved.yaml is missing, .* Put it back;"):
+        make("a2c", tmp_path, "cpu", resume=folder)
+
+
 def test_nothing_to_resume_from_is_one_line(tmp_path, device):
     with pytest.raises(CheckpointError, match=r"no run folder. Give one"):
         make("a2c", tmp_path, device, resume=tmp_path)
