@@ -158,6 +158,12 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def from_here(path: Path) -> Path:
+    """A path as it is told: from the current folder on, if it lies in there."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def free_bytes(folder: Path) -> int:
     """What this user may still write there."""
     found = os.statvfs(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trainers.arguments import output_file
-from trainers.disk import written
+from trainers.disk import from_here, written
 from trainers.players import Players
 from warpdrive.drawing import arrays_to_draw
 from warpdrive.gif import write_gif
@@ -54,4 +54,4 @@ def write_media(players: Players, episodes: Sequence[Mapping[str, np.ndarray]], 
                 beside.write_text(player_html(films, players.title), encoding="utf-8")
         if path.suffix.lower() != ".gif":
             note = f", positions to within {max(map(rounding, films)):.1g}"
-        print(f"drawn in {path} ({path.stat().st_size / 1000:.0f} KB{note})")
+        print(f"drawn in {from_here(path)} ({path.stat().st_size / 1000:.0f} KB{note})")

@@ -149,6 +149,11 @@ class TestRender:
         assert re.fullmatch(rf"drawn in {path} \(\d+ KB, positions to within \S+\)\n", capsys.readouterr().out)
         assert f"tag_gridworld, {tag_run.name}, step 120" in path.read_text()
 
+    def test_what_lies_below_the_current_folder_is_told_from_there(self, tag_run, capsys, monkeypatch, device):
+        monkeypatch.chdir(tag_run)
+        assert command("render", tag_run, "--device", device) == 0
+        assert capsys.readouterr().out.startswith("drawn in media/episode_000000000120.html (")
+
     def test_checkpoint_and_several_episodes(self, tag_run, tmp_path, device):
         checkpoint = tag_run / "checkpoints" / "last"
         words = ("--episodes", 3, "--env-index", 2, "--output", tmp_path / "three.html")

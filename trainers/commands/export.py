@@ -27,6 +27,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
     from trainers.actor import Actor, real_inputs
     from trainers.arguments import output_file
     from trainers.checkpoint import candidates, load_tensors, run_folder_of
+    from trainers.disk import from_here
     from trainers.evaluation import load_policies
     from trainers.export import FORMATS, check_installed, export_policy, provenance
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         actor = Actor(policies[name], env, name, options.value)
         real = real_inputs(env, name, arrays)
         written = export_policy(actor, path, options.format, provenance(env, name, saved), real)
-        print(f"{written.path}: {path.stat().st_size:,} bytes")
+        print(f"{from_here(written.path)}: {path.stat().st_size:,} bytes")
         print(f"  takes {_list(actor.inputs)}")
         print(f"  gives {_list(actor.outputs)}")
         if written.differences is None:
