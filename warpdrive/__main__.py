@@ -6,13 +6,20 @@ from typing import Any
 
 
 def main(**how: Any) -> int:
-    """`trainers.cli.main`, which Ctrl-C may also end while it is being imported."""
+    """`trainers.cli.main`, which Ctrl-C may also end while it is being imported.
+
+    Where no torch was loaded the process ends here: taking modules down takes a sixth of the time of `config check`.
+    """
     try:
         from trainers.cli import main as run
+        from trainers.stop import end_at_once
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
-    return run(**how)
+    code = run(**how)
+    if "torch" not in sys.modules:
+        end_at_once(code)
+    return code
 
 
 if __name__ == "__main__":
