@@ -184,7 +184,8 @@ CONFIGS = [
         "sexagesimal",
         "100",
         "1:30",
-        "tag.yaml:5: trainer.num_envs: '1:30' is a number to the base 60 in one YAML and text in another. Quote it.",
+        "tag.yaml:5: trainer.num_envs: '1:30' is a number to the base 60 in one YAML and text in another. Quote it, "
+        "or write the number out.",
     ),
     changed("huge", "100", "1e400", "tag.yaml:5: trainer.num_envs: '1e400' is too large for a number."),
     changed(

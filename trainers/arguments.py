@@ -34,6 +34,8 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown {shown(choice[1])}.{did_you_mean(choice[1], known)} ({', '.join(known)})"
             place = f"{option[1]}: " if option else ""
             raise ConfigError(f"command line: {place}{message}")
+        if number := re.match(r"argument (--[\w-]+): invalid int value: (.*)", message):
+            message = f"{number[1]}: expected a whole number, got {number[2]}"
         raise ConfigError(f"command line: {message}. See {self.prog} --help.")
 
 

@@ -185,7 +185,10 @@ def _read_plain(text: str) -> Any:
         plain = text.lstrip("+-0_") or "0"
         raise WrongValue(f"{shown(text)} is 8-based in one YAML and 10-based in another. Write {plain}, or quote it.")
     if _SEXAGESIMAL.fullmatch(text):
-        raise WrongValue(f"{shown(text)} is a number to the base 60 in one YAML and text in another. Quote it.")
+        raise WrongValue(
+            f"{shown(text)} is a number to the base 60 in one YAML and text in another. Quote it, or write the number "
+            "out."
+        )
     return text
 
 

@@ -78,7 +78,7 @@ def test_deterministic_is_a_key_that_needs_no_value():
         (["--trainer.seed"], "--trainer.seed needs a value. See warpdrive do --help."),
         (["--trainer.seed", "--quick"], "--trainer.seed needs a value. See warpdrive do --help."),
         (["--num_frames"], "--num_frames needs a value. See warpdrive do --help."),
-        (["--num-frames", "x"], "argument --num-frames: invalid int value: 'x'. See warpdrive do --help."),
+        (["--num-frames", "x"], "--num-frames: expected a whole number, got 'x'. See warpdrive do --help."),
         (["--num-frame", "1"], "unknown option '--num-frame'. Did you mean '--num-frames'? See warpdrive do --help."),
     ],
 )

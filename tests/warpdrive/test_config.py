@@ -126,7 +126,8 @@ WRONG = [
     ),
     (
         "label: 12:30:45",
-        "car.yaml:1: label: '12:30:45' is a number to the base 60 in one YAML and text in another. Quote it.",
+        "car.yaml:1: label: '12:30:45' is a number to the base 60 in one YAML and text in another. Quote it, "
+        "or write the number out.",
     ),
     ("num_seats: 3\nnum_seats: 4", "car.yaml:2: num_seats: given twice (first on line 1)."),
     ("wheels:\n  sizes: [1]\n\n  sizes: [2]", "car.yaml:4: wheels.sizes: given twice (first on line 2)."),
