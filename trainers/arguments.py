@@ -27,15 +27,14 @@ class Parser(argparse.ArgumentParser):
     """A parser whose complaints are ConfigErrors of one line."""
 
     def error(self, message: str) -> NoReturn:
-        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        option = re.match(r"argument (--[\w-]+)", message)
-        if choice is not None:
+        option = re.match(r"argument (--[\w-]+): ", message)
+        place = f"{option[1]}: " if option else ""
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             known = [one.strip(" '") for one in choice[2].split(",")]
             message = f"unknown {shown(choice[1])}.{did_you_mean(choice[1], known)} ({', '.join(known)})"
-            place = f"{option[1]}: " if option else ""
             raise ConfigError(f"command line: {place}{message}")
-        if number := re.match(r"argument (--[\w-]+): invalid int value: (.*)", message):
-            message = f"{number[1]}: expected a whole number, got {number[2]}"
+        if number := re.search(r"invalid int value: (.*)", message):
+            message = f"{place}expected a whole number, got {number[1]}"
         raise ConfigError(f"command line: {message}. See {self.prog} --help.")
 
 

@@ -218,12 +218,13 @@ def run_folder_of(path: Path) -> Path:
         raise CheckpointError(f"{path}: leads nowhere ({path.readlink()}). Give the run folder instead.")
     path = path.resolve()
     folder = path.parent.parent if _is_checkpoint(path) else path
-    if (folder / "checkpoints").is_dir() and not (folder / RESOLVED_CONFIG).exists():
+    has_config = (folder / RESOLVED_CONFIG).exists()
+    if (folder / "checkpoints").is_dir() and not has_config:
         raise CheckpointError(
             f"{folder}: its {RESOLVED_CONFIG} is missing, which says what was trained. Put it back; "
             "`warpdrive config show` prints it anew from the config that the run was started with."
         )
-    if (path != folder and path.parent.name != "checkpoints") or not (folder / RESOLVED_CONFIG).exists():
+    if (path != folder and path.parent.name != "checkpoints") or not has_config:
         raise CheckpointError(
             f"{path}: no run folder. Give one, such as runs/<name>, or a checkpoint in it; a policy alone is "
             "taken over by policy.<name>.model.model_ckpt_filepath."

@@ -80,9 +80,9 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
             ranks.wait_if_lost(error)
         if rank:
             time.sleep(HEAD_START)
-        code = exit_code(error)
+        code, is_gpu_lost = exit_code(error), _is_gpu_lost()
         if show_traceback:
-            if not _is_gpu_lost():
+            if not is_gpu_lost:
                 raise
             traceback.print_exc()
         else:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
             with contextlib.suppress(OSError):  # a full disk behind stderr changes no exit code
                 for line in _lines(error, code):
                     print(f"error: {where}{line}", file=sys.stderr)
-        if _is_gpu_lost():
+        if is_gpu_lost:
             end_at_once(code)
     return code if (ranks := _ranks()) is None else ranks.end(code)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from trainers import checkpoint
 from trainers.config import Config
 from trainers.fused import network
 from trainers.read_config import read_config
@@ -78,3 +80,19 @@ def pendulum(tiny):
         return Trainer(tiny(name="pendulum", env={}, policy=policies, trainer__cuda_graphs=False))
 
     return make
+
+
+@pytest.fixture
+def saves_while_one_is_loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], None]:
+    """A function: from now on, whoever loads a checkpoint finds that the run has saved one of that name meanwhile."""
+    load = checkpoint.load_checkpoint
+
+    def prepare(run: Path, name: str) -> None:
+        def load_while_it_trains(path: Path) -> checkpoint.Checkpoint:
+            found = load(path)
+            shutil.copytree(path, run / "checkpoints" / name)
+            return found
+
+        monkeypatch.setattr(checkpoint, "load_checkpoint", load_while_it_trains)
+
+    return prepare

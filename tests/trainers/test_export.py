@@ -20,7 +20,7 @@ import onnxruntime
 import pytest
 import torch
 
-from trainers import checkpoint, export
+from trainers import export
 from trainers.actor import Actor, random_inputs, real_inputs
 from trainers.commands import export as command
 from trainers.config import SHARED
@@ -268,19 +268,13 @@ def test_the_command_writes_a_file_for_each_policy_and_says_how_near_it_is(run_f
     assert (run_folder / "policy.runner.onnx").read_bytes() == content  # the same, whenever it is written
 
 
-def test_the_file_names_the_checkpoint_that_it_is_of(run_folder, tmp_path, monkeypatch):
+def test_the_file_names_the_checkpoint_that_it_is_of(run_folder, tmp_path, monkeypatch, saves_while_one_is_loaded):
     run = shutil.copytree(run_folder, tmp_path / "tag", symlinks=True)
-    load = checkpoint.load_checkpoint
-
-    def load_while_it_trains(path: Path) -> checkpoint.Checkpoint:
-        found = load(path)
-        shutil.copytree(path, run / "checkpoints" / "step_000000000120")
-        return found
 
     def name_the_checkpoint(actor, path, format, metadata, real) -> None:
         raise CheckpointError(metadata["checkpoint"])
 
-    monkeypatch.setattr(checkpoint, "load_checkpoint", load_while_it_trains)
+    saves_while_one_is_loaded(run, "step_000000000120")
     monkeypatch.setattr(export, "export_policy", name_the_checkpoint)
     with pytest.raises(CheckpointError, match="^step_000000000060$"):
         call(str(run), "--policy", "runner")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import checkpoint, evaluation, players
+from trainers import evaluation, players
 from trainers.config import EvaluationConfig
 from trainers.errors import MemoryShortError
 from trainers.evaluation import Evaluation
@@ -208,16 +208,9 @@ class TestPlay:
         assert [path.name for path in (run / "media").iterdir()] == ["episode_000000000120.html"]
 
 
-def test_players_are_named_by_the_checkpoint_that_they_are_of(tag_run, tmp_path, device, backend, monkeypatch):
+def test_players_are_named_by_the_checkpoint_that_they_are_of(tag_run, tmp_path, backend, saves_while_one_is_loaded):
     run = shutil.copytree(tag_run, tmp_path / "run", symlinks=True)
-    load = checkpoint.load_checkpoint
-
-    def load_while_it_trains(path: Path) -> checkpoint.Checkpoint:
-        found = load(path)
-        shutil.copytree(path, run / "checkpoints" / "step_000000000180")
-        return found
-
-    monkeypatch.setattr(checkpoint, "load_checkpoint", load_while_it_trains)
+    saves_while_one_is_loaded(run, "step_000000000180")
     assert players.players_of(run, backend).checkpoint.name == "step_000000000120"
 
 
