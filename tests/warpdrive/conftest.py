@@ -1,0 +1,25 @@
+"""What the tests of the doctor share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from warpdrive.backends import cuda
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path) -> Path:
+    """A PATH with nothing on it."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(cuda, "_nvcc", lambda: None)
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
