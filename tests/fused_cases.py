@@ -298,10 +298,13 @@ class QuietGuard:
     """Takes what kernels find, and searches nothing itself."""
 
     def __init__(self, device: torch.device) -> None:
-        self.halted = torch.zeros(1, device=device)
+        self.halted, self._flag = torch.zeros(2, 1, device=device)
         self.found = {
             tensor: torch.full((1,), NOTHING_FOUND, dtype=torch.int32, device=device) for tensor in ("loss", "gradient")
         }
+
+    def flag_of(self, policy: str) -> torch.Tensor:
+        return self._flag
 
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:
         return self.found[tensor]

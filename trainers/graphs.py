@@ -86,3 +86,39 @@ class Replayed:
             return False
         self._graph = graph
         return True
+
+
+class SideBySide:
+    """Makes calls that do not depend on each other: one after the other, or, once each replays its graph, at the same
+    time, so that another fills the GPU while one waits or its last blocks are at work.
+
+    Args:
+        graphs: share nothing that one of them writes.
+        is_enabled: false: always one after the other.
+    """
+
+    def __init__(self, graphs: Sequence[Replayed], backend: Backend, is_enabled: bool = True) -> None:
+        self.graphs = graphs
+        self.backend = backend
+        self.is_enabled = is_enabled and backend.name == "cuda" and len(graphs) > 1
+        self._streams = [torch.cuda.Stream(backend.device) for _ in graphs[1:]] if self.is_enabled else []
+
+    @property
+    def is_at_once(self) -> bool:
+        """Whether the next calls run at the same time."""
+        return self.is_enabled and all(graph.is_captured for graph in self.graphs)
+
+    def __call__(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Makes them, each of which replays the graph at its place, and returns what they return."""
+        if not self.is_at_once:
+            return [call() for call in calls]
+        *others, last = calls
+        results, ours = [], self.backend.stream
+        for call, stream in zip(others, self._streams, strict=True):
+            stream.wait_stream(ours)
+            with torch.cuda.stream(stream):
+                results.append(call())
+        results.append(last())
+        for stream in self._streams:
+            ours.wait_stream(stream)
+        return results

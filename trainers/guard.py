@@ -78,6 +78,7 @@ class Guard:
             self._places += [_Place("loss", *one), _Place("gradient", one[0], 0, 0, names)]
         self.halted = torch.zeros(1, device=env.device)
         """[1] float32: 1 once anything was found."""
+        self._flags = torch.zeros(len(of_policies), device=env.device)
         self._first = torch.full((len(self._places) + 1,), NOTHING_FOUND, dtype=torch.int32, device=env.device)
         """By place, the first row where something was found; the last is for what another rank found."""
         self._num_halted = torch.zeros(1, dtype=torch.int32, device=env.device)
@@ -92,6 +93,7 @@ class Guard:
         for search in self._searches:
             search()
         self._latch()
+        self._flags.copy_(self.halted.expand_as(self._flags))
 
     def check_loss(self, policy: str, losses: torch.Tensor, index: torch.Tensor) -> None:
         """Looks at the loss of each sample.
@@ -118,10 +120,18 @@ class Guard:
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:
         """[1] int32, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.
 
-        They write the smaller of what is there and what they find, while `halted` is 0, and then raise `halted`.
+        They write the smaller of what is there and what they find, while `flag_of(policy)` is 0, and then raise that
+        and `halted`.
         """
         number = self._number_of(tensor, policy)
         return self._first[number : number + 1]
+
+    def flag_of(self, policy: str) -> torch.Tensor:
+        """[1] float32, a policy's own `halted`: as it was after the rollout, until its own kernels raise it. Policies
+        may learn side by side, and what one of them finds must not stop another in the middle of a step.
+        """
+        number = list(self.rollout.groups).index(policy)
+        return self._flags[number : number + 1]
 
     def has_found(self) -> torch.Tensor:
         """[1] float32, more than 0 if anything was found here, be the run halted yet or not."""
@@ -135,6 +145,7 @@ class Guard:
     def clear(self) -> None:
         """Forgets what was found: the run goes on from a checkpoint."""
         self.halted.zero_()
+        self._flags.zero_()
         self._num_halted.zero_()
         self._first.fill_(NOTHING_FOUND)
 

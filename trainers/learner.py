@@ -101,6 +101,12 @@ class Learner:
         """What does the work: "fused" kernels, or "torch"."""
         return "torch" if self.fused is None else "fused"
 
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether other policies may learn at the same time: torch's products share memory of the matrix library, and
+        ranks must agree on who sums first."""
+        return self.world.size == 1 and self.fused is not None and not self.fused.uses_matrix_library
+
     def update(self, env_steps: int) -> dict[str, torch.Tensor | float]:
         """Learns from the rollout; `env_steps` were made before it.
 

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from trainers.errors import NotSavedError, describe_device_fault, is_device_faul
 from trainers.evaluation import Evaluation
 from trainers.features import group_of, places_of
 from trainers.generators import generator_states, prepare_generators, seed_everything
-from trainers.graphs import Replayed
+from trainers.graphs import Replayed, SideBySide
 from trainers.guard import Guard
 from trainers.memory import check_memory, explains_shortage
 from trainers.metrics import Metrics
@@ -129,6 +130,9 @@ class Trainer:
                 learner = algorithm(one, group, estimate, self.guard, seed)
                 learner.replay = self._replayed(learner.learn, [learner.generator])
                 self.algorithms[name] = learner
+        learners = self.algorithms.values()
+        share_nothing = all(one.shares_nothing for one in learners)
+        self.side_by_side = SideBySide([one.replay for one in learners], self.backend, share_nothing)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
         self._play = self._replayed(self._collect)
@@ -216,7 +220,8 @@ class Trainer:
         (self._play_in_parts if in_parts else self._play)()
         timing.end_rollout()
         env_steps = self.env_steps
-        figures = {name: algorithm.update(env_steps) for name, algorithm in self.algorithms.items()}
+        updates = [partial(algorithm.update, env_steps) for algorithm in self.algorithms.values()]
+        figures = dict(zip(self.algorithms, self.side_by_side(updates), strict=True))
         timing.end_iteration()
         self.iteration += 1
         return figures

@@ -216,7 +216,7 @@ def test_from_the_first_bad_minibatch_on_no_step_is_made(make):
     changed = [not torch.equal(one, other) for one, other in itertools.pairwise(states)]
     assert changed == [True] * first_bad + [False] * (config.num_epochs * config.num_minibatches - 1 - first_bad)
     assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
-    assert learner.guard.halted.item() == 1
+    assert learner.guard.halted.item() == learner.guard.flag_of("group").item() == 1
     assert torch.isfinite(states[-1]).all()
 
 

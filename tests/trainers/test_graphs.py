@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trainers_runs import RUNS, config_of
+from trainers_runs import NORMALISED, RUNS, config_of
 
-from trainers.graphs import WARM_UP, Replayed
+from trainers.graphs import WARM_UP, Replayed, SideBySide
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -84,3 +84,72 @@ def test_minibatches_of_replays_are_shuffled_anew():
     found = [replayed().clone() for _ in range(6)]
     assert all(torch.equal(one, calls[1]()) for one in found)
     assert not torch.equal(found[4], found[5])
+
+
+# ------------------------------------------------------------------------------------------------ side by side
+
+TWO_FUSED = {
+    "name": "tag_continuous",
+    "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
+    "trainer": {"precision": "bf16", "num_envs": 64, "train_batch_size": 640, "total_timesteps": 6400},
+    "policy": {
+        "tagger": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 4, **NORMALISED},
+        "runner": {"algorithm": "A2C", "model": {"fc_dims": [128, 128]}},
+    },
+}
+
+
+def test_on_a_cpu_calls_are_made_one_after_the_other():
+    backend, made = choose_backend("cpu"), []
+    graphs = [Replayed(lambda: None, backend) for _ in range(3)]
+    side_by_side = SideBySide(graphs, backend)
+    assert side_by_side([lambda i=i: made.append(i) or i for i in range(3)]) == [0, 1, 2] == made
+    assert not side_by_side.is_at_once
+    assert SideBySide([], backend)([]) == []
+
+
+@needs_gpu
+def test_graphs_at_once_see_what_was_before_and_are_seen_by_what_comes_after():
+    backend = choose_backend("cuda")
+    given = torch.zeros(1, device=backend.device)
+    wide = torch.ones(1 << 24, device=backend.device)
+    sums = [torch.zeros(1, device=backend.device) for _ in range(3)]
+
+    def prepare(own):
+        def call():
+            own.copy_((wide * given).sum() / wide.numel())  # long enough to be overtaken, where nobody waits
+            return own
+
+        return Replayed(call, backend)
+
+    graphs = [prepare(own) for own in sums]
+    side_by_side, was_at_once = SideBySide(graphs, backend), []
+    for number in range(20):
+        given.fill_(number)
+        was_at_once.append(side_by_side.is_at_once)
+        found = [one.clone() for one in side_by_side(graphs)]
+        given.fill_(-1.0)
+        assert [one.item() for one in found] == [number] * 3
+    assert was_at_once == [False] * (WARM_UP + 1) + [True] * (20 - WARM_UP - 1)
+
+
+@needs_gpu
+def test_policies_that_learn_at_once_learn_the_same_bit_for_bit(tmp_path):
+    found, config = [], {**TWO_FUSED, "saving": {"basedir": str(tmp_path)}}
+    for is_enabled in (True, True, False):
+        trainer = Trainer(read_config(config, [("trainer.device", "cuda")]))
+        assert trainer.side_by_side.is_enabled
+        trainer.side_by_side.is_enabled = is_enabled
+        trainer.train()
+        assert trainer.side_by_side.is_at_once == is_enabled
+        found.append([one.cpu() for policy in trainer.policies.values() for one in policy.state_dict().values()])
+    for other in found[1:]:
+        assert all(torch.equal(one, same) for one, same in zip(found[0], other, strict=True))
+
+
+@needs_gpu
+def test_what_shares_a_matrix_library_does_not_run_at_once(tmp_path):
+    """cuBLAS has one workspace a stream, and all graphs are captured on one."""
+    config = {**TWO_FUSED, "saving": {"basedir": str(tmp_path)}}
+    trainer = Trainer(read_config(config, [("trainer.device", "cuda"), ("trainer.precision", "tf32")]))
+    assert not trainer.side_by_side.is_enabled

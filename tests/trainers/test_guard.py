@@ -270,6 +270,20 @@ def test_a_run_without_a_fault_is_not_stopped(make_trainer):
     assert trainer.guard.halted.item() == 0
 
 
+def test_each_policy_has_a_flag_of_its_own_that_a_rollout_sets(make_trainer):
+    """A policy's kernels raise it; nobody else's see that before the next rollout."""
+    trainer = make_trainer("PPO")
+    guard = trainer.guard
+    first, others = (guard.flag_of(name) for name in ("first", "others"))
+    first.fill_(1.0)
+    assert (first.item(), others.item()) == (1.0, 0.0)
+    guard.place_of("loss", "first").fill_(3)
+    guard.check_rollout()
+    assert (guard.halted.item(), first.item(), others.item()) == (1.0, 1.0, 1.0)
+    guard.clear()
+    assert (guard.halted.item(), first.item(), others.item()) == (0.0, 0.0, 0.0)
+
+
 def test_a_stopped_run_goes_on_from_its_last_checkpoint(make_trainer):
     """And where it fails again, the iteration is still counted from the start of the run."""
     trainer = make_trainer("A2C", save=1, where="reward", env=0, agent=0, step=43)

@@ -72,9 +72,15 @@ class FusedLearner:
         self._figures = torch.cat([new(self.num_steps, one.num_figures, NUM_FIGURES) for one in self._networks], dim=1)
         self._norms = new(self.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
+        self._halted = learner.guard.flag_of(group.name)
         self._prepare_optimizer(target_kl)
         self._prepare_order()
         self._calls = [call for number in range(self.num_steps) for call in self._prepare_step(number)]
+
+    @property
+    def uses_matrix_library(self) -> bool:
+        """Whether torch multiplies records, for want of a kernel that does."""
+        return any(one.writes_records for one in self._networks)
 
     def learn(self) -> dict[str, torch.Tensor]:
         """All steps of an iteration; returns the figures' means over them, by name."""
@@ -283,7 +289,7 @@ class FusedLearner:
             "value_moments": group.value_moments,
             "sums": self._sums[number],
             "coefficients": self._coefficients,
-            "halted": guard.halted,
+            "halted": self._halted,
             "nothing": self._nothing,
             "first_loss": guard.place_of("loss", group.name),
         }
@@ -292,7 +298,7 @@ class FusedLearner:
         adds = LaunchShape(self._num_groups, (STEP_THREADS, 1))
         steps = LaunchShape(-(-len(self.fused.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         first_name = guard.place_of("gradient", group.name)
-        found = {"halted": guard.halted, "first_loss": arrays["first_loss"], "first_name": first_name}
+        found = {"halted": self._halted, "first_loss": arrays["first_loss"], "first_name": first_name}
         into = {"gradient": self._gradient, "squares": self._squares}
         calls.append(
             self._step_functions.prepare("add_up_gradient", adds, parts=self._parts, **self._tables, **found, **into)
@@ -309,6 +315,7 @@ class FusedLearner:
                 steps,
                 **into,
                 **found,
+                run_halted=guard.halted,
                 figures=self._figures[number],
                 stopped=learner.stopped,
                 step_before=self._steps[number % 2],
@@ -333,6 +340,7 @@ class FusedLearner:
         self._gradient.copy_(gradient)
         figures.copy_(figures_of_all)
         guard.take_over(halted)
+        self._halted.copy_(guard.halted)
 
 
 def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -68,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
 //   figures      [NUM_FIGURE_ROWS, NUM_FIGURES] of this minibatch, the fourth being the KL divergence read
 //   first_loss, first_name  [1]  not NOTHING_FOUND: what halts the run                               read
 //   halted, stopped [1]      not 0: no step; raised here                                             read, written
+//   run_halted   [1]  raised with `halted`: what other policies halt by, once this update is over    written
 //   num_steps    [2]  steps so far; the first is read where the second is written: they take turns   read, written
 //   lr           [2]  of the parameters, and of those of the critic                                  read
 //   is_critic    [parameter]                                                                         read
@@ -77,8 +78,8 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
 //   norm         [1]  of the gradient, before it is shortened                                        written
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, const float* figures, const int* first_loss, int* first_name,
-    float* halted, float* stopped, float* step_before, float* step_after, const float* lr, const bool* is_critic,
-    const int* weight_place, float* parameter, float* average, float* square, unsigned char* elements, float* biases,
+    float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
+    const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square, unsigned char* elements, float* biases,
     float* norm)
 {
     __shared__ float part[STEP_THREADS];
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
         step_after[0] = step;
         const bool is_first = was_halted == 0.0f && first_loss[0] == NOTHING_FOUND && first_name[0] == NOTHING_FOUND;
         if (is_first && !isfinite(length)) first_name[0] = 0;  // too long, though no part is
-        if (is_bad) halted[0] = 1.0f;
+        if (is_bad) halted[0] = run_halted[0] = 1.0f;
         if (is_far) stopped[0] = 1.0f;
     }
     if (skips || i >= NUM_PARAMETERS) return;
