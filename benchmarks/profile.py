@@ -1,5 +1,8 @@
 """The costliest kernels of one training iteration: name, calls, microseconds, share; and launches a step.
 
+The ten costliest are printed; the JSON has them all, and benchmarks/tables.py adds them up by part. Policies that learn
+side by side learn one after the other here; `us_an_iteration` is as they train.
+
 python benchmarks/profile.py --workload P1 --device cuda
 python benchmarks/profile.py --config tag_gridworld.yaml --device cpu    # torch's operations, without the env's kernels
 
@@ -34,7 +37,7 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaun
 LONGEST_NAME = 160
 
 
-def profile_iteration(trainer: Any, num_kernels: int = 10) -> dict[str, Any]:
+def profile_iteration(trainer: Any) -> dict[str, Any]:
     """Runs one iteration under torch.profiler; the trainer must be warm.
 
     Returns:
@@ -51,10 +54,10 @@ def profile_iteration(trainer: Any, num_kernels: int = 10) -> dict[str, Any]:
         with record_function(ITERATION):
             trainer.iterate()
         trainer.backend.synchronize()
-    return summary_of(trace.events(), trainer.backend.name, trainer.rollout.num_steps, num_kernels)
+    return summary_of(trace.events(), trainer.backend.name, trainer.rollout.num_steps)
 
 
-def summary_of(events: Iterable[Any], backend: str, num_steps: int, num_kernels: int = 10) -> dict[str, Any]:
+def summary_of(events: Iterable[Any], backend: str, num_steps: int) -> dict[str, Any]:
     """What `profile_iteration` returns, from the profiler's events."""
     events = list(events)
     within = next(event.time_range for event in events if event.name == ITERATION and not _is_on_device(event))
@@ -74,7 +77,7 @@ def summary_of(events: Iterable[Any], backend: str, num_steps: int, num_kernels:
     total = sum(us.values())
     kernels = [
         {"name": name[:LONGEST_NAME], "calls": calls[name], "us": round(value, 2), "share": round(value / total, 4)}
-        for name, value in us.most_common(num_kernels)
+        for name, value in us.most_common()
     ]
     return {
         "kernels": kernels,
@@ -91,10 +94,11 @@ def _is_on_device(event: Any) -> bool:
     return event.device_type.name == "CUDA"
 
 
-def table(found: dict[str, Any]) -> str:
-    """The kernels as lines of text."""
+def table(found: dict[str, Any], num_kernels: int) -> str:
+    """The costliest kernels as lines of text."""
     lines = [f"{'us':>12} {'share':>7} {'calls':>7}  kernel"]
-    lines += [f"{one['us']:12,.1f} {one['share']:7.1%} {one['calls']:7,}  {one['name']}" for one in found["kernels"]]
+    for one in found["kernels"][:num_kernels]:
+        lines.append(f"{one['us']:12,.1f} {one['share']:7.1%} {one['calls']:7,}  {one['name']}")
     return "\n".join(lines)
 
 
@@ -108,7 +112,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_what_runs(parser)
-    parser.add_argument("--kernels", type=int, default=10, help="how many are named")
+    parser.add_argument("--kernels", type=int, default=10, help="how many are printed")
     arguments = parser.parse_args()
     if arguments.workload is not None and workloads_of(arguments.workload) != [arguments.workload]:
         parser.error(f"--workload {arguments.workload} is several. Give one: {workloads_of(arguments.workload)}.")
@@ -119,7 +123,8 @@ def main() -> None:
             for _ in range(WARM_UP + 1):
                 trainer.iterate()
             iteration_us = median(time_calls(backend, trainer.iterate, 1))
-            found = profile_iteration(trainer, arguments.kernels)
+            trainer.side_by_side.is_enabled = False  # so that each kernel's time is its own
+            found = profile_iteration(trainer)
     except ConfigError as error:
         raise SystemExit(str(error)) from None
     results = {
@@ -130,7 +135,7 @@ def main() -> None:
         **found,
     }
     write_report(f"profile_{word}_{backend.name}", backend, results, arguments.out)
-    print(table(found))
+    print(table(found, arguments.kernels))
 
 
 if __name__ == "__main__":
