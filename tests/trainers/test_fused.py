@@ -114,6 +114,19 @@ def test_two_tiles_a_warp_are_as_one(backend, monkeypatch):
     step.assert_nothing_else_was_written()
 
 
+def test_two_tiles_a_warp_need_room_for_their_outputs(backend, monkeypatch):
+    """Of 32 samples a warp, 113 outputs are 113 KiB a block; many GPUs have 99."""
+    shared_bytes = 99 << 10
+    monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _: shared_bytes)
+    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    step = Step(Case(2, (8,), (37, 37, 38), num_envs=3), backend, FULL)
+    _, launch_shape = step.actor._act
+    assert launch_shape.shared_bytes <= shared_bytes
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, FULL)
+    assert_close(step.value, value, FULL)
+
+
 def test_what_is_no_number_is_not_taken_for_no_choice(backend, monkeypatch):
     monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)  # as above: compiled by now
     step = Step(SMALL, backend, FULL)
@@ -185,6 +198,9 @@ class Like:
         network = find_network(config.model.type)(config.model, 6, 2, None, torch.Generator().manual_seed(0))
         return self.why_not(Policy(network, make_policy(SMALL).head, config, 6, None))
 
+    def with_outputs(self, number: int) -> str | None:
+        return self.why_not(make_policy(replace(SMALL, widths=(1,), head_sizes=(number,))))
+
     def with_config(self, **config: object) -> str | None:
         policy = make_policy(SMALL)
         return self.why_not(Policy(policy.network, policy.head, PolicyConfig(**config), 6, None))
@@ -209,6 +225,10 @@ def test_each_reason_why_not_is_told(backend, monkeypatch):
     policy = make_policy(SMALL)
     box = GaussianHead(spaces.Box(-1.0, 1.0, (2,), np.float32), 0.0)
     assert like.why_not(Policy(policy.network, box, PolicyConfig(), 6, None)) == "its actions are a Box"
+    for shared_bytes, most in ((99 << 10, 175), (227 << 10, 431)):
+        monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _, found=shared_bytes: found)
+        assert like.with_outputs(most) is None
+        assert like.with_outputs(most + 1) == f"its {most + 1} outputs do not fit the shared memory of a block"
     assert like.with_config(central_critic=True) == "its critic sees the whole env"
     assert like.with_config(agent_id=True) == "its agents see their numbers"
     not_one = "its observation is not one array of float32"

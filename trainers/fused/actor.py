@@ -109,7 +109,8 @@ class FusedActor:
         rows = sum(self._rows(group) for group, _ in networks)
         widest = max(max(network.shape.widths) for _, network in networks)
         has_many = rows > MANY_ROWS * WARPS * fused.num_multiprocessors
-        row_tiles = 2 if has_many and widest <= MAX_WIDTH_OF_TWO_TILES else 1
+        fits = max(network.shape.stage_bytes(2) for _, network in networks) <= fused.max_shared_bytes
+        row_tiles = 2 if has_many and widest <= MAX_WIDTH_OF_TWO_TILES and fits else 1
         constants, num_bytes = [], []
         for group, network in networks:
             shape, stage = network.shape, network.shape.stage_bytes(row_tiles)

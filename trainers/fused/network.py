@@ -55,6 +55,8 @@ def why_not(policy: Policy, places: Places, observation: torch.Tensor, backend: 
             return f"a hidden layer of {widest} is wider than {MAX_WIDTH}"
     if not isinstance(policy.head, CategoricalHeads):
         return "its actions are a Box"
+    if not outputs_fit(policy.head.num_outputs, shared_bytes_of(backend)):
+        return f"its {policy.head.num_outputs} outputs do not fit the shared memory of a block"
     if policy.has_central_critic:
         return "its critic sees the whole env"
     if policy.sees_agent_id:
@@ -62,6 +64,18 @@ def why_not(policy: Policy, places: Places, observation: torch.Tensor, backend: 
     if len(places.observation) != 1 or observation.dtype != torch.float32:
         return "its observation is not one array of float32"
     return None
+
+
+def shared_bytes_of(backend: Backend) -> int:
+    """Shared memory that a block may have."""
+    if backend.name != "cuda":
+        return CPU_SHARED_BYTES
+    return torch.cuda.get_device_properties(backend.device).shared_memory_per_block_optin
+
+
+def outputs_fit(num_outputs: int, shared_bytes: int) -> bool:
+    """Whether a block can hold what its warps say of 16 samples each, beside the biases of the widest network."""
+    return Shape(1, (MAX_WIDTH, MAX_WIDTH), num_outputs, True).stage_bytes(1) <= shared_bytes
 
 
 @dataclass(frozen=True)
@@ -341,9 +355,7 @@ class FusedPolicy:
     @property
     def max_shared_bytes(self) -> int:
         """Shared memory that a block may have."""
-        if self.backend.name != "cuda":
-            return CPU_SHARED_BYTES
-        return torch.cuda.get_device_properties(self.backend.device).shared_memory_per_block_optin
+        return shared_bytes_of(self.backend)
 
     @property
     def has_warpgroups(self) -> bool:

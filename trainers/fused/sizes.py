@@ -31,6 +31,7 @@ def is_fused(config: Config, policy: PolicyConfig, layout: Layout, places: Place
         and not model.layer_norm
         and all(1 <= len(widths) <= 2 and max(widths) <= network.MAX_WIDTH for widths in trunks)
         and isinstance(head, CategoricalHeads)
+        and network.outputs_fit(head.num_outputs, network.CPU_SHARED_BYTES)  # those of a large GPU
         and not policy.central_critic
         and not policy.agent_id
         and len(places.observation) == 1
