@@ -198,6 +198,24 @@ def test_steps_are_those_of_torchs_adam(make):
     assert {memory["step"].item() for memory in learner.optimizer.state.values()} == {18}
 
 
+def test_an_optimiser_that_forgot_all_begins_anew(make):
+    """As one does that is restored to where a run began."""
+    learner = make("a2c", FULL, REGISTERS, lr=0.01)
+    start = learner.fused.fused.parameter.clone()
+    states = []
+    for _ in range(2):
+        learner.fused.fused.parameter.copy_(start)
+        learner.fused.fused.pack()
+        for _ in range(3):
+            learner.update(0)
+        states.append({"parameter": learner.fused.fused.parameter.clone()})
+        for number, memory in enumerate(learner.optimizer.state.values()):
+            states[-1] |= {f"{name} {number}": tensor.clone() for name, tensor in memory.items()}
+        learner.optimizer.state.clear()
+    assert states[0].keys() == states[1].keys() and len(states[0]) > 10
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def bad_rows(learner: Learner) -> dict[str, int]:
     return {name: row.item() for name, row in learner.guard.found.items()}
 

@@ -184,8 +184,8 @@ class FusedLearner:
             start += parameter.numel()
             state = optimizer.state[parameter]
             for name, tensor in mine.items():
-                if name not in state:
-                    state[name] = tensor
+                if name not in state:  # before the first step, or of a checkpoint that was
+                    state[name] = tensor.zero_()
                 elif state[name].data_ptr() != tensor.data_ptr():
                     tensor.copy_(state[name])
                     state[name] = tensor
