@@ -14,8 +14,10 @@ from trainers.fused.source import Part, compile_fused
 from trainers.policies.heads import CategoricalHeads
 from trainers.policies.mlp import MLP
 from trainers.policies.policy import Policy
-from warpdrive.backends.cuda import _nvrtc
+from warpdrive.backends.base import LaunchShape
+from warpdrive.backends.cuda import _nvrtc, compile_to_cubin
 from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import FunctionManager
 
 COMPILERS = [
     pytest.param(
@@ -47,7 +49,27 @@ def test_it_compiles(compiler, arch, kernel, shape):
     has_warpgroups = arch == "sm_90a" and shape.startswith("wide")
     if kernel == "products" and not has_warpgroups:
         pytest.skip("only warpgroups have a kernel for products")
-    shape, head_sizes, accumulates = SHAPES[shape]
+    functions, launch_shape = compile_two(kernel, *SHAPES[shape], compiler, arch)
+    assert (launch_shape.num_blocks, launch_shape.block) == (200, (32 * WARPS, 1))
+    assert functions.signature(kernel).parameters[-1].name.endswith("_1")
+
+
+@pytest.mark.parametrize("kernel", ["act", "learn"])
+@pytest.mark.parametrize(("compiler", "arch"), COMPILERS)
+def test_its_code_does_not_grow_with_the_features(compiler, arch, kernel):
+    """Else those of a picture, unrolled, would take the compiler hours."""
+    sizes = []
+    for num_features in (300, 600):
+        functions, _ = compile_two(kernel, Shape(num_features, (32,), 3, True), (3,), False, compiler, arch)
+        sizes.append(len(compile_to_cubin(functions.source, arch, compiler)))
+    assert sizes[1] < 1.3 * sizes[0]
+
+
+def compile_two(
+    kernel: str, shape: Shape, head_sizes: tuple[int, ...], accumulates: bool, compiler: str, arch: str
+) -> tuple[FunctionManager, LaunchShape]:
+    """The kernel for two networks of this shape."""
+    has_warpgroups = arch == "sm_90a" and shape.suits_warpgroups
     network = MLP(ModelConfig(fc_dims=(4,)), 3, 2, None, torch.Generator())
     policy = Policy(network, CategoricalHeads((2,)), PolicyConfig(normalize_observation=True), 3, None)
     constants = {
@@ -63,5 +85,4 @@ def test_it_compiles(compiler, arch, kernel, shape):
         kernel, parts, {"FULL_PRECISION": False, **SHARED[kernel]}, 1, data, backend
     )
     assert kernel in backend.compiled
-    assert (launch_shape.num_blocks, launch_shape.block) == (200, (32 * WARPS, 1))
-    assert functions.signature(kernel).parameters[-1].name.endswith("_1")
+    return functions, launch_shape

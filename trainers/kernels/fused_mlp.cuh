@@ -38,6 +38,7 @@ constexpr int STAGE_SIZE = ROW_TILES * 16 * STAGE_PITCH;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
 // Whether the next tile's features are fetched into registers while a tile is at work: where these are few.
 constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
+constexpr int MOST_UNROLLED = 16;  // tiles that a layer reads: those of thousands of features would take hours to compile
 constexpr int STAGE_FLOATS = (STAGE_SIZE + 3) / 4 * 4;
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
@@ -218,6 +219,7 @@ template <int IN_TILES, int OUT_TILES, bool IN_SHARED, int UNROLL, typename Inpu
 __device__ __forceinline__ void hidden_layer(const Element* weights, const float* bias, Input input, Take take)
 {
     constexpr int AT_ONCE = OUT_TILES % 2 == 0 ? 2 : 1;
+    constexpr int STEPS = IN_TILES <= MOST_UNROLLED ? IN_TILES : 4;
     const int t = lane_index() & 3;
 #pragma unroll UNROLL
     for (int n = 0; n < OUT_TILES; n += AT_ONCE) {
@@ -231,7 +233,7 @@ __device__ __forceinline__ void hidden_layer(const Element* weights, const float
                 sum[r][i][1] = sum[r][i][3] = start.high;
             }
         }
-#pragma unroll
+#pragma unroll STEPS
         for (int k = 0; k < IN_TILES; ++k) {
             Pair tile[ROW_TILES][4];
 #pragma unroll
