@@ -47,10 +47,11 @@ class Guard:
     guard.check_rollout()                 # after collect
     guard.check_loss("tagger", losses, index)
     guard.check_gradient("tagger", parameters, norm)
-    optimizer.found_inf = guard.halted    # a fused optimiser then skips its step
+    optimizer.found_inf = guard.flag_of("tagger")  # a fused optimiser then skips its step
     guard.raise_if_halted(iteration)      # waits for the device
 
-    In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from.
+    In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from. Other policies
+    finish the update that is under way, then nothing is learned any more.
 
     Among several ranks, what one of them meets halts all, from the first step of an optimiser on.
 
@@ -92,8 +93,7 @@ class Guard:
         self._num_halted += self.halted.int()
         for search in self._searches:
             search()
-        self._latch()
-        self._flags.copy_(self.halted.expand_as(self._flags))
+        self._halt_all()
 
     def check_loss(self, policy: str, losses: torch.Tensor, index: torch.Tensor) -> None:
         """Looks at the loss of each sample.
@@ -127,8 +127,8 @@ class Guard:
         return self._first[number : number + 1]
 
     def flag_of(self, policy: str) -> torch.Tensor:
-        """[1] float32, a policy's own `halted`: as it was after the rollout, until its own kernels raise it. Policies
-        may learn side by side, and what one of them finds must not stop another in the middle of a step.
+        """[1] float32, a policy's own `halted`: as it was after the rollout, and 1 once it finds something itself.
+        Policies may learn side by side, and what one of them finds must not stop another in the middle of a step.
         """
         number = list(self.rollout.groups).index(policy)
         return self._flags[number : number + 1]
@@ -140,7 +140,7 @@ class Guard:
     def take_over(self, halted: torch.Tensor) -> None:
         """[1], more than 0 if any rank is halted: then this one is, too."""
         self._first[-1:].copy_(torch.where(halted > 0, 0, NOTHING_FOUND))
-        self._latch()
+        self._halt_all()
 
     def clear(self) -> None:
         """Forgets what was found: the run goes on from a checkpoint."""
@@ -257,9 +257,14 @@ class Guard:
         return next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))
 
     def _keep(self, tensor: str, policy: str, row: torch.Tensor) -> None:
-        slot = self._first[self._number_of(tensor, policy)]
-        slot.copy_(torch.where(self.halted[0] == 0, torch.minimum(slot, row.to(torch.int32)), slot))
+        slot, flag = self._first[self._number_of(tensor, policy)], self.flag_of(policy)[0]
+        slot.copy_(torch.where(flag == 0, torch.minimum(slot, row.to(torch.int32)), slot))
+        flag.copy_(torch.maximum(flag, (slot != NOTHING_FOUND).float()))
         self._latch()
+
+    def _halt_all(self) -> None:
+        self._latch()
+        self._flags.copy_(self.halted.expand_as(self._flags))
 
     def _latch(self) -> None:
         self.halted.copy_(self.has_found())

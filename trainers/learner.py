@@ -230,7 +230,7 @@ class Learner:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         self.guard.check_gradient(self.group.name, self.parameters, norm)  # before a NaN of one makes all of them NaN
         torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
-        torch.maximum(self.stopped[0], self.guard.halted[0], out=self._skip)
+        torch.maximum(self.stopped[0], self.guard.flag_of(self.group.name)[0], out=self._skip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm

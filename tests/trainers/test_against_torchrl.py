@@ -111,7 +111,9 @@ def random_policy(config, space: str, seed: int) -> Policy:
 def ours(algorithm: type, config, group: RandomGroup, monkeypatch) -> tuple[dict[str, float], list[torch.Tensor]]:
     """Figures and gradient of an update."""
     guard = SimpleNamespace(
-        halted=torch.zeros(1), check_loss=lambda *arguments: None, check_gradient=lambda *arguments: None
+        flag_of=lambda policy: torch.zeros(1),
+        check_loss=lambda *arguments: None,
+        check_gradient=lambda *arguments: None,
     )
     learner = algorithm(config, group, estimate=lambda: None, guard=guard)
     gradient = []

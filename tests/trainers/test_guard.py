@@ -73,8 +73,10 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def fail_in(trainer: Trainer, message: str, iteration: int = ITERATION) -> None:
-    """The run stops for this reason; what was learned is what was learned before `iteration`, bit for bit."""
+def fail_in(trainer: Trainer, message: str, iteration: int = ITERATION, finisher: str | None = None) -> None:
+    """The run stops for this reason; what was learned is what was learned before `iteration`, bit for bit. Of
+    the policy `finisher`, it is what was learned in `iteration`, too.
+    """
     states, iterate = [learned(trainer)], trainer.iterate
 
     def recorded() -> dict:
@@ -89,8 +91,13 @@ def fail_in(trainer: Trainer, message: str, iteration: int = ITERATION) -> None:
     assert len(states) > iteration + 1
     for before in range(1, iteration):
         assert any(not torch.equal(states[before][name], states[before + 1][name]) for name in states[before])
+    finished = {name for name in states[iteration] if finisher is not None and name.startswith(finisher)}
     for after in states[iteration + 1 :]:
-        assert_same({name: after[name] for name in states[iteration]}, states[iteration])
+        assert_same(after, states[iteration + 1])
+        before = {name: one for name, one in states[iteration].items() if name not in finished}
+        assert_same({name: after[name] for name in before}, before)
+    if finished:
+        assert any(not torch.equal(states[iteration][name], states[iteration + 1][name]) for name in finished)
     for policy in trainer.policies.values():
         assert all(torch.isfinite(tensor).all() for tensor in policy.state_dict().values())  # statistics, too
     with pytest.raises(NonFiniteError):
@@ -214,6 +221,7 @@ def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_trainer, algo
         trainer,
         "policy 'first': the gradient of 'network.trunk.1.weight' became a NaN or an infinity in iteration 3. "
         "Lower its lr, or a coefficient of its loss that is very large.",
+        finisher="others",
     )
 
 

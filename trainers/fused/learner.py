@@ -340,7 +340,6 @@ class FusedLearner:
         self._gradient.copy_(gradient)
         figures.copy_(figures_of_all)
         guard.take_over(halted)
-        self._halted.copy_(guard.halted)
 
 
 def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
