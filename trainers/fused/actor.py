@@ -57,9 +57,10 @@ class FusedActor:
             "mask": torch.zeros(1, dtype=torch.bool, device=device),
             "action": torch.zeros(1, dtype=torch.int32, device=device),
             "log_prob": torch.zeros(1, device=device),
+            "entropy": torch.zeros(1, device=device),
             "value": torch.zeros(1, device=device),
         }
-        self._entropy = torch.zeros(max(env.num_envs * len(group.agents) for group in groups), device=device)
+        self._entropy = {group.name: torch.zeros(self._rows(group), device=device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.fused.networks]
         self._judging = [(group, group.fused.networks[-1]) for group in self.groups]  # the only one, or the critic
         self._act = self._compile(self._acting, draws=True)
@@ -72,6 +73,7 @@ class FusedActor:
             one = {"observation": group.seen_array[t]}
             if network.shape.num_outputs:
                 one |= {"action": group.action_array[t], "log_prob": group.log_prob[t]}
+                one["entropy"] = self._entropy[group.name]
                 if group.mask is not None:
                     one["mask"] = group.mask[t]
             if network.shape.has_value:
@@ -93,7 +95,6 @@ class FusedActor:
             all_of_it = {
                 **self._nothing,
                 **group.fused.arrays_of(network),
-                "entropy": self._entropy,
                 "num_rows": self._rows(group),
                 **own,
             }
