@@ -109,7 +109,7 @@ def draw(results: dict[str, Any], title: str, path: Path) -> Path | None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 5), layout="constrained")
     labels = {"env": "env alone", "rollout": "env + policy", "train": "env + policy + learner"}
     places = {
         "envs": f"envs (grid-world Tag, {AGENTS_OF_ENVS} agents)",
@@ -126,9 +126,9 @@ def draw(results: dict[str, Any], title: str, path: Path) -> Path | None:
             panel.plot(*zip(*at, strict=True), "x", color=colour, markersize=9, markeredgewidth=2, label=name)
         panel.set(xscale="log", yscale="log", xlabel=places[axis], ylabel="us a step of all envs")
         panel.grid(alpha=0.3)
-    panels[0].legend(fontsize="small", loc="upper left")
+    lines = panels[0].get_legend_handles_labels()
+    figure.legend(*lines, fontsize="small", loc="outside lower center", ncols=len(labels))  # it hides no point there
     figure.suptitle(title)
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path

@@ -103,6 +103,47 @@ def limits() -> str:
     return "\n".join(lines)
 
 
+PARTS = {
+    "env step and restart": ("step_and_restart", "tag_continuous_step", "restart_ended"),
+    "`act`: all networks of a rollout": ("act",),
+    "`learn`: forward, loss, backward": ("learn",),
+    "products of records": ("products",),
+    "sum of the gradient, Adam": ("add_up_gradient", "adam_step", "pack_parameters"),
+    "search for NaNs": ("first_nonfinite", "first_nonfinite_final"),
+}
+"""Part of an iteration -> its kernels. What is in no part is "the rest"."""
+PROFILED = ("P1", "P3", "P5", "P7")
+
+
+def training() -> str:
+    """Where an iteration's time goes, by part."""
+    reports = [read(f"profile_{name}_cuda") for name in PROFILED]
+    made = ", ".join(dict.fromkeys(report["commit"] for report in reports))
+    columns = [us_of_parts(report["results"]) for report in reports]
+    lines = [
+        f"{reports[0]['device']}, {reports[0]['results']['precision']}, microseconds a step (commit {made}, "
+        f"{command(reports[0])} and so on):",
+        "",
+        f"| | {' | '.join(PROFILED)} |",
+        "|---" * (1 + len(PROFILED)) + "|",
+    ]
+    lines += [f"| {part} | {' | '.join(_us(column[part]) for column in columns)} |" for part in columns[0]]
+    return "\n".join(lines)
+
+
+def us_of_parts(results: dict) -> dict[str, float]:
+    """Part -> microseconds a step, of a report of profile.py; then their sum, and an iteration without the profiler."""
+    us = {part: sum(one["us"] for one in results["kernels"] if one["name"] in names) for part, names in PARTS.items()}
+    us["the rest: advantages, statistics, shuffle, copies"] = results["us_of_all_kernels"] - sum(us.values())
+    us["all kernels"] = results["us_of_all_kernels"]
+    us["an iteration, without the profiler"] = results["us_an_iteration"]
+    return {part: value / results["num_steps"] for part, value in us.items()}
+
+
+def _us(value: float) -> str:
+    return "-" if value == 0 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
 def pairs_of_an_env(name: str, num_agents: int) -> int:
     """Distances that a step computes: of every agent to every place in the kernel's chunks, padded ones too."""
     if not name.startswith("tag_continuous"):
@@ -250,19 +291,20 @@ def survived() -> str:
     return "\n".join(lines)
 
 
-WRITTEN = {
-    "README.md": ("results", comparison),
-    "docs/results.md": ("results", results),
-    "docs/algorithms.md": ("scores", scores),
-    "docs/runs.md": ("survived", survived),
-    "docs/performance.md": ("limits", limits),
-}
-"""file -> name of the part that is written here, and what it says."""
+WRITTEN = (
+    ("README.md", "results", comparison),
+    ("docs/results.md", "results", results),
+    ("docs/algorithms.md", "scores", scores),
+    ("docs/runs.md", "survived", survived),
+    ("docs/performance.md", "limits", limits),
+    ("docs/performance.md", "training", training),
+)
+"""File, name of the part of it that is written here, and what it says."""
 
 
 def main() -> int:
     is_stale = False
-    for name, (part, text_of) in WRITTEN.items():
+    for name, part, text_of in WRITTEN:
         path = ROOT / name
         start, end = f"<!-- {part}: written by benchmarks/tables.py -->", f"<!-- end of {part} -->"
         text = path.read_text()
@@ -272,7 +314,7 @@ def main() -> int:
         if "--check" not in sys.argv:
             path.write_text(new)
         elif new != text:
-            print(f"{name} differs from benchmarks/results. Run python benchmarks/tables.py.")
+            print(f"{name}, {part}: differs from benchmarks/results. Run python benchmarks/tables.py.")
             is_stale = True
     return int(is_stale)
 

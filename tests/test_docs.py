@@ -229,6 +229,8 @@ def _wrong_with_script(script: str, words: list[str]) -> str | None:
     if places[0] == EXAMPLES / "train.py":
         return _wrong_with_warpdrive(["train", *words])
     text = places[0].read_text()
+    if "add_what_runs" in text:  # options that benchmarks share
+        text += (ROOT / "benchmarks" / "throughput.py").read_text()
     unknown = [word for word in words if word.startswith("--") and f'"{word}"' not in text]
     return f"{script} knows no {unknown[0]}" if unknown else None
 

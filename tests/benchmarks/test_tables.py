@@ -25,3 +25,23 @@ def test_scores_are_a_line_for_each_task_that_was_measured(tmp_path, monkeypatch
         "| cartpole | 2 | 2,000 | 3 | 500.0 (498.0 to 500.0) | 495 |",
         "| tag_gridworld | 2 | 2,000 | 3 | tagger 12.3, runner 5.0 | 5 |",
     ]
+
+
+def test_kernels_are_added_up_by_part(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    kernels = {"step_and_restart": 40.0, "learn": 1_000.0, "adam_step": 6.0, "add_up_gradient": 4.0, "gae": 3.0}
+    profile = {
+        "precision": "bf16",
+        "num_steps": 10,
+        "kernels": [{"name": name, "us": us} for name, us in kernels.items()],
+        "us_of_all_kernels": 1_055.0,
+        "us_an_iteration": 1_100.0,
+    }
+    for name in tables.PROFILED:
+        write(folder, f"profile_{name}_cuda", profile)
+        report = json.loads((folder / f"profile_{name}_cuda.json").read_text())
+        (folder / f"profile_{name}_cuda.json").write_text(json.dumps({"commit": "abc", "command": "c", **report}))
+    rows = [line.split(" | ")[1] for line in tables.training().splitlines()[4:]]
+    assert rows == ["4.0", "-", "100", "-", "1.0", "-", "0.5", "106", "110"]
