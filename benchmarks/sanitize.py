@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from report import commit
 
 from trainers.fused import gradient
 from trainers.read_config import read_config
@@ -63,6 +64,7 @@ def main() -> None:
         "--without-cublas", action="store_true", help="multiply on the host instead: racecheck fails within cuBLAS"
     )
     arguments = parser.parse_args()
+    print(f"commit {commit()}: {' '.join(sys.argv)}", flush=True)
     parts: list[str] = arguments.parts or ["envs", "sampler", *RUNS]
     if arguments.without_cublas:
         gradient._prepare_product = multiply_on_the_host
