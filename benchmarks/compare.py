@@ -1,7 +1,7 @@
 """Ours against the peers: each row of the comparison, and whether it reaches its target.
 
 python benchmarks/compare.py                  # the tables, made of benchmarks/results
-python benchmarks/compare.py --check          # a line a row; exit code 1 if one falls short or has no figure
+python benchmarks/compare.py --check          # a line a row; exit code 1 if one falls short or has no figure of an H200
 python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
 
 Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py) and
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -28,6 +29,12 @@ MEASURED = "peers_run.json"
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
 MORE_IS_BETTER = {RATE, TIMES}
 COLUMNS = ("env", "rollout", "train")
+DEVICE = "NVIDIA H200"
+"""The targets are of one; of P11, of several."""
+
+
+class ResultError(Exception):
+    """A JSON file that is damaged, or lacks what every one has."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class Outcome:
     """Our precision and path, such as "bf16, fused"."""
     peer: str
     """The peer and its precision."""
+    fault: str = ""
+    """Why ours does not count, though there is a file."""
 
     @property
     def ratio(self) -> float | None:
@@ -94,6 +103,8 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
+        if self.fault:
+            return self.fault
         if self.ours is None:
             return "no figure"
         is_ok = self.ours >= self.row.target if self.row.unit in MORE_IS_BETTER else self.ours <= self.row.target
@@ -120,17 +131,50 @@ def shown(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:,.1f}".removesuffix(".0") + f" {unit}"
 
 
-def read(folder: Path, name: str) -> dict[str, Any] | None:
-    """A report, or None if there is none."""
+def read(folder: Path, name: str, *keys: str) -> dict[str, Any] | None:
+    """A file's contents, or None if there is none.
+
+    Raises:
+        ResultError: it is no whole JSON, or lacks one of `keys`.
+    """
     path = folder / name
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ResultError(f"{name} is no whole JSON ({error})") from None
+    if missing := [key for key in keys if not isinstance(found, dict) or key not in found]:
+        raise ResultError(f"{name} has no {', no '.join(missing)}")
+    return found
+
+
+def read_report(folder: Path, name: str) -> dict[str, Any] | None:
+    """What a benchmark wrote of ours on a GPU, likewise."""
+    return read(folder, f"{name}_cuda.json", "command", "commit", "device", "results")
+
+
+def read_peers(folder: Path) -> dict[str, Any]:
+    """peers.json.
+
+    Raises:
+        ResultError: it is missing or damaged.
+    """
+    known = read(folder, "peers.json", "device", "sources", "rows")
+    if known is None:
+        raise ResultError(f"peers.json is not in {folder}, and nothing can be compared without it")
+    return known
 
 
 def peer_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """row -> figures and device: of peers.json, and in their place what was measured here."""
-    known = read(folder, "peers.json")
+    known = read_peers(folder)
     rows = {name: {"device": known["device"], **row} for name, row in known["rows"].items()}
-    for name, figures in (read(folder, MEASURED) or {"rows": {}})["rows"].items():
+    if unknown := sorted({row.peer[0] for row in ROWS} - set(rows)):
+        raise ResultError(f"peers.json has no row {', '.join(unknown)}")
+    for name, figures in (read(folder, MEASURED, "rows") or {"rows": {}})["rows"].items():
+        if name not in rows:
+            raise ResultError(f"{MEASURED} has a row '{name}' that peers.json has not")
         rows[name] |= figures
     return rows
 
@@ -145,14 +189,31 @@ def outcomes(folder: Path = RESULTS) -> list[Outcome]:
     """Every row, measured or not."""
     peers, found = peer_rows(folder), []
     for row in ROWS:
-        report, (name, key) = read(folder, f"{row.report}_cuda.json"), row.peer
-        results = {} if report is None else report["results"]
-        ours: Any = results
-        for part in row.figure:
-            ours = ours.get(part) if isinstance(ours, Mapping) else None
+        name, key = row.peer
         peer = ", ".join(filter(None, [peers[name]["peer"], peers[name].get("precision")]))
-        found.append(Outcome(row, ours, peers[name].get(key), how_it_ran(results), peer))
+        ours, how, fault = _ours(folder, row)
+        found.append(Outcome(row, ours, peers[name].get(key), how, peer, fault))
     return found
+
+
+def _ours(folder: Path, row: Row) -> tuple[float | None, str, str]:
+    """Our figure, None if there is none; how it ran; and why it does not count."""
+    try:
+        report = read_report(folder, row.report)
+    except ResultError as error:
+        return None, "", str(error)
+    if report is None:
+        return None, "", ""
+    ours = results = report["results"]
+    for part in row.figure:
+        ours = ours.get(part) if isinstance(ours, Mapping) else None
+    if ours is None:
+        return None, "", ""
+    if not isinstance(ours, int | float) or not math.isfinite(ours) or ours <= 0:
+        return None, "", f"{row.report}_cuda.json: {'.'.join(row.figure)} is {ours!r}, which is no figure"
+    device = report["device"]
+    fault = "" if device == DEVICE else f"measured on {device}, but the target is of {DEVICE}"
+    return ours, how_it_ran(results), fault
 
 
 def check(found: Iterable[Outcome]) -> list[str]:
@@ -173,8 +234,8 @@ def check(found: Iterable[Outcome]) -> list[str]:
 
 def table(folder: Path = RESULTS) -> str:
     """The comparison as Markdown: each row against its target, then the three columns of each workload."""
-    reports = [report for row in ROWS if (report := read(folder, f"{row.report}_cuda.json")) is not None]
-    peers = read(folder, "peers.json")
+    reports = [report for row in ROWS if (report := read_report(folder, row.report)) is not None]
+    peers = read_peers(folder)
     rows = peer_rows(folder).values()
     sources = "; ".join(f"{name}: {peers['sources'][name]}" for name in dict.fromkeys(row["peer"] for row in rows))
     made = f" (commit {_each(reports, 'commit')}, `{reports[0]['command']}` and so on)" if reports else ""
@@ -204,17 +265,13 @@ def _columns(folder: Path) -> list[str]:
     """Lines of the second table; none if nothing was measured."""
     peers, lines = peer_rows(folder), []
     for name in dict.fromkeys(row.peer[0] for row in ROWS):
-        report = read(folder, f"throughput_{name}_cuda.json")
+        report = read_report(folder, f"throughput_{name}")
         if report is None:
             continue
-        results = report["results"]
-        cells = []
-        for column in COLUMNS:
-            theirs = _us_of(peers[name], column)
-            cells.append(f"{results[column]['us_a_step']:,.1f}" + (f" ({theirs})" if theirs else ""))
-        shares = " / ".join(f"{100 * part['share']:.0f}" for part in results["parts"].values())
-        limit = " / ".join(f"{100 * results[column]['fraction_of_limit']:.1f}" for column in COLUMNS)
-        lines.append(f"| {name.replace('_', ', ')} | {' | '.join(cells)} | {shares} | {limit} | {_memory(results)} |")
+        try:
+            lines.append(f"| {name.replace('_', ', ')} | {_line(report['results'], peers[name])} |")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResultError(f"throughput_{name}_cuda.json lacks a figure ({error})") from None
     if not lines:
         return []
     return [
@@ -225,6 +282,17 @@ def _columns(folder: Path) -> list[str]:
         "|---|---|---|---|---|---|---|",
         *lines,
     ]
+
+
+def _line(results: Mapping[str, Any], peer: Mapping[str, Any]) -> str:
+    """The cells of a line of the second table."""
+    cells = []
+    for column in COLUMNS:
+        theirs = _us_of(peer, column)
+        cells.append(f"{results[column]['us_a_step']:,.1f}" + (f" ({theirs})" if theirs else ""))
+    shares = " / ".join(f"{100 * part['share']:.0f}" for part in results["parts"].values())
+    limit = " / ".join(f"{100 * results[column]['fraction_of_limit']:.1f}" for column in COLUMNS)
+    return " | ".join([*cells, shares, limit, _memory(results)])
 
 
 def _memory(results: Mapping[str, Any]) -> str:
@@ -284,7 +352,7 @@ def run_peers(folder: Path, python: str, only: str = "", warpdrive_path: str | N
     """Runs the driver of each row whose package `python` finds; writes what they measured. The exit code."""
     measured = read(folder, MEASURED) or {"rows": {}}
     num_failed = 0
-    for name, row in read(folder, "peers.json")["rows"].items():
+    for name, row in read_peers(folder)["rows"].items():
         if "command" not in row or only not in ("", name, name.partition("_")[0]):
             continue
         _, script, *words = shlex.split(row["command"])
@@ -320,12 +388,15 @@ def main() -> int:
     parser.add_argument("--peer-python", default=sys.executable, help="with --run-peers: the Python that has them")
     parser.add_argument("--warpdrive-path", help="with --run-peers: folder of an unpacked rl-warp-drive wheel")
     arguments = parser.parse_args()
-    if arguments.run_peers:
-        return run_peers(arguments.results, arguments.peer_python, arguments.only, arguments.warpdrive_path)
-    found = outcomes(arguments.results)
-    if not arguments.check:
-        print(table(arguments.results))
-        return 0
+    try:
+        if arguments.run_peers:
+            return run_peers(arguments.results, arguments.peer_python, arguments.only, arguments.warpdrive_path)
+        if not arguments.check:
+            print(table(arguments.results))
+            return 0
+        found = outcomes(arguments.results)
+    except ResultError as error:
+        raise SystemExit(f"{error}. Take the file from git, or measure anew.") from None
     print("\n".join(check(found)))
     return int(any(one.verdict != "ok" for one in found))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import compare
 import pytest
-from compare import ROWS, figures_of, outcomes, peer_rows, shown, table, us_a_step
+from compare import DEVICE, ROWS, figures_of, outcomes, peer_rows, shown, table, us_a_step
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,8 +16,8 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, name: str, results: dict) -> None:
-    report = {"benchmark": name, "command": "python x.py", "commit": "abc", "device": "a GPU", "results": results}
+def write(folder: Path, name: str, results: dict, device: str = DEVICE) -> None:
+    report = {"benchmark": name, "command": "python x.py", "commit": "abc", "device": device, "results": results}
     (folder / f"{name}_cuda.json").write_text(json.dumps(report))
 
 
@@ -78,6 +78,72 @@ def test_check_fails_when_one_row_is_missing(folder, monkeypatch, capsys):
     assert run(monkeypatch, "--check", "--results", str(folder)) == 1
     missing = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": no figure")]
     assert len(missing) == 2 and all(line.startswith("P11 ") for line in missing)
+
+
+def line_of_p1(folder: Path, monkeypatch, capsys) -> str:
+    """What --check says of P1 where every other row is ok."""
+    assert run(monkeypatch, "--check", "--results", str(folder)) == 1
+    first, *others = capsys.readouterr().out.splitlines()
+    assert all(line.endswith(": ok") for line in others) and len(others) == len(ROWS) - 1
+    return first
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"results": {', "throughput_P1_cuda.json is no whole JSON (Expecting property name"),
+        ("", "throughput_P1_cuda.json is no whole JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("[]", "throughput_P1_cuda.json has no command, no commit, no device, no results"),
+    ],
+)
+def test_check_names_a_damaged_file_in_its_row(folder, monkeypatch, capsys, text, fault):
+    write_all(folder)
+    (folder / "throughput_P1_cuda.json").write_text(text)
+    assert f": {fault}" in line_of_p1(folder, monkeypatch, capsys)
+    with pytest.raises(SystemExit, match="throughput_P1_cuda.json .* Take the file from git, or measure anew."):
+        run(monkeypatch, "--results", str(folder))  # a table has no place for it
+
+
+@pytest.mark.parametrize("figure", ["fast", 0, -1.0, float("nan")])
+def test_check_takes_no_figure_that_is_none(folder, monkeypatch, capsys, figure):
+    write_all(folder)
+    write(folder, "throughput_P1", {"train": {"us_a_step": figure}})
+    ending = f": throughput_P1_cuda.json: train.us_a_step is {figure!r}, which is no figure"
+    assert line_of_p1(folder, monkeypatch, capsys).endswith(ending)
+
+
+def test_check_takes_no_figure_of_another_device(folder, monkeypatch, capsys):
+    write_all(folder)
+    write(folder, "throughput_P1", columns(1.0, 2.0, 20.0), device="2 cores, x86_64")
+    line = line_of_p1(folder, monkeypatch, capsys)
+    assert "ours 20 us a step" in line
+    assert line.endswith(": measured on 2 cores, x86_64, but the target is of NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("peers.json", None, "peers.json is not in .*, and nothing can be compared without it"),
+        ("peers.json", '{"device": "d", "sources": {}, "rows": {}}', "peers.json has no row P1, P10"),
+        ("peers_run.json", '{"rows": {"P99": {}}}', "peers_run.json has a row 'P99' that peers.json has not"),
+        ("peers_run.json", '{"rows": ', "peers_run.json is no whole JSON"),
+    ],
+)
+def test_damaged_figures_of_peers_are_one_line(folder, monkeypatch, name, text, message):
+    write_all(folder)
+    (folder / name).unlink(missing_ok=True)
+    if text is not None:
+        (folder / name).write_text(text)
+    with pytest.raises(SystemExit, match=message):
+        run(monkeypatch, "--check", "--results", str(folder))
+
+
+def test_a_column_that_is_missing_is_named(folder, monkeypatch):
+    results = columns(4.0, 10.0, 16.0)
+    del results["env"]
+    write(folder, "throughput_P1", results)
+    with pytest.raises(SystemExit, match="throughput_P1_cuda.json lacks a figure .'env'."):
+        run(monkeypatch, "--results", str(folder))
 
 
 def test_memory_of_p6_counts_by_itself(folder):
