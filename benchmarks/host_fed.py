@@ -32,7 +32,7 @@ from warpdrive.backends import choose_backend
 from warpdrive.config import value_at
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import ConfigError, EnvError
+from warpdrive.errors import EnvError, WarpDriveError
 from warpdrive.layout import OBSERVATION
 
 WORKLOAD = [
@@ -223,7 +223,7 @@ def main() -> int:
         with open_trainer("tag_continuous.yaml", overrides, arguments.device) as (trainer, _):
             found = compare(trainer, arguments.repeats)
             settings, backend = trainer.config.trainer, trainer.backend
-    except (ConfigError, EnvError) as error:
+    except WarpDriveError as error:
         raise SystemExit(str(error)) from None
     results = {
         "config": "tag_continuous.yaml",

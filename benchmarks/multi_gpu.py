@@ -20,13 +20,15 @@ import time
 from pathlib import Path
 
 from report import NUM_REPEATS, ROOT, median, write_report
+from throughput import pairs_of
 
-from trainers.config import TrainerConfig
-from trainers.distributed import launch
+from trainers.config import Config, TrainerConfig
+from trainers.distributed import check_gpus, launch
 from trainers.graphs import WARM_UP
 from trainers.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
+from warpdrive.errors import WarpDriveError
 
 P5 = ("env.num_taggers=10", "env.num_runners=90")
 """Agents of the published size, where no other config is asked for."""
@@ -37,23 +39,32 @@ def counts_up_to(num_gpus: int) -> list[int]:
     return [2**power for power in range(num_gpus.bit_length()) if 2**power < num_gpus] + [num_gpus]
 
 
-def run_as_rank(arguments: argparse.Namespace) -> None:
-    """Times iterations; rank 0 writes the figures."""
-    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+def config_of(arguments: argparse.Namespace, num_ranks: int, basedir: str) -> Config:
+    """What so many ranks run.
+
+    Raises:
+        ConfigError: the arguments ask for something else than a config can have.
+    """
     num_envs = arguments.envs * num_ranks
     sizes = {
         "trainer.num_gpus": num_ranks,
         "trainer.num_envs": num_envs,
         "trainer.train_batch_size": num_envs * arguments.steps,
         "trainer.device": arguments.device,
+        "saving.basedir": basedir,
     }
     path = Path(arguments.config or "tag_continuous.yaml")
     path = path if path.exists() else ROOT / "examples" / path
+    pairs = pairs_of(() if arguments.config else P5) + [(key, str(value)) for key, value in sizes.items()]
+    return read_config(path, pairs + pairs_of(arguments.overrides))
+
+
+def run_as_rank(arguments: argparse.Namespace) -> None:
+    """Times iterations; rank 0 writes the figures."""
+    num_ranks = int(os.environ.get("WORLD_SIZE", 1))
+    num_envs = arguments.envs * num_ranks
     with tempfile.TemporaryDirectory() as folder:
-        pairs = [pair.split("=", 1) for pair in (() if arguments.config else P5)]
-        pairs += [(key, str(value)) for key, value in sizes.items()]
-        pairs += [("saving.basedir", folder), *(pair.split("=", 1) for pair in arguments.overrides)]
-        trainer = Trainer(read_config(path, [tuple(pair) for pair in pairs]))
+        trainer = Trainer(config_of(arguments, num_ranks, folder))
         world, backend, figures = trainer.world, trainer.backend, []
         for _ in range(WARM_UP + 1):
             trainer.iterate()
@@ -97,9 +108,24 @@ def main() -> int:
     parser.add_argument("--write", help=argparse.SUPPRESS)  # a rank: where its figures go
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
-    if arguments.write:
-        run_as_rank(arguments)
-        return 0
+    for name in ("gpus", "envs", "steps", "iterations", "repeats"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    try:
+        if arguments.write:
+            run_as_rank(arguments)
+            return 0
+        for num_ranks in counts_up_to(arguments.gpus):
+            config_of(arguments, num_ranks, "runs")  # what is wrong is told once, before any rank starts
+        if arguments.device != "cpu":
+            check_gpus(arguments.gpus)
+        return run_all(arguments)
+    except WarpDriveError as error:
+        raise SystemExit(str(error)) from None
+
+
+def run_all(arguments: argparse.Namespace) -> int:
+    """Each number of ranks in turn; the exit code."""
     results: dict[str, dict] = {"steps_an_iteration": arguments.steps, "envs_of_each": arguments.envs}
     if arguments.device == "cpu":
         for name in ("OMP_NUM_THREADS", "WARPDRIVE_NUM_THREADS"):

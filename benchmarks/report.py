@@ -47,7 +47,11 @@ def _without_out(words: list[str]) -> list[str]:
 
 
 def write_report(name: str, backend: Backend, results: Any, folder: Path | None = None) -> Path:
-    """Writes `results` to NAME.json with command, commit, device and versions beside them, and prints it."""
+    """Prints `results`, and writes them to NAME.json with command, commit, device and versions beside them.
+
+    Raises:
+        SystemExit: they cannot be written; the message says why. They were printed.
+    """
     report = {
         "benchmark": name,
         "command": shlex.join(["python", *_without_out(sys.argv)]),
@@ -56,9 +60,12 @@ def write_report(name: str, backend: Backend, results: Any, folder: Path | None 
         "results": results,
     }
     folder = Path(folder or ROOT / "benchmarks" / "results")
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
+    print(json.dumps(results, indent=2), flush=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise SystemExit(f"--out: {path} cannot be written ({error.strerror}). The figures are above.") from None
     print(f"written to {path}")
     return path

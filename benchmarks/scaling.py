@@ -23,7 +23,7 @@ from throughput import measure, open_trainer
 
 from trainers.config import TrainerConfig
 from trainers.trainer import make_backend
-from warpdrive.errors import ConfigError
+from warpdrive.errors import WarpDriveError
 
 NUM_ENVS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 NUM_AGENTS = (2, 5, 10, 32, 100, 320, 1_000, 2_000, 4_096)
@@ -150,13 +150,15 @@ def main() -> int:
     arguments = parser.parse_args()
     if any(size < 2 for size in arguments.agents):
         parser.error("--agents: it takes a tagger and a runner to play, so give at least 2")
+    if any(size < 1 for size in (*arguments.envs, arguments.envs_of_agents)):
+        parser.error("--envs, --envs-of-agents: give at least 1")
     results: dict[str, Any] = {"overrides": arguments.overrides, "envs_of_agents": arguments.envs_of_agents}
     try:
         for axis, sizes in (("envs", arguments.envs), ("agents", arguments.agents)):
             results[axis] = [
                 point(axis, size, arguments.envs_of_agents, arguments.device, arguments.overrides) for size in sizes
             ]
-    except ConfigError as error:
+    except WarpDriveError as error:
         raise SystemExit(str(error)) from None
     results["peers"] = {axis: peer_points(axis) for axis in PEERS}
     backend = make_backend(TrainerConfig(device=arguments.device))

@@ -42,7 +42,7 @@ from trainers.read_config import read_config
 from trainers.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
 from trainers.trainer import Trainer
 from warpdrive.backends.base import Backend
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, WarpDriveError
 
 FLOP_PER_S = 790e12
 """Of a large matrix product in bf16 on an H200, measured."""
@@ -184,6 +184,17 @@ def timed_kernels() -> Iterator[list[float]]:
         yield seconds
 
 
+def pairs_of(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """ "key=value" each -> key and value.
+
+    Raises:
+        ConfigError: one of them is no such pair.
+    """
+    if wrong := [pair for pair in overrides if "=" not in pair]:
+        raise ConfigError(f"command line: expected key=value, such as trainer.num_envs=2000, got '{wrong[0]}'.")
+    return [tuple(pair.split("=", 1)) for pair in overrides]
+
+
 @contextmanager
 def open_trainer(config: str, overrides: Sequence[str], device: str) -> Iterator[tuple[Trainer, dict[str, float]]]:
     """A Trainer whose run folder is gone afterwards, and the seconds that it took to make: kernels, and the rest.
@@ -196,9 +207,7 @@ def open_trainer(config: str, overrides: Sequence[str], device: str) -> Iterator
     """
     path = Path(config)
     path = path if path.exists() else ROOT / "examples" / path
-    if wrong := [pair for pair in overrides if "=" not in pair]:
-        raise ConfigError(f"command line: expected key=value, such as trainer.num_envs=2000, got '{wrong[0]}'.")
-    pairs = [tuple(pair.split("=", 1)) for pair in overrides]
+    pairs = pairs_of(overrides)
     with timed_kernels() as kernels:
         start = time.perf_counter()
         with temporary_trainer(read_config(path, [*pairs, ("trainer.device", device)])) as trainer:
@@ -295,7 +304,7 @@ def main() -> int:
             backend = trainer.backend
             found = measure(trainer, arguments.repeats)
             found["seconds"] = {**{name: round(value, 3) for name, value in seconds.items()}, **found["seconds"]}
-    except ConfigError as error:
+    except WarpDriveError as error:
         raise SystemExit(str(error)) from None
     results = {
         **({} if arguments.workload is None else {"workload": word, "note": WORKLOADS[word].note}),

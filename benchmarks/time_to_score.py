@@ -105,11 +105,20 @@ def main() -> int:
     if arguments.child is not None:
         *overrides, started = arguments.overrides
         started = float(started.partition("=")[2])
-        found = train(started, arguments.device, arguments.score, arguments.child, overrides)
+        try:
+            found = train(started, arguments.device, arguments.score, arguments.child, overrides)
+        except Exception as error:
+            from warpdrive.errors import WarpDriveError  # only here: what is imported before is part of the time
+
+            if not isinstance(error, WarpDriveError):
+                raise
+            raise SystemExit(str(error)) from None
         print(json.dumps(found), flush=True)
         return 0
     if arguments.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {arguments.seeds}")
+    if wrong := [pair for pair in arguments.overrides if "=" not in pair]:
+        parser.error(f"expected key=value, such as trainer.precision=bf16, got '{wrong[0]}'")
     runs = [
         time_child(arguments.device, arguments.score, seed, arguments.overrides)
         for seed in (1, *range(1, arguments.seeds + 1))

@@ -90,3 +90,11 @@ def test_tag_needs_two(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         scaling.main()
     assert "--agents: it takes a tagger and a runner to play" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--envs", "0,10"], ["--envs-of-agents", "0"]])
+def test_a_size_of_none_is_refused(monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--device", "cpu", *words])
+    with pytest.raises(SystemExit):
+        scaling.main()
+    assert "--envs, --envs-of-agents: give at least 1" in capsys.readouterr().err

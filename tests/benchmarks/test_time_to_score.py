@@ -1,6 +1,8 @@
 import json
+import subprocess
 import sys
 
+import pytest
 import time_to_score
 
 SMALL = ["trainer.num_envs=16", "trainer.train_batch_size=512", "trainer.total_timesteps=1024"]
@@ -29,3 +31,17 @@ def test_run_that_never_reaches_the_score_has_no_figure(monkeypatch, tmp_path, c
     assert code == 1 and results["seconds"] is None and results["num_reached"] == 0
     assert results["runs"][0]["env_steps"] == 1024
     assert "1 of 1 runs never reached 499" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["precision"], "error: expected key=value, such as trainer.precision=bf16, got 'precision'"),
+        (["trainer.num_env=3"], "command line: trainer.num_env: unknown key. Did you mean 'num_envs'?"),
+        (["--device", "cuda:63"], "GPU"),
+    ],
+)
+def test_what_is_wrong_is_told_without_a_traceback(words, said):
+    command = [sys.executable, time_to_score.__file__, "--device", "cpu", "--seeds", "1", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
