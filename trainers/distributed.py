@@ -35,6 +35,8 @@ LOST = 5
 """Exit code of a rank that ended because another one had."""
 GRACE = 2
 """Seconds that a rank has for its own last words after another one ended."""
+LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What torchrun's launcher takes for itself, and passes on to the ranks."""
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Keeps NVLink multicast off: a process that dies with it on can leave the GPUs of its machine unusable."""
 
@@ -285,7 +287,8 @@ def check_gpus(num_gpus: int) -> None:
 def launch(command: Sequence[str], settings: TrainerConfig) -> int:
     """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
 
-    Ctrl-C and SIGTERM go to all ranks, which have time to end an iteration and to save.
+    Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save. A signal
+    that is ignored here, such as SIGHUP under nohup, stays ignored.
 
     Returns:
         The exit code of the run: that of the rank which failed first, by its own doing.
@@ -315,6 +318,8 @@ def launch(command: Sequence[str], settings: TrainerConfig) -> int:
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
+        heeded = (number for number in LAUNCHER_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
+        config.signals_to_handle = ",".join(number.name for number in heeded)
         try:
             elastic_launch(config, sys.executable)(*command)
         except SignalException as stopped:
@@ -345,8 +350,7 @@ def _restored_process() -> Iterator[None]:
     """Silences torchrun's own log, which nobody can act on; gives signals, variables and the log back at the end."""
     variables, disabled = dict(os.environ), logging.root.manager.disable
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT) if is_main else ()
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in LAUNCHER_SIGNALS} if is_main else {}
     logging.disable(logging.CRITICAL)
     try:
         yield

@@ -337,6 +337,43 @@ def test_a_launch_leaves_signals_and_variables_as_they_were():
     assert dict(os.environ) == variables
 
 
+STUBBORN = """
+import signal, sys
+from trainers.config import TrainerConfig
+from trainers.distributed import launch
+rank = r'''
+import os, signal, time
+signal.signal(signal.SIGINT, lambda *_: None)
+os.write(1, b"ready\\n")
+time.sleep(60)
+'''
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(launch(["-c", rank], TrainerConfig(num_gpus=2, device="cpu")))
+"""
+"""A launcher of ranks that go on after Ctrl-C, as those do that are in the middle of an iteration."""
+
+
+def launch_stubborn(**popen: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], env=environment, **pipes, **popen)
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    return process
+
+
+def test_a_launch_under_nohup_goes_on_when_the_terminal_is_closed():
+    process = launch_stubborn(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    try:
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.terminate()
+        process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+
+
 def test_multicast_is_off_for_the_ranks(capfd):
     names = "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"
     code = f"import os; print(*(os.environ[name] for name in {names}))"
