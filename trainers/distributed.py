@@ -287,8 +287,8 @@ def check_gpus(num_gpus: int) -> None:
 def launch(command: Sequence[str], settings: TrainerConfig) -> int:
     """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
 
-    Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save. A signal
-    that is ignored here, such as SIGHUP under nohup, stays ignored.
+    Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a second one ends them
+    at once. A signal that is ignored here, such as SIGHUP under nohup, stays ignored.
 
     Returns:
         The exit code of the run: that of the rank which failed first, by its own doing.
@@ -323,6 +323,8 @@ def launch(command: Sequence[str], settings: TrainerConfig) -> int:
         try:
             elastic_launch(config, sys.executable)(*command)
         except SignalException as stopped:
+            if isinstance(stopped.__context__, SignalException):  # the second: no rank could say what became of it
+                print(f"stopped by {signal_name(stopped.sigval)}", file=sys.stderr)
             return 128 + stopped.sigval
         except ChildFailedError as failed:
             return _told(failed.failures)

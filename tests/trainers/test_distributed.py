@@ -361,6 +361,20 @@ def launch_stubborn(**popen: object) -> subprocess.Popen[str]:
     return process
 
 
+def test_a_second_signal_ends_all_ranks_at_once_and_is_told():
+    process = launch_stubborn()
+    try:
+        ranks = ranks_of(process)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(1)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (130, "stopped by Ctrl-C\n")
+    assert len(ranks) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+
+
 def test_a_launch_under_nohup_goes_on_when_the_terminal_is_closed():
     process = launch_stubborn(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     try:
