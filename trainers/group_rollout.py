@@ -97,6 +97,11 @@ class GroupRollout:
         return "torch" if self.fused is None else "fused"
 
     @property
+    def who_plays(self) -> str:
+        """`path` in words, with the reason."""
+        return "fused kernels" if self.why_not_fused is None else f"torch, because {self.why_not_fused}"
+
+    @property
     def seen_array(self) -> torch.Tensor:
         """[T+1, E, columns, ...]: the array that the group's agents observe in, of all who do."""
         return self.rollout.data[self._seen_name]

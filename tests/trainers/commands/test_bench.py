@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trainers.cli import main
+from trainers.fused import network
 
 TINY = """
 name: tag_gridworld
@@ -54,3 +55,14 @@ def test_columns_sizes_and_machine_are_told_and_written(tiny, tmp_path, capsys):
 def test_what_cannot_be_measured_is_one_line_and_code_2(tiny, words, line, capsys):
     assert main(["bench", "--config", tiny, *words]) == 2
     assert capsys.readouterr().err == f"error: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("runs_on_cpu", "player"), [(True, "fused kernels"), (False, "torch, because on a CPU torch is faster")]
+)
+def test_bf16_says_what_played(tiny, capsys, monkeypatch, runs_on_cpu, player):
+    monkeypatch.setattr(network, "RUNS_ON_CPU", runs_on_cpu)
+    assert main(["bench", "--config", tiny, "--repeats", "1", "trainer.precision=bf16"]) == 0
+    assert f"\npolicy shared: {player}\n" in capsys.readouterr().out
+    assert main(["bench", "--config", tiny, "--repeats", "1"]) == 0
+    assert "policy shared" not in capsys.readouterr().out
