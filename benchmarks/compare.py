@@ -172,11 +172,16 @@ def peer_rows(folder: Path) -> dict[str, dict[str, Any]]:
     rows = {name: {"device": known["device"], **row} for name, row in known["rows"].items()}
     if unknown := sorted({row.peer[0] for row in ROWS} - set(rows)):
         raise ResultError(f"peers.json has no row {', '.join(unknown)}")
-    for name, figures in (read(folder, MEASURED, "rows") or {"rows": {}})["rows"].items():
+    for name, figures in measured_rows(folder).items():
         if name not in rows:
             raise ResultError(f"{MEASURED} has a row '{name}' that peers.json has not")
         rows[name] |= figures
     return rows
+
+
+def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
+    """row -> what --run-peers measured, with command and commit."""
+    return (read(folder, MEASURED, "rows") or {"rows": {}})["rows"]
 
 
 def how_it_ran(results: Mapping[str, Any]) -> str:
@@ -187,10 +192,11 @@ def how_it_ran(results: Mapping[str, Any]) -> str:
 
 def outcomes(folder: Path = RESULTS) -> list[Outcome]:
     """Every row, measured or not."""
-    peers, found = peer_rows(folder), []
+    peers, measured, found = peer_rows(folder), measured_rows(folder), []
     for row in ROWS:
         name, key = row.peer
         peer = ", ".join(filter(None, [peers[name]["peer"], peers[name].get("precision")]))
+        peer += "*" if key in measured.get(name, ()) else ""
         ours, how, fault = _ours(folder, row)
         found.append(Outcome(row, ours, peers[name].get(key), how, peer, fault))
     return found
@@ -241,7 +247,8 @@ def table(folder: Path = RESULTS) -> str:
     made = f" (commit {_each(reports, 'commit')}, `{reports[0]['command']}` and so on)" if reports else ""
     lines = [
         f"**Against the peers**, {_each(reports, 'device') or 'nothing measured yet'}, env + policy + learner unless a "
-        f'row says otherwise{made}. "Short" is a target that was missed. Peers, on {_each(rows, "device")}: {sources}.',
+        f'row says otherwise{made}. "Short" is a target that was missed. Peers, on {_each(rows, "device")}: {sources}. '
+        "* measured on the same machine, one after the other with ours.",
         "",
         "| | workload | peer | ours | times | target | |",
         "|---|---|---|---|---|---|---|",
@@ -339,7 +346,7 @@ def figures_of(driver: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
                 found["memory_gb"] = round(line["device_used_gib"] * 2**30 / 1e9, 1)
         return found
     for line in lines:
-        found["device"] = line.get("device")
+        found["device"] = (line.get("device") or "").removeprefix("gpu:")
         if line.get("what") in COLUMNS:
             found[line["what"]] = round(line["agent_steps_per_s"])
     solved = [line["compile_s"] + line["wall_s"] for line in lines if line.get("what") == "solve" and line["solved"]]
@@ -350,6 +357,8 @@ def figures_of(driver: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 def run_peers(folder: Path, python: str, only: str = "", warpdrive_path: str | None = None) -> int:
     """Runs the driver of each row whose package `python` finds; writes what they measured. The exit code."""
+    from report import commit  # brings torch
+
     measured = read(folder, MEASURED) or {"rows": {}}
     num_failed = 0
     for name, row in read_peers(folder)["rows"].items():
@@ -372,7 +381,7 @@ def run_peers(folder: Path, python: str, only: str = "", warpdrive_path: str | N
             print(f"{name}: {driver} failed with exit code {done.returncode}. {' '.join(errors)}", file=sys.stderr)
             num_failed += 1
             continue
-        measured["rows"][name] = figures
+        measured["rows"][name] = {**figures, "command": row["command"], "commit": commit()}
         known = {key: row[key] for key in figures if key in row}
         print(f"{name}: {figures}; peers.json has {known}", flush=True)
         (folder / MEASURED).write_text(json.dumps(measured, indent=2) + "\n")

@@ -26,6 +26,7 @@ from trainers.config import Config, TrainerConfig
 from trainers.distributed import check_gpus, launch
 from trainers.graphs import WARM_UP
 from trainers.read_config import read_config
+from trainers.throughput import path_of
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.errors import WarpDriveError
@@ -88,6 +89,7 @@ def run_as_rank(arguments: argparse.Namespace) -> None:
                 "num_agents": trainer.env.num_agents,
                 "num_parameters": sum(p.numel() for one in trainer.policies.values() for p in one.parameters()),
                 "precision": settings.precision,
+                "path": path_of(trainer),
                 "cuda_graphs": all(one.replay.is_captured for one in trainer.algorithms.values()),
             }
             Path(arguments.write).write_text(json.dumps(found))

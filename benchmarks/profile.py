@@ -108,7 +108,7 @@ def main() -> None:
 
     from trainers.graphs import WARM_UP
     from trainers.throughput import describe, path_of
-    from warpdrive.errors import ConfigError
+    from warpdrive.errors import WarpDriveError
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_what_runs(parser)
@@ -116,6 +116,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.workload is not None and workloads_of(arguments.workload) != [arguments.workload]:
         parser.error(f"--workload {arguments.workload} is several. Give one: {workloads_of(arguments.workload)}.")
+    if arguments.kernels < 1:
+        parser.error(f"--kernels must be at least 1, got {arguments.kernels}")
     config, overrides, word = what_runs(arguments)
     try:
         with open_trainer(config, overrides, arguments.device) as (trainer, _):
@@ -125,7 +127,7 @@ def main() -> None:
             iteration_us = median(time_calls(backend, trainer.iterate, 1))
             trainer.side_by_side.is_enabled = False  # so that each kernel's time is its own
             found = profile_iteration(trainer)
-    except ConfigError as error:
+    except WarpDriveError as error:
         raise SystemExit(str(error)) from None
     results = {
         **describe(trainer, Path(config).name, overrides),

@@ -226,7 +226,7 @@ def test_figures_of_each_driver_are_read_from_its_lines():
     found = figures_of("warpdrive.py", lines)
     assert found == {"device": "a GPU", "env": 35.6, "train": 855.9, "memory_gb": 2.1}
     found = figures_of("jaxmarl.py", [{"what": "train", "agent_steps_per_s": 13.6e6, "device": "gpu:x"}])
-    assert found == {"device": "gpu:x", "train": 13_600_000}
+    assert found == {"device": "x", "train": 13_600_000}
     solved = [
         {"what": "solve", "solved": True, "compile_s": 6.4, "wall_s": wall, "device": "gpu:x"}
         for wall in (0.2, 0.9, 0.3)
@@ -244,10 +244,12 @@ def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch, cap
     monkeypatch.setitem(compare.PACKAGES, "jaxmarl.py", ("json", ""))
     assert run(monkeypatch, "--run-peers", "--only", "P7", "--results", str(folder)) == 0
     row = peer_rows(folder)["P7"]
-    assert (row["train"], row["rollout"], row["device"]) == (2_000_000, 79_000_000, "gpu:x")
+    assert (row["train"], row["rollout"], row["device"]) == (2_000_000, 79_000_000, "x")
+    assert row["command"] == f"python {driver} --num-envs 5" and row["commit"]
     write(folder, "throughput_P7", columns(1.0, 2.0, 4.0))
-    found = next(one for one in outcomes(folder) if one.row.number == "P7")
+    found, rollout = (one for one in outcomes(folder) if one.row.number == "P7")
     assert found.ratio == pytest.approx(250_000 / 2e6)
+    assert found.peer.endswith("*") and not rollout.peer.endswith("*")
 
 
 def test_peer_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
