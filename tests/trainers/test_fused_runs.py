@@ -316,6 +316,7 @@ def test_an_infinite_gradient_stops_the_run_as_it_stops_torchs(make):
         message, states = fail(trainer)
         messages.append(message)
         assert not any(changes(states, "first"))
-        assert changes(states, "others") == [True]  # it learns beside the first, from the same rollout
+        # It learns beside the first, from the same rollout; a GPU tells of it an iteration later.
+        assert changes(states, "others") == [True, False][: len(states) - 1]
     assert messages[0] == messages[1]
     assert "the gradient of 'network.value_head.weight' became a NaN or an infinity in iteration 1" in messages[0]
