@@ -29,6 +29,8 @@ MEASURED = "peers_run.json"
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
 MORE_IS_BETTER = {RATE, TIMES}
 COLUMNS = ("env", "rollout", "train")
+NEAR = 0.1
+"""Two runs of a peer that differ by less, as a fraction, are told as one."""
 DEVICE = "NVIDIA H200"
 """The targets are of one; of P11, of several."""
 
@@ -192,14 +194,23 @@ def how_it_ran(results: Mapping[str, Any]) -> str:
 
 def outcomes(folder: Path = RESULTS) -> list[Outcome]:
     """Every row, measured or not."""
-    peers, measured, found = peer_rows(folder), measured_rows(folder), []
+    known, peers, measured = read_peers(folder)["rows"], peer_rows(folder), measured_rows(folder)
+    found = []
     for row in ROWS:
         name, key = row.peer
         peer = ", ".join(filter(None, [peers[name]["peer"], peers[name].get("precision")]))
-        peer += "*" if key in measured.get(name, ()) else ""
+        if key in measured.get(name, ()):
+            peer += "*" + _earlier(known[name].get(key), measured[name][key], row.unit)
         ours, how, fault = _ours(folder, row)
         found.append(Outcome(row, ours, peers[name].get(key), how, peer, fault))
     return found
+
+
+def _earlier(known: float | None, now: float, unit: str) -> str:
+    """What a peer reached in an earlier run, where that is far from what it reached beside ours."""
+    if not isinstance(known, int | float) or abs(now / known - 1) <= NEAR:
+        return ""
+    return f"; {shown(known, unit)} before"
 
 
 def _ours(folder: Path, row: Row) -> tuple[float | None, str, str]:
@@ -248,7 +259,8 @@ def table(folder: Path = RESULTS) -> str:
     lines = [
         f"**Against the peers**, {_each(reports, 'device') or 'nothing measured yet'}, env + policy + learner unless a "
         f'row says otherwise{made}. "Short" is a target that was missed. Peers, on {_each(rows, "device")}: {sources}. '
-        "* measured on the same machine, one after the other with ours.",
+        "* measured on the same machine, one after the other with ours; what it reached on another day stands behind "
+        "it where that differs by more than a tenth.",
         "",
         "| | workload | peer | ours | times | target | |",
         "|---|---|---|---|---|---|---|",
