@@ -29,6 +29,8 @@ MEASURED = "peers_run.json"
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
 MORE_IS_BETTER = {RATE, TIMES}
 COLUMNS = ("env", "rollout", "train")
+CHANGING = ("--config", "--envs", "--steps", "--score")
+"""Options of benchmarks by which they measure something else than a row."""
 NEAR = 0.1
 """Two runs of a peer that differ by less, as a fraction, are told as one."""
 DEVICE = "NVIDIA H200"
@@ -213,6 +215,16 @@ def _earlier(known: float | None, now: float, unit: str) -> str:
     return f"; {shown(known, unit)} before"
 
 
+def _other_work(report: Mapping[str, Any]) -> str:
+    """Why a report is not of the row's workload at a commit that can be checked out; empty if it is."""
+    words = shlex.split(report["command"])
+    others = [word for word in words if "=" in word and not word.startswith("trainer.precision=")]
+    others += [word for word in words if word in CHANGING]
+    if others:
+        return f"measured with {' '.join(others)}: other work than the row's"
+    return f"measured at {report['commit']}: with changes in no commit" if report["commit"].endswith("-dirty") else ""
+
+
 def _ours(folder: Path, row: Row) -> tuple[float | None, str, str]:
     """Our figure, None if there is none; how it ran; and why it does not count."""
     try:
@@ -229,7 +241,9 @@ def _ours(folder: Path, row: Row) -> tuple[float | None, str, str]:
     if not isinstance(ours, int | float) or not math.isfinite(ours) or ours <= 0:
         return None, "", f"{row.report}_cuda.json: {'.'.join(row.figure)} is {ours!r}, which is no figure"
     device = report["device"]
-    fault = "" if device == DEVICE else f"measured on {device}, but the target is of {DEVICE}"
+    fault = _other_work(report)
+    if device != DEVICE:
+        fault = f"measured on {device}, but the target is of {DEVICE}"
     return ours, how_it_ran(results), fault
 
 

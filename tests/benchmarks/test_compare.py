@@ -16,8 +16,9 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, name: str, results: dict, device: str = DEVICE) -> None:
-    report = {"benchmark": name, "command": "python x.py", "commit": "abc", "device": device, "results": results}
+def write(folder: Path, name: str, results: dict, device: str = DEVICE, words: str = "", commit: str = "abc") -> None:
+    command = f"python x.py {words} trainer.precision=bf16"
+    report = {"benchmark": name, "command": command, "commit": commit, "device": device, "results": results}
     (folder / f"{name}_cuda.json").write_text(json.dumps(report))
 
 
@@ -287,3 +288,17 @@ def test_a_peer_that_ran_otherwise_before_says_so(folder):
     first, second = (next(one for one in outcomes(folder) if one.row.number == number) for number in ("P1", "P2"))
     assert first.words["peer"] == "700 us a step (WarpDrive, fp32*; 856 us a step before)"
     assert second.words["peer"] == "1,228 us a step (WarpDrive, fp32*)"
+
+
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ({"words": "trainer.num_envs=10"}, "measured with trainer.num_envs=10: other work than the row's"),
+        ({"words": "--gpus 2 --steps 50"}, "measured with --steps: other work than the row's"),
+        ({"commit": "abc-dirty"}, "measured at abc-dirty: with changes in no commit"),
+    ],
+)
+def test_check_takes_no_figure_of_other_work(folder, monkeypatch, capsys, how, fault):
+    write_all(folder)
+    write(folder, "throughput_P1", columns(1.0, 2.0, 4.0), **how)
+    assert line_of_p1(folder, monkeypatch, capsys).endswith(fault)
