@@ -114,11 +114,13 @@ class SideBySide:
             return [call() for call in calls]
         *others, last = calls
         results, ours = [], self.backend.stream
-        for call, stream in zip(others, self._streams, strict=True):
-            stream.wait_stream(ours)
-            with torch.cuda.stream(stream):
-                results.append(call())
-        results.append(last())
-        for stream in self._streams:
-            ours.wait_stream(stream)
+        try:
+            for call, stream in zip(others, self._streams, strict=True):
+                stream.wait_stream(ours)
+                with torch.cuda.stream(stream):
+                    results.append(call())
+            results.append(last())
+        finally:  # after Ctrl-C, too: else what comes next would meet what is still at work
+            for stream in self._streams:
+                ours.wait_stream(stream)
         return results

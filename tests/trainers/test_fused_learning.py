@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -214,6 +215,17 @@ def test_an_optimiser_that_forgot_all_begins_anew(make):
         learner.optimizer.state.clear()
     assert states[0].keys() == states[1].keys() and len(states[0]) > 10
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("way", [REGISTERS, RECORDS])
+def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
+    learner = make("a2c", FULL, way)
+    assert learner.fused.uses_matrix_library == (way == RECORDS)
+    assert learner.shares_nothing == (way == REGISTERS)
+    learner.world = SimpleNamespace(size=2)
+    assert not learner.shares_nothing
+    learner.world, learner.fused = SimpleNamespace(size=1), None
+    assert not learner.shares_nothing
 
 
 def bad_rows(learner: Learner) -> dict[str, int]:
