@@ -385,7 +385,7 @@ def run_peers(folder: Path, python: str, only: str = "", warpdrive_path: str | N
     """Runs the driver of each row whose package `python` finds; writes what they measured. The exit code."""
     from report import commit  # brings torch
 
-    measured = read(folder, MEASURED) or {"rows": {}}
+    measured = read(folder, MEASURED, "rows") or {"rows": {}}
     num_failed = 0
     for name, row in read_peers(folder)["rows"].items():
         if "command" not in row or only not in ("", name, name.partition("_")[0]):

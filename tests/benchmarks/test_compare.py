@@ -139,6 +139,12 @@ def test_damaged_figures_of_peers_are_one_line(folder, monkeypatch, name, text, 
         run(monkeypatch, "--check", "--results", str(folder))
 
 
+def test_peers_are_not_measured_into_a_damaged_file(folder, monkeypatch):
+    (folder / "peers_run.json").write_text('{"row": {}}')
+    with pytest.raises(SystemExit, match="peers_run.json has no rows"):
+        run(monkeypatch, "--run-peers", "--only", "P99", "--results", str(folder))
+
+
 def test_a_column_that_is_missing_is_named(folder, monkeypatch):
     results = columns(4.0, 10.0, 16.0)
     del results["env"]
