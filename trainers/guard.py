@@ -53,7 +53,7 @@ class Guard:
     In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from. Other policies
     finish the update that is under way, then nothing is learned any more.
 
-    Among several ranks, what one of them meets halts all, from the first step of an optimiser on.
+    Among several ranks, what one of them meets halts all policies on all ranks, from the next step of an optimiser on.
 
     Args:
         rollout: what is watched.

@@ -77,7 +77,7 @@ def learner_bytes(
 
 
 def _accumulates(shape: network.Shape) -> bool:
-    """Whether blocks sum the gradient up in registers; see learner._NetworkGradient."""
+    """Whether blocks sum the gradient up in registers; see gradient.NetworkGradient."""
     row_tiles = 2 if max(shape.widths) <= MAX_WIDTH_OF_TWO_TILES else 1
     tile_bytes = 16 * network.WARPS * row_tiles * 2 * shape.shared_pitch(2)
     fits = shape.stage_bytes(row_tiles) + tile_bytes + 2 * shape.num_elements <= network.CPU_SHARED_BYTES
