@@ -210,7 +210,7 @@ def scores() -> str:
     if not reports:
         return ""
     lines = [
-        f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds 10`): mean "
+        f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds N`): mean "
         "return of whole episodes, interquartile mean over the seeds with its 95 % interval; in Tag, what a trained "
         "side gains over an untrained one against untrained opponents, in standard errors.",
         "",

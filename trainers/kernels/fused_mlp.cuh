@@ -38,7 +38,8 @@ constexpr int STAGE_SIZE = ROW_TILES * 16 * STAGE_PITCH;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
 // Whether the next tile's features are fetched into registers while a tile is at work: where these are few.
 constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
-constexpr int MOST_UNROLLED = 16;  // tiles that a layer reads: those of thousands of features would take hours to compile
+// Tiles that a layer reads: those of thousands of features would take hours to compile.
+constexpr int MOST_UNROLLED = 16;
 constexpr int STAGE_FLOATS = (STAGE_SIZE + 3) / 4 * 4;
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.

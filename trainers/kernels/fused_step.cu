@@ -1,9 +1,8 @@
 // From the parts of a gradient to new parameters: the sum, its length, and a step of Adam.
 //
 // Constants: NUM_PARAMETERS; STEP_THREADS of a block, of which SLICES add up one parameter's parts; NUM_GROUPS blocks
-// that add
-// up; NUM_FIGURE_ROWS and NUM_FIGURES of the learn kernels; MAX_NORM, 0 for none; TARGET_KL, 0 for none; FULL_PRECISION
-// of the networks.
+// that add up; NUM_FIGURE_ROWS and NUM_FIGURES of the learn kernels; MAX_NORM, 0 for none; TARGET_KL, 0 for none;
+// FULL_PRECISION of the networks.
 #include "tensor_core.cuh"
 
 constexpr int NOTHING_FOUND = 0x7fffffff;
@@ -62,8 +61,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
 }
 
 // One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM; nothing if the run
-// is
-// halted, this iteration stopped, or the policy too far from the one that played.
+// is halted, this iteration stopped, or the policy too far from the one that played.
 //   squares      [NUM_GROUPS]                                                                        read
 //   figures      [NUM_FIGURE_ROWS, NUM_FIGURES] of this minibatch, the fourth being the KL divergence read
 //   first_loss, first_name  [1]  not NOTHING_FOUND: what halts the run                               read
@@ -79,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, const float* figures, const int* first_loss, int* first_name,
     float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
-    const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square, unsigned char* elements, float* biases,
-    float* norm)
+    const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
+    unsigned char* elements, float* biases, float* norm)
 {
     __shared__ float part[STEP_THREADS];
     __shared__ float kl_part[STEP_THREADS];
