@@ -201,8 +201,9 @@ def outcomes(folder: Path = RESULTS) -> list[Outcome]:
     for row in ROWS:
         name, key = row.peer
         peer = ", ".join(filter(None, [peers[name]["peer"], peers[name].get("precision")]))
-        if key in measured.get(name, ()):
-            peer += "*" + _earlier(known[name].get(key), measured[name][key], row.unit)
+        if (now := measured.get(name, {}).get(key)) is not None:
+            peer += "*" if measured[name].get("commit") == _commit_of(folder, row) else ""
+            peer += _earlier(known[name].get(key), now, row.unit)
         ours, how, fault = _ours(folder, row)
         found.append(Outcome(row, ours, peers[name].get(key), how, peer, fault))
     return found
@@ -213,6 +214,14 @@ def _earlier(known: float | None, now: float, unit: str) -> str:
     if not isinstance(known, int | float) or abs(now / known - 1) <= NEAR:
         return ""
     return f"; {shown(known, unit)} before"
+
+
+def _commit_of(folder: Path, row: Row) -> str | None:
+    """At which ours was measured."""
+    try:
+        return (read_report(folder, row.report) or {}).get("commit")
+    except ResultError:
+        return None
 
 
 def _other_work(report: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The costliest kernels of one training iteration: name, calls, microseconds, share; and launches a step.
 
 The ten costliest are printed; the JSON has them all, and benchmarks/tables.py adds them up by part. Policies that learn
-side by side learn one after the other here; `us_an_iteration` is as they train.
+side by side learn one after the other here; `us_an_iteration` is as they train, so `share_in_kernels` may pass 1.
 
 python benchmarks/profile.py --workload P1 --device cuda
 python benchmarks/profile.py --config tag_gridworld.yaml --device cpu    # torch's operations, without the env's kernels

@@ -254,9 +254,8 @@ def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch, cap
     assert (row["train"], row["rollout"], row["device"]) == (2_000_000, 79_000_000, "x")
     assert row["command"] == f"python {driver} --num-envs 5" and row["commit"]
     write(folder, "throughput_P7", columns(1.0, 2.0, 4.0))
-    found, rollout = (one for one in outcomes(folder) if one.row.number == "P7")
+    found = next(one for one in outcomes(folder) if one.row.number == "P7")
     assert found.ratio == pytest.approx(250_000 / 2e6)
-    assert "*" in found.peer and "*" not in rollout.peer
 
 
 def test_peer_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
@@ -289,11 +288,13 @@ def test_every_row_of_the_peers_says_where_it_comes_from():
 
 
 def test_a_peer_that_ran_otherwise_before_says_so(folder):
-    measured = {"P1": {"train": 700.0}, "P2": {"train": 1228.0}}
+    """A star is for one that was measured at the commit of ours."""
+    write_all(folder)
+    measured = {"P1": {"train": 700.0, "commit": "abc"}, "P2": {"train": 1228.0, "commit": "older"}}
     (folder / "peers_run.json").write_text(json.dumps({"rows": measured}))
     first, second = (next(one for one in outcomes(folder) if one.row.number == number) for number in ("P1", "P2"))
     assert first.words["peer"] == "700 us a step (WarpDrive, fp32*; 856 us a step before)"
-    assert second.words["peer"] == "1,228 us a step (WarpDrive, fp32*)"
+    assert second.words["peer"] == "1,228 us a step (WarpDrive, fp32)"
 
 
 @pytest.mark.parametrize(
