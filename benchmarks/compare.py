@@ -12,33 +12,25 @@ the same figure there.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-MEASURED = "peers_run.json"
+from read_results import COLUMNS, MEASURED, RESULTS, ResultError, measured_rows, read_peers, read_report
+from run_peers import run_peers
 
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
 MORE_IS_BETTER = {RATE, TIMES}
-COLUMNS = ("env", "rollout", "train")
 CHANGING = ("--config", "--envs", "--steps", "--score")
 """Options of benchmarks by which they measure something else than a row."""
 NEAR = 0.1
 """Two runs of a peer that differ by less, as a fraction, are told as one."""
 DEVICE = "NVIDIA H200"
 """The targets are of one; of P11, of several."""
-
-
-class ResultError(Exception):
-    """A JSON file that is damaged, or lacks what every one has."""
 
 
 @dataclass(frozen=True)
@@ -135,41 +127,6 @@ def shown(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:,.1f}".removesuffix(".0") + f" {unit}"
 
 
-def read(folder: Path, name: str, *keys: str) -> dict[str, Any] | None:
-    """A file's contents, or None if there is none.
-
-    Raises:
-        ResultError: it is no whole JSON, or lacks one of `keys`.
-    """
-    path = folder / name
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise ResultError(f"{name} is no whole JSON ({error})") from None
-    if missing := [key for key in keys if not isinstance(found, dict) or key not in found]:
-        raise ResultError(f"{name} has no {', no '.join(missing)}")
-    return found
-
-
-def read_report(folder: Path, name: str) -> dict[str, Any] | None:
-    """What a benchmark wrote of ours on a GPU, likewise."""
-    return read(folder, f"{name}_cuda.json", "command", "commit", "device", "results")
-
-
-def read_peers(folder: Path) -> dict[str, Any]:
-    """peers.json.
-
-    Raises:
-        ResultError: it is missing or damaged.
-    """
-    known = read(folder, "peers.json", "device", "sources", "rows")
-    if known is None:
-        raise ResultError(f"peers.json is not in {folder}, and nothing can be compared without it")
-    return known
-
-
 def peer_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """row -> figures and device: of peers.json, and in their place what was measured here."""
     known = read_peers(folder)
@@ -181,11 +138,6 @@ def peer_rows(folder: Path) -> dict[str, dict[str, Any]]:
             raise ResultError(f"{MEASURED} has a row '{name}' that peers.json has not")
         rows[name] |= figures
     return rows
-
-
-def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
-    """row -> what --run-peers measured, with command and commit."""
-    return (read(folder, MEASURED, "rows") or {"rows": {}})["rows"]
 
 
 def how_it_ran(results: Mapping[str, Any]) -> str:
@@ -354,73 +306,6 @@ def us_a_step(peer: Mapping[str, Any], column: str) -> list[float]:
 
 def _us_of(peer: Mapping[str, Any], column: str) -> str:
     return " to ".join(f"{us:,.1f}" if us < 1000 else f"{us:,.0f}" for us in us_a_step(peer, column))
-
-
-# ------------------------------------------------------------------------------------------- running peers
-
-_JAX = "pip install 'jax[cuda13]' flax optax"
-PACKAGES = {
-    "warpdrive.py": ("warp_drive", "pip install --no-deps rl-warp-drive==2.7.1, and pycuda"),
-    "jaxmarl.py": ("jaxmarl", f"{_JAX} chex jaxtyping matplotlib, and pip install --no-deps jaxmarl==0.2.0"),
-    "purejaxrl.py": ("optax", f"{_JAX} gymnax==1.0.1 gymnasium==1.3.0 six"),
-}
-"""Driver -> the package that tells whether it can run, and how it is installed."""
-
-
-def figures_of(driver: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Column -> figure, and the device, from the JSON lines that a driver prints."""
-    found: dict[str, Any] = {}
-    if driver == "warpdrive.py":
-        columns = {"sim_step": "env", "rollout": "rollout", "train": "train"}
-        for line in lines:
-            if line.get("record") in columns:
-                found[columns[line["record"]]] = round(line["us_per_time_step"], 1)
-            if line.get("record") == "meta":
-                found["device"] = line["versions"].get("gpu")
-            if line.get("record") == "memory":
-                found["memory_gb"] = round(line["device_used_gib"] * 2**30 / 1e9, 1)
-        return found
-    for line in lines:
-        found["device"] = (line.get("device") or "").removeprefix("gpu:")
-        if line.get("what") in COLUMNS:
-            found[line["what"]] = round(line["agent_steps_per_s"])
-    solved = [line["compile_s"] + line["wall_s"] for line in lines if line.get("what") == "solve" and line["solved"]]
-    if solved:
-        found["seconds"] = round(sorted(solved)[len(solved) // 2], 2)
-    return found
-
-
-def run_peers(folder: Path, python: str, only: str = "", warpdrive_path: str | None = None) -> int:
-    """Runs the driver of each row whose package `python` finds; writes what they measured. The exit code."""
-    from report import commit  # brings torch
-
-    measured = read(folder, MEASURED, "rows") or {"rows": {}}
-    num_failed = 0
-    for name, row in read_peers(folder)["rows"].items():
-        if "command" not in row or only not in ("", name, name.partition("_")[0]):
-            continue
-        _, script, *words = shlex.split(row["command"])
-        driver = Path(script).name
-        package, install = PACKAGES[driver]
-        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{package}') is None)"
-        is_unpacked = driver == "warpdrive.py" and warpdrive_path is not None
-        if not is_unpacked and subprocess.run([python, "-c", probe]).returncode:
-            print(f"{name}: {python} has no {package}: left out. To install it: {install}.", flush=True)
-            continue
-        words += ["--warpdrive-path", warpdrive_path] if is_unpacked else []
-        done = subprocess.run([python, str(ROOT / script), *words], stdout=subprocess.PIPE, text=True)
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        figures = figures_of(driver, lines)
-        if done.returncode or not set(figures) - {"device"}:
-            errors = [str(line["error"]) for line in lines if "error" in line]
-            print(f"{name}: {driver} failed with exit code {done.returncode}. {' '.join(errors)}", file=sys.stderr)
-            num_failed += 1
-            continue
-        measured["rows"][name] = {**figures, "command": row["command"], "commit": commit()}
-        known = {key: row[key] for key in figures if key in row}
-        print(f"{name}: {figures}; peers.json has {known}", flush=True)
-        (folder / MEASURED).write_text(json.dumps(measured, indent=2) + "\n")
-    return int(num_failed > 0)
 
 
 def main() -> int:

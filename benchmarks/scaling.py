@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare import COLUMNS, RESULTS, peer_rows, us_a_step
+from compare import peer_rows, us_a_step
+from read_results import COLUMNS, RESULTS
 from report import write_report
 from throughput import measure, open_trainer
 

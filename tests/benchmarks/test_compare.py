@@ -4,7 +4,9 @@ from pathlib import Path
 
 import compare
 import pytest
-from compare import DEVICE, ROWS, figures_of, outcomes, peer_rows, shown, table, us_a_step
+import run_peers
+from compare import DEVICE, ROWS, outcomes, peer_rows, shown, table, us_a_step
+from run_peers import figures_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -248,7 +250,7 @@ def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch, cap
     driver.write_text(f"print('hello')\nprint({json.dumps(json.dumps(line))})\n")
     peers["rows"]["P7"]["command"] = f"python {driver} --num-envs 5"
     (folder / "peers.json").write_text(json.dumps(peers))
-    monkeypatch.setitem(compare.PACKAGES, "jaxmarl.py", ("json", ""))
+    monkeypatch.setitem(run_peers.PACKAGES, "jaxmarl.py", ("json", ""))
     assert run(monkeypatch, "--run-peers", "--only", "P7", "--results", str(folder)) == 0
     row = peer_rows(folder)["P7"]
     assert (row["train"], row["rollout"], row["device"]) == (2_000_000, 79_000_000, "x")
@@ -259,7 +261,7 @@ def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch, cap
 
 
 def test_peer_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
-    monkeypatch.setitem(compare.PACKAGES, "warpdrive.py", ("no_such_package", "pip install it"))
+    monkeypatch.setitem(run_peers.PACKAGES, "warpdrive.py", ("no_such_package", "pip install it"))
     assert run(monkeypatch, "--run-peers", "--only", "P1", "--results", str(folder)) == 0
     out = capsys.readouterr().out
     assert "has no no_such_package: left out. To install it: pip install it." in out
@@ -272,7 +274,7 @@ def test_peer_that_fails_is_told(folder, monkeypatch, capsys):
     driver.write_text('print(\'{"what": "error", "error": "out of memory"}\')\n')
     peers["rows"]["P9_2048"]["command"] = f"python {driver}"
     (folder / "peers.json").write_text(json.dumps(peers))
-    monkeypatch.setitem(compare.PACKAGES, "purejaxrl.py", ("json", ""))
+    monkeypatch.setitem(run_peers.PACKAGES, "purejaxrl.py", ("json", ""))
     assert run(monkeypatch, "--run-peers", "--only", "P9_2048", "--results", str(folder)) == 1
     assert "P9_2048: purejaxrl.py failed with exit code 0. out of memory" in capsys.readouterr().err
 

@@ -1,0 +1,56 @@
+"""Reads benchmarks/results: our reports, and the peers' figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = "peers_run.json"
+COLUMNS = ("env", "rollout", "train")
+
+
+class ResultError(Exception):
+    """A JSON file that is damaged, or lacks what every one has."""
+
+
+def read(folder: Path, name: str, *keys: str) -> dict[str, Any] | None:
+    """A file's contents, or None if there is none.
+
+    Raises:
+        ResultError: it is no whole JSON, or lacks one of `keys`.
+    """
+    path = folder / name
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ResultError(f"{name} is no whole JSON ({error})") from None
+    if missing := [key for key in keys if not isinstance(found, dict) or key not in found]:
+        raise ResultError(f"{name} has no {', no '.join(missing)}")
+    return found
+
+
+def read_report(folder: Path, name: str) -> dict[str, Any] | None:
+    """What a benchmark wrote of ours on a GPU, likewise."""
+    return read(folder, f"{name}_cuda.json", "command", "commit", "device", "results")
+
+
+def read_peers(folder: Path) -> dict[str, Any]:
+    """peers.json.
+
+    Raises:
+        ResultError: it is missing or damaged.
+    """
+    known = read(folder, "peers.json", "device", "sources", "rows")
+    if known is None:
+        raise ResultError(f"peers.json is not in {folder}, and nothing can be compared without it")
+    return known
+
+
+def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
+    """row -> what --run-peers measured, with command and commit."""
+    return (read(folder, MEASURED, "rows") or {"rows": {}})["rows"]
