@@ -151,12 +151,16 @@ def outcomes(folder: Path = RESULTS) -> list[Outcome]:
     known, peers, measured = read_peers(folder)["rows"], peer_rows(folder), measured_rows(folder)
     found = []
     for row in ROWS:
+        try:
+            report, fault = read_report(folder, row.report), ""
+        except ResultError as error:
+            report, fault = None, str(error)
+        ours, how, fault = (None, "", fault) if report is None else _ours(row, report)
         name, key = row.peer
         peer = ", ".join(filter(None, [peers[name]["peer"], peers[name].get("precision")]))
         if (now := measured.get(name, {}).get(key)) is not None:
-            peer += "*" if measured[name].get("commit") == _commit_of(folder, row) else ""
+            peer += "*" if report is not None and report["commit"] == measured[name].get("commit") else ""
             peer += _earlier(known[name].get(key), now, row.unit)
-        ours, how, fault = _ours(folder, row)
         found.append(Outcome(row, ours, peers[name].get(key), how, peer, fault))
     return found
 
@@ -166,14 +170,6 @@ def _earlier(known: float | None, now: float, unit: str) -> str:
     if not isinstance(known, int | float) or abs(now / known - 1) <= NEAR:
         return ""
     return f"; {shown(known, unit)} before"
-
-
-def _commit_of(folder: Path, row: Row) -> str | None:
-    """At which ours was measured."""
-    try:
-        return (read_report(folder, row.report) or {}).get("commit")
-    except ResultError:
-        return None
 
 
 def _other_work(report: Mapping[str, Any]) -> str:
@@ -186,14 +182,8 @@ def _other_work(report: Mapping[str, Any]) -> str:
     return f"measured at {report['commit']}: with changes in no commit" if report["commit"].endswith("-dirty") else ""
 
 
-def _ours(folder: Path, row: Row) -> tuple[float | None, str, str]:
+def _ours(row: Row, report: Mapping[str, Any]) -> tuple[float | None, str, str]:
     """Our figure, None if there is none; how it ran; and why it does not count."""
-    try:
-        report = read_report(folder, row.report)
-    except ResultError as error:
-        return None, "", str(error)
-    if report is None:
-        return None, "", ""
     ours = results = report["results"]
     for part in row.figure:
         ours = ours.get(part) if isinstance(ours, Mapping) else None
