@@ -14,7 +14,7 @@ from pathlib import Path
 from report import ROOT
 from rich.console import Console
 
-from trainers.read_config import read_config
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 WIDTH = 84

@@ -12,8 +12,8 @@ import numpy as np
 from report import ROOT
 
 from trainers.evaluation import Evaluation, cross_play
-from trainers.policies.policy import make_policy
-from trainers.read_config import read_config
+from trainers.networks.policy import make_policy
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 import torch  # isort: skip  (after trainers, which tells torch's threads to sleep while they wait)

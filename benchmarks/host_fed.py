@@ -21,12 +21,12 @@ from report import time_calls, write_report
 from throughput import measure, open_trainer
 
 from trainers.algorithms.a2c import A2CConfig, a2c_loss
-from trainers.features import ACTIVE
-from trainers.learner import MAX_SAMPLES
-from trainers.policies.heads import CategoricalHeads, split_heads
-from trainers.policies.policy import Policy, make_policy
-from trainers.returns import gae_reference
-from trainers.throughput import column_of
+from trainers.heads import CategoricalHeads, split_heads
+from trainers.learning.learner import MAX_SAMPLES
+from trainers.networks.features import ACTIVE
+from trainers.networks.policy import Policy, make_policy
+from trainers.report.throughput import column_of
+from trainers.targets.gae import gae_reference
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.config import value_at

@@ -30,11 +30,11 @@ import torch
 from learning_curves import draw, thin
 from report import ROOT, write_report
 
-from trainers.config import EvaluationConfig
 from trainers.evaluation import Evaluation, cross_play
-from trainers.policies.policy import make_policy
-from trainers.read_config import read_config
-from trainers.statistics import curve_of, interval, iqm
+from trainers.networks.policy import make_policy
+from trainers.report.statistics import curve_of, interval, iqm
+from trainers.settings.config import EvaluationConfig
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer, make_backend
 from warpdrive.env import load_env
 

@@ -1,4 +1,4 @@
-"""Learning curves of reports: fewer points, and a picture. Their statistics are in trainers/statistics.py."""
+"""Learning curves of reports: fewer points, and a picture. Their statistics are in trainers/report/statistics.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainers.plot import Line, Panel, draw_panels
-from trainers.statistics import Curve
+from trainers.report.plot import Line, Panel, draw_panels
+from trainers.report.statistics import Curve
 
 
 def thin(curve: Curve, num_points: int) -> dict[str, list[float]]:

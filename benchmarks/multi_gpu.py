@@ -22,11 +22,11 @@ from pathlib import Path
 from report import NUM_REPEATS, ROOT, median, write_report
 from throughput import pairs_of
 
-from trainers.config import Config, TrainerConfig
-from trainers.distributed import check_gpus, launch
-from trainers.graphs import WARM_UP
-from trainers.read_config import read_config
-from trainers.throughput import path_of
+from trainers.learning.distributed import check_gpus, launch
+from trainers.learning.graphs import WARM_UP
+from trainers.report.throughput import path_of
+from trainers.settings.config import Config, TrainerConfig
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.errors import WarpDriveError

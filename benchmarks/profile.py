@@ -106,8 +106,8 @@ def main() -> None:
     from report import median, time_calls, write_report
     from throughput import add_what_runs, open_trainer, what_runs, workloads_of
 
-    from trainers.graphs import WARM_UP
-    from trainers.throughput import describe, path_of
+    from trainers.learning.graphs import WARM_UP
+    from trainers.report.throughput import describe, path_of
     from warpdrive.errors import WarpDriveError
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -35,11 +35,11 @@ import torch
 from faults import TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
 from report import ROOT, write_report
 
-from trainers import checkpoint, disk
-from trainers.crash import CRASH
 from trainers.errors import NonFiniteError, NotSavedError
-from trainers.read_config import read_config
-from trainers.stop import Stopped
+from trainers.run import checkpoint, disk
+from trainers.run.crash import CRASH
+from trainers.run.stop import Stopped
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends.cpu import CpuBackend
 from warpdrive.errors import CheckpointError

@@ -16,7 +16,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks also run where the package is not installed
 
-from trainers.throughput import NUM_REPEATS, machine_of, median, time_calls  # noqa: E402
+from trainers.report.throughput import NUM_REPEATS, machine_of, median, time_calls  # noqa: E402
 from warpdrive.backends.base import Backend  # noqa: E402
 
 __all__ = ["NUM_REPEATS", "ROOT", "commit", "median", "time_calls", "time_graph", "write_report"]

@@ -19,7 +19,7 @@ import torch
 from report import commit
 
 from trainers.fused import gradient
-from trainers.read_config import read_config
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.env import list_envs, load_env

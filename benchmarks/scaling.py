@@ -22,7 +22,7 @@ from read_results import COLUMNS, RESULTS
 from report import write_report
 from throughput import measure, open_trainer
 
-from trainers.config import TrainerConfig
+from trainers.settings.config import TrainerConfig
 from trainers.trainer import make_backend
 from warpdrive.errors import WarpDriveError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import compare
 import numpy as np
 
-from trainers.statistics import interval, iqm
+from trainers.report.statistics import interval, iqm
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -36,10 +36,10 @@ import torch
 from env_step import BYTES_PER_S, bytes_of_a_step
 from report import NUM_REPEATS, ROOT, write_report
 
-import trainers.throughput
+import trainers.report.throughput
 import trainers.trainer
-from trainers.read_config import read_config
-from trainers.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
+from trainers.report.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError, WarpDriveError
@@ -216,12 +216,12 @@ def open_trainer(config: str, overrides: Sequence[str], device: str) -> Iterator
 
 
 def measure(trainer: Trainer, repeats: int = NUM_REPEATS, seconds: float = SECONDS_A_REPEAT) -> dict[str, Any]:
-    """What trainers.throughput.measure finds, with the columns' parts and limits.
+    """What trainers.report.throughput.measure finds, with the columns' parts and limits.
 
     Raises:
         NonFiniteError: training met a NaN: what it takes then is no figure.
     """
-    found = trainers.throughput.measure(trainer, repeats, seconds)
+    found = trainers.report.throughput.measure(trainer, repeats, seconds)
     columns = {name: found.pop(name) for name in ("env", "rollout", "train")}
     parts = parts_of({name: column["us_a_step"] for name, column in columns.items()}, work_of_a_step(trainer))
     limit_us = 0.0

@@ -47,7 +47,7 @@ def train(started: float, device: str, score: float, seed: int, overrides: list[
     """
     seconds = {"python": time.time() - started}
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from trainers.read_config import read_config
+    from trainers.settings.read_config import read_config
     from trainers.trainer import Trainer
 
     seconds["imported"] = time.time() - started
@@ -126,7 +126,7 @@ def main() -> int:
 
     from report import write_report
 
-    from trainers.config import TrainerConfig
+    from trainers.settings.config import TrainerConfig
     from trainers.trainer import make_backend
 
     reached = [run["seconds_to_score"] for run in runs if run["is_reached"]]

@@ -24,7 +24,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installation
 
 from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
-from trainers.config import (  # noqa: E402
+from trainers.networks import NETWORKS  # noqa: E402
+from trainers.settings.config import (  # noqa: E402
     SENTENCES,
     SYNONYMS,
     EvaluationConfig,
@@ -33,7 +34,6 @@ from trainers.config import (  # noqa: E402
     SavingConfig,
     TrainerConfig,
 )
-from trainers.policies import NETWORKS  # noqa: E402
 from warpdrive.config_values import Matching, Schedule, WrongValue, convert  # noqa: E402
 from warpdrive.env import list_envs, load_env  # noqa: E402
 
@@ -195,7 +195,7 @@ def other_names() -> str:
 
 
 def metrics_table() -> str:
-    from trainers.metrics import EXPLANATIONS  # loads torch
+    from trainers.report.metrics import EXPLANATIONS  # loads torch
 
     return "\n".join(["| metric | |", "|---|---|", *(row(f"`{name}`", text) for name, text in EXPLANATIONS.items())])
 

@@ -15,14 +15,14 @@ import torch
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
-from trainers.config import ModelConfig, PolicyConfig
-from trainers.features import Places
 from trainers.fused.actor import FusedActor, group_constants
 from trainers.fused.network import fuse
-from trainers.learner import Learner
-from trainers.policies.heads import CategoricalHeads
-from trainers.policies.mlp import MLP
-from trainers.policies.policy import Policy
+from trainers.heads import CategoricalHeads
+from trainers.learning.learner import Learner
+from trainers.networks.features import Places
+from trainers.networks.mlp import MLP
+from trainers.networks.policy import Policy
+from trainers.settings.config import ModelConfig, PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.layout import Place

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from trainers.arguments import Parser, config_of, find_config, parse
 from trainers.cli import FLAGS
 from trainers.commands import COMMANDS, find_command
-from trainers.config import EvaluationConfig, ModelConfig, SavingConfig, TrainerConfig
-from trainers.metrics import explain
-from trainers.read_config import read_config
+from trainers.report.metrics import explain
+from trainers.settings.arguments import Parser, config_of, find_config, parse
+from trainers.settings.config import EvaluationConfig, ModelConfig, SavingConfig, TrainerConfig
+from trainers.settings.read_config import read_config
 from warpdrive.env import load_env
 
 ROOT = Path(__file__).resolve().parents[1]

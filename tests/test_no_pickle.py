@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import checkpoint, manifest
 from trainers.cli import main
-from trainers.read_config import read_config
+from trainers.run import checkpoint, manifest
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError, ConfigError
 

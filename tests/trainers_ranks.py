@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from safetensors.torch import save_file
 from trainers_runs import config_of
 
-from trainers import checkpoint
-from trainers.distributed import world
+from trainers.experience.group_rollout import GroupRollout
+from trainers.experience.samples import Samples
 from trainers.fused import network
-from trainers.group_rollout import GroupRollout
-from trainers.read_config import read_config
-from trainers.samples import Samples
+from trainers.learning.distributed import world
+from trainers.run import checkpoint
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 ITERATIONS = 20

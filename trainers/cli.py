@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers.arguments import Parser, parse
 from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError
-from trainers.stop import Stopped, end_at_once
+from trainers.run.stop import Stopped, end_at_once
+from trainers.settings.arguments import Parser, parse
 from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError
 from warpdrive.version import __version__
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    from trainers.distributed import World
+    from trainers.learning.distributed import World
 
 OK, FAILED, BAD_USAGE, NO_RESOURCE, BAD_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 NOBODY_READS = 141
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
 
 def _ranks() -> World | None:
     """The ranks that this process trains with; None as long as torch is not loaded."""
-    module = sys.modules.get("trainers.distributed")
+    module = sys.modules.get("trainers.learning.distributed")
     return None if module is None else module.world()
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainers import checkpoint
-from trainers.config import SHARED, Config, EvaluationConfig, SavingConfig, TrainerConfig
 from trainers.errors import MemoryShortError
-from trainers.free_memory import free_bytes
-from trainers.memory import of_rollout, printed_size
-from trainers.policies.policy import Policy, make_policy
-from trainers.read_config import read_config
-from trainers.rollout import Rollout
+from trainers.experience.rollout import Rollout
+from trainers.networks.policy import Policy, make_policy
+from trainers.run import checkpoint
+from trainers.run.free_memory import free_bytes
+from trainers.run.memory import of_rollout, printed_size
+from trainers.settings.config import SHARED, Config, EvaluationConfig, SavingConfig, TrainerConfig
+from trainers.settings.read_config import read_config
 from warpdrive.backends.base import Backend
 from warpdrive.drawing import arrays_to_draw
 from warpdrive.env import Env, load_env

@@ -16,9 +16,9 @@ from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import CheckpointError, ConfigError, printable
 
 if TYPE_CHECKING:  # a command's help loads no torch
-    from trainers.config import EvaluationConfig
     from trainers.evaluation import Score
-    from trainers.policies.policy import Policy
+    from trainers.networks.policy import Policy
+    from trainers.settings.config import EvaluationConfig
     from warpdrive.backends.base import Backend
     from warpdrive.env import Env
 
@@ -136,9 +136,9 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
     Raises:
         CheckpointError: there is no run, or nothing of it was saved.
     """
-    from trainers.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, run_folder_of
     from trainers.evaluation import load_policies
-    from trainers.read_config import read_config
+    from trainers.run.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, run_folder_of
+    from trainers.settings.read_config import read_config
 
     if not run.exists():
         others = [path.name for path in run.parent.iterdir() if path.is_dir()] if run.parent.is_dir() else []
@@ -160,7 +160,7 @@ def by_group(players: Players) -> dict[str, Policy]:
     Raises:
         ConfigError: the shared policy's network reads which of all agents it acts for.
     """
-    from trainers.config import SHARED
+    from trainers.settings.config import SHARED
 
     if SHARED not in players.policies:
         return dict(players.policies)
@@ -198,9 +198,9 @@ def untrained_policy(env: Env, group: str, kind: str) -> Policy:
     import torch
     from torch import nn
 
-    from trainers.config import PolicyConfig
-    from trainers.policies.heads import GaussianHead, make_head
-    from trainers.policies.policy import Policy
+    from trainers.heads import GaussianHead, make_head
+    from trainers.networks.policy import Policy
+    from trainers.settings.config import PolicyConfig
 
     class Constant(nn.Module):
         """The same outputs whatever is seen; judges nothing."""
@@ -302,9 +302,9 @@ COLUMNS = ["agents", "mean return", "standard error", "episode length"]
 
 def _nobody(options: argparse.Namespace, overrides: Sequence[tuple[str, str]], folder: Path | None) -> Players:
     """The env of a config file or of a name, without policies."""
-    from trainers.arguments import find_config
-    from trainers.config import EvaluationConfig
-    from trainers.read_config import read_config
+    from trainers.settings.arguments import find_config
+    from trainers.settings.config import EvaluationConfig
+    from trainers.settings.read_config import read_config
     from warpdrive.config import to_section
     from warpdrive.config_file import override
     from warpdrive.env import load_env

@@ -12,29 +12,29 @@ from typing import Any
 
 import torch
 
-from trainers import checkpoint
 from trainers.algorithms import find_algorithm
-from trainers.best import latest_figure
-from trainers.config import SHARED, Config, TrainerConfig, check_run_name
-from trainers.crash import dumps_crash
-from trainers.distributed import device_of, join, world
 from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
-from trainers.features import group_of, places_of
-from trainers.generators import generator_states, prepare_generators, seed_everything
-from trainers.graphs import Replayed, SideBySide
-from trainers.guard import Guard
-from trainers.memory import check_memory, explains_shortage
-from trainers.metrics import Metrics
-from trainers.policies.heads import make_head
-from trainers.policies.policy import Policy, make_policy
-from trainers.profiling import Profile
-from trainers.reporter import Reporter
-from trainers.returns import GAE
-from trainers.rollout import Rollout
-from trainers.run_folder import RunFolder
-from trainers.stop import Stopped, StopSignals, signal_name
-from trainers.timing import Timing
+from trainers.experience.rollout import Rollout
+from trainers.heads import make_head
+from trainers.learning.distributed import device_of, join, world
+from trainers.learning.graphs import Replayed, SideBySide
+from trainers.learning.guard import Guard
+from trainers.networks.features import group_of, places_of
+from trainers.networks.policy import Policy, make_policy
+from trainers.report.metrics import Metrics
+from trainers.report.profiling import Profile
+from trainers.report.reporter import Reporter
+from trainers.report.timing import Timing
+from trainers.run import checkpoint
+from trainers.run.best import latest_figure
+from trainers.run.crash import dumps_crash
+from trainers.run.generators import generator_states, prepare_generators, seed_everything
+from trainers.run.memory import check_memory, explains_shortage
+from trainers.run.run_folder import RunFolder
+from trainers.run.stop import Stopped, StopSignals, signal_name
+from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name
+from trainers.targets.gae import GAE
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver

@@ -12,7 +12,7 @@ def main(**how: Any) -> int:
     """
     try:
         from trainers.cli import main as run
-        from trainers.stop import end_at_once
+        from trainers.run.stop import end_at_once
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130

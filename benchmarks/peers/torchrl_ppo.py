@@ -37,8 +37,8 @@ from torchrl.modules.value_norm import PopArtValueNorm
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from trainers.config import SHARED
-from trainers.read_config import read_config
+from trainers.settings.config import SHARED
+from trainers.settings.read_config import read_config
 from warpdrive.backends import choose_backend
 from warpdrive.config import value_at
 from warpdrive.env import load_env

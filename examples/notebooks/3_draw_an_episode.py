@@ -23,9 +23,9 @@ import os
 import matplotlib.pyplot as plt
 import numpy as np
 
-from trainers import plot
 from trainers.evaluation import Evaluation
-from trainers.read_config import read_config
+from trainers.report import plot
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.env import load_env
 from warpdrive.player import film_of, player_html

@@ -7,7 +7,7 @@ import learning
 import pytest
 from learning import TASKS, Task, run_seed, standard_errors, what_is_missed
 
-from trainers.read_config import read_config
+from trainers.settings.read_config import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORED = Task("x.yaml", at_least=10.0, num_of_ten=9)

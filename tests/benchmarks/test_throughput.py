@@ -7,9 +7,9 @@ import pytest
 import throughput
 from throughput import WORKLOADS, Work, forward_flop, open_trainer, parts_of, work_of_a_step, workloads_of
 
-from trainers.config import ModelConfig
-from trainers.policies import find_network
-from trainers.read_config import read_config
+from trainers.networks import find_network
+from trainers.settings.config import ModelConfig
+from trainers.settings.read_config import read_config
 from warpdrive.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from many_configs import over_configs
 from oracles import tag_continuous as oracle
 
 from cuda_envs.tag_continuous.tag_continuous import TagContinuous, TagContinuousConfig
-from trainers.read_config import read_config
+from trainers.settings.read_config import read_config
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.env_wrapper import EnvWrapper

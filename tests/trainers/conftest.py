@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers import checkpoint
-from trainers.config import Config
 from trainers.fused import network
-from trainers.read_config import read_config
+from trainers.run import checkpoint
+from trainers.settings.config import Config
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.config import ModelConfig, PolicyConfig
 from trainers.evaluation import Evaluation, cross_play, load_policies
-from trainers.policies.policy import make_policy
-from trainers.read_config import read_config
+from trainers.networks.policy import make_policy
+from trainers.settings.config import ModelConfig, PolicyConfig
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.env import load_env

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from trainers import evaluation, players
-from trainers.config import EvaluationConfig
 from trainers.errors import MemoryShortError
 from trainers.evaluation import Evaluation
-from trainers.media import check_can_be_drawn
-from trainers.read_config import read_config
+from trainers.report.media import check_can_be_drawn
+from trainers.settings.config import EvaluationConfig
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.drawing import Drawing, circles
 from warpdrive.env import load_env

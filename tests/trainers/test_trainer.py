@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainers_runs import config_of
 
-from trainers.read_config import read_config
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer, total_env_steps
 
 

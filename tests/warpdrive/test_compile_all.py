@@ -15,7 +15,7 @@ from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.function_manager import FunctionManager
 from warpdrive.sampler import Sampler
 
-TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers" / "kernels"
+TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers"
 
 FUSED = {
     "fused_step.cu": {
@@ -56,7 +56,7 @@ def test_every_shipped_kernel_compiles(compiler, arch):
         assert f"{env.env.name}_step" in backend.compiled
     Sampler(env.data, 2, range(1, 3), env.num_agents, (5, 3), backend)
     FunctionManager(env.data, actions.SOURCE, backend=backend)
-    for source in sorted(TRAINER_KERNELS.glob("*.cu")):
+    for source in sorted(TRAINER_KERNELS.glob("*/*.cu")):
         constants = FUSED.get(source.name, {})
         sizes = {} if constants else {"num_envs": 2, "num_agents": env.num_agents}
         FunctionManager(env.data, source, constants, backend=backend, **sizes)

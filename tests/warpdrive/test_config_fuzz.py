@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainers.read_config import read_config
+from trainers.settings.read_config import read_config
 from warpdrive.config import MAX_ERRORS
 from warpdrive.errors import ConfigError
 

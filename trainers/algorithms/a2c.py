@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from trainers.config import PolicyConfig
-from trainers.learner import Learner
+from trainers.learning.learner import Learner
+from trainers.settings.config import PolicyConfig
 from warpdrive.config import Between, Number
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded

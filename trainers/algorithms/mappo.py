@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainers.algorithms.ppo import PPO, PPOConfig
-from trainers.config import ModelConfig
+from trainers.settings.config import ModelConfig
 from warpdrive.config import Count, Positive
 
 

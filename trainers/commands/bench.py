@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainers.arguments import Overrides, add_config_arguments, config_of, needed_config
-from trainers.disk import written
+from trainers.run.disk import written
+from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from warpdrive.errors import ConfigError
 
 HELP = "measure how fast a config's env, policy and learner run on this machine"
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     if config.trainer.num_gpus > 1:
         raise ConfigError("trainer.num_gpus: one process is measured: say trainer.num_gpus=1.")
 
-    from trainers.throughput import describe, machine_of, measure, temporary_trainer
+    from trainers.report.throughput import describe, machine_of, measure, temporary_trainer
 
     start = time.perf_counter()
     with temporary_trainer(config) as trainer:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainers.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
+from trainers.settings.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
 from warpdrive.errors import ConfigError
 
 HELP = "show a config with all its defaults, or check configs"

@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
     if overrides:
         raise ConfigError(f"command line: export takes no config keys, got '{overrides[0][0]}'. See --help.")
-    from trainers.actor import Actor, real_inputs
-    from trainers.arguments import output_file
-    from trainers.checkpoint import candidates, load_tensors, run_folder_of
-    from trainers.disk import from_here
     from trainers.evaluation import load_policies
-    from trainers.export import FORMATS, check_installed, export_policy, provenance
+    from trainers.export.exporter import FORMATS, check_installed, export_policy, provenance
+    from trainers.export.portable import Actor, real_inputs
+    from trainers.run.checkpoint import candidates, load_tensors, run_folder_of
+    from trainers.run.disk import from_here
+    from trainers.settings.arguments import output_file
 
     check_installed(options.format)
     output = None if options.output is None else output_file(options.output, [FORMATS[options.format]])

@@ -7,8 +7,8 @@ import ast
 import json
 from pathlib import Path
 
-from trainers import algorithms, policies
-from trainers.arguments import Overrides, refuse_overrides
+from trainers import algorithms, networks
+from trainers.settings.arguments import Overrides, refuse_overrides
 from warpdrive.env_names import env_files
 
 HELP = "list envs, algorithms and policies"
@@ -47,7 +47,7 @@ def files_of(kind: str) -> dict[str, Path]:
         return env_files()
     if kind == "algorithms":
         return {name: Path(algorithms.__file__).with_name(f"{name.lower()}.py") for name in algorithms.ALGORITHMS}
-    return {name: Path(policies.__file__).with_name(f"{name}.py") for name in policies.NETWORKS}
+    return {name: Path(networks.__file__).with_name(f"{name}.py") for name in networks.NETWORKS}
 
 
 def first_line(file: Path) -> str:

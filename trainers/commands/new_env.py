@@ -13,9 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from trainers.arguments import Overrides, refuse_overrides
-from trainers.disk import why_not_written
 from trainers.errors import RunFolderError
+from trainers.run.disk import why_not_written
+from trainers.settings.arguments import Overrides, refuse_overrides
 from warpdrive.config import shown
 from warpdrive.errors import ConfigError
 

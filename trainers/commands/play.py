@@ -38,7 +38,6 @@ def play_and_draw(
             played.
     """
     from trainers.evaluation import Evaluation
-    from trainers.media import check_can_be_drawn, files_to_write, write_media
     from trainers.players import (
         COLUMNS,
         check_at_least,
@@ -48,6 +47,7 @@ def play_and_draw(
         score_rows,
         table,
     )
+    from trainers.report.media import check_can_be_drawn, files_to_write, write_media
     from warpdrive.backends import choose_backend
     from warpdrive.errors import ConfigError
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
     import sys
 
-    from trainers import plot
+    from trainers.report import plot
     from warpdrive.errors import ConfigError
 
     if overrides:
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
 
 
 def _paths(output: str | None, runs: list[Path]) -> list[Path]:
-    from trainers.arguments import output_file
-    from trainers.plot import ENDINGS
+    from trainers.report.plot import ENDINGS
+    from trainers.settings.arguments import output_file
 
     if output is None:
         place = runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()

@@ -6,9 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from trainers.arguments import Overrides, add_config_arguments, config_of, needed_config
-from trainers.config import check_run_name
-from trainers.disk import check_runs_folder
+from trainers.run.disk import check_runs_folder
+from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
+from trainers.settings.config import check_run_name
 from warpdrive.errors import ConfigError
 
 HELP = "train the policies of an env, as a YAML file says"
@@ -38,14 +38,14 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     config = config_of(path, options, overrides)
 
     if options.dry_run:
-        from trainers.memory import dry_run
+        from trainers.run.memory import dry_run
 
         return dry_run(config)
 
     if resume is None:
         check_runs_folder(Path(config.saving.basedir))
     if config.trainer.num_gpus > 1 and not is_rank:
-        from trainers.distributed import launch
+        from trainers.learning.distributed import launch
 
         return launch(options.again, config.trainer)
 
@@ -59,6 +59,6 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
 def _resolved_config_of(run: Path) -> Path:
     """The config that a run was made with. Raises CheckpointError if there is no such run."""
-    from trainers.checkpoint import RESOLVED_CONFIG, run_folder_of
+    from trainers.run.checkpoint import RESOLVED_CONFIG, run_folder_of
 
     return run_folder_of(run) / RESOLVED_CONFIG

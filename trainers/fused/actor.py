@@ -13,8 +13,8 @@ from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant
 
 if TYPE_CHECKING:
-    from trainers.features import Places
-    from trainers.group_rollout import GroupRollout
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.networks.features import Places
     from warpdrive.env_wrapper import EnvWrapper
 
 MANY_ROWS, MAX_WIDTH_OF_TWO_TILES = 64, 128

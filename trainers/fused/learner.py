@@ -15,7 +15,7 @@ from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
-    from trainers.learner import Learner
+    from trainers.learning.learner import Learner
 
 SUM_THREADS = 256
 """Of the blocks that sum up advantages."""

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainers.features import Places
-from trainers.policies.heads import CategoricalHeads
-from trainers.policies.mlp import MLP
-from trainers.policies.policy import Policy
+from trainers.heads import CategoricalHeads
+from trainers.networks.features import Places
+from trainers.networks.mlp import MLP
+from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
-KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+KERNELS = Path(__file__).resolve().parent
 WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
 MAX_WIDTH = 256

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainers.config import Config, PolicyConfig
-from trainers.features import Places
 from trainers.fused import network
 from trainers.fused.gradient import MAX_BLOCKS_A_WARP, MAX_WIDTH_OF_TWO_TILES
 from trainers.fused.learner import MAX_RECORDS
-from trainers.policies.heads import CategoricalHeads, Head
+from trainers.heads import CategoricalHeads, Head
+from trainers.networks.features import Places
+from trainers.settings.config import Config, PolicyConfig
 from warpdrive.layout import Layout
 
 NUM_MULTIPROCESSORS = 132

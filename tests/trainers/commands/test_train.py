@@ -16,8 +16,8 @@ from typing import ClassVar
 
 import pytest
 
-from trainers.checkpoint import load_checkpoint
 from trainers.cli import main
+from trainers.run.checkpoint import load_checkpoint
 from warpdrive.cache import cached
 from warpdrive.version import __version__
 
@@ -92,7 +92,7 @@ def test_what_is_asked_for_reaches_the_trainer(words, asked, monkeypatch):
 def test_dry_run_trains_nothing(monkeypatch):
     seen = []
     memory = SimpleNamespace(dry_run=lambda config: seen.append(config.trainer.num_envs) or 0)
-    monkeypatch.setitem(sys.modules, "trainers.memory", memory)
+    monkeypatch.setitem(sys.modules, "trainers.run.memory", memory)
     monkeypatch.setattr("trainers.trainer.Trainer", None)
     assert main(["train", "--config", "tag.yaml", "--dry-run", "--num_envs=250"], folder=ROOT / "examples") == 0
     assert seen == [250]

@@ -1,0 +1,473 @@
+"""MAPPO: the details that Yu et al. 2022 (arXiv:2103.01955) found to matter, one by one.
+
+Most tests play `climbers` (tests/warpdrive/envs): each climber sees its height, and the env's global state is
+everyone's height and the part of the episode that is over. At height 3 a climber leaves the game.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import huber_loss
+
+from trainers.algorithms.mappo import MAPPOConfig
+from trainers.algorithms.ppo import PPOConfig, ppo_loss, value_loss
+from trainers.errors import NonFiniteError
+from trainers.networks.normalise import ValueNorm
+from trainers.networks.policy import make_policy
+from trainers.trainer import Trainer
+from warpdrive.env import load_env
+from warpdrive.errors import ConfigError
+
+CLIMBERS = "climbers.climbers:Climbers"
+
+
+@pytest.fixture(autouse=True)
+def envs_of_the_tests(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "warpdrive" / "envs")
+
+
+@pytest.fixture
+def train(tiny):
+    """A function that makes the Trainer of a small run of climbers with MAPPO."""
+
+    def make(num_envs: int = 5, num_steps: int = 9, env: dict | None = None, **policy: object) -> Trainer:
+        config = tiny(
+            name=CLIMBERS,
+            env=env or {},
+            trainer__num_envs=num_envs,
+            trainer__train_batch_size=num_envs * num_steps,
+            trainer__total_timesteps=100 * num_envs * num_steps,
+            policy={"climber": {"algorithm": "MAPPO", **policy}},
+        )
+        return Trainer(config)
+
+    return make
+
+
+def always(trainer: Trainer, action: int) -> None:
+    """Makes the policy take this action wherever it is allowed."""
+    with torch.no_grad():
+        trainer.policies["climber"].network.policy_head.bias[action] = 100.0
+
+
+def all_samples(group):
+    return group.samples(torch.arange(group.num_units, device=group.advantage.device))
+
+
+def numbers(group) -> torch.Tensor:
+    """[T, E, agents, agents]: which agent each row of a rollout is."""
+    num_agents = len(group.agents)
+    return torch.eye(num_agents, device=group.advantage.device).expand(*group.advantage.shape[:2], -1, -1)
+
+
+# ------------------------------------------------------------------------------------------------ the details
+
+
+def test_detail_01_the_critic_reads_the_global_state_of_the_env_and_the_actor_does_not(train):
+    trainer = train(num_steps=14)
+    rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
+    rollout.collect()
+    state = rollout.data["global_state"]
+    assert torch.equal(state[..., :3], rollout.observation[..., 0]), "heights, through two resets"
+    ended = rollout.terminated | rollout.truncated
+    time = torch.zeros(5, device=state.device)
+    for t in range(14):
+        time = torch.where(ended[t], 0.0, time + 1.0)
+        torch.testing.assert_close(state[t + 1, :, 3], time / 6)
+    assert ended.any()
+
+    expected = torch.cat([state[:-1].unsqueeze(2) * group.active.unsqueeze(-1), numbers(group)], dim=-1)
+    samples = all_samples(group)
+    assert torch.equal(samples.critic_input, expected.flatten(0, 2))
+    assert torch.equal(samples.observation, rollout.observation[:-1].flatten(0, 2)), "1 feature: its own height"
+    logits, value = group.policy(samples.observation, samples.critic_input)
+    torch.testing.assert_close(group.value[:-1].flatten(), value)
+    log_prob, _ = group.policy.head.log_prob_and_entropy(logits, samples.action, samples.mask)
+    torch.testing.assert_close(group.log_prob.flatten(), log_prob)
+
+
+def test_detail_01_where_the_env_gives_no_state_the_critic_reads_all_observations(tiny):
+    """Scouts see a count and a place, workers a position: 3 x 1 + 3 x 2 + 2 x 2 features, then whom it judges."""
+    policy = {"algorithm": "MAPPO"}
+    config = tiny(name="many_spaces.many_spaces:ManySpaces", env={}, policy={"scout": policy, "worker": policy})
+    trainer = Trainer(config)
+    rollout = trainer.rollout
+    rollout.collect()
+    assert "global_state" not in rollout.data
+    names = ("observation_scout_count", "observation_scout_place", "observation_worker")
+    for group in rollout.groups.values():
+        state = torch.cat([rollout.data[name][:-1].flatten(2) for name in names], dim=-1)
+        assert state.shape == (10, 6, 13)
+        expected = torch.cat([state.unsqueeze(2) * group.active.unsqueeze(-1), numbers(group)], dim=-1)
+        assert torch.equal(all_samples(group).critic_input, expected.flatten(0, 2))
+
+
+def test_detail_01_a_policy_with_a_critic_of_its_own_observation_keeps_no_state(train):
+    trainer = train(central_critic=False)
+    trainer.iterate()
+    assert "global_state" not in trainer.rollout.data
+    assert trainer.env.data["global_state"][:, :3].equal(trainer.rollout.observation[-1, ..., 0])
+
+
+def test_detail_02_returns_are_normalised_by_running_moments_without_the_bias_of_the_start():
+    norm = ValueNorm(beta=0.75)
+    norm.update(torch.tensor([1.0, 5.0]))  # mean 3, mean square 13
+    assert norm.moments.tolist() == [3.0, 2.0], "as if nothing had been before: neither is drawn to 0"
+    norm.update(torch.tensor([10.0, 10.0]))
+    # Weights 3/16 and 4/16 of 7/16: mean (3 * 3 + 4 * 10) / 7 = 7, mean square (3 * 13 + 4 * 100) / 7.
+    assert norm.moments.tolist() == pytest.approx([7.0, (439 / 7 - 49) ** 0.5])
+    assert norm.normalise(torch.tensor(7.0)).item() == pytest.approx(0.0, abs=1e-6)
+    assert norm.denormalise(norm.normalise(torch.tensor(2.5))).item() == pytest.approx(2.5)
+    before = norm.moments.tolist()
+    norm.update(torch.tensor([1000.0, 2000.0]), weight=torch.tensor([False, False]))
+    assert norm.moments.tolist() == before, "a rollout in which nobody is in the game tells nothing"
+
+
+def test_detail_02_the_critic_learns_normalised_returns_of_agents_in_the_game(train):
+    trainer = train()
+    trainer.rollout.collect()
+    algorithm, group = trainer.algorithms["climber"], trainer.rollout.groups["climber"]
+    assert not group.active.all()
+    algorithm.begin()
+    living = algorithm.target[group.active]
+    assert group.policy.value_norm.moments.tolist() == pytest.approx(
+        [living.mean().item(), living.std(correction=0).item()], rel=1e-4
+    )
+    normalised = algorithm.targets_of(all_samples(group))[group.active.flatten()]
+    assert (normalised.mean().item(), normalised.std(correction=0).item()) == pytest.approx((0.0, 1.0), abs=1e-4)
+
+
+def test_detail_03_advantages_come_of_denormalised_values(train):
+    trainer = train(gamma=0.5, gae_lambda=0.0)
+    rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
+    with torch.no_grad():
+        group.policy.value_norm.moments.copy_(torch.tensor([5.0, 2.0]))
+    rollout.collect()
+    trainer.algorithms["climber"].begin()
+    value, final_value = 5.0 + 2.0 * group.value, 5.0 + 2.0 * group.final_value[0]
+    terminated, truncated = rollout.terminated.unsqueeze(-1), rollout.truncated.unsqueeze(-1)
+    future = torch.where(truncated, final_value, value[1:])  # 9 steps: an env is truncated once
+    future = torch.where(terminated | ~rollout.survived, 0.0, future)
+    expected = (rollout.reward + 0.5 * future - value[:-1]) * group.active
+    torch.testing.assert_close(group.advantage, expected, rtol=1e-5, atol=1e-5)
+    assert terminated.any() and truncated.any()
+
+
+def test_detail_03_advantages_are_normalised_over_agents_in_the_game(train):
+    trainer = train()
+    trainer.rollout.collect()
+    algorithm, group = trainer.algorithms["climber"], trainer.rollout.groups["climber"]
+    algorithm.begin()
+    group.advantage[~group.active] = 1000.0  # what is there must not matter
+    number, mean, deviation = algorithm.moments(torch.arange(group.num_units, device=group.advantage.device))
+    living = group.advantage[group.active]
+    assert number.item() == len(living) < group.num_units
+    assert mean.item() == pytest.approx(living.mean().item(), abs=1e-5)
+    assert deviation.item() == pytest.approx(living.std(correction=0).item(), rel=1e-5)
+
+
+def test_detail_04_of_an_agent_out_of_the_game_the_critic_sees_its_number_alone(train):
+    trainer = train()
+    trainer.rollout.collect()
+    group = trainer.rollout.groups["climber"]
+    samples, out = all_samples(group), ~group.active.flatten()
+    assert out.any()
+    rows = samples.critic_input[out]
+    assert not rows[:, :4].any()
+    assert torch.equal(rows[:, 4:], numbers(group).flatten(0, 2)[out])
+    _, value = group.policy(torch.zeros(3, 1, device=rows.device), torch.eye(7, device=rows.device)[4:])
+    torch.testing.assert_close(group.value[:-1][~group.active], value[samples.index[out] % 3])
+
+
+@pytest.mark.parametrize("max_samples", [1 << 15, 40])
+def test_detail_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
+    train, device, monkeypatch, max_samples
+):
+    """Two epochs, at once or in chunks, against the losses written out again on the samples that count."""
+    from trainers.learning import learner
+
+    monkeypatch.setitem(learner.MAX_SAMPLES, device, max_samples)
+    settings = {"lr": 0.01, "num_epochs": 2, "huber_delta": 0.5, "max_grad_norm": 0.1, "vf_loss_coeff": 0.7}
+    trainer = train(**settings)
+    trainer.rollout.collect()
+    group, algorithm = trainer.rollout.groups["climber"], trainer.algorithms["climber"]
+    policy = group.policy
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    algorithm.update(0)
+    after = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+
+    policy.load_state_dict(before)
+    samples, living = all_samples(group), group.active.flatten()
+    target = group.advantage.flatten()[living] + group.value[:-1].flatten()[living]  # the unit was 1 before
+    unit = target.std(correction=0)
+    target, old_value = (target - target.mean()) / unit, samples.value[living]
+    advantage = samples.advantage[living]
+    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5)
+    for _ in range(2):
+        logits, value = policy(samples.observation[living], samples.critic_input[living])
+        log_probs = torch.log_softmax(logits.masked_fill(~samples.mask[living], -torch.inf), -1)
+        log_prob = log_probs.gather(1, samples.action[living].long().view(-1, 1)).squeeze(1)
+        ratio = (log_prob - samples.log_prob[living]).exp()
+        entropy = -(log_probs.exp() * log_probs.clamp_min(-100.0)).sum(1)
+        clipped = old_value + (value - old_value).clamp(-0.2, 0.2)
+        critic = torch.maximum(*(huber_loss(one, target, reduction="none", delta=0.5) for one in (value, clipped)))
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        optimizer.zero_grad()
+        (-surrogate + 0.7 * critic - 0.01 * entropy).mean().backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.1)
+        optimizer.step()
+    parameters = dict(policy.named_parameters())
+    ours = {name: after[name] for name in parameters}
+    torch.testing.assert_close(ours, {name: one.detach() for name, one in parameters.items()}, rtol=1e-4, atol=1e-5)
+    assert any((after[name] - before[name]).abs().max() > 0.005 for name in parameters)
+
+
+def test_detail_05_actions_that_may_not_be_taken_are_not(train):
+    trainer = train(num_envs=40, num_steps=20)
+    group = trainer.rollout.groups["climber"]
+    always(trainer, 2)  # it would take action 2 always
+    trainer.rollout.collect()
+    samples = all_samples(group)
+    height = samples.observation[:, 0]
+    assert torch.equal(samples.mask, torch.stack([height >= 0, height >= 0, height > 0], dim=1))
+    assert set(samples.action[height == 0].tolist()) == {0, 1}
+    assert set(samples.action[height > 0].tolist()) == {2}
+    # Outputs for 0 and 1 are nearly alike: each has probability 1/2 once 2 is out.
+    torch.testing.assert_close(samples.log_prob[height == 0].exp().mean().item(), 0.5, rtol=0.02, atol=0.0)
+    logits = torch.zeros(1, 3, requires_grad=True, device=height.device)
+    action, mask = torch.tensor([1], device=height.device), torch.tensor([[True, True, False]], device=height.device)
+    group.policy.head.log_prob_and_entropy(logits, action, mask)[0].sum().backward()
+    assert logits.grad.tolist() == [[-0.5, 0.5, 0.0]]
+
+
+@pytest.mark.parametrize("agent_id", [False, True])
+def test_detail_06_agents_share_parameters_and_may_see_which_of_them_they_are(train, agent_id):
+    trainer = train(agent_id=agent_id)
+    trainer.rollout.collect()
+    group = trainer.rollout.groups["climber"]
+    assert list(trainer.policies) == ["climber"]
+    assert group.observation.shape[-1] == (4 if agent_id else 1)
+    if agent_id:
+        assert torch.equal(group.observation[:-1, ..., 1:], numbers(group))
+        assert torch.equal(all_samples(group).observation, group.observation[:-1].flatten(0, 2))
+    logits, _ = group.policy(group.observation[0].flatten(0, 1), torch.zeros(15, 7, device=group.value.device))
+    first, second, _ = logits.unflatten(0, (5, 3)).unbind(1)
+    assert torch.equal(first, second) is not agent_id, "all climbers are at height 0: only their numbers differ"
+
+
+def test_detail_07_few_epochs(train):
+    assert MAPPOConfig().num_epochs == 10, "the paper: at most 10 where tasks are hard, 15 where they are easy"
+    trainer = train(num_epochs=3)
+    trainer.iterate()
+    assert num_optimizer_steps(trainer) == 3
+
+
+def num_optimizer_steps(trainer: Trainer) -> int:
+    optimizer = trainer.algorithms["climber"].optimizer
+    return int(next(iter(optimizer.state.values()))["step"])
+
+
+def test_detail_08_the_clip_range_is_at_most_a_fifth():
+    assert MAPPOConfig().clip_param <= 0.2
+    log_prob = torch.tensor([1.3, 1.1, 0.7, 0.7]).log().requires_grad_()
+    advantage = torch.tensor([1.0, 1.0, -1.0, 1.0])
+    loss, _ = ppo_loss(log_prob, torch.zeros(4), advantage, MAPPOConfig().clip_param)
+    assert loss.tolist() == pytest.approx([-1.2, -1.1, 0.8, -0.7])
+    loss.sum().backward()  # d ratio / d log ratio = ratio, where it is not clipped
+    assert log_prob.grad.tolist() == pytest.approx([0.0, -1.1, 0.0, -0.7])
+
+
+def test_detail_09_value_errors_above_10_count_linearly():
+    delta = MAPPOConfig().huber_delta
+    assert delta == 10.0 and PPOConfig().huber_delta is None
+    value, zero = torch.tensor([2.0, 10.0, 30.0], requires_grad=True), torch.zeros(3)
+    loss = value_loss(value, zero, zero, clip=None, huber_delta=delta)
+    assert loss.tolist() == [2.0, 50.0, 10.0 * (30.0 - 5.0)]  # half the square; delta (|error| - delta / 2)
+    loss.sum().backward()
+    assert value.grad.tolist() == [2.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize("type", ["mlp", "gru"])
+def test_detail_10_actor_and_critic_have_learning_rates_of_their_own(train, type):
+    """Adam's first step lowers a number of gradient 1 by its learning rate."""
+    model = {"type": type, "sequence_length": 9}
+    trainer = train(lr=0.01, critic_lr=0.003, clip_grad_norm=False, model=model)
+    parameters = dict(trainer.policies["climber"].named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    algorithm = trainer.algorithms["climber"]
+
+    def make_a_step() -> dict:
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        algorithm.step()
+        return {}
+
+    algorithm.replay = make_a_step
+    algorithm.update(0)
+    changes = {name: before[name] - parameter.detach() for name, parameter in parameters.items()}
+    of_critic = {name for name in changes if name.startswith(("network.critic_", "network.value_head"))}
+    assert len(of_critic) == len(changes) / 2
+    for name, change in changes.items():
+        expected = torch.full_like(change, 0.003 if name in of_critic else 0.01)
+        torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_detail_10_a_schedule_may_lead_the_critics_learning_rate(train):
+    trainer = train(critic_lr=[[0, 0.004], [90, 0.002]])
+    for expected in (0.004, 0.003, 0.002):  # before 0, 45 and 90 env steps
+        trainer.iterate()
+        actor, critic = trainer.algorithms["climber"].optimizer.param_groups
+        assert (float(actor["lr"]), float(critic["lr"])) == pytest.approx((1e-3, expected))
+
+
+def test_detail_10_a_learning_rate_for_a_critic_without_layers_of_its_own_is_refused(train):
+    line = "policy.climber.critic_lr: the critic shares its hidden layers with the actor. Set model.shared_trunk: false"
+    with pytest.raises(ConfigError, match=line):
+        train(critic_lr=0.01, central_critic=False)
+    train(critic_lr=0.01, central_critic=False, model={"shared_trunk": False})
+
+
+@pytest.mark.parametrize("type", ["mlp", "gru"])
+def test_detail_11_the_policy_starts_near_uniform_by_a_gain_of_a_hundredth(type):
+    config = MAPPOConfig(model=replace(MAPPOConfig().model, type=type, fc_dims=(16,), memory_size=16))
+    policy = make_policy(load_env(CLIMBERS), "climber", config, torch.Generator().manual_seed(1))
+    weight = policy.network.policy_head.weight.detach()
+    torch.testing.assert_close(weight @ weight.T, 1e-4 * torch.eye(3))  # orthogonal rows of length 0.01
+    assert policy.network.value_head.weight.norm().item() == pytest.approx(1.0)
+    assert not policy.network.policy_head.bias.any()
+
+
+@pytest.mark.parametrize("type", ["mlp", "gru"])
+def test_detail_11_inputs_may_be_normalised_over_their_features(train, type):
+    assert not MAPPOConfig().model.layer_norm
+    trainer = train(agent_id=True, model={"type": type, "layer_norm": True, "sequence_length": 9})
+    trainer.rollout.collect()
+    group = trainer.rollout.groups["climber"]
+    policy, samples = group.policy, all_samples(group)
+    log_prob, _, value = policy.evaluate(samples)
+    torch.testing.assert_close(group.log_prob.flatten(), log_prob[samples.index.argsort()], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(group.value[:-1].flatten(), value[samples.index.argsort()], rtol=1e-4, atol=1e-5)
+    # Neither the size nor the mean of an input matters: 3 x + 5 is normalised to the same as x.
+    observation, critic_input = samples.observation.flatten(0, -2), samples.critic_input.flatten(0, -2)
+    expected = policy(observation, critic_input)
+    torch.testing.assert_close(policy(3 * observation + 5, 3 * critic_input + 5), expected, rtol=1e-3, atol=1e-4)
+    trainer.algorithms["climber"].update(0)
+    assert not torch.equal(policy.network.critic_trunk[0].weight, torch.ones(7, device=value.device)), "it learns, too"
+
+
+def test_detail_12_a_minibatch_is_the_whole_rollout(train):
+    assert MAPPOConfig().num_minibatches == 1
+    trainer = train(num_epochs=1)
+    algorithm, group = trainer.algorithms["climber"], trainer.rollout.groups["climber"]
+    seen = []
+    learn_from = algorithm._learn_from
+    algorithm._learn_from = lambda units: (seen.append(units), learn_from(units))[1]
+    trainer.rollout.collect()
+    algorithm.learn()
+    assert len(seen) == num_optimizer_steps(trainer) == 1
+    assert seen[0].sort().values.tolist() == list(range(9 * 5 * 3))
+    assert len(group.samples(seen[0]).action) == 135
+
+
+def test_detail_13_a_time_limit_bootstraps_from_the_state_before_the_reset(train):
+    """Nobody climbs: step 6 truncates every episode, with the state [0, 0, 0, 1] that no slot of the rollout holds."""
+    trainer = train(gamma=0.5, gae_lambda=0.0)
+    always(trainer, 0)
+    rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
+    rollout.collect()
+    assert rollout.truncated.sum(1).tolist() == [0] * 5 + [5] + [0] * 3
+    assert not rollout.terminated.any()
+    last = torch.tensor([0.0, 0.0, 0.0, 1.0], device=group.value.device).expand(3, -1)
+    assert trainer.env.data["final_global_state"][0].tolist() == [[0.0, 0.0, 0.0, 1.0]] * 5
+    critic_input = torch.cat([last, torch.eye(3, device=last.device)], dim=1)
+    _, value = group.policy(torch.zeros(3, 1, device=last.device), critic_input)
+    torch.testing.assert_close(group.final_value[0], value.detach().expand(5, -1))
+    trainer.algorithms["climber"].begin()
+    torch.testing.assert_close(trainer.algorithms["climber"].target[5], 0.5 * group.final_value[0])
+
+
+def test_detail_13_the_end_of_the_game_has_no_future(train):
+    """All climb: heights 1, 2 and 3 in three steps, which terminate every episode."""
+    trainer = train(gamma=0.5, gae_lambda=0.0)
+    always(trainer, 1)
+    trainer.rollout.collect()
+    assert trainer.rollout.terminated.all(1).tolist() == [False, False, True] * 3
+    assert not trainer.rollout.survived[2].any()
+    trainer.rollout.survived.fill_(True)  # as if nobody had left: that the game is over is enough
+    trainer.algorithms["climber"].begin()
+    torch.testing.assert_close(trainer.algorithms["climber"].target[2], torch.ones(5, 3, device=trainer.env.device))
+
+
+def test_detail_14_a_recurrent_policy_learns_from_chunks_of_10_steps(train):
+    assert MAPPOConfig().model.sequence_length == 10
+    assert PPOConfig().model.sequence_length is None
+    trainer = train(num_envs=4, num_steps=20, model={"type": "gru", "memory_size": 5})
+    group = trainer.rollout.groups["climber"]
+    trainer.rollout.collect()
+    assert group.num_units == 8  # 2 chunks of each of 4 envs, all 3 climbers in each
+    samples = all_samples(group)
+    assert samples.observation.shape == (10, 8 * 3, 1)
+    assert samples.critic_input.shape == (10, 8 * 3, 7)
+    steps = samples.index.view(10, 8, 3) // 12
+    assert steps[:, 0, 0].tolist() == list(range(10))
+    assert steps[:, 4, 0].tolist() == list(range(10, 20))
+    assert sorted(samples.index.tolist()) == list(range(240)), "every sample once"
+    memory = samples.memory.view(2, 12, 10)  # 5 numbers of the actor and 5 of the critic
+    assert not memory[0].any() and memory[1].any()
+    log_prob, _, value = group.policy.evaluate(samples)
+    torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(value, samples.value, rtol=1e-4, atol=1e-5)
+    trainer.algorithms["climber"].update(0)
+
+
+def test_detail_14_steps_that_are_no_multiple_of_a_chunk_are_refused(train):
+    with pytest.raises(ConfigError, match=r"policy.climber.model.sequence_length: 10 does not divide the 25 steps"):
+        train(num_steps=25, model={"type": "gru"})
+    train(num_steps=25, model={"type": "gru", "sequence_length": 5})
+    train(num_steps=25, model={"type": "gru", "sequence_length": None})
+    train(num_steps=25)
+
+
+# ----------------------------------------------------------------------------------- the state in a whole run
+
+
+@pytest.mark.parametrize("type", ["mlp", "gru"])
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train, type):
+    """The rollout after it starts from the state that was saved."""
+    settings = {"num_steps": 10, "normalize_observation": True, "model": {"type": type}}
+    trainer, other = train(**settings), train(**settings)
+    trainer.iterate()
+    place = trainer.save()
+    trainer.iterate()
+    other.restore(place)
+    other.iterate()
+    assert torch.equal(trainer.rollout.data["global_state"], other.rollout.data["global_state"])
+    ours, theirs = (one.policies["climber"].state_dict() for one in (trainer, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_nan_in_the_state_stops_the_run_and_is_named(train, wrong):
+    trainer = train()
+    trainer.iterate()
+    trainer.rollout.collect()
+    trainer.rollout.data["global_state"][3, 2, 1] = wrong
+    trainer.guard.check_rollout()
+    line = r"^global_state is a NaN or an infinity at env 2, step 3 of iteration 2 \(step 12 of the run\). Mend the env"
+    with pytest.raises(NonFiniteError, match=line):
+        trainer.guard.raise_if_halted(2)
+
+
+def test_it_learns_to_climb_together(train):
+    """At best each rises by 1 and then by 2, and the next episode begins: 1.5 a step."""
+    trainer = train(num_envs=64, num_steps=12, lr=0.003, gamma=0.9)
+    trainer.iterate()
+    first = trainer.rollout.reward.mean().item()
+    for _ in range(15):
+        trainer.iterate()
+    assert first < 0.8 and trainer.rollout.reward.mean().item() > 1.4

@@ -1,0 +1,452 @@
+"""The details that make PPO and A2C work, each with its number in Huang et al. 2022, "The 37 implementation details of
+PPO" (those of Atari and of recurrent networks left out), and what that paper tells beside them. Those of continuous
+actions are in test_ppo_details_continuous.py."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ppo_cases import (
+    NUM_ACTIONS,
+    end_nothing,
+    expect,
+    know_nothing,
+    num_steps_made,
+    parts,
+    state_of,
+    watch_gradients,
+    watch_minibatches,
+)
+
+import trainers.learning.learner
+from trainers.algorithms import ppo
+from trainers.algorithms.ppo import ppo_loss, value_loss
+from trainers.heads import CategoricalHeads
+
+
+def test_detail_01_all_envs_fill_one_rollout_which_goes_on_where_the_last_one_ended(tag):
+    trainer = tag()
+    rollout, (group, _) = trainer.rollout, parts(trainer)
+    first_step = trainer.env.data["env_step"].clone()
+    trainer.iterate()
+    assert rollout.reward.shape == (10, 6, 3)
+    assert group.num_units == 10 * 6 * 3
+    assert (trainer.env.data["env_step"] - first_step).tolist() == [10] * 6
+    assert len(rollout.action.flatten(2).transpose(0, 1).flatten(1).unique(dim=0)) == 6  # each env its own game
+    last = rollout.observation[-1].clone()
+    trainer.iterate()
+    assert torch.equal(rollout.observation[0], last)
+    assert (trainer.env.data["env_step"] - first_step).tolist() == [20] * 6
+
+
+@pytest.mark.parametrize("shared_trunk", [True, False])
+def test_detail_02_weights_start_orthogonal_with_their_layers_gain_and_biases_0(tag, shared_trunk):
+    group, _ = parts(tag(model={"shared_trunk": shared_trunk, "fc_dims": [16, 8]}))
+    network = group.policy.network
+    gains = {"trunk.0": math.sqrt(2), "trunk.1": math.sqrt(2), "policy_head": 0.01, "value_head": 1.0}
+    if not shared_trunk:
+        gains |= {"critic_trunk.0": math.sqrt(2), "critic_trunk.1": math.sqrt(2)}
+    assert {f"{name}.weight" for name in gains} == {n for n, _ in network.named_parameters() if n.endswith("weight")}
+    for name, gain in gains.items():
+        layer = network.get_submodule(name)
+        weight = layer.weight.detach().cpu()
+        short = weight if len(weight) <= len(weight.t()) else weight.t()
+        torch.testing.assert_close(short @ short.t() / gain**2, torch.eye(len(short)), rtol=0, atol=1e-5)
+        assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+def test_detail_03_adam_adds_1e_5_to_the_root(tag, algorithm):
+    """A gradient of 1e-5 everywhere: Adam's first step is lr 1e-5 / (1e-5 + eps), half of lr."""
+    trainer = tag(algorithm, lr=0.5, clip_grad_norm=False)
+    _, learner = parts(trainer)
+    learner.scalars["lr"].fill_(0.5)
+    before = [parameter.detach().clone() for parameter in learner.parameters]
+    for parameter in learner.parameters:
+        parameter.grad = torch.full_like(parameter, 1e-5)
+    learner.step()
+    for parameter, old in zip(learner.parameters, before, strict=True):
+        torch.testing.assert_close(old - parameter, torch.full_like(old, 0.25), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+def test_detail_04_the_learning_rate_falls_along_its_schedule(tag, algorithm, monkeypatch):
+    """Under gradients of 1, Adam moves every parameter by its learning rate at each step."""
+    trainer = tag(algorithm, lr=[[0, 0.01], [120, 0.0]], clip_grad_norm=False)
+    _, learner = parts(trainer)
+    monkeypatch.setattr(learner, "replay", lambda: {})
+    told = []
+    for env_steps, rate in ((0, 0.01), (60, 0.005), (90, 0.0025), (120, 0.0), (180, 0.0)):
+        told.append(learner.update(env_steps)["learning_rate"])
+        before = [parameter.detach().clone() for parameter in learner.parameters]
+        for parameter in learner.parameters:
+            parameter.grad = torch.ones_like(parameter)
+        learner.step()
+        for parameter, old in zip(learner.parameters, before, strict=True):
+            torch.testing.assert_close(old - parameter, torch.full_like(old, rate), rtol=1e-3, atol=1e-7)
+    assert told == pytest.approx([0.01, 0.005, 0.0025, 0.0, 0.0])
+
+
+def test_detail_05_advantages_are_estimated_to_the_end_and_bootstrap_there(tag):
+    """Rewards 1, values 0 but 1024 after the last step: 1 + 512 at the last, and 1 + half the next before it."""
+    trainer = tag(gamma=0.5, gae_lambda=1.0)
+    group, learner = parts(trainer)
+    trainer.rollout.collect()
+    end_nothing(trainer)
+    trainer.rollout.reward.fill_(1.0)
+    group.value.zero_()
+    group.value[-1] = 1024.0
+    learner.begin()
+    expected = [513.0]
+    for _ in range(9):
+        expected.append(1.0 + 0.5 * expected[-1])
+    assert group.advantage[:, 4, 2].tolist() == expected[::-1]
+    assert torch.equal(learner.target, group.advantage)  # + values, which are 0
+
+
+def test_detail_06_minibatches_cover_all_samples_once_with_a_new_permutation_each_epoch(tag, monkeypatch):
+    trainer = tag(num_epochs=3, num_minibatches=4)
+    group, learner = parts(trainer)
+    taken = watch_minibatches(group, monkeypatch)
+    for _ in range(2):
+        trainer.rollout.collect()
+        learner.update(0)
+    assert [len(minibatch) for minibatch in taken] == [45] * 24
+    epochs = [torch.cat(taken[first : first + 4]) for first in range(0, 24, 4)]
+    for epoch in epochs:
+        assert epoch.sort().values.tolist() == list(range(180))
+    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 6  # also from one iteration to the next
+
+
+def test_detail_07_advantages_are_normalised_in_each_minibatch(tag, monkeypatch):
+    trainer = tag(num_epochs=1, num_minibatches=2)
+    group, learner = parts(trainer)
+    trainer.rollout.collect()
+    advantage = torch.randn(180, generator=torch.Generator().manual_seed(1)).to(learner.device) * 7 + 30
+    expect(learner, advantage)
+    taken, used = watch_minibatches(group, monkeypatch), []
+
+    def watched(log_prob, old_log_prob, advantage, clip):
+        used.append(advantage.clone())
+        return ppo_loss(log_prob, old_log_prob, advantage, clip)
+
+    monkeypatch.setattr(ppo, "ppo_loss", watched)
+    learner.update(0)
+    means = [advantage[index].mean().item() for index in taken]
+    assert abs(means[0] - means[1]) > 0.01  # they are not all samples'
+    for index, normalised in zip(taken, used, strict=True):
+        of_this = advantage[index].cpu().double().numpy()
+        expected = (of_this - of_this.mean()) / of_this.std()
+        np.testing.assert_allclose(normalised.cpu(), expected, rtol=0, atol=1e-5)
+
+
+def test_detail_07_advantages_of_one_value_become_0(tag):
+    _, learner = parts(tag())
+    expect(learner, torch.full((180,), 3.0))
+    learner.begin()
+    number, mean, deviation = learner.moments(torch.arange(180, device=learner.device))
+    assert (number, float(mean)) == (180, 3.0)
+    assert 0.0 < float(deviation) < 1e-7
+
+
+def test_detail_08_the_surrogate_is_clipped_by_hand():
+    """Ratios 2, 2, 1/2, 1/2 with advantages 1, -1, 1, -1: only what would gain by going further is clipped."""
+    log_prob = torch.tensor([2.0, 2.0, 0.5, 0.5]).log().requires_grad_()
+    loss, log_ratio = ppo_loss(log_prob, torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.2)
+    loss.sum().backward()
+    assert loss.tolist() == pytest.approx([-1.2, 2.0, -0.5, 0.8])
+    assert log_prob.grad.tolist() == pytest.approx([0.0, 2.0, -0.5, 0.0])  # -advantage * ratio, or nothing
+    assert torch.equal(log_ratio, log_prob)
+
+
+def test_detail_08_the_ratio_is_to_the_log_probability_stored_at_rollout_time(tag, monkeypatch):
+    trainer = tag(num_epochs=3, num_minibatches=2, lr=0.1)
+    group, learner = parts(trainer)
+    trainer.rollout.collect()
+    stored = group.log_prob.clone()
+    taken, compared = watch_minibatches(group, monkeypatch), []
+
+    def watched(log_prob, old_log_prob, advantage, clip):
+        compared.append((log_prob.detach().clone(), old_log_prob.clone()))
+        return ppo_loss(log_prob, old_log_prob, advantage, clip)
+
+    monkeypatch.setattr(ppo, "ppo_loss", watched)
+    learner.update(0)
+    for index, (_, old) in zip(taken, compared, strict=True):
+        assert torch.equal(old, stored.flatten()[index])
+    torch.testing.assert_close(*compared[0], rtol=1e-4, atol=1e-5)
+    assert (compared[-1][0] - compared[-1][1]).abs().max() > 0.01  # the policy has moved, what was stored has not
+
+
+def test_detail_09_the_value_is_clipped_by_hand():
+    """It was 0 and may move by 0.2. At 1 it is too far: aims at 2 are no longer followed, those at -1 are, as they
+    bring it back. At 0.1 nothing is clipped."""
+    value = torch.tensor([1.0, 1.0, 0.1], requires_grad=True)
+    target = torch.tensor([2.0, -1.0, 1.0])
+    loss = value_loss(value, torch.zeros(3), target, clip=0.2)
+    loss.sum().backward()
+    assert loss.tolist() == pytest.approx([1.62, 2.0, 0.405])  # 1.8^2 / 2, 2^2 / 2, 0.9^2 / 2
+    assert value.grad.tolist() == pytest.approx([0.0, 2.0, -0.9])
+    assert value_loss(value, torch.zeros(3), target).tolist() == pytest.approx([0.5, 2.0, 0.405])
+
+
+@pytest.mark.parametrize(("clip_value", "expected"), [(True, 0.32), (False, 0.0)])
+def test_detail_09_clipping_the_value_is_an_option(tag, clip_value, expected):
+    """The critic said 1 and should have said 0, which it says now: clipped it is at 0.8, whose error is 0.8^2 / 2."""
+    trainer = tag(clip_value=clip_value, num_epochs=1, num_minibatches=1)
+    group, learner = parts(trainer)
+    know_nothing(trainer)
+    trainer.rollout.collect()
+    group.value.fill_(1.0)
+    expect(learner, torch.full((180,), -1.0))
+    assert learner.update(0)["value_loss"].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_detail_10_a_whole_update_is_that_of_the_loss_written_out(tag, monkeypatch):
+    """Policy loss - c_e entropy + c_v value loss, 2 epochs of 3 minibatches, against plain torch and its Adam."""
+    weights = {"entropy_coeff": 0.02, "vf_loss_coeff": 0.7}
+    trainer = tag(num_epochs=2, num_minibatches=3, lr=0.01, max_grad_norm=0.2, **weights)
+    group, learner = parts(trainer)
+    trainer.rollout.collect()
+    taken = watch_minibatches(group, monkeypatch)
+    before = state_of(trainer)
+    figures = learner.update(0)
+    after = state_of(trainer)
+
+    policy = group.policy
+    policy.load_state_dict(before)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5)
+    sums = torch.zeros(3)
+    for index in taken:
+        logits, value = policy(group.observation[:-1].flatten(0, 2)[index])
+        log_probs = torch.log_softmax(logits, -1)
+        log_prob = log_probs.gather(1, group.action.flatten().long()[index].unsqueeze(1)).squeeze(1)
+        advantage, old_value = group.advantage.flatten()[index], group.value[:-1].flatten()[index]
+        target = advantage + old_value
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+        ratio = (log_prob - group.log_prob.flatten()[index]).exp()
+        policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+        clipped = old_value + (value - old_value).clamp(-0.2, 0.2)
+        critic_loss = 0.5 * torch.maximum((value - target).square(), (clipped - target).square()).mean()
+        entropy = -(log_probs.exp() * log_probs).sum(1).mean()
+        optimizer.zero_grad()
+        (policy_loss - 0.02 * entropy + 0.7 * critic_loss).backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.2)
+        optimizer.step()
+        sums += torch.stack([policy_loss, critic_loss, entropy]).detach().cpu()
+    torch.testing.assert_close(dict(policy.state_dict()), after, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(before["network.policy_head.weight"], after["network.policy_head.weight"])
+    found = [figures[name].item() for name in ("policy_loss", "value_loss", "entropy")]
+    assert found == pytest.approx((sums / 6).tolist(), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+@pytest.mark.parametrize("clip_grad_norm", [True, False])
+def test_detail_11_the_gradient_of_all_parameters_is_shortened_together(tag, algorithm, clip_grad_norm, monkeypatch):
+    trainer = tag(algorithm, max_grad_norm=0.5, clip_grad_norm=clip_grad_norm)
+    _, learner = parts(trainer)
+    given = watch_gradients(learner, monkeypatch)
+    gradients = [(i + 1.0) * torch.ones_like(parameter) for i, parameter in enumerate(learner.parameters)]
+    for parameter, gradient in zip(learner.parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    squares = sum((i + 1.0) ** 2 * parameter.numel() for i, parameter in enumerate(learner.parameters))
+    assert learner.step().item() == pytest.approx(math.sqrt(squares), rel=1e-5)  # before it was shortened
+    share = 0.5 / math.sqrt(squares) if clip_grad_norm else 1.0
+    for found, gradient in zip(given[0], gradients, strict=True):
+        torch.testing.assert_close(found, gradient * share, rtol=1e-5, atol=0)
+
+
+def test_detail_11_a_short_gradient_stays_as_it_is(tag, monkeypatch):
+    _, learner = parts(tag(max_grad_norm=0.5))
+    given = watch_gradients(learner, monkeypatch)
+    for parameter in learner.parameters:
+        parameter.grad = torch.full_like(parameter, 1e-4)
+    learner.step()
+    assert all((gradient == 1e-4).all() for gradient in given[0])
+
+
+def test_detail_12_debug_figures_by_hand(tag):
+    """Every second action is now twice as likely as it was; advantages are 1 in one half of the samples and -1 in the
+    other; the critic says 0, said 3 times the advantage and should have said 4 times."""
+    trainer = tag(
+        num_epochs=1, num_minibatches=1, normalize_advantage=False, clip_value=False, lr=0.003, max_grad_norm=1e9
+    )
+    group, learner = parts(trainer)
+    know_nothing(trainer)
+    trainer.rollout.collect()
+    torch.testing.assert_close(group.log_prob, torch.full_like(group.log_prob, -math.log(NUM_ACTIONS)))
+    advantage = torch.ones_like(group.advantage)
+    advantage[5:] = -1.0
+    group.log_prob.view(-1)[::2] -= math.log(2.0)
+    group.value[:-1] = 3.0 * advantage
+    expect(learner, advantage)
+    figures = {name: float(figure) for name, figure in learner.update(0).items()}
+    expected = {
+        "policy_loss": (-1.2 + 2.0 - 1.0 + 1.0) / 4,
+        "value_loss": 0.5 * 4.0**2,
+        "entropy": math.log(NUM_ACTIONS),
+        "approx_kl": (2.0 - 1.0 - math.log(2.0)) / 2,  # ratio - 1 - ln ratio: never negative
+        "clip_fraction": 0.5,
+        "explained_variance": 1 - 1 / 16,
+        "learning_rate": 0.003,
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert figures.keys() == {*expected, "grad_norm"}
+    assert figures["grad_norm"] > 0.0
+
+
+def test_detail_12_debug_figures_of_a2c_by_hand(tag):
+    trainer = tag("A2C", normalize_advantage=False, lr=0.003)
+    group, learner = parts(trainer)
+    know_nothing(trainer)
+    trainer.rollout.collect()
+    advantage = torch.full_like(group.advantage, 3.0)
+    advantage[5:] = -1.0
+    group.value[:-1] = 3.0 * advantage
+    expect(learner, advantage)
+    figures = {name: float(figure) for name, figure in learner.update(0).items()}
+    expected = {
+        "policy_loss": math.log(NUM_ACTIONS),  # -log_prob * (3 - 1) / 2
+        "value_loss": (12.0**2 + 4.0**2) / 2,
+        "entropy": math.log(NUM_ACTIONS),
+        "explained_variance": 1 - 1 / 16,
+        "learning_rate": 0.003,
+        "approx_kl": 0.0,  # the rollout is learned from once, by the policy that played it
+        "clip_fraction": 0.0,
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert figures.keys() == {*expected, "grad_norm"}
+
+
+@pytest.mark.parametrize("shared_trunk", [True, False])
+def test_detail_13_the_value_loss_reaches_the_actors_layers_only_where_they_are_shared(tag, shared_trunk):
+    trainer = tag(model={"shared_trunk": shared_trunk})
+    group, _ = parts(trainer)
+    network = group.policy.network
+    _, value = group.policy(torch.randn(4, group.features.num_features, device=group.value.device))
+    value.sum().backward()
+    assert (network.trunk[0].weight.grad is not None) is shared_trunk
+    assert (network.critic_trunk is None) is shared_trunk
+    if not shared_trunk:
+        assert network.critic_trunk[0].weight.grad.any()
+    assert network.policy_head.weight.grad is None
+
+
+# ---------------------------------------------------------------------------------------------- extras
+
+
+def test_clip_range_annealing_narrows_the_clip_along_its_schedule(tag):
+    """Every action is 1.15 times as likely as it was: within 0.2, beyond 0.1. The value's clip is the same one."""
+    trainer = tag(clip_param=[[0, 0.2], [120, 0.0]], lr=0.0, num_epochs=1, num_minibatches=1)
+    group, learner = parts(trainer)
+    know_nothing(trainer)
+    trainer.rollout.collect()
+    group.log_prob -= math.log(1.15)
+    group.value.fill_(1.0)
+    expect(learner, torch.full((180,), -1.0))  # the critic says 0, as it should, but said 1
+    found = [learner.update(env_steps) for env_steps in (0, 60, 120)]
+    assert [figures["clip_fraction"].item() for figures in found] == [0.0, 1.0, 1.0]
+    expected = [0.5 * 0.8**2, 0.5 * 0.9**2, 0.5]
+    assert [figures["value_loss"].item() for figures in found] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("target_kl", "num_steps"), [(0.30, 0), (0.31, 1), (None, 1)])
+def test_kl_early_stop_makes_no_step_past_the_target(tag, target_kl, num_steps):
+    """Every action is twice as likely as it was: a divergence of 2 - 1 - ln 2 = 0.307."""
+    trainer = tag(target_kl=target_kl, num_epochs=1, num_minibatches=1)
+    group, learner = parts(trainer)
+    know_nothing(trainer)
+    trainer.rollout.collect()
+    group.log_prob -= math.log(2.0)
+    before = state_of(trainer)
+    figures = learner.update(0)
+    assert figures["approx_kl"].item() == pytest.approx(1 - math.log(2.0), rel=1e-5)
+    assert num_steps_made(learner) == num_steps
+    after = state_of(trainer)
+    assert all(torch.equal(before[name], after[name]) for name in before) == (num_steps == 0)
+
+
+def test_kl_early_stop_ends_with_the_iteration(tag):
+    """The first minibatch meets the policy that played, and steps far; the other 3 find it gone too far."""
+    trainer = tag(target_kl=1e-4, num_epochs=4, num_minibatches=1, lr=0.05)
+    _, learner = parts(trainer)
+    for iteration in range(1, 4):
+        trainer.iterate()
+        assert num_steps_made(learner) == iteration
+
+
+def test_an_invalid_action_has_probability_0_and_gradient_0():
+    """Three actions, of which the last is likeliest but may not be taken."""
+    heads = CategoricalHeads((3,))
+    mask = torch.tensor([[True, True, False]])
+    logits = torch.tensor([[1.0, 1.0, 50.0]], requires_grad=True)
+    log_prob, entropy = heads.log_prob_and_entropy(logits, torch.tensor([0]), mask)
+    (log_prob + entropy).sum().backward()
+    assert log_prob.item() == pytest.approx(-math.log(2.0))
+    assert entropy.item() == pytest.approx(math.log(2.0))
+    assert logits.grad.tolist() == [[0.5, -0.5, 0.0]]
+    masked, _ = heads.log_prob_and_entropy(logits, torch.tensor([2]), mask)
+    assert masked.exp().item() == 0.0
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+@pytest.mark.parametrize("max_samples", [25, 1])
+def test_a_minibatch_in_chunks_gives_the_gradient_of_one_pass(tag, device, algorithm, max_samples, monkeypatch):
+    batches = {"num_epochs": 1, "num_minibatches": 3} if algorithm == "PPO" else {}
+    gradients, figures = [], []
+    for limit in (1 << 15, max_samples):
+        monkeypatch.setitem(trainers.learning.learner.MAX_SAMPLES, device, limit)
+        trainer = tag(algorithm, max_grad_norm=1e9, **batches)
+        group, learner = parts(trainer)
+        trainer.rollout.collect()
+        given = watch_gradients(learner, monkeypatch)
+        taken = watch_minibatches(group, monkeypatch)
+        figures.append({name: float(figure) for name, figure in learner.update(0).items()})
+        gradients.append(given)
+        size = 60 if algorithm == "PPO" else 180
+        assert len(taken) == 180 // size * -(-size // limit)
+    assert figures[0] == pytest.approx(figures[1], rel=1e-4, abs=1e-6)
+    for whole, in_chunks in zip(*gradients, strict=True):
+        torch.testing.assert_close(in_chunks, whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+def test_truncation_is_not_termination(tag, algorithm):
+    """Nobody moves and nobody is tagged: step 7 truncates every env, and its future is worth what the critic says of
+    the observation before the reset, in which the time feature is 1. Had it terminated, there would be none."""
+    trainer = tag(algorithm, gamma=0.9, gae_lambda=0.0)
+    group, learner = parts(trainer)
+    with torch.no_grad():
+        group.policy.network.policy_head.bias[0] = 100.0
+    rollout = trainer.rollout
+    rollout.collect()
+    assert rollout.truncated.sum(1).tolist() == [0, 0, 0, 0, 0, 0, 6, 0, 0, 0]
+    before_reset = group.observation[6].flatten(0, 1).clone()
+    before_reset[:, -1] = 1.0
+    with torch.no_grad():
+        future = group.policy(before_reset)[1].view(6, 3)
+        after_reset = group.policy(group.observation[7].flatten(0, 1))[1].view(6, 3)
+    learner.begin()
+    expected = rollout.reward[6] + 0.9 * future - group.value[6]
+    torch.testing.assert_close(group.advantage[6], expected, rtol=1e-4, atol=1e-5)
+    assert (future - after_reset).abs().max() > 0.01  # it would be seen if the new episode's were taken
+    rollout.terminated[6] = True
+    learner.begin()
+    torch.testing.assert_close(group.advantage[6], rollout.reward[6] - group.value[6], rtol=1e-4, atol=1e-5)
+
+
+def test_a2c_learns_from_the_reward_of_the_last_step(tag):
+    """Only the last of 10 steps pays, 1: advantages are 1, 1/2, ... 1/512 from there back, in sum 2 - 1/512. All
+    actions have log-probability -ln 5."""
+    trainer = tag("A2C", gamma=0.5, gae_lambda=1.0, normalize_advantage=False)
+    _, learner = parts(trainer)
+    know_nothing(trainer)
+    trainer.rollout.collect()
+    end_nothing(trainer)
+    trainer.rollout.reward.zero_()
+    trainer.rollout.reward[-1] = 1.0
+    figures = learner.update(0)
+    assert figures["policy_loss"].item() == pytest.approx(math.log(NUM_ACTIONS) * (2 - 1 / 512) / 10)

@@ -1,0 +1,186 @@
+"""Nothing of a rollout crosses the bus, and the host waits for nothing between two reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainers.learning.graphs import WARM_UP
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is no bus to cross here")
+
+TAG = {"name": "tag_gridworld", "env": {"num_taggers": 4, "grid_length": 5, "episode_length": 7}}
+STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
+MEMORY = {"type": "gru", "memory_size": 8, "sequence_length": 10, "fc_dims": [8]}
+EVERYTHING = {
+    "agent_id": True,
+    "central_critic": True,
+    "lr": [[0, 1e-3], [10**5, 1e-4]],
+    "critic_lr": 2e-3,
+    "model": MEMORY,
+    **STATISTICS,
+}
+PPO = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 2, "target_kl": 0.1, "huber_delta": 1.0}
+# Scouts see a Dict, have a mask and leave the game; workers see and act in Boxes.
+MANY_SPACES = {"name": "many_spaces.many_spaces:ManySpaces"}
+RUNS = {
+    "one policy": {**TAG, "policy": {"shared": {}}},
+    "two policies": {**TAG, "policy": {"tagger": {}, "runner": {}}},
+    "PPO with everything": {
+        **MANY_SPACES,
+        "policy": {"scout": {**PPO, **EVERYTHING}, "worker": {**PPO, **EVERYTHING, "clip_value": False}},
+    },
+    "PPO without memory": {
+        **MANY_SPACES,
+        "policy": {name: {**PPO, **EVERYTHING, "model": {"layer_norm": True}} for name in ("scout", "worker")},
+    },
+    "A2C with everything": {
+        **MANY_SPACES,
+        "policy": {name: {"algorithm": "A2C", **EVERYTHING} for name in ("scout", "worker")},
+    },
+    "agents that leave": {
+        "name": "tag_continuous",
+        "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 9, "tagging_distance": 0.2},
+        "policy": {"tagger": PPO, "runner": {"algorithm": "A2C", "normalize_reward": True}},
+    },
+    "a bootstrap at each step": {"name": "pendulum", "policy": {"shared": {**PPO, "model": MEMORY}}},
+    "fused kernels": {
+        "name": "cartpole",
+        "trainer": {"precision": "bf16"},
+        "policy": {"shared": {**PPO, **STATISTICS, "model": {"fc_dims": [16], "shared_trunk": False}}},
+    },
+}
+GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["launch by launch", "graphs"])
+
+
+@pytest.fixture
+def make_trainer(tmp_path, monkeypatch) -> Callable[..., Trainer]:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "warpdrive" / "envs")
+
+    def make(run: str, device: str, graphs: bool = False) -> Trainer:
+        trainer = {"num_envs": 64, "train_batch_size": 64 * 20, "total_timesteps": 10**6, "device": device}
+        saving = {"basedir": str(tmp_path)}
+        settings = {**RUNS[run].get("trainer", {}), **trainer, "cuda_graphs": graphs}
+        return Trainer(read_config({**RUNS[run], "trainer": settings, "saving": saving}))
+
+    return make
+
+
+def warm_up(trainer: Trainer, graphs: bool) -> None:
+    """Until each iteration is as the next."""
+    for _ in range(WARM_UP + 1):
+        trainer.iterate()
+    captured = [trainer._play.is_captured, *(one.replay.is_captured for one in trainer.algorithms.values())]
+    assert captured == [graphs] * len(captured)
+    torch.cuda.synchronize()
+
+
+@needs_gpu
+@GRAPHS
+@pytest.mark.parametrize("run", RUNS)
+def test_an_iteration_never_waits_for_the_device(make_trainer, run, graphs):
+    trainer = make_trainer(run, "cuda", graphs)
+    warm_up(trainer, graphs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            trainer.iterate()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    trainer.backend.synchronize()
+    trainer.guard.raise_if_halted(trainer.iteration)
+
+
+@needs_gpu
+@GRAPHS
+@pytest.mark.parametrize("run", RUNS)
+def test_a_trace_shows_no_copy_between_host_and_device(make_trainer, run, graphs):
+    trainer = make_trainer(run, "cuda", graphs)
+    warm_up(trainer, graphs)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(3):
+            trainer.iterate()
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events()]
+    step = f"{trainer.env.env.name}_step"
+    assert any(step in name for name in names), "the trace saw no kernel of ours: it proves nothing"
+    crossing = [name for name in names if "HtoD" in name or "DtoH" in name]
+    assert crossing == []
+
+
+class Asking(TorchDispatchMode):
+    """Counts the operations that make the host wait for numbers, or copy some to the device, were it a GPU.
+
+    A number from a tensor (item, bool, an if), places where a mask is true, a tensor made of a list, or a tensor on
+    its way from one device to another.
+    """
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "repeat_interleave")
+    COPYING = ("lift_fresh",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.num_operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        self.num_operations += 1
+        if name.startswith(self.WAITING) or name.startswith(self.COPYING):
+            self.found[name] += 1
+        if name.startswith(("index", "_index_put")) and len(args) > 1 and isinstance(args[1], list | tuple):
+            self.found[f"{name} by a mask"] += any(
+                isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1]
+            )
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_an_iteration_asks_for_no_number_and_brings_none(make_trainer, run):
+    """What can be known of it without a GPU: which operations torch is asked for, whatever the device."""
+    trainer = make_trainer(run, "cpu")
+    trainer.iterate()
+    with Asking() as asking:
+        trainer.iterate()
+    assert asking.num_operations > 100
+    assert +asking.found == {}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: torch.tensor([1.0, 2.0]),
+        lambda x: x.__setitem__(x > 0, 2 * x),
+    ],
+    ids=["item", "bool", "mask", "select", "list", "write by mask"],
+)
+def test_what_asks_is_found(ask):
+    with Asking() as asking:
+        ask(torch.ones(3))
+    assert +asking.found
+
+
+def test_the_tensor_torch_reads_has_the_address_the_kernel_writes(make_trainer, device):
+    trainer = make_trainer("one policy", device)
+    rollout = trainer.rollout
+    for t in (0, 7, 19):
+        view = rollout.groups["shared"].observation[t + 1]
+        assert view.data_ptr() == rollout.observation[t + 1].data_ptr()
+        assert view.is_contiguous()
+    before = rollout.observation.data_ptr()
+    trainer.iterate()
+    assert rollout.observation.data_ptr() == before
+    assert rollout.observation[1:].abs().sum() > 0

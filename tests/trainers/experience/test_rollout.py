@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.heads import GaussianHead
+from trainers.networks.features import Features, places_of
+from trainers.networks.policy import make_policy
+from trainers.settings.config import PolicyConfig
+from trainers.trainer import Trainer, max_truncations
+from warpdrive.env import load_env
+from warpdrive.errors import EnvError
+from warpdrive.layout import Layout
+
+
+def test_kernels_write_the_memory_that_torch_reads(tiny, monkeypatch):
+    """Every view given to a kernel starts at the address of slot t of the rollout's tensor."""
+    from warpdrive.env_wrapper import EnvWrapper
+
+    addresses = []
+    prepare = EnvWrapper.prepare_step_and_reset
+
+    def watched(self, **overrides):
+        addresses.append({name: view.data_ptr() for name, view in overrides.items()})
+        return prepare(self, **overrides)
+
+    monkeypatch.setattr(EnvWrapper, "prepare_step_and_reset", watched)
+    rollout = Trainer(tiny()).rollout
+    assert len(addresses) == rollout.num_steps
+    for t, at in enumerate(addresses):
+        assert at["reward"] == rollout.reward.data_ptr() + t * rollout.reward[0].nbytes
+        assert at["action"] == rollout.action.data_ptr() + t * rollout.action[0].nbytes
+        assert at["terminated"] == rollout.terminated.data_ptr() + t * rollout.terminated[0].nbytes
+        assert at["truncated"] == rollout.truncated.data_ptr() + t * rollout.truncated[0].nbytes
+        assert at["observation"] == rollout.observation.data_ptr() + (t + 1) * rollout.observation[0].nbytes
+
+
+def test_nothing_is_allocated_anew_from_rollout_to_rollout(tiny):
+    trainer = Trainer(tiny())
+    names = ("observation", "action", "reward", "terminated", "truncated")
+    before = [trainer.rollout.data[name].data_ptr() for name in names]
+    trainer.iterate()
+    trainer.iterate()
+    rollout = trainer.rollout
+    arrays = (rollout.observation, rollout.action, rollout.reward, rollout.terminated, rollout.truncated)
+    assert [array.data_ptr() for array in arrays] == before
+
+
+def test_a_rollout_goes_on_where_the_last_one_ended(tiny):
+    trainer = Trainer(tiny())
+    trainer.rollout.collect()
+    last = trainer.rollout.observation[-1].clone()
+    trainer.rollout.collect()
+    assert torch.equal(trainer.rollout.observation[0], last)
+
+
+def test_stored_log_prob_and_value_are_those_of_the_policy(tiny):
+    trainer = Trainer(tiny())
+    trainer.rollout.collect()
+    for group in trainer.rollout.groups.values():
+        logits, value = group.policy(group.observation[:-1].flatten(0, 2))
+        log_prob, _ = group.policy.head.log_prob_and_entropy(logits, group.action.flatten(0, 2))
+        torch.testing.assert_close(group.log_prob.flatten(), log_prob.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(group.value[:-1].flatten(), value.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_groups_are_views_of_their_agents(tiny):
+    rollout = Trainer(tiny()).rollout
+    tagger, runner = rollout.groups["tagger"], rollout.groups["runner"]
+    rollout.observation.copy_(torch.arange(3).view(1, 1, 3, 1).expand_as(rollout.observation))
+    assert tagger.observation.unique().tolist() == [0.0, 1.0]
+    assert runner.observation.unique().tolist() == [2.0]
+    assert tagger.value.shape == (11, 6, 2)
+    assert runner.value.shape == (11, 6, 1)
+
+
+def test_each_group_acts_with_its_own_policy(tiny):
+    trainer = Trainer(tiny())
+    with torch.no_grad():
+        trainer.policies["tagger"].network.policy_head.bias[3] = 100.0
+        trainer.policies["runner"].network.policy_head.bias[1] = 100.0
+    trainer.rollout.collect()
+    assert trainer.rollout.action[:, :, :2].unique().tolist() == [3]
+    assert trainer.rollout.action[:, :, 2:].unique().tolist() == [1]
+
+
+def test_final_value_is_that_of_the_observation_before_the_reset(tiny):
+    """Nobody moves and nobody is tagged: step 7 truncates every env, time feature 1, and step 14 is yet to come."""
+    trainer = Trainer(tiny())
+    with torch.no_grad():
+        for policy in trainer.policies.values():
+            policy.network.policy_head.bias[0] = 100.0
+    rollout = trainer.rollout
+    rollout.collect()
+    assert rollout.truncated.sum(1).tolist() == [0, 0, 0, 0, 0, 0, 6, 0, 0, 0]
+    before_reset = rollout.observation[6].clone()
+    before_reset[..., -1] = 1.0
+    for group in rollout.groups.values():
+        columns = slice(group.agents.start, group.agents.stop)
+        _, value = group.policy(before_reset[:, columns].flatten(0, 1))
+        torch.testing.assert_close(group.final_value[0].flatten(), value.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_max_truncations_is_enough(tiny):
+    env = Trainer(tiny()).env.env
+    assert [max_truncations(env, steps) for steps in (1, 7, 8, 14, 15)] == [1, 1, 2, 2, 3]
+    assert max_truncations(env, 10) == math.ceil(10 / 7)
+
+
+@pytest.fixture
+def odd_env(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+    return lambda name: load_env(f"odd_spaces:{name}")
+
+
+def policy_for(env, name):
+    return make_policy(env, name, PolicyConfig(), torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("policy", ["all", "shared"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("PlaneOfActions", r"no policy here acts in a Box of shape \[2, 2\]"),
+        ("GridOfActions", r"no policy here acts in a MultiDiscrete of shape \[2, 2\]"),
+    ],
+)
+def test_actions_that_no_head_takes_are_refused(odd_env, name, message, policy):
+    with pytest.raises(EnvError, match=message):
+        policy_for(odd_env(name), policy)
+
+
+@pytest.mark.parametrize("policy", ["all", "shared"])
+def test_actions_in_a_box_come_from_normal_distributions(odd_env, policy):
+    head = policy_for(odd_env("BoxActions"), policy).head
+    assert isinstance(head, GaussianHead)
+    assert head.num_outputs == 1
+
+
+@pytest.mark.parametrize("policy", ["all", "shared"])
+@pytest.mark.parametrize(("name", "num_features"), [("Picture", 192), ("Scalar", 1), ("Bytes", 4)])
+def test_a_box_of_any_shape_and_dtype_is_read_as_one_row_of_float32(odd_env, name, num_features, policy):
+    env = odd_env(name)
+    layout = Layout(env.groups)
+    (array,) = layout.observations.values()
+    numbers = np.arange(3 * 2 * num_features)  # of 3 envs and 2 agents
+    seen = torch.from_numpy(numbers.reshape(3, 2, *array.shape).astype(array.dtype))
+    rows = Features(layout, places_of(env, policy).observation).of_step({array.name: seen})
+    assert rows.dtype == torch.float32
+    assert rows.tolist() == numbers.reshape(3, 2, num_features).tolist()
+    logits, value = policy_for(env, policy)(rows.flatten(0, 1))
+    assert (logits.shape, value.shape) == ((6, 2), (6,))

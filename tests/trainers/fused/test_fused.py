@@ -1,0 +1,245 @@
+"""Playing by fused kernels: what they draw and say is what torch and the Sampler do; which policies they can play."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fused_cases import BF16, FULL, UNTOUCHED, Case, Step, bound_of_chi_square, chi_square, make_policy
+from gymnasium import spaces
+
+import trainers.fused.actor
+import trainers.fused.network
+from trainers.fused.network import why_not
+from trainers.heads import GaussianHead
+from trainers.networks import find_network
+from trainers.networks.features import Places
+from trainers.networks.policy import Policy
+from trainers.settings.config import ModelConfig, PolicyConfig
+from warpdrive.layout import Place
+from warpdrive.sampler import Sampler
+
+CASES = {
+    "some of all agents": Case(
+        21, (24, 40), (21, 21), activation="tanh", has_mask=True, agents=range(1, 4), num_agents=5, num_envs=15
+    ),
+    "arrays of their own": Case(
+        71, (32, 32), (5,), agents=range(2, 6), num_agents=7, has_own_arrays=True, has_mask=True, num_envs=13
+    ),
+    "a critic of its own, all narrow": Case(1, (1,), (3, 4, 5), critic_widths=(40, 16), activation="tanh", num_envs=3),
+    "a whole tile": Case(
+        16, (16, 32), (5,), critic_widths=(24,), normalises=True, agents=range(2), num_agents=2, num_envs=8
+    ),
+    "one agent, more features than registers hold": Case(150, (40,), (2,), num_envs=37),
+    "wide": Case(33, (256, 256), (7, 2), normalises=True, num_envs=9),
+}
+"""Rows are a multiple of 16 in "a whole tile" alone; features, with a column of ones, fill 1 to 10 tiles of 16."""
+IN_BF16 = ["some of all agents", "arrays of their own", "wide"]
+SMALL = Case(6, (16,), (3, 2), has_mask=True, agents=range(1, 5), num_agents=5, num_envs=13)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, precision: str, rms: float = 1e-2) -> None:
+    """To 1e-5 of the largest; in bfloat16, which keeps 8 bits, to 1e-2, and to `rms` in the mean."""
+    found, largest = found.flatten().double().cpu(), expected.abs().max().clamp_min(1.0)
+    assert torch.isfinite(found).all()
+    error = (found - expected).abs()
+    assert error.max() <= (1e-5 if precision == FULL else 1e-2) * largest
+    assert error.square().mean().sqrt() <= (1e-6 if precision == FULL else rms) * expected.square().mean().sqrt()
+
+
+def assert_only_factors_are_rounded(step: Step) -> None:
+    """In bfloat16: what differs from torch comes from rounding what is multiplied, and from nothing else."""
+    _, log_prob, value = step.expect(rounds=True)
+    for found, expected in ((step.log_prob, log_prob), (step.value, value)):
+        error = found.flatten().double().cpu() - expected
+        assert error.square().mean().sqrt() <= 1e-3 * expected.square().mean().sqrt()
+
+
+def sampled(step: Step, greedy: bool = False) -> torch.Tensor:
+    """What the Sampler draws of torch's logits for the same envs, agents and steps: [E, A, heads]."""
+    case, data = step.case, step.env.data
+    num_envs, num_agents = step.value.shape
+    sampler = Sampler(
+        data, num_envs, case.agents, case.num_columns, case.head_sizes, step.backend, first_column=case.columns.start
+    )
+    logits = step.expect()[0].float().view(num_envs, num_agents, -1).to(data.device)
+    action, _, _ = sampler.sample(logits, mask=step.mask, greedy=greedy)
+    return action[:, case.columns].reshape(num_envs, num_agents, -1)
+
+
+@pytest.mark.parametrize(("name", "precision"), [(name, FULL) for name in CASES] + [(name, BF16) for name in IN_BF16])
+def test_log_probability_and_value_are_those_of_torch(name, precision, backend):
+    step = Step(CASES[name], backend, precision)
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, precision)
+    assert_close(step.value, value, precision)
+    if precision == BF16:
+        assert_only_factors_are_rounded(step)
+    assert (step.action >= 0).all()
+    step.assert_nothing_else_was_written()
+
+
+@pytest.mark.parametrize("widths", [(32, 32), (128, 256)])
+def test_a_million_agents_get_what_torch_gives(widths, backend):
+    if backend.name == "cpu":
+        pytest.skip("a million agents are for a GPU")
+    step = Step(Case(6, widths, (5,), agents=range(500), num_agents=500, num_envs=50), backend, BF16)
+    _, log_prob, value = step.expect()
+    assert log_prob.numel() == 1_000_000
+    assert_close(step.log_prob, log_prob, BF16)
+    assert_close(step.value, value, BF16, rms=2e-2)  # small sums of large numbers: rounding alone makes 1.2e-2
+    assert_only_factors_are_rounded(step)
+
+
+@pytest.mark.parametrize("name", ["a critic of its own, all narrow", *IN_BF16])
+def test_actions_are_those_of_the_sampler(name, backend):
+    """Of 9 to 90 draws, none has its uniform number as near to a boundary as the logits are apart (1e-6). Of a GPU's,
+    40 times as many, one in a thousand may."""
+    step = Step(CASES[name], backend, FULL)
+    expected = sampled(step)
+    assert len(expected.unique()) > 1
+    assert (step.action != expected).sum() <= expected.numel() // 1000
+
+
+def test_two_tiles_a_warp_are_as_one(backend, monkeypatch):
+    """52 rows: of the second pair of tiles, one is whole and one has 4."""
+    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    step = Step(SMALL, backend, FULL)
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, FULL)
+    assert_close(step.value, value, FULL)
+    assert (step.action != sampled(step)).sum() <= step.action.numel() // 1000
+    step.assert_nothing_else_was_written()
+
+
+def test_two_tiles_a_warp_need_room_for_their_outputs(backend, monkeypatch):
+    """Of 32 samples a warp, 113 outputs are 113 KiB a block; many GPUs have 99."""
+    shared_bytes = 99 << 10
+    monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _: shared_bytes)
+    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    step = Step(Case(2, (8,), (37, 37, 38), num_envs=3), backend, FULL)
+    _, launch_shape = step.actor._act
+    assert launch_shape.shared_bytes <= shared_bytes
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, FULL)
+    assert_close(step.value, value, FULL)
+
+
+def test_what_is_no_number_is_not_taken_for_no_choice(backend, monkeypatch):
+    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)  # as above: compiled by now
+    step = Step(SMALL, backend, FULL)
+    with torch.no_grad():
+        step.fused.policy.network.trunk[0].bias.fill_(float("nan"))
+    step.fused.pack()
+    step.act()
+    may_choose = step.mask.any(-1)
+    assert step.value.isnan().all()
+    assert torch.equal(step.log_prob.isnan(), may_choose)
+
+
+def test_greedy_takes_the_likeliest_action_that_may_be_taken(backend):
+    step = Step(SMALL, backend, FULL, greedy=True)
+    assert (step.action != sampled(step, greedy=True)).sum() <= step.action.numel() // 1000
+    outputs, log_prob, _ = step.expect()
+    mask = step.mask.flatten(0, 1).cpu()
+    for head, (logits, allowed) in enumerate(zip(outputs.split((3, 2), -1), mask.split((3, 2), -1), strict=True)):
+        best = torch.where(allowed.any(-1), logits.masked_fill(~allowed, -1e9).argmax(-1), 0)
+        assert torch.equal(step.action[..., head].flatten().long().cpu(), best)
+    assert_close(step.log_prob, log_prob, FULL)
+
+
+def test_values_are_the_same_without_a_draw(backend):
+    step = Step(CASES["a critic of its own, all narrow"], backend, BF16)
+    action = step.all_actions.clone()
+    step.all_actions.fill_(UNTOUCHED)
+    torch.testing.assert_close(step.judge(), step.value, rtol=1e-5, atol=1e-6)
+    assert (step.all_actions == UNTOUCHED).all() and (action != UNTOUCHED).any()
+    step.assert_nothing_else_was_written()
+
+
+def test_actions_come_as_often_as_they_are_likely(backend):
+    """60 joint actions of one row, over envs and steps."""
+    step = Step(replace(CASES["a critic of its own, all narrow"], num_envs=48), backend, BF16)
+    step.env.data["observation"].fill_(0.3)
+    step.observation.fill_(0.3)
+    heads = step.expect()[0][0].split((3, 4, 5))
+    expected = torch.einsum("i,j,k->ijk", *(logits.softmax(-1) for logits in heads)).flatten()
+    counts = torch.zeros(60)
+    for _ in range(200):
+        step.env.data["env_step"] += 7
+        step.act()
+        first, second, third = step.action.flatten(0, 1).long().unbind(-1)
+        counts += torch.bincount((first * 4 + second) * 5 + third, minlength=60).cpu()
+    assert 5 < counts.sum() * expected.min() < counts.sum() * expected.max() / 1.5
+    assert chi_square(counts, counts.sum() * expected) < bound_of_chi_square(60)
+
+
+# ------------------------------------------------------------------------------------------- which they cannot
+
+
+class Like:
+    """A policy that the kernels can play, or one that differs from it."""
+
+    place = Place("observation", slice(0, 1))
+
+    def __init__(self, backend) -> None:
+        self.backend = backend
+        self.places = Places((self.place,), Place("action", slice(0, 1)), None)
+        self.observation = torch.zeros(3, 1, 6)
+
+    def why_not(self, policy: Policy | None = None, precision: str = BF16, **changes: object) -> str | None:
+        arguments = {"places": self.places, "observation": self.observation, "backend": self.backend, **changes}
+        return why_not(make_policy(SMALL) if policy is None else policy, precision=precision, **arguments)
+
+    def with_model(self, **model: object) -> str | None:
+        config = PolicyConfig(model=ModelConfig(**model))
+        network = find_network(config.model.type)(config.model, 6, 2, None, torch.Generator().manual_seed(0))
+        return self.why_not(Policy(network, make_policy(SMALL).head, config, 6, None))
+
+    def with_outputs(self, number: int) -> str | None:
+        return self.why_not(make_policy(replace(SMALL, widths=(1,), head_sizes=(number,))))
+
+    def with_config(self, **config: object) -> str | None:
+        policy = make_policy(SMALL)
+        return self.why_not(Policy(policy.network, policy.head, PolicyConfig(**config), 6, None))
+
+
+def test_each_reason_why_not_is_told(backend, monkeypatch):
+    like = Like(backend)
+    assert like.why_not() is None
+    assert like.why_not(precision=FULL) is None
+    assert like.with_model(fc_dims=(256,), shared_trunk=False, critic_fc_dims=(1, 256), activation="tanh") is None
+    assert like.with_config(normalize_observation=True, normalize_return=True, normalize_reward=True) is None
+    for precision in ("fp32", "tf32"):
+        assert like.why_not(precision=precision) == f"precision is {precision}, and the fused kernels need bf16"
+    assert like.with_model(type="gru") == "the network is a GRU, not an MLP"
+    assert like.with_model(layer_norm=True) == "it has a LayerNorm"
+    assert like.with_model(fc_dims=()) == "it has 0 hidden layers, not 1 or 2"
+    assert like.with_model(fc_dims=(8, 8, 8)) == "it has 3 hidden layers, not 1 or 2"
+    assert like.with_model(fc_dims=(8, 257)) == "a hidden layer of 257 is wider than 256"
+    critic = {"fc_dims": (8,), "shared_trunk": False}
+    assert like.with_model(**critic, critic_fc_dims=(300,)) == "a hidden layer of 300 is wider than 256"
+    assert like.with_model(**critic, critic_fc_dims=(1, 2, 3)) == "it has 3 hidden layers, not 1 or 2"
+    policy = make_policy(SMALL)
+    box = GaussianHead(spaces.Box(-1.0, 1.0, (2,), np.float32), 0.0)
+    assert like.why_not(Policy(policy.network, box, PolicyConfig(), 6, None)) == "its actions are a Box"
+    for shared_bytes, most in ((99 << 10, 175), (227 << 10, 431)):
+        monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _, found=shared_bytes: found)
+        assert like.with_outputs(most) is None
+        assert like.with_outputs(most + 1) == f"its {most + 1} outputs do not fit the shared memory of a block"
+    assert like.with_config(central_critic=True) == "its critic sees the whole env"
+    assert like.with_config(agent_id=True) == "its agents see their numbers"
+    not_one = "its observation is not one array of float32"
+    assert like.why_not(places=replace(like.places, observation=(like.place, like.place))) == not_one
+    assert like.why_not(observation=like.observation.byte()) == not_one
+    assert like.why_not(observation=like.observation.double()) == not_one
+    if backend.name == "cpu":
+        monkeypatch.setattr(trainers.fused.network, "RUNS_ON_CPU", False)
+        assert like.why_not() == "on a CPU torch is faster"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(type(backend), "name", "cuda")
+    assert like.why_not() == "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert like.why_not() is None

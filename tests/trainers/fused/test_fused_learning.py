@@ -1,0 +1,356 @@
+"""Learning by fused kernels: gradients against torch's in float64, the order of samples, and steps of Adam."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fused_cases import (
+    BF16,
+    FULL,
+    NOTHING_FOUND,
+    Case,
+    MadeUp,
+    bound_of_chi_square,
+    chi_square,
+    expect_gradient,
+    make_learner,
+)
+
+import trainers.fused.gradient
+import trainers.fused.learner
+from trainers.algorithms.a2c import A2CConfig
+from trainers.algorithms.ppo import PPOConfig
+from trainers.learning.learner import Learner
+from warpdrive.backends.base import Backend
+from warpdrive.config import Schedule
+
+COEFFICIENTS = {"lr": 0.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.05}
+A2C = A2CConfig(**COEFFICIENTS)
+PPO = PPOConfig(**COEFFICIENTS, num_epochs=2, num_minibatches=3)
+# Of the 290 samples of "ppo whose values move freely", the last minibatch has 96, two chunks; the others 97, three.
+ROLLOUTS = {
+    "a2c": (Case(6, (16, 32), (5,), agents=range(1, 4), num_agents=4, num_envs=15), A2C, False),
+    "ppo with a critic of its own": (
+        Case(
+            9, (40, 16), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
+            num_agents=5, num_envs=18,
+        ),
+        replace(PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
+        True,
+    ),
+    "ppo whose values move freely": (
+        Case(16, (40,), (2,), agents=range(1, 2), num_agents=2, num_envs=58, has_own_arrays=True),
+        replace(PPO, clip_value=False, normalize_advantage=False, huber_delta=0.7),
+        True,
+    ),
+    "ppo of a wide network": (Case(150, (256,), (3, 3), num_envs=11, has_mask=True), PPO, False),
+    "a2c of two wide layers": (Case(71, (256, 256), (21, 20), num_envs=7), A2C, True),
+    "ppo of two wide layers": (
+        Case(12, (128, 256), (5,), critic_widths=(256, 128), activation="tanh", has_mask=True, num_envs=9),
+        PPO,
+        False,
+    ),
+    "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
+}  # fmt: skip
+REGISTERS, RECORDS, BOTH = "registers", "records", "records of the actor alone"
+OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
+"""Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
+MAX_LENGTH = 0.4
+"""Of gradients: some are longer, some are not."""
+
+
+@pytest.fixture
+def make(backend, monkeypatch):
+    """A function that makes the learner of a rollout, which sums gradients up in registers or by records, of which
+    there are 48 at once."""
+
+    def make(rollout: str, precision: str, way: str, times: int = 1, **changes: object) -> Learner:
+        if way != REGISTERS:
+            monkeypatch.setattr(trainers.fused.gradient, "MAX_BLOCKS_A_WARP", 0 if way == RECORDS else 1)
+            monkeypatch.setattr(trainers.fused.learner, "MAX_RECORDS", 48)
+        case, config, leaves = ROLLOUTS[rollout]
+        case, config = replace(case, num_envs=case.num_envs * times), replace(config, **changes)
+        learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
+        in_registers = [one.accumulates for one in learner.fused._networks]
+        is_narrow = max(case.widths) <= 64
+        assert in_registers == ([False, True] if way == BOTH else [way == REGISTERS and is_narrow] * len(in_registers))
+        in_pieces = [one.is_in_pieces for one in learner.fused._networks]
+        has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
+        assert in_pieces == [has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS] * len(in_pieces)
+        return learner
+
+    return make
+
+
+def minibatches(learner: Learner) -> list[torch.Tensor]:
+    """The rows of [T, E, A] of each, after an update."""
+    fused, config = learner.fused, learner.config
+    if not fused.has_order:
+        return [torch.arange(fused.num_samples)]
+    epochs = fused._order.view(config.num_epochs, fused.num_samples)
+    return [rows for order in epochs for rows in order.split(fused.size)]
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0).item()
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of their lengths, as a part of the second."""
+    return abs((one.norm() / other.norm()).item() - 1)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "precision", "way"),
+    [
+        ("a2c", FULL, REGISTERS),
+        ("a2c", BF16, REGISTERS),
+        ("ppo with a critic of its own", FULL, BOTH),
+        ("ppo with a critic of its own", BF16, RECORDS),
+        ("ppo whose values move freely", FULL, RECORDS),
+        ("ppo of a wide network", BF16, REGISTERS),
+        ("a2c of the narrowest", FULL, REGISTERS),
+        *OF_WARPGROUPS,
+    ],
+)
+def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, device):
+    """No step is made, so all minibatches find the same policy. The kernels keep the last one's gradient, and of the
+    others the length. A GPU gets more samples: so many that several blocks have some."""
+    if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
+    learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
+    figures = learner.update(0)
+    taken = minibatches(learner)
+    expected = [expect_gradient(learner, rows) for rows in taken]
+    found = learner.fused._gradient.double().cpu()
+    gradient = expected[-1][0]
+    is_full = precision == FULL
+    assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 1e-3)
+    for norm, (one, _) in zip(learner.fused._norms.double().cpu(), expected, strict=True):
+        assert difference(norm, one) <= (1e-4 if is_full else 2e-2)
+    start = 0
+    for name, parameter in learner.policy.named_parameters():
+        mine, theirs = (one[start : start + parameter.numel()] for one in (found, gradient))
+        start += parameter.numel()
+        if theirs.norm() > 1e-3 * gradient.norm():  # of less than that, rounding is all there is
+            assert cosine(mine, theirs) >= (1 - 1e-6 if is_full else 0.995), name
+    assert start == len(found)
+    for name in expected[0][1]:
+        mean = sum(one[name] for _, one in expected) / len(expected)
+        assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)
+
+
+@pytest.mark.parametrize(("rollout", "precision", "way"), [("a2c", BF16, REGISTERS), *OF_WARPGROUPS])
+def test_the_same_update_has_the_same_bits(make, rollout, precision, way, device):
+    if device == "cpu" and way != REGISTERS:
+        pytest.skip("there are no blocks side by side")
+    found = []
+    for _ in range(2):
+        learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
+        learner.update(0)
+        found.append(learner.fused._gradient.clone())
+    assert found[0].norm() > 0
+    assert torch.equal(*found)
+
+
+# ------------------------------------------------------------------------------------------------- steps
+
+
+def watch_steps(learner: Learner, watch: Callable[[], None]) -> None:
+    """Calls `watch` before each step of Adam from now on."""
+    fused = learner.fused
+    fused._calls = []
+    for number in range(fused.num_steps):
+        *calls, step = fused._prepare_step(number)
+        fused._calls += [*calls, watch, step]
+
+
+def test_steps_are_those_of_torchs_adam(make):
+    """Along the same gradients, of which some are too long; the critic has a learning rate of its own."""
+    falling = Schedule(((0, 0.01), (1000, 0.0)))
+    learner = make("ppo with a critic of its own", BF16, RECORDS, lr=falling, critic_lr=0.02, max_grad_norm=MAX_LENGTH)
+    policy = learner.policy
+    twins = {name: parameter.detach().clone().requires_grad_() for name, parameter in policy.named_parameters()}
+    is_critic = {name: name.startswith(("network.critic_", "network.value_head")) for name in twins}
+    of_actor, of_critic = ([twin for name, twin in twins.items() if is_critic[name] == one] for one in (False, True))
+    adam = torch.optim.Adam([{"params": of_actor}, {"params": of_critic}], eps=1e-5)
+    gradients, lengths = [], []
+    watch_steps(learner, lambda: gradients.append(learner.fused._gradient.clone()))
+    for env_steps in (0, 500, 900):
+        adam.param_groups[0]["lr"], adam.param_groups[1]["lr"] = falling.at(env_steps), 0.02
+        learner.update(env_steps)
+        for gradient in gradients[len(lengths) :]:
+            start = 0
+            for twin in twins.values():
+                twin.grad = gradient[start : start + twin.numel()].view(twin.shape).clone()
+                start += twin.numel()
+            lengths.append(torch.nn.utils.clip_grad_norm_(list(twins.values()), MAX_LENGTH).item())
+            adam.step()
+        for name, parameter in policy.named_parameters():
+            torch.testing.assert_close(parameter.detach(), twins[name].detach(), rtol=0, atol=1e-6)
+    assert len(lengths) == 18
+    assert learner.fused._norms.tolist() == pytest.approx(lengths[-6:], rel=1e-5)
+    assert min(lengths) < MAX_LENGTH < max(lengths)
+    assert {memory["step"].item() for memory in learner.optimizer.state.values()} == {18}
+
+
+def test_an_optimiser_that_forgot_all_begins_anew(make):
+    """As one does that is restored to where a run began."""
+    learner = make("a2c", FULL, REGISTERS, lr=0.01)
+    start = learner.fused.fused.parameter.clone()
+    states = []
+    for _ in range(2):
+        learner.fused.fused.parameter.copy_(start)
+        learner.fused.fused.pack()
+        for _ in range(3):
+            learner.update(0)
+        states.append({"parameter": learner.fused.fused.parameter.clone()})
+        for number, memory in enumerate(learner.optimizer.state.values()):
+            states[-1] |= {f"{name} {number}": tensor.clone() for name, tensor in memory.items()}
+        learner.optimizer.state.clear()
+    assert states[0].keys() == states[1].keys() and len(states[0]) > 10
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("way", [REGISTERS, RECORDS])
+def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
+    learner = make("a2c", FULL, way)
+    assert learner.fused.uses_matrix_library == (way == RECORDS)
+    assert learner.shares_nothing == (way == REGISTERS)
+    learner.world = SimpleNamespace(size=2)
+    assert not learner.shares_nothing
+    learner.world, learner.fused = SimpleNamespace(size=1), None
+    assert not learner.shares_nothing
+
+
+def bad_rows(learner: Learner) -> dict[str, int]:
+    return {name: row.item() for name, row in learner.guard.found.items()}
+
+
+def test_from_the_first_bad_minibatch_on_no_step_is_made(make):
+    """In each epoch one minibatch holds the sample. Its loss is what is told, not the gradient that comes of it."""
+    learner = make("ppo whose values move freely", FULL, RECORDS, lr=0.01)
+    group, config = learner.group, learner.config
+    row = 101
+    group.active[divmod(row, group.case.num_envs)] = True
+    group.advantage.view(-1)[row] = float("nan")
+    states = []
+    watch_steps(learner, lambda: states.append(learner.fused.fused.parameter.clone()))
+    learner.update(0)
+    first_bad = next(number for number, rows in enumerate(minibatches(learner)) if row in rows)
+    changed = [not torch.equal(one, other) for one, other in itertools.pairwise(states)]
+    assert changed == [True] * first_bad + [False] * (config.num_epochs * config.num_minibatches - 1 - first_bad)
+    assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
+    assert learner.guard.halted.item() == learner.guard.flag_of("group").item() == 1
+    assert torch.isfinite(states[-1]).all()
+
+
+@pytest.mark.parametrize(("rollout", "precision", "way"), OF_WARPGROUPS)
+def test_warpgroups_hide_no_nan(make, rollout, precision, way, device):
+    if device == "cpu":
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
+    learner = make(rollout, precision, way, times=20, lr=0.01, normalize_advantage=False)
+    group, row = learner.group, 301
+    if group.active is not None:
+        group.active[divmod(row, group.case.num_envs)] = True
+    group.advantage.view(-1)[row] = float("nan")
+    learner.update(0)
+    assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
+    assert learner.guard.halted.item() == 1
+    assert torch.isfinite(learner.fused.fused.parameter).all()
+    assert learner.fused._gradient.isnan().any()
+
+
+def test_nothing_is_learned_where_all_are_out_of_the_game(make):
+    learner = make("a2c of the narrowest", FULL, REGISTERS, lr=0.01)
+    learner.group.rollout.active.zero_()
+    before = learner.fused.fused.parameter.clone()
+    figures = learner.update(0)
+    assert (learner.fused._gradient == 0).all()
+    assert torch.equal(learner.fused.fused.parameter, before)
+    assert [float(figures[name]) for name in ("policy_loss", "value_loss", "entropy", "grad_norm")] == [0.0] * 4
+    assert bad_rows(learner) == {"loss": NOTHING_FOUND, "gradient": NOTHING_FOUND}
+
+
+def test_each_update_has_an_order_of_its_own_which_the_seed_decides(make):
+    found = []
+    for _ in range(2):
+        learner = make("ppo whose values move freely", FULL, RECORDS)
+        for _ in range(2):
+            learner.update(0)
+            found.append(learner.fused._order.clone())
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+    assert not torch.equal(found[0], found[1])
+
+
+def test_kernels_read_what_the_optimiser_wrote(make):
+    learner = make("ppo with a critic of its own", BF16, RECORDS, lr=0.01)
+    fused = learner.fused.fused
+    before = fused.elements.clone()
+    learner.update(0)
+    mine = fused.elements.clone(), fused.biases.clone()
+    assert not torch.equal(mine[0], before)
+    fused.pack()
+    assert torch.equal(mine[0], fused.elements) and torch.equal(mine[1], fused.biases)
+    weight = learner.policy.network.trunk[0].weight.detach().to(torch.bfloat16)
+    assert torch.isin(weight.flatten().view(torch.int16), fused.elements.view(torch.int16)).all()
+
+
+# ------------------------------------------------------------------------------------------------- order
+
+
+def make_shuffle(backend: Backend, num_samples: int, num_epochs: int = 3):
+    """A function that gives the order of each epoch, [num_epochs, num_samples], for a key."""
+    case = Case(1, (1,), (2,), num_envs=num_samples)
+    config = PPOConfig(lr=0.0, num_epochs=num_epochs, num_minibatches=1)
+    fused = make_learner(MadeUp(case, config, backend, BF16, num_steps=1), config).fused
+
+    def shuffle(*key: int) -> torch.Tensor:
+        fused._key.copy_(torch.tensor(key))
+        fused._shuffle()
+        return fused._order.view(num_epochs, num_samples).long().cpu()
+
+    return shuffle
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 15, 16, 17, 1000, 4097])
+def test_every_epoch_is_a_permutation_of_its_own(num_samples, backend):
+    shuffle = make_shuffle(backend, num_samples)
+    orders = torch.cat([shuffle(*key) for key in ((0, 0), (1, 0), (0, 1), (2**63 - 1, -(2**63)), (1 << 32, 5))])
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(num_samples).expand(15, -1))
+    if num_samples >= 15:
+        assert len(orders.unique(dim=0)) == 15
+    assert torch.equal(shuffle(1, 0), orders[3:6])
+
+
+def keys(number: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(-(2**63), 2**63 - 1, (number, 2), generator=generator).tolist()
+
+
+def test_a_few_samples_come_in_all_orders_equally_often(backend):
+    shuffle = make_shuffle(backend, 4)
+    orders = torch.cat([shuffle(*key) for key in keys(800)])
+    counts = orders.unique(dim=0, return_counts=True)[1]
+    assert len(counts) == 24
+    assert chi_square(counts, torch.full((24,), len(orders) / 24)) < bound_of_chi_square(24)
+
+
+def test_many_samples_are_dealt_evenly(backend):
+    """Where the first comes to be, who comes first, and what stands beside what; one epoch beside the next."""
+    shuffle = make_shuffle(backend, 1000)
+    orders = torch.stack([shuffle(*key) for key in keys(1000)])  # [keys, epochs, samples]
+    for places in (orders[..., 0], orders.argsort(dim=-1)[..., 0], orders[..., 500]):
+        counts = torch.bincount(places.flatten() // 50, minlength=20)
+        assert chi_square(counts, torch.full((20,), 150.0)) < bound_of_chi_square(20)
+    scaled = (orders - 499.5) / 288.675
+    for one, other in ((scaled[..., 1:], scaled[..., :-1]), (scaled[:, 1:], scaled[:, :-1]), (scaled[1:], scaled[:-1])):
+        assert abs((one * other).mean().item()) < 5 / one.numel() ** 0.5
+    jumps = (orders[..., 1:] - orders[..., :-1]) % 1000  # 0 never
+    counts = torch.bincount(jumps.flatten(), minlength=1000)[1:]
+    assert chi_square(counts, torch.full((999,), jumps.numel() / 999)) < bound_of_chi_square(999)

@@ -1,0 +1,322 @@
+"""Whole runs by fused kernels: they are torch's runs; made again, stopped, gone on with, and gone wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import trainers.trainer
+from trainers.errors import NonFiniteError
+from trainers.run import checkpoint
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
+
+TORCH, FULL, BF16 = "fp32", "fused-fp32", "bf16"
+NUM_STEPS, NUM_ENVS = 10, 6
+SIZE = NUM_STEPS * NUM_ENVS
+STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
+
+
+@pytest.fixture
+def make(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
+    """A function that makes a run; one iteration is 10 steps of 6 envs."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+
+    def make(
+        run: dict, precision: str, num_iterations: int = 4, resume: Path | None = None, report: int = 1, save: int = 2
+    ) -> Trainer:
+        settings = {"num_envs": NUM_ENVS, "train_batch_size": SIZE, "total_timesteps": num_iterations * SIZE}
+        saving = {"basedir": str(tmp_path), "metrics_log_freq": report, "model_params_save_freq": save}
+        config = read_config({**run, "trainer": {**settings, "device": device, "seed": 3}, "saving": saving})
+        object.__setattr__(config.trainer, "precision", precision)
+        trainer = Trainer(config, resume=resume)
+        path = "torch" if precision == TORCH else "fused"
+        assert {one.path for one in (*trainer.rollout.groups.values(), *trainer.algorithms.values())} == {path}
+        return trainer
+
+    return make
+
+
+def tag(**runner: object) -> dict:
+    """Two taggers, and two runners who leave the game when they are tagged. Every number of a schedule has one."""
+    taggers = {
+        "algorithm": "A2C",
+        "lr": 0.01,
+        "entropy_coeff": [[0, 0.3], [SIZE, 0.0]],
+        "vf_loss_coeff": 0.3,
+        "model": {"fc_dims": [16]},
+    }
+    runners = {
+        "algorithm": "PPO",
+        "num_epochs": 3,
+        "num_minibatches": 1,
+        "lr": [[0, 0.01], [SIZE, 0.004]],
+        "critic_lr": [[0, 0.03], [SIZE, 0.01]],
+        "clip_param": [[0, 0.3], [SIZE, 0.02]],
+        "entropy_coeff": [[0, 0.5], [SIZE, 0.01]],
+        "model": {"fc_dims": [16], "shared_trunk": False, "critic_fc_dims": [8], "activation": "tanh"},
+        **STATISTICS,
+    }
+    return {
+        "name": "tag_continuous",
+        "env": {
+            "num_taggers": 2, "num_runners": 2, "episode_length": 17, "tagging_distance": 0.2,
+            "num_acceleration_levels": 3, "num_turn_levels": 3,
+        },
+        "policy": {"tagger": taggers, "runner": {**runners, **runner}},
+    }  # fmt: skip
+
+
+def locks() -> dict:
+    """Three agents who may do something else in each step; see envs/locks.py."""
+    policy = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3, "lr": 0.01, **STATISTICS}
+    policy["model"] = {"fc_dims": [16], "activation": "tanh"}
+    return {"name": "locks:Locks", "policy": {"agent": policy}}
+
+
+def faulty(env: dict | None = None, **first: object) -> dict:
+    """One agent and two others, who see two numbers; see envs/faulty.py."""
+    small = {"lr": 0.01, "normalize_advantage": False, "model": {"fc_dims": [8]}}
+    others = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 2, **small}
+    return {"name": "faulty:Faulty", "env": env or {}, "policy": {"first": {**small, **first}, "others": others}}
+
+
+def iterate(trainer: Trainer, times: int) -> list[dict[str, dict[str, float]]]:
+    """Figures of each iteration, by policy."""
+    return [
+        {policy: {key: float(value) for key, value in figures.items()} for policy, figures in trainer.iterate().items()}
+        for _ in range(times)
+    ]
+
+
+def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {
+        f"{policy}.{name}": parameter.detach().clone()
+        for policy, one in trainer.policies.items()
+        for name, parameter in one.named_parameters()
+    }
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-4) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=tolerance, msg=name)
+
+
+def hashes(trainer: Trainer) -> dict[str, str]:
+    """SHA-256 of everything that the last checkpoint holds."""
+    manifest = json.loads((trainer.run.checkpoints / checkpoint.LAST / checkpoint.MANIFEST).read_text())
+    return {name: file["sha256"] for name, file in manifest["files"].items()}
+
+
+# -------------------------------------------------------------------------------------- as torch does it
+
+
+def test_two_iterations_in_full_precision_are_torchs(make):
+    ours, torchs = make(tag(), FULL), make(tag(), TORCH)
+    before = parameters(ours)
+    for found, expected in zip(iterate(ours, 2), iterate(torchs, 2), strict=True):
+        assert found.keys() == expected.keys()
+        for policy in expected:
+            assert found[policy].keys() == expected[policy].keys()
+            assert found[policy] == pytest.approx(expected[policy], rel=1e-3, abs=1e-4)
+    assert expected["runner"]["clip_fraction"] > 0.1 and expected["runner"]["approx_kl"] > 1e-4
+    found = parameters(ours)
+    assert not any(torch.equal(found[name], before[name]) for name in found)
+    assert_near(found, parameters(torchs))
+    for name, policy in torchs.policies.items():  # running statistics, too
+        assert_near(ours.policies[name].state_dict(), policy.state_dict())
+
+
+def test_kl_early_stop_is_torchs(make):
+    """Some minibatches of an iteration are learned from, and some are not."""
+    steps = {}
+    for precision in (TORCH, FULL):
+        trainer, steps[precision] = make(tag(target_kl=0.02, lr=0.02), precision), []
+        for _ in range(2):
+            trainer.iterate()
+            memory = trainer.algorithms["runner"].optimizer.state
+            steps[precision].append({int(one["step"].item()) for one in memory.values()})
+    assert steps[FULL] == steps[TORCH]
+    assert 2 < max(steps[FULL][-1]) < 6
+
+
+def test_masks_are_kept_to(make):
+    """What is not allowed costs 1."""
+    trainer = make(locks(), BF16)
+    iterate(trainer, 2)
+    reward = trainer.rollout.reward
+    assert reward.min() == 0 and reward.max() == 1
+    group = trainer.rollout.groups["agent"]
+    taken = torch.nn.functional.one_hot(group.action[..., 0].long(), 3).bool()
+    assert (group.mask[..., :3][taken] | ~group.mask[..., :3].any(-1).flatten()).all()
+
+
+def test_a_policy_that_is_not_trained_plays_and_stays(make):
+    trainer = make(faulty(to_train=False), BF16)
+    before = parameters(trainer)
+    iterate(trainer, 1)
+    after = parameters(trainer)
+    assert {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])} == {"others"}
+    assert trainer.rollout.groups["first"].action.unique().tolist() == [0, 1]
+
+
+# --------------------------------------------------------------------------------- again, and gone on with
+
+
+def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit(make):
+    """Four iterations, of which a GPU replays two as graphs; of a run that goes on after two, none."""
+    whole = make(locks(), BF16)
+    whole.train()
+    end = hashes(whole)
+    again = make(locks(), BF16)
+    again.train()
+    assert hashes(again) == end
+    resumed = make(locks(), BF16, resume=checkpoint.list_checkpoints(whole.run.checkpoints)[-2])
+    assert resumed.iteration == 2
+    resumed.train()
+    assert hashes(resumed) == end
+
+
+@pytest.mark.parametrize("precision", [FULL, BF16])
+def test_fused_kernels_go_on_where_torch_stopped_and_torch_where_they_did(make, precision):
+    """In full precision as torch alone would have gone on."""
+    run = tag() if precision == FULL else locks()
+    first = make(run, TORCH, num_iterations=1)
+    first.train()
+    second = make(run, precision, num_iterations=2, resume=first.run.path)
+    assert second.iteration == 1
+    second.train()
+    third = make(run, TORCH, num_iterations=3, resume=first.run.path)
+    assert third.iteration == 2
+    assert same(parameters(third), parameters(second))
+    third.train()
+    if precision == FULL:
+        alone = make(run, TORCH, num_iterations=3)
+        alone.train()
+        assert_near(parameters(third), parameters(alone))
+
+
+# -------------------------------------------------------------------------------------------- what is not finite
+
+
+def fail(trainer: Trainer) -> tuple[str, list[dict[str, torch.Tensor]]]:
+    """Why it stops, and the parameters before each iteration and after the last."""
+    states, iterate = [parameters(trainer)], trainer.iterate
+
+    def recorded() -> dict:
+        figures = iterate()
+        states.append(parameters(trainer))
+        return figures
+
+    trainer.iterate = recorded
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.train()
+    assert all(torch.isfinite(tensor).all() for state in states for tensor in state.values())
+    return str(caught.value), states
+
+
+def changes(states: list[dict[str, torch.Tensor]], policy: str) -> list[bool]:
+    """Whether each iteration changed it."""
+    return [
+        not all(torch.equal(one[name], other[name]) for name in one if name.startswith(policy))
+        for one, other in itertools.pairwise(states)
+    ]
+
+
+def test_debug_mode_finds_no_race_between_policies_of_one_launch(make, device, monkeypatch):
+    if device != "cpu":
+        pytest.skip("the CPU's debug mode finds races")
+    monkeypatch.setattr(trainers.trainer, "make_backend", lambda settings: choose_backend("cpu", debug=True))
+    make(faulty(), BF16).rollout.collect()
+
+
+@pytest.mark.parametrize("where", ["observation", "reward"])
+def test_what_an_env_spoils_stops_the_run_as_it_stops_torchs(make, where):
+    """In the third iteration; it is told after the fourth, which plays on with what is spoilt."""
+    run = faulty(env={"where": where, "env": 5, "agent": 2, "step": 24})
+    message, states = fail(make(run, BF16, report=4, save=4))
+    assert message == fail(make(run, TORCH, report=4, save=4))[0]
+    assert message.startswith(f"policy 'others': {where} is a NaN or an infinity at env 5, agent 2, step ")
+    assert changes(states, "first") == changes(states, "others") == [True, True, False, False]
+
+
+def test_a_bad_loss_stops_the_run_as_it_stops_torchs(make):
+    """Row 37 of [step, env, agent], which is env 1 in step 6."""
+    messages = []
+    for precision in (TORCH, BF16):
+        trainer = make(faulty(), precision, report=4, save=4)
+        learner, iterate = trainer.algorithms["first"], trainer.iterate
+        advantage, estimate = learner.group.advantage.view(-1), learner.estimate
+        bad = torch.zeros((), device=advantage.device)
+
+        def spoil(advantage=advantage, estimate=estimate, bad=bad) -> None:
+            estimate()
+            advantage[37].add_(bad)
+
+        def iterate_and_spoil(trainer=trainer, iterate=iterate, bad=bad) -> dict:
+            if trainer.iteration == 2:
+                bad.fill_(float("nan"))
+            return iterate()
+
+        learner.estimate, trainer.iterate = spoil, iterate_and_spoil
+        message, states = fail(trainer)
+        messages.append(message)
+        assert changes(states, "first") == [True, True, False, False]
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(
+        "policy 'first': loss is a NaN or an infinity at env 1, agent 0, step 6 of iteration 3 "
+    )
+
+
+@pytest.mark.parametrize("parameter", ["trunk.0.bias", "policy_head.weight", "value_head.bias"])
+def test_a_policy_that_makes_no_numbers_stops_the_run_as_it_stops_torchs(make, parameter):
+    messages = []
+    for precision in (TORCH, BF16):
+        trainer = make(faulty(), precision)
+        with torch.no_grad():
+            trainer.policies["others"].network.get_parameter(parameter).view(-1)[0] = float("nan")
+        trainer.rollout.begin()  # brings the kernels' copies up to date
+        trainer.iterate()
+        with pytest.raises(NonFiniteError) as caught:
+            trainer.guard.raise_if_halted(trainer.iteration)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_huge_learning_rate_stops_the_run_as_it_stops_torchs(make):
+    run = faulty(lr=1e30)
+    message, states = fail(make(run, BF16))
+    assert message == fail(make(run, TORCH))[0]
+    assert message.startswith("policy 'first': value is a NaN or an infinity at env 0, agent 0, step 0 of iteration 2 ")
+    assert changes(states, "first") == [True, False]
+
+
+def test_an_infinite_gradient_stops_the_run_as_it_stops_torchs(make):
+    """Of the value head alone: hidden numbers of 1e20, times a loss of 1e20."""
+    messages = []
+    for precision in (TORCH, BF16):
+        trainer = make(faulty(vf_loss_coeff=1e20), precision)
+        network = trainer.policies["first"].network
+        with torch.no_grad():
+            network.trunk[0].bias.fill_(1e20)
+            network.value_head.weight.fill_(1e-21)
+            network.policy_head.weight.zero_()
+        trainer.rollout.begin()  # brings the kernels' copies up to date
+        message, states = fail(trainer)
+        messages.append(message)
+        assert not any(changes(states, "first"))
+        # It learns beside the first, from the same rollout; a GPU tells of it an iteration later.
+        assert changes(states, "others") == [True, False][: len(states) - 1]
+    assert messages[0] == messages[1]
+    assert "the gradient of 'network.value_head.weight' became a NaN or an infinity in iteration 1" in messages[0]

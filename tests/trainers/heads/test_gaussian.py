@@ -1,0 +1,170 @@
+"""Continuous actions, from the head to the env."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from trainers.heads import GaussianHead, make_head
+from trainers.trainer import Trainer
+from warpdrive.errors import EnvError
+
+
+def box(num_numbers: int) -> spaces.Box:
+    return spaces.Box(-1.0, 1.0, (num_numbers,), np.float32)
+
+
+@pytest.fixture
+def pendulum(tiny):
+    """A function that makes a Trainer of a small run of Pendulum; its arguments are keys of the policy."""
+
+    def make(num_envs: int = 6, num_steps: int = 10, seed: int = 5, env: dict | None = None, **policy) -> Trainer:
+        return Trainer(
+            tiny(
+                name="pendulum",
+                env=env or {},
+                trainer__num_envs=num_envs,
+                trainer__train_batch_size=num_envs * num_steps,
+                trainer__seed=seed,
+                policy={"agent": policy},
+            )
+        )
+
+    return make
+
+
+# ------------------------------------------------------------------------------------------------ head
+
+
+def test_log_prob_and_entropy_and_their_gradients_are_those_of_torch():
+    generator = torch.Generator().manual_seed(1)
+    head = GaussianHead(box(3), 0.0).double()
+    with torch.no_grad():
+        head.log_std.copy_(torch.tensor([-1.0, 0.3, 2.0]))
+    mean = torch.randn(40, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    action = torch.randn(40, 3, generator=generator, dtype=torch.float64) * 5
+    weight = torch.randn(40, generator=generator, dtype=torch.float64)
+
+    def loss_and_gradients(log_prob, entropy):
+        loss = (weight * log_prob).sum() + 0.7 * entropy.sum()
+        return loss, *torch.autograd.grad(loss, [mean, head.log_std])
+
+    normal = torch.distributions.Normal(mean, head.log_std.exp())
+    expected = normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
+    found = head.log_prob_and_entropy(mean, action)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss_and_gradients(*found), loss_and_gradients(*expected), rtol=1e-12, atol=1e-12)
+
+
+def test_make_head_makes_one_number_of_each_axis_with_the_deviation_asked_for():
+    head = make_head(box(4), log_std_init=-0.5)
+    assert isinstance(head, GaussianHead)
+    assert head.num_outputs == 4
+    assert head.log_std.tolist() == [-0.5] * 4
+    assert head.log_std.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Box(-1.0, 1.0, (2, 2), np.float32), r"no policy here acts in a Box of shape \[2, 2\]"),
+        (spaces.Box(-1.0, 1.0, (), np.float32), "no policy here acts in a Box"),
+        (spaces.Box(-1, 1, (2,), np.int32), r"Actions are Discrete, MultiDiscrete \[heads\] or Box \[n\] of floats"),
+    ],
+)
+def test_a_box_that_is_no_row_of_floats_is_refused(space, words):
+    with pytest.raises(EnvError, match=words):
+        make_head(space)
+
+
+# --------------------------------------------------------------------------------------------- rollout
+
+
+def test_stored_log_prob_is_that_of_the_policy_at_the_stored_action(pendulum):
+    trainer = pendulum(model={"log_std_init": 1.0})
+    trainer.rollout.collect()
+    group = trainer.rollout.groups["agent"]
+    samples = group.samples(torch.arange(group.num_units, device=group.advantage.device))
+    log_prob, _, value = group.policy.evaluate(samples)
+    torch.testing.assert_close(log_prob.detach(), group.log_prob.flatten(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(value.detach(), group.value[:-1].flatten(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_pendulum_is_turned_by_the_action_that_was_sent(pendulum):
+    """The equations of Gymnasium's Pendulum-v1, from the same start."""
+    trainer = pendulum(model={"log_std_init": 2.0})
+    theta, velocity = (trainer.env.data[name].cpu().double() for name in ("theta", "theta_velocity"))
+    trainer.rollout.collect()
+    group = trainer.rollout.groups["agent"]
+    torque = group.action[0, :, 0, 0].cpu().double().clamp(-2.0, 2.0)
+    assert (group.action[0, :, 0, 0].abs() > 2.0).any()
+    velocity = (velocity + 0.05 * (15.0 * theta.sin() + 3.0 * torque)).clamp(-8.0, 8.0)
+    theta = theta + 0.05 * velocity
+    expected = torch.stack([theta.cos(), theta.sin(), velocity], -1)
+    torch.testing.assert_close(trainer.rollout.observation[1, :, 0].cpu().double(), expected, rtol=0, atol=1e-4)
+
+
+def test_env_3_does_the_same_among_4_and_among_400(pendulum):
+    few, many = pendulum(num_envs=4), pendulum(num_envs=400)
+    for trainer in (few, many):
+        trainer.rollout.collect()
+    for name in ("action", "reward", "observation"):
+        torch.testing.assert_close(few.rollout.data[name][:, 3], many.rollout.data[name][:, 3], rtol=0, atol=1e-4)
+    few, many = few.rollout.groups["agent"], many.rollout.groups["agent"]
+    torch.testing.assert_close(few.action[:, 3], many.action[:, 3], rtol=0, atol=1e-4)
+    torch.testing.assert_close(few.log_prob[:, 3], many.log_prob[:, 3], rtol=0, atol=1e-4)
+
+
+def test_another_seed_draws_other_deviations_and_the_same_one_the_same(pendulum):
+    def log_probs(seed):  # of one deviation, they say how far the draw was from the mean, whatever the weights
+        trainer = pendulum(seed=seed)
+        trainer.rollout.collect()
+        return trainer.rollout.groups["agent"].log_prob.clone()
+
+    assert torch.equal(log_probs(1), log_probs(1))
+    assert not (log_probs(1) == log_probs(2)).any()
+
+
+def test_greedy_evaluation_plays_the_mean(pendulum):
+    trainer = pendulum(env={"episode_length": 10}, model={"log_std_init": 3.0})
+    rollout = trainer.make_evaluation().rollout
+    rollout.begin()
+    rollout.collect()
+    group = rollout.groups["agent"]
+    mean, _ = group.policy(group.observation[:-1].flatten(0, 2))
+    torch.testing.assert_close(group.action.flatten(0, 2), mean.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rollout.action.flatten(0, 2), mean.detach().clamp(-2.0, 2.0), rtol=1e-4, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+def test_pendulum_trains_and_its_deviation_with_it(pendulum, algorithm):
+    trainer = pendulum(algorithm=algorithm, lr=0.01, normalize_observation=True, normalize_reward=True)
+    trainer.train()
+    assert trainer.iteration == 3
+    policy = trainer.policies["agent"]
+    assert all(tensor.isfinite().all() for tensor in policy.state_dict().values())
+    assert policy.head.log_std.item() != 0.0
+    assert all(math.isfinite(figure) for name, figure in trainer.run.metrics[-1].items() if name.startswith("train/"))
+
+
+def test_a_policy_gradient_moves_the_mean_towards_what_paid(pendulum):
+    """One number, advantage +1 for what was drawn above the mean, -1 for what was below: the mean must rise."""
+    trainer = pendulum(num_envs=50, lr=0.01, entropy_coeff=0.0, vf_loss_coeff=0.0, normalize_advantage=False)
+    trainer.rollout.collect()
+    group, learner = trainer.rollout.groups["agent"], trainer.algorithms["agent"]
+    observation = group.observation[:-1].flatten(0, 2).clone()
+    with torch.no_grad():
+        before = group.policy(observation)[0]
+        above = torch.sign(group.action.flatten(0, 2) - before)
+        learner.estimate = lambda: group.advantage.copy_(above.view_as(group.advantage))
+    learner.update(0)
+    with torch.no_grad():
+        after = group.policy(observation)[0]
+    assert (after > before).all()

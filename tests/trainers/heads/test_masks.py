@@ -1,0 +1,371 @@
+"""Actions that may not be taken, and agents that are out of the game."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from trainers.algorithms.ppo import PPO
+from trainers.experience.group_rollout import GroupRollout
+from trainers.experience.rollout import Rollout
+from trainers.heads import CategoricalHeads
+from trainers.networks.features import places_of
+from trainers.networks.policy import Policy
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.env import Env, Group
+from warpdrive.errors import EnvError
+
+HERE = Path(__file__).parents[1]
+ALGORITHMS = {"A2C": {"algorithm": "A2C"}, "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3}}
+
+
+@pytest.fixture
+def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
+    for folder in (HERE / "envs", HERE.parent / "warpdrive" / "envs"):
+        monkeypatch.syspath_prepend(folder)
+
+    def make(name: str, policy: Mapping[str, Any], num_envs: int = 24, num_steps: int = 20, **env: object) -> Trainer:
+        size = num_envs * num_steps
+        trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": 10 * size, "device": device}
+        saving = {"basedir": str(tmp_path)}
+        return Trainer(
+            read_config({"name": name, "env": env, "trainer": trainer, "policy": dict(policy), "saving": saving})
+        )
+
+    return make
+
+
+# ------------------------------------------------------------------------------------------------- action masks
+
+
+def takes_forbidden(group: GroupRollout) -> torch.Tensor:
+    """[T, E, A]: whether a choice was made that the mask forbids, of a head in which some are allowed."""
+    action = group.action.long().view(*group.advantage.shape, -1)
+    masks = group.mask.split(list(group.policy.head.head_sizes), dim=-1)
+    found = torch.zeros_like(group.advantage, dtype=torch.bool)
+    for head, allowed in enumerate(masks):
+        is_allowed = allowed.gather(-1, action[..., head : head + 1]).squeeze(-1)
+        found |= torch.where(allowed.any(-1), ~is_allowed, action[..., head] != 0)
+    return found
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_masked_action_is_never_taken_in_100_000_draws(make_trainer, greedy):
+    """The policy wants choices 0 and 4 by e^8 to 1; they are allowed half the time. The env itself counts."""
+    trainer = make_trainer("locks:Locks", {"shared": {}}, num_envs=900)
+    policy = trainer.policies["shared"]
+    policy.network.policy_head.bias.data = torch.tensor([8.0, 0, 0, 0, 8], device=trainer.env.device)
+    rollout = Rollout(trainer.env, {"shared": (policy, range(3))}, 20, ("shared",) if greedy else ())
+    rollout.begin()
+    group, num_draws, num_by_choice = rollout.groups["shared"], 0, torch.zeros(5, dtype=torch.int64)
+    for _ in range(2):
+        rollout.collect()
+        assert not takes_forbidden(group).any()
+        assert rollout.reward.min().item() >= 0.0  # the env pays -1 for what its own mask forbids
+        num_draws += rollout.action.numel()
+        for head, first in ((0, 0), (1, 3)):
+            number = torch.bincount(rollout.action[..., head].flatten().cpu(), minlength=3 - head)
+            num_by_choice[first : first + 3 - head] += number
+    assert num_draws == 2 * 20 * 900 * 3 * 2
+    assert num_by_choice.min().item() > num_draws // 50  # where what it wants is forbidden it takes all others
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_choices_are_learned_under_a_mask_and_what_is_never_allowed_is_not_learned_of(make_trainer, algorithm):
+    """At random an agent takes choice 1 where it may: pays 0.29 a step. If it may, always: 1/2 of the time, each head.
+
+    Logit 2 is never allowed: no gradient may reach its weights, not even one of the entropy.
+    """
+    policy = {"lr": 0.01, "gamma": 0.0, "entropy_coeff": 0.01, **ALGORITHMS[algorithm]}
+    trainer = make_trainer("locks:Locks", {"shared": policy}, num_envs=60, never=2)
+    head = trainer.policies["shared"].network.policy_head
+    before = head.weight.detach().clone(), head.bias.detach().clone()
+    trainer.iterate()
+    first = trainer.rollout.reward.mean().item()
+    for _ in range(60 if algorithm == "A2C" else 15):
+        trainer.iterate()
+    group, last = trainer.rollout.groups["shared"], trainer.rollout.reward.mean().item()
+    assert not takes_forbidden(group).any()
+    assert first < 0.45
+    assert last > 0.48
+    assert torch.equal(head.weight[2], before[0][2])
+    assert torch.equal(head.bias[2], before[1][2])
+    for row in (0, 1, 3, 4):
+        assert not torch.equal(head.weight[row], before[0][row])
+    trainer.rollout.collect()
+    samples = group.samples(torch.arange(group.num_units, device=group.advantage.device))
+    log_prob, _, _ = trainer.policies["shared"].evaluate(samples)
+    torch.testing.assert_close(log_prob, samples.log_prob, rtol=0, atol=1e-5)
+
+
+def test_masked_logits_have_probability_zero_and_no_gradient():
+    """What is left is the distribution over what is allowed, as torch makes it of those logits alone."""
+    head = CategoricalHeads([3, 2])
+    generator = torch.Generator().manual_seed(0)
+    outputs = (5 * torch.randn(64, 5, generator=generator)).requires_grad_()
+    mask = torch.rand(64, 5, generator=generator) < 0.5
+    mask[0], mask[1] = False, True
+    expected = torch.zeros(64)
+    entropies = torch.zeros(64)
+    total = torch.zeros(64)
+    for first in range(3):
+        for second in range(2):
+            action = torch.tensor([first, second]).expand(64, 2)
+            log_prob, entropy = head.log_prob_and_entropy(outputs, action, mask)
+            for row in range(64):
+                parts = [mask[row, :3], mask[row, 3:]]
+                chosen = [first, second]
+                if any(part.any() and not part[c] for part, c in zip(parts, chosen, strict=True)):
+                    assert log_prob[row].exp().item() == 0.0
+                    continue
+                expected[row], entropies[row] = 0.0, 0.0
+                for part, logits, c in zip(parts, (outputs[row, :3], outputs[row, 3:]), chosen, strict=True):
+                    if part.any():
+                        left = torch.distributions.Categorical(logits=logits.detach()[part])
+                        expected[row] += left.log_prob(part[:c].sum())
+                        entropies[row] += left.entropy()
+                torch.testing.assert_close(log_prob[row].detach(), expected[row], rtol=0, atol=1e-5)
+                torch.testing.assert_close(entropy[row].detach(), entropies[row], rtol=0, atol=1e-5)
+                is_first_of_empty = [c == 0 or part.any() for part, c in zip(parts, chosen, strict=True)]
+                total[row] += log_prob[row].exp().item() if all(is_first_of_empty) else 0.0
+            gradient = torch.autograd.grad(log_prob.sum() + entropy.sum(), outputs)[0]
+            assert torch.isfinite(gradient).all()
+            assert (gradient[~mask] == 0).all()
+            assert (gradient[1] != 0).all()
+    torch.testing.assert_close(total, torch.ones(64), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_group_with_a_mask_of_its_own_keeps_to_it(make_trainer, algorithm):
+    """A scout may take action 2 once it has counted to 1; of its game only its group has a mask."""
+    policies = {name: {"lr": 0.01, **ALGORITHMS[algorithm]} for name in ("scout", "worker")}
+    trainer = make_trainer("many_spaces.many_spaces:ManySpaces", policies, num_envs=30, num_steps=10)
+    scouts = trainer.rollout.groups["scout"]
+    for _ in range(5):
+        trainer.iterate()
+        count = scouts.observation[:-1, ..., 0]
+        assert torch.equal(scouts.mask[..., 2], count > 0)
+        assert scouts.mask[..., :2].all()
+        assert not ((scouts.action == 2) & (count == 0)).any()
+        assert (scouts.action == 2).any()
+    assert trainer.rollout.groups["worker"].mask is None
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    pass
+
+
+class MaskedByGroup(Env):
+    """Never stepped; `sizes` of its groups, which are alike and of which the first has a mask."""
+
+    Config = NoConfig
+    episode_length = 5
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.num_agents, self.groups = sum(sizes), {}
+        seen, first = spaces.Box(-1.0, 1.0, (2,), np.float32), 0
+        for number, size in enumerate(sizes):
+            self.groups[f"group{number}"] = Group(range(first, first + size), seen, spaces.Discrete(3))
+            first += size
+
+    def arrays(self) -> dict[str, Any]:
+        return {"action_mask_group0": np.ones((len(self.groups["group0"].agents), 3), np.bool_)}
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("active", np.ones(2, np.bool_), r"'active' is \[2\] bool, but must be \[3\] bool: it says which agents are"),
+        ("active", np.ones(3, np.int32), r"'active' is \[3\] int32, but must be \[3\] bool: .* it another name"),
+        ("action_mask", np.ones((3, 2), np.bool_), r"'action_mask' is \[3, 2\] bool, but must be \[3, 3\] bool"),
+        ("action_mask_group0", np.ones((3, 3), np.bool_), r"is \[3, 3\] bool, but must be \[2, 3\] bool: .* 'group0'"),
+        ("action_mask_group1", np.ones((1, 3), np.float32), r"is \[1, 3\] float32, but must be \[1, 3\] bool"),
+    ],
+)
+def test_an_array_that_cannot_mean_what_its_name_says_is_refused(name, array, message):
+    env = MaskedByGroup(2, 1)
+    env.arrays = lambda: {name: array}
+    with pytest.raises(EnvError, match=message):
+        for group in env.groups:
+            places_of(env, group)
+    with pytest.raises(EnvError, match=message):
+        places_of(env, "shared")
+
+
+def test_a_policy_for_all_heeds_the_mask_of_the_only_group():
+    mask = places_of(MaskedByGroup(3), "shared").mask
+    assert (mask.array, mask.columns) == ("action_mask_group0", slice(0, 3))
+
+
+def test_a_mask_of_all_agents_is_cut_by_group_and_whole_for_a_policy_for_all():
+    env = MaskedByGroup(2, 1)
+    env.arrays = lambda: {"action_mask": np.ones((3, 3), np.bool_)}
+    masks = {name: places_of(env, name).mask for name in ("group0", "group1", "shared")}
+    assert {mask.array for mask in masks.values()} == {"action_mask"}
+    assert [mask.columns for mask in masks.values()] == [slice(0, 2), slice(2, 3), slice(0, 3)]
+
+
+def test_a_policy_for_all_is_refused_where_only_some_have_a_mask():
+    with pytest.raises(EnvError, match=r"the env gives action_mask_group0, of some\. Give each group its own policy"):
+        places_of(MaskedByGroup(2, 1), "shared")
+
+
+# ---------------------------------------------------------------------------------------------- inactive agents
+
+
+def test_an_agent_counts_up_to_the_step_in_which_it_leaves_and_not_after_it(make_trainer):
+    """A scout leaves once it has counted to 3, which it sees; the env pays 1 for each step made in the game."""
+    policies = {"scout": {}, "worker": {}}
+    trainer = make_trainer("many_spaces.many_spaces:ManySpaces", policies, num_envs=30, num_steps=10)
+    for _ in range(2):
+        trainer.rollout.collect()
+        rollout, scouts, workers = trainer.rollout, *(trainer.rollout.groups[name] for name in policies)
+        assert 0.1 < scouts.active.float().mean().item() < 0.9
+        assert torch.equal(scouts.active, scouts.observation[:-1, ..., 0] < 3)
+        assert torch.equal(scouts.active, rollout.reward[..., :3] == 1)
+        assert workers.active.all()
+        survived = rollout.survived[..., :3]
+        left = scouts.active & ~survived
+        assert torch.equal((rollout.terminated & left.any(-1)), rollout.terminated)
+        goes_on = ~(rollout.terminated | rollout.truncated)
+        assert torch.equal(survived[:-1][goes_on[:-1]], scouts.active[1:][goes_on[:-1]])
+
+
+TAG = {"num_taggers": 2, "num_runners": 4, "episode_length": 15, "tagging_distance": 0.15, "grid_length": 5.0}
+STATISTICS = {"normalize_observation": True, "normalize_return": True}
+CASES = {
+    "A2C": ALGORITHMS["A2C"],
+    "A2C, statistics": {**ALGORITHMS["A2C"], **STATISTICS},
+    "A2C, advantages as they are": {**ALGORITHMS["A2C"], "normalize_advantage": False},
+    "PPO": ALGORITHMS["PPO"],
+    "PPO, statistics": {**ALGORITHMS["PPO"], **STATISTICS, "clip_value": False},
+    "PPO with a memory": {**ALGORITHMS["PPO"], "model": {"type": "gru", "memory_size": 6, "sequence_length": 5}},
+}
+
+
+@dataclass
+class Alone:
+    """What plain torch makes of samples of agents in the game, and of nothing else."""
+
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    value: torch.Tensor
+    rows: torch.Tensor
+    """Of [T, E, A]."""
+
+
+def evaluate_alone(policy: Policy, group: GroupRollout, units: torch.Tensor) -> Alone:
+    """Without a memory, samples of the others are never looked at."""
+    index = group.index_of(units).flatten()
+    is_active = group.active.flatten()[index]
+    rows = index[is_active]
+    if policy.memory_size:
+        log_prob, entropy, value = (found[is_active] for found in policy.evaluate(group.samples(units)))
+        return Alone(log_prob, entropy, value, rows)
+    outputs, value = policy(group.observation[:-1].flatten(0, 2)[rows])
+    log_prob = entropy = 0.0
+    for head, logits in enumerate(outputs.split(list(policy.head.head_sizes), dim=-1)):
+        choice = torch.distributions.Categorical(logits=logits)
+        log_prob = log_prob + choice.log_prob(group.action.flatten(0, 2)[rows, head])
+        entropy = entropy + choice.entropy()
+    return Alone(log_prob, entropy, value, rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_update_is_that_of_plain_torch_on_the_agents_in_the_game(make_trainer, name):
+    """Losses, entropy, the advantages' mean and deviation, and the statistics of what is seen and returned."""
+    trainer = make_trainer("tag_continuous", {"tagger": {}, "runner": CASES[name]}, **TAG)
+    trainer.rollout.collect()
+    group, learner = trainer.rollout.groups["runner"], trainer.algorithms["runner"]
+    left = (~group.active).float().mean().item()
+    assert 0.2 < left < 0.9
+    policy, config = copy.deepcopy(group.policy), learner.config
+    figures = learner.update(0)
+
+    advantage, old_value = group.advantage.flatten(), group.value[:-1].flatten()
+    target = advantage + old_value
+    active = group.active.flatten()
+    if config.normalize_return:  # of those in the game: the first mean and deviation, debiased, are plain ones
+        mean, square = target[active].mean(), target[active].square().mean()
+        deviation = (square - mean.square()).clamp_min(1e-2).sqrt()
+        torch.testing.assert_close(group.policy.value_norm.moments, torch.stack([mean, deviation]), rtol=0, atol=1e-5)
+        target = (target - mean) / deviation
+    optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
+    device = advantage.device
+    everything = torch.arange(group.num_units, device=device)
+    minibatches = [everything]
+    if isinstance(learner, PPO):
+        generator = torch.Generator(device).manual_seed(trainer.config.trainer.seed + 1)  # of the second policy
+        orders = [torch.randperm(len(everything), generator=generator, device=device) for _ in range(config.num_epochs)]
+        minibatches = [units for order in orders for units in order.chunk(config.num_minibatches)]
+    entropies, value_losses = [], []
+    for units in minibatches:
+        alone = evaluate_alone(policy, group, units)
+        one = advantage[alone.rows]
+        if config.normalize_advantage:
+            one = (one - one.mean()) / (one.std(correction=0) + 1e-8)
+        if isinstance(learner, PPO):
+            ratio = (alone.log_prob - group.log_prob.flatten()[alone.rows]).exp()
+            policy_loss = -torch.minimum(ratio * one, ratio.clamp(0.8, 1.2) * one).mean()
+            errors = (alone.value - target[alone.rows]).square()
+            if config.clip_value:
+                old = old_value[alone.rows]
+                near = old + (alone.value - old).clamp(-0.2, 0.2)
+                errors = torch.maximum(errors, (near - target[alone.rows]).square())
+            value_loss = 0.5 * errors.mean()
+        else:
+            policy_loss = -(alone.log_prob * one).mean()
+            value_loss = (alone.value - target[alone.rows]).square().mean()
+        entropy = alone.entropy.mean()
+        optimizer.zero_grad()
+        (policy_loss + config.vf_loss_coeff * value_loss - config.entropy_coeff * entropy).backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+        optimizer.step()
+        entropies.append(entropy.item())
+        value_losses.append(value_loss.item())
+
+    for (parameter, found), expected in zip(group.policy.named_parameters(), policy.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5, msg=lambda text, p=parameter: f"{p}: {text}")
+    assert figures["entropy"].item() == pytest.approx(np.mean(entropies), abs=1e-5)
+    assert figures["value_loss"].item() == pytest.approx(np.mean(value_losses), rel=1e-4)
+    left_over = advantage[active].double().var(correction=0)
+    explained = 1 - left_over / (advantage + old_value)[active].double().var(correction=0)
+    assert figures["explained_variance"].item() == pytest.approx(explained.item(), abs=1e-4)
+    if config.normalize_observation:
+        seen = group.observation[:-1].flatten(0, 2)[active].double().cpu().numpy()
+        norm = group.policy.observation_norm
+        assert norm.count.item() == active.sum().item()
+        np.testing.assert_allclose(norm.mean.cpu().numpy(), seen.mean(0), atol=1e-5)
+        np.testing.assert_allclose(norm.variance.cpu().numpy(), seen.var(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_agents_see_and_do_out_of_the_game_changes_nothing(make_trainer, algorithm):
+    states = []
+    for garbage in (False, True):
+        settings = {"normalize_observation": True, "normalize_reward": True, **ALGORITHMS[algorithm]}
+        trainer = make_trainer("tag_continuous", {"tagger": {}, "runner": settings}, **TAG)
+        trainer.rollout.collect()
+        group = trainer.rollout.groups["runner"]
+        if garbage:
+            out = ~group.active
+            group.log_prob[out] = -30.0
+            group.value[:-1][out] = 1000.0
+            group.action[out] = 1
+            runners = slice(group.agents.start, group.agents.stop)
+            trainer.rollout.observation[:-1, :, runners][out] = 50.0
+        trainer.algorithms["runner"].update(0)
+        states.append(group.policy.state_dict())
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name

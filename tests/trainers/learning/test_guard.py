@@ -1,0 +1,346 @@
+"""A NaN or an infinity stops a run, is told with its place, and is neither learned from nor saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from trainers.cli import main
+from trainers.errors import NonFiniteError
+from trainers.run import checkpoint
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError
+
+HERE = Path(__file__).parents[1]
+NUM_STEPS, NUM_ENVS = 10, 8
+STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
+ALGORITHMS = {
+    "A2C": {"algorithm": "A2C", **STATISTICS},
+    "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 1, **STATISTICS},
+}
+BOTH = pytest.mark.parametrize("algorithm", ALGORITHMS)
+NAN_OR_INF = pytest.mark.parametrize("is_infinite", [False, True], ids=["nan", "inf"])
+ITERATION = 2
+"""In which it goes wrong: the third."""
+
+
+def config_of(folder: Path, device: str, algorithm: str, save: int = 0, graphs: bool = True, **env: object) -> dict:
+    """10 steps of 8 envs an iteration, 6 iterations, a report every 2."""
+    size = NUM_STEPS * NUM_ENVS
+    length = {"train_batch_size": size, "total_timesteps": 6 * size}
+    return {
+        "name": "faulty:Faulty",
+        "env": env,
+        "trainer": {"num_envs": NUM_ENVS, **length, "device": device, "cuda_graphs": graphs},
+        "policy": {name: dict(ALGORITHMS[algorithm]) for name in ("first", "others")},
+        "saving": {"basedir": str(folder), "metrics_log_freq": 2, "model_params_save_freq": save},
+    }
+
+
+@pytest.fixture
+def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
+    monkeypatch.syspath_prepend(HERE / "envs")
+
+    def make(algorithm: str, **changes: object) -> Trainer:
+        return Trainer(read_config(config_of(tmp_path, device, algorithm, **changes)))
+
+    return make
+
+
+def learned(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """All that learning changes: parameters, and what the optimisers remember of them."""
+    found = {}
+    for name, policy in trainer.policies.items():
+        found |= {f"{name}.{key}": value for key, value in policy.named_parameters()}
+        optimizer = trainer.algorithms[name].optimizer
+        found |= {f"{name}/{key}": value for key, value in checkpoint.optimizer_tensors(policy, optimizer).items()}
+    return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def fail_in(trainer: Trainer, message: str, iteration: int = ITERATION, finisher: str | None = None) -> None:
+    """The run stops for this reason; what was learned is what was learned before `iteration`, bit for bit. Of
+    the policy `finisher`, it is what was learned in `iteration`, too.
+    """
+    states, iterate = [learned(trainer)], trainer.iterate
+
+    def recorded() -> dict:
+        figures = iterate()
+        states.append(learned(trainer))
+        return figures
+
+    trainer.iterate = recorded
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.train()
+    assert str(caught.value) == message
+    assert len(states) > iteration + 1
+    for before in range(1, iteration):
+        assert any(not torch.equal(states[before][name], states[before + 1][name]) for name in states[before])
+    finished = {name for name in states[iteration] if finisher is not None and name.startswith(finisher)}
+    for after in states[iteration + 1 :]:
+        assert_same(after, states[iteration + 1])
+        before = {name: one for name, one in states[iteration].items() if name not in finished}
+        assert_same({name: after[name] for name in before}, before)
+    if finished:
+        assert any(not torch.equal(states[iteration][name], states[iteration + 1][name]) for name in finished)
+    for policy in trainer.policies.values():
+        assert all(torch.isfinite(tensor).all() for tensor in policy.state_dict().values())  # statistics, too
+    with pytest.raises(NonFiniteError):
+        trainer.save()
+    for place in checkpoint.list_checkpoints(trainer.run.checkpoints):
+        saved = checkpoint.load_checkpoint(place)
+        assert saved.progress["iteration"] <= iteration
+        for tensors in saved.tensors.values():
+            assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
+MEND = "Mend the env's kernel: python -m warpdrive.testing shows what it does."
+LOWER = "Lower its lr, or normalize_observation if the env's numbers are large."
+
+
+# ------------------------------------------------------------------------------------------ what envs give
+
+
+@BOTH
+@NAN_OR_INF
+@pytest.mark.parametrize("save", [0, 1], ids=["saved at the end", "saved each time"])
+def test_a_bad_reward_stops_the_run(make_trainer, algorithm, is_infinite, save):
+    trainer = make_trainer(algorithm, save=save, where="reward", is_infinite=is_infinite, env=5, agent=2, step=27)
+    fail_in(
+        trainer,
+        "policy 'others': reward is a NaN or an infinity at env 5, agent 2, step 7 of iteration 3 "
+        f"(step 27 of the run). {MEND}",
+    )
+    assert len(checkpoint.list_checkpoints(trainer.run.checkpoints)) == 2 * save
+    # The next save; or the next report, which a GPU's host reads while it goes on, at the latest at the one after it.
+    assert trainer.iteration == 3 if save else 4 <= trainer.iteration <= 6
+
+
+@BOTH
+@NAN_OR_INF
+def test_a_bad_observation_stops_the_run(make_trainer, algorithm, is_infinite):
+    """Step 24 shows it, step 25 would act on it."""
+    trainer = make_trainer(algorithm, save=1, where="observation", is_infinite=is_infinite, env=3, agent=0, step=24)
+    fail_in(
+        trainer,
+        "policy 'first': observation is a NaN or an infinity at env 3, agent 0, step 5 of iteration 3 "
+        f"(step 25 of the run). {MEND}",
+    )
+
+
+@BOTH
+def test_a_bad_observation_after_the_last_step_counts_for_the_rollout_that_bootstraps_from_it(make_trainer, algorithm):
+    trainer = make_trainer(algorithm, save=1, where="observation", env=3, agent=1, step=19)
+    fail_in(
+        trainer,
+        "policy 'others': observation is a NaN or an infinity at env 3, agent 1, step 10 of iteration 2 "
+        f"(step 20 of the run). {MEND}",
+        iteration=1,
+    )
+
+
+@BOTH
+@NAN_OR_INF
+def test_a_bad_observation_that_a_reset_overwrites_stops_the_run_if_a_value_is_made_of_it(
+    make_trainer, algorithm, is_infinite
+):
+    """Episodes are truncated by steps 5, 11, 17, 23, 29: the last is the second of the third rollout."""
+    bad = {"where": "observation", "is_infinite": is_infinite, "env": 4, "agent": 2, "step": 29}
+    trainer = make_trainer(algorithm, save=1, **bad)
+    fail_in(
+        trainer,
+        "policy 'others': final_observation is a NaN or an infinity at env 4, agent 2, step 9 of iteration 3 "
+        f"(step 29 of the run). {MEND}",
+    )
+
+
+def test_of_several_the_first_is_told(make_trainer):
+    """The reward of step 24 comes before what is seen after it, though observations are looked at first."""
+    trainer = make_trainer("A2C", where="both", env=1, agent=1, step=24)
+    fail_in(
+        trainer,
+        "policy 'others': reward is a NaN or an infinity at env 1, agent 1, step 4 of iteration 3 "
+        f"(step 24 of the run). {MEND}",
+    )
+
+
+# ---------------------------------------------------------------------------------------- what learning makes
+
+
+def spoil_samples(trainer: Trainer, name: str, row: int, value: float) -> None:
+    """In iteration ITERATION the advantage of this row of [T, E, A] is `value` once its loss is made."""
+    group = trainer.rollout.groups[name]
+    samples_of = group.samples
+
+    def samples(units: torch.Tensor):
+        found = samples_of(units)
+        if trainer.iteration != ITERATION:
+            return found
+        return dataclasses.replace(found, advantage=found.advantage.masked_fill(found.index == row, value))
+
+    group.samples = samples
+
+
+@BOTH
+@NAN_OR_INF
+def test_a_bad_loss_stops_the_run(make_trainer, algorithm, is_infinite):
+    """Row (6 x 8 + 5) x 2 + 1 of the second policy's samples."""
+    trainer = make_trainer(algorithm, save=1, graphs=False)  # a graph would not know which iteration it is
+    spoil_samples(trainer, "others", 107, float("-inf") if is_infinite else float("nan"))
+    trainer.algorithms["first"].update = lambda env_steps: {}  # it learns first, and would be a step ahead
+    fail_in(
+        trainer,
+        "policy 'others': loss is a NaN or an infinity at env 5, agent 2, step 6 of iteration 3 "
+        f"(step 26 of the run). {LOWER}",
+    )
+
+
+@BOTH
+@NAN_OR_INF
+def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_trainer, algorithm, is_infinite):
+    trainer = make_trainer(algorithm, save=1, graphs=False)
+    bad = float("inf") if is_infinite else float("nan")
+    weight = trainer.policies["first"].network.trunk[1].weight
+    weight.register_hook(lambda gradient: gradient * bad if trainer.iteration == ITERATION else gradient)
+    fail_in(
+        trainer,
+        "policy 'first': the gradient of 'network.trunk.1.weight' became a NaN or an infinity in iteration 3. "
+        "Lower its lr, or a coefficient of its loss that is very large.",
+        finisher="others",
+    )
+
+
+def test_from_the_first_bad_minibatch_on_ppo_makes_no_step(make_trainer):
+    """8 minibatches: a row of the third is bad. The two before it were learned from."""
+    trainer = make_trainer("PPO", graphs=False)
+    learner, group = trainer.algorithms["others"], trainer.rollout.groups["others"]
+    learner.config = dataclasses.replace(learner.config, num_minibatches=4)
+    generator = torch.Generator(group.advantage.device)
+    for _ in range(ITERATION):
+        trainer.iterate()
+    generator.set_state(learner.generator.get_state())
+    order = torch.randperm(group.num_units, generator=generator, device=group.advantage.device)
+    row = order.chunk(4)[2][0].item()
+    states, step = [learned(trainer)], learner.step
+
+    def recorded() -> torch.Tensor:
+        norm = step()
+        states.append({name: tensor for name, tensor in learned(trainer).items() if name.startswith("others")})
+        return norm
+
+    learner.step = recorded
+    spoil_samples(trainer, "others", row, float("nan"))
+    trainer.iterate()
+    changes = [
+        any(not torch.equal(before[name], after[name]) for name in after)
+        for before, after in itertools.pairwise(states)
+    ]
+    assert changes == [True, True, *[False] * 6]
+    where = f"loss .* env {row // 2 % NUM_ENVS}, agent {1 + row % 2}, step {row // 2 // NUM_ENVS} of iteration 3"
+    with pytest.raises(NonFiniteError, match=where):
+        trainer.guard.raise_if_halted(trainer.iteration)
+
+
+@pytest.mark.parametrize(("tensor", "head"), [("value", "value_head"), ("log_prob", "policy_head")])
+def test_a_policy_that_makes_no_numbers_is_named_with_the_tensor(make_trainer, tensor, head):
+    trainer = make_trainer("A2C")
+    trainer.policies["others"].network.get_submodule(head).bias.data.fill_(float("nan"))
+    trainer.iterate()
+    where = rf"policy 'others': {tensor} is a NaN or an infinity at env 0, agent 1, step 0 of iteration 1 \(step 0 of"
+    with pytest.raises(NonFiniteError, match=where):
+        trainer.guard.raise_if_halted(trainer.iteration)
+    with pytest.raises(CheckpointError, match=rf"policy\.others: 'network\.{head}\.bias' holds a NaN"):
+        trainer.save()
+
+
+# --------------------------------------------------------------------------------------------------- afterwards
+
+
+def test_a_run_without_a_fault_is_not_stopped(make_trainer):
+    trainer = make_trainer("PPO", save=1)
+    trainer.train()
+    assert trainer.iteration == 6
+    assert trainer.guard.halted.item() == 0
+
+
+def test_each_policy_has_a_flag_of_its_own_that_a_rollout_sets(make_trainer):
+    """A policy's kernels raise it; nobody else's see that before the next rollout."""
+    trainer = make_trainer("PPO")
+    guard = trainer.guard
+    first, others = (guard.flag_of(name) for name in ("first", "others"))
+    first.fill_(1.0)
+    assert (first.item(), others.item()) == (1.0, 0.0)
+    guard.place_of("loss", "first").fill_(3)
+    guard.check_rollout()
+    assert (guard.halted.item(), first.item(), others.item()) == (1.0, 1.0, 1.0)
+    guard.clear()
+    assert (guard.halted.item(), first.item(), others.item()) == (0.0, 0.0, 0.0)
+
+
+def test_a_stopped_run_goes_on_from_its_last_checkpoint(make_trainer):
+    """And where it fails again, the iteration is still counted from the start of the run."""
+    trainer = make_trainer("A2C", save=1, where="reward", env=0, agent=0, step=43)
+    with pytest.raises(NonFiniteError, match="step 3 of iteration 5"):
+        trainer.train()
+    last = checkpoint.list_checkpoints(trainer.run.checkpoints)[-1]
+    assert checkpoint.load_checkpoint(last).progress["iteration"] == 4
+    trainer.restore(last)
+    before = copy.deepcopy(learned(trainer))
+    with pytest.raises(NonFiniteError, match=r"step 3 of iteration 5 \(step 43 of the run\)"):
+        trainer.train()
+    trainer.restore(last)
+    assert_same(learned(trainer), before)
+    trainer.env.data["env_step"].add_(10)  # past the fault
+    trainer.train()
+    assert trainer.iteration == 6
+
+
+LINE = (
+    "error: policy 'others': reward is a NaN or an infinity at env 2, agent 1, step 3 of iteration 1 "
+    f"(step 3 of the run). {MEND}\n"
+)
+
+
+@pytest.fixture
+def faulty_file(tmp_path) -> Callable[[str], Path]:
+    def write(algorithm: str) -> Path:
+        config = config_of(tmp_path, "cpu", algorithm, where="reward", env=2, agent=1, step=3)
+        path = tmp_path / "faulty.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    return write
+
+
+@BOTH
+def test_the_command_line_ends_with_code_1_and_one_line(faulty_file, algorithm, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(HERE / "envs")
+    path = faulty_file(algorithm)
+    assert main(["train", "--config", str(path), "--allow-import"]) == 1
+    assert capsys.readouterr().err == LINE
+    assert not list(path.parent.glob("*/checkpoints/step_*"))
+
+
+def test_so_does_the_program(faulty_file):
+    root = HERE.parents[1]
+    paths = [str(HERE / "envs"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, root / "examples" / "train.py", "--config", faulty_file("PPO"), "--allow-import"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert (done.returncode, done.stderr) == (1, LINE)
+    assert "Traceback" not in done.stdout

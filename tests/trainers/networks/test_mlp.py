@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainers.networks.mlp import MLP
+from trainers.settings.config import ModelConfig
+
+
+def network(seed: int = 0, num_critic_features: int | None = None, **model: object) -> MLP:
+    config = ModelConfig(**{"fc_dims": (16, 8), **model})
+    return MLP(config, 6, 5, num_critic_features, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("layer", "gain"), [("trunk.0", 2.0**0.5), ("trunk.1", 2.0**0.5), ("policy_head", 0.01), ("value_head", 1.0)]
+)
+def test_layers_start_orthogonal_with_zero_bias(layer, gain):
+    module = network().get_submodule(layer)
+    weight = module.weight.detach()
+    short = weight if weight.shape[0] <= weight.shape[1] else weight.t()
+    torch.testing.assert_close(short @ short.t(), gain**2 * torch.eye(len(short)), rtol=1e-4, atol=1e-6)
+    assert not module.bias.any()
+
+
+def test_same_seed_same_start_whatever_torch_drew_before():
+    torch.manual_seed(1)
+    first = network(seed=3).state_dict()
+    torch.manual_seed(2)
+    second = network(seed=3).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"fc_dims": (16, 8)},
+        {"fc_dims": (16, 16)},
+        {"fc_dims": (4,)},
+        {"fc_dims": ()},
+        {"activation": "tanh"},
+        {"layer_norm": True},
+        {"layer_norm": True, "fc_dims": ()},
+        {"shared_trunk": False},
+        {"shared_trunk": False, "critic_fc_dims": (4, 4, 4), "layer_norm": True},
+    ],
+)
+@pytest.mark.parametrize("num_critic_features", [None, 9])
+def test_prepared_pass_writes_what_forward_returns(model, num_critic_features):
+    policy = network(num_critic_features=num_critic_features, **model)
+    observation = torch.randn(7, 2, 6)[:, 1]  # rows that are apart, as one group's agents are
+    critic_input = None if num_critic_features is None else torch.randn(7, num_critic_features)
+    logits, value = torch.empty(7, 5), torch.empty(7)
+    act = policy.prepare_act(observation, critic_input, logits, value)
+    with torch.no_grad():
+        policy.value_head.bias += 1.0  # an update in place must be seen by the prepared pass
+    with torch.inference_mode():
+        act()
+    expected_logits, expected_value = policy(observation, critic_input)
+    torch.testing.assert_close(logits, expected_logits.detach())
+    torch.testing.assert_close(value, expected_value.detach())
+
+
+def test_a_critic_without_hidden_layers_is_linear():
+    policy = network(shared_trunk=False, critic_fc_dims=())
+    assert len(policy.critic_trunk) == 0
+    assert policy.value_head.weight.shape == (1, 6)  # the features
+    assert policy.policy_head.weight.shape == (5, 8)
+
+
+@pytest.mark.parametrize("model", [{}, {"shared_trunk": False}])
+def test_a_pass_prepared_for_the_value_alone_writes_the_same_value(model):
+    policy, observation = network(**model), torch.randn(7, 6)
+    value = torch.empty(7)
+    with torch.inference_mode():
+        policy.prepare_act(observation, None, None, value)()
+    torch.testing.assert_close(value, policy(observation)[1].detach())

@@ -1,0 +1,272 @@
+"""Running statistics, against numpy on everything seen so far."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
+from trainers.trainer import Trainer
+
+ALL = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
+
+
+def history(seed: int, sizes: tuple[int, ...], num_features: int = 3) -> list[np.ndarray]:
+    """Batches of rows whose mean and spread change on the way."""
+    generator = np.random.default_rng(seed)
+    scales = generator.uniform(0.1, 5.0, (len(sizes), 1, num_features))
+    shifts = generator.normal(0.0, 4.0, (len(sizes), 1, num_features))
+    rows = [generator.normal(0.0, 1.0, (size, num_features)) for size in sizes]
+    return [(one * scale + shift).astype(np.float32) for one, scale, shift in zip(rows, scales, shifts, strict=True)]
+
+
+def take_in(norm: ObservationNorm, batches: list[np.ndarray], weights: list[np.ndarray] | None = None) -> None:
+    for i, batch in enumerate(batches):
+        norm.update(torch.from_numpy(batch), None if weights is None else torch.from_numpy(weights[i]))
+
+
+def assert_moments(norm: ObservationNorm | RewardNorm, rows: np.ndarray) -> None:
+    rows = rows.astype(np.float64)
+    np.testing.assert_allclose(norm.mean.cpu(), rows.mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(norm.variance.cpu(), rows.var(0), rtol=1e-5, atol=1e-5)
+    assert norm.count.item() == len(rows)
+
+
+# ----------------------------------------------------------------------------------------- observations
+
+
+@pytest.mark.parametrize("sizes", [(50,), (1, 1, 1), (7, 100, 3, 3, 900), (20,) * 40])
+def test_observations_have_the_moments_of_the_whole_history(sizes):
+    norm, batches = ObservationNorm(3), history(1, sizes)
+    take_in(norm, batches)
+    assert_moments(norm, np.concatenate(batches))
+
+
+def test_rows_of_weight_0_do_not_count():
+    norm, batches = ObservationNorm(3), history(2, (40, 1, 30, 5))
+    generator = np.random.default_rng(2)
+    weights = [(generator.random(len(batch)) < 0.5).astype(np.float32) for batch in batches]
+    weights[1][:], weights[3][:] = 0.0, 0.0  # whole batches that do not count
+    take_in(norm, batches, weights)
+    assert_moments(norm, np.concatenate(batches)[np.concatenate(weights) > 0])
+
+
+def test_nothing_that_counts_changes_nothing():
+    norm = ObservationNorm(2)
+    norm.update(torch.full((4, 2), 7.0), torch.zeros(4))
+    assert norm.mean.tolist() == [0.0, 0.0]
+    assert norm.variance.tolist() == [1.0, 1.0]
+    assert norm.count.item() == 0.0
+
+
+def test_a_feature_that_never_changes_becomes_0():
+    norm = ObservationNorm(2)
+    norm.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
+    assert norm(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
+
+
+def test_before_anything_is_seen_observations_pass_as_they_are():
+    assert ObservationNorm(2)(torch.tensor([[0.5, -2.0]])).tolist() == [[0.5, -2.0]]
+
+
+def test_normalised_history_has_mean_0_and_deviation_1():
+    norm, batches = ObservationNorm(3), history(3, (500, 100))
+    take_in(norm, batches)
+    rows = norm(torch.from_numpy(np.concatenate(batches)))
+    torch.testing.assert_close(rows.mean(0), torch.zeros(3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(rows.std(0, correction=0), torch.ones(3), rtol=0, atol=1e-5)
+
+
+def test_normalised_observations_are_clipped_to_10():
+    norm = ObservationNorm(1)
+    norm.update(torch.tensor([[2.0], [6.0]]))  # mean 4, deviation 2
+    assert norm(torch.tensor([[20.0], [26.0], [-50.0]])).flatten().tolist() == [8.0, 10.0, -10.0]
+
+
+def test_statistics_change_after_the_update_that_saw_them(tiny):
+    """The rollout and its update see the same numbers; the next rollout those of all before it."""
+    policy = {"shared": {"algorithm": "PPO", "normalize_observation": True}}
+    trainer = Trainer(tiny(policy=policy, trainer__cuda_graphs=False))  # a graph would not replay what watches
+    policy, group = trainer.policies["shared"], trainer.rollout.groups["shared"]
+    seen, used = [], []
+    evaluate = policy.evaluate
+
+    def watched(samples):
+        used.append((policy.observation_norm.mean.clone(), policy.observation_norm.count.item()))
+        return evaluate(samples)
+
+    policy.evaluate = watched
+    for iteration in range(3):
+        before = policy.observation_norm.mean.clone()
+        used.clear()
+        trainer.iterate()
+        assert all(torch.equal(mean, before) and count == 180 * iteration for mean, count in used)
+        seen.append(group.observation[:-1].flatten(0, 2).cpu().numpy().copy())
+        assert_moments(policy.observation_norm, np.concatenate(seen))
+
+
+def test_a_central_critic_has_statistics_of_its_own(tiny):
+    policy = {"algorithm": "PPO", "normalize_observation": True, "central_critic": True}
+    trainer = Trainer(tiny(policy={"shared": policy}))
+    trainer.iterate()
+    group = trainer.rollout.groups["shared"]
+    samples = group.samples(torch.arange(group.num_units, device=group.advantage.device))
+    norm = group.policy.critic_norm
+    assert len(norm.mean) == group.central.num_features != len(group.policy.observation_norm.mean)
+    assert_moments(norm, samples.critic_input.cpu().numpy())
+
+
+# ---------------------------------------------------------------------------------------------- rewards
+
+
+def reward_scales(rewards, ended, discount):
+    """What each rollout's rewards are to be multiplied with, in plain Python.
+
+    The discounted return of an agent runs from step to step, across rollouts, and starts anew after an episode. Its
+    standard deviation is that of all steps of all rollouts so far, the one at hand among them.
+
+    Args:
+        rewards: a list of [T, E, A]; ended: of [T, E].
+    """
+    _, num_envs, num_agents = rewards[0].shape
+    running = [[0.0] * num_agents for _ in range(num_envs)]
+    so_far, scales = [], []
+    for reward, is_over in zip(rewards, ended, strict=True):
+        for t in range(len(reward)):
+            for env in range(num_envs):
+                for agent in range(num_agents):
+                    running[env][agent] = discount * running[env][agent] + float(reward[t, env, agent])
+                    so_far.append(running[env][agent])
+                    if is_over[t, env]:
+                        running[env][agent] = 0.0
+        mean = sum(so_far) / len(so_far)
+        variance = sum((one - mean) ** 2 for one in so_far) / len(so_far)
+        scales.append(1.0 / (variance + 1e-8) ** 0.5)
+    return scales
+
+
+@pytest.mark.parametrize("name", ["shared", "tagger"])
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return(tiny, name):
+    """Three rollouts of 10 steps with episodes of at most 7; the critic says 0 and lambda is 0, so that the advantage
+    is the reward that GAE saw."""
+    settings = {"normalize_reward": True, "reward_clip": 1.2, "gamma": 0.9, "gae_lambda": 0.0}
+    others = {} if name == "shared" else {"runner": {}}
+    trainer = Trainer(tiny(policy={name: settings, **others}))
+    rollout, group, learner = trainer.rollout, trainer.rollout.groups[name], trainer.algorithms[name]
+    with torch.no_grad():
+        group.policy.network.value_head.weight.zero_()
+    columns = slice(group.agents.start, group.agents.stop)
+    rewards, ended, found, was_clipped = [], [], [], False
+    for _ in range(3):
+        rollout.collect()
+        rewards.append(rollout.reward[:, :, columns].cpu().numpy().copy())
+        ended.append((rollout.terminated | rollout.truncated).cpu().numpy().copy())
+        learner.estimate()
+        found.append(group.reward_scale.item())
+        expected = (rewards[-1] * found[-1]).clip(-1.2, 1.2)
+        was_clipped |= bool((abs(rewards[-1] * found[-1]) > 1.2).any())
+        np.testing.assert_allclose(group.advantage.cpu(), expected, rtol=1e-5, atol=1e-6)
+    assert was_clipped and any(one.any() for one in ended)
+    assert found == pytest.approx(reward_scales(rewards, ended, 0.9), rel=1e-5)
+    assert len(set(found)) == 3
+
+
+def test_rewards_that_are_not_scaled_are_not_clipped(tiny):
+    trainer = Trainer(tiny(policy={"shared": {"reward_clip": 1.0, "gamma": 0.0}}))
+    group = trainer.rollout.groups["shared"]
+    group.value.zero_()
+    trainer.rollout.reward.fill_(1000.0)
+    trainer.algorithms["shared"].estimate()
+    assert (group.advantage == 1000.0).all()
+
+
+def test_reward_statistics_ignore_agents_out_of_the_game():
+    norm, scale = RewardNorm(), torch.ones(1)
+    batches, weights = history(4, (30, 20), 4), [np.ones((30, 4), bool), np.ones((20, 4), bool)]
+    weights[0][:10], weights[1][:, 2:] = False, False
+    for batch, weight in zip(batches, weights, strict=True):
+        norm.update(torch.from_numpy(batch), torch.from_numpy(weight), scale)
+    counted = np.concatenate([batch[weight] for batch, weight in zip(batches, weights, strict=True)])
+    assert_moments(norm, counted)
+    assert scale.item() == pytest.approx(1 / counted.astype(np.float64).std(), rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- returns
+
+
+def test_value_moments_are_debiased_by_hand():
+    norm = ValueNorm(beta=0.5)
+    assert norm.moments.tolist() == [0.0, 1.0]  # nothing was seen
+    norm.update(torch.tensor([1.0, 3.0]))  # running 1 and 2.5, of weight 0.5
+    assert norm.moments.tolist() == pytest.approx([2.0, 1.0])
+    norm.update(torch.tensor([10.0]))  # 0.5 * 1 + 5 = 5.5 and 1.25 + 50 = 51.25, of weight 0.75
+    assert norm.moments.tolist() == pytest.approx([22 / 3, (205 / 3 - 484 / 9) ** 0.5])
+
+
+def test_value_moments_forget_by_a_hundredth():
+    norm = ValueNorm()
+    for target in (0.0, 100.0):
+        norm.update(torch.tensor([target]))
+    assert norm.moments[0].item() == pytest.approx(100 / 1.99, rel=1e-5)  # weights 0.99 and 1
+
+
+def test_returns_of_weight_0_do_not_count():
+    masked, plain = ValueNorm(), ValueNorm()
+    masked.update(torch.tensor([1.0, 500.0, 4.0]), torch.tensor([True, False, True]))
+    plain.update(torch.tensor([1.0, 4.0]))
+    torch.testing.assert_close(masked.moments, plain.moments)
+
+
+def test_returns_that_hardly_differ_are_divided_by_a_tenth():
+    norm = ValueNorm()
+    norm.update(torch.full((5,), 3.0))
+    assert norm.moments.tolist() == pytest.approx([3.0, 0.1])
+
+
+def test_denormalise_undoes_normalise():
+    norm = ValueNorm(beta=0.5)
+    norm.update(torch.tensor([0.0, 4.0]))  # mean 2, deviation 2
+    assert norm.normalise(torch.tensor([2.0, 6.0])).tolist() == pytest.approx([0.0, 2.0])
+    assert norm.denormalise(torch.tensor([0.0, 2.0])).tolist() == pytest.approx([2.0, 6.0])
+
+
+def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(tiny):
+    """The critic says 0, which means 10: 1 + 0.5 * 10 - 10 = -4, so that it should have said 6."""
+    settings = {"normalize_return": True, "gamma": 0.5, "gae_lambda": 0.0}
+    trainer = Trainer(tiny(policy={"shared": settings}))
+    group, learner, rollout = trainer.rollout.groups["shared"], trainer.algorithms["shared"], trainer.rollout
+    norm = trainer.policies["shared"].value_norm
+    norm.moments.copy_(torch.tensor([10.0, 2.0]))
+    group.value.zero_()
+    rollout.reward.fill_(1.0)
+    learner.begin()
+    assert (group.advantage == -4.0).all()
+    assert (learner.target == 6.0).all()
+    assert norm.moments.tolist() == pytest.approx([6.0, 0.1], rel=1e-4)  # of the returns of this rollout
+    samples = group.samples(torch.arange(3, device=group.advantage.device))
+    assert learner.targets_of(samples).tolist() == pytest.approx([0.0] * 3, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ checkpoints
+
+
+def test_a_checkpoint_holds_all_statistics_and_the_sums_under_way(tiny):
+    config = tiny(policy={"shared": {"algorithm": "PPO", **ALL}}, trainer__total_timesteps=600)
+    first, second = Trainer(config), Trainer(config)
+    for _ in range(2):
+        first.iterate()
+    second.restore(first.save())
+    state = first.policies["shared"].state_dict()
+    named = {name.split(".")[0] for name in state}
+    assert {"observation_norm", "reward_norm", "value_norm"} <= named
+    for name, tensor in second.policies["shared"].state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    under_way = first.env.data["discounted_return_shared"]
+    assert under_way.any()
+    assert torch.equal(second.env.data["discounted_return_shared"], under_way)
+    for trainer in (first, second):
+        trainer.iterate()
+    for name, tensor in second.policies["shared"].state_dict().items():
+        assert torch.equal(tensor, first.policies["shared"].state_dict()[name]), name
+    assert torch.equal(*(one.rollout.groups["shared"].reward_scale for one in (first, second)))

@@ -1,0 +1,260 @@
+"""Policies that remember: what they learn with it, and that training sees the memory that play had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.experience.group_rollout import GroupRollout
+from trainers.networks.gru import GRU
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+
+NUM_STEPS, NUM_ENVS, NUM_AGENTS, LENGTH = 12, 12, 2, 4
+"""Of a rollout; LENGTH steps are a sequence."""
+PLAIN = {"type": "gru", "fc_dims": [8], "activation": "tanh", "memory_size": 5, "sequence_length": LENGTH}
+POLICIES = {
+    "one trunk": {"model": PLAIN},
+    "a trunk each": {"model": {**PLAIN, "shared_trunk": False, "layer_norm": True}},
+    "all that changes inputs": {
+        "model": PLAIN,
+        "central_critic": True,
+        "agent_id": True,
+        "normalize_observation": True,
+        "normalize_return": True,
+    },
+}
+
+
+@pytest.fixture
+def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+
+    def make(policy: dict, num_envs: int = NUM_ENVS, num_steps: int = NUM_STEPS, iterations: int = 5, **env: object):
+        trainer = {"num_envs": num_envs, "train_batch_size": num_envs * num_steps, "device": device, "seed": 2}
+        return Trainer(
+            read_config(
+                {
+                    "name": "recall:Recall",
+                    "env": env,
+                    "trainer": {**trainer, "total_timesteps": iterations * num_envs * num_steps},
+                    "policy": {"shared": {"algorithm": "PPO", **policy}},
+                    "saving": {"basedir": str(tmp_path), "metrics_log_freq": 5},
+                }
+            )
+        )
+
+    return make
+
+
+def group_of(trainer: Trainer) -> GroupRollout:
+    return trainer.rollout.groups["shared"]
+
+
+def all_units(group: GroupRollout) -> torch.Tensor:
+    return torch.arange(group.num_units, device=group.advantage.device)
+
+
+# ------------------------------------------------------------------------------------------------ learning
+
+
+@pytest.mark.parametrize(("network", "can_recall"), [("gru", True), ("mlp", False)])
+def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_trainer, network, can_recall):
+    """Right half the time is 0.5; to be right always, what was seen 5 steps ago must be known."""
+    model = {"type": network, "fc_dims": [16], "activation": "tanh", "memory_size": 16}
+    policy = {"lr": 3e-3, "gamma": 0.95, "model": model}
+    trainer = make_trainer(policy, num_envs=64, iterations=20)
+    trainer.train()
+    _, last = trainer.run.first_and_last_returns()["agent"]
+    score = trainer.make_evaluation().play().mean_reward
+    if can_recall:
+        assert last > 0.9
+        assert score > 0.9
+    else:
+        assert last < 0.6
+        assert score < 0.6
+
+
+# ---------------------------------------------------------------------------------------------- stored state
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_training_recomputes_what_the_rollout_produced(make_trainer, policy):
+    trainer = make_trainer(policy, is_uneven=True)
+    for _ in range(3):  # parameters, statistics and memories are no longer those of the start
+        trainer.iterate()
+    trainer.rollout.collect()
+    group, rollout = group_of(trainer), trainer.rollout
+    for ended in (rollout.terminated, rollout.truncated):  # within sequences and at their ends
+        inside = ended.unflatten(0, (-1, LENGTH))
+        assert inside[:, :-1].any()
+        assert inside[:, -1].any()
+    assert group.num_units == NUM_STEPS // LENGTH * NUM_ENVS
+    samples = group.samples(all_units(group))
+    assert samples.memory.abs().max().item() > 0.1
+    with torch.no_grad():
+        log_prob, entropy, value = group.policy.evaluate(samples)
+    torch.testing.assert_close(log_prob, samples.log_prob, rtol=0, atol=1e-5)
+    torch.testing.assert_close(value, samples.value, rtol=0, atol=1e-5)
+    assert entropy.min().item() > 0
+    # Each row of the rollout is there once, with what belongs to it.
+    assert torch.equal(samples.index.sort().values, torch.arange(group.advantage.numel(), device=samples.index.device))
+    torch.testing.assert_close(samples.log_prob, group.log_prob.flatten()[samples.index], rtol=0, atol=0)
+    torch.testing.assert_close(samples.value, group.value[:-1].flatten()[samples.index], rtol=0, atol=0)
+
+
+def gru_by_hand(network: GRU, observation: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Logits, value and memory of one step, by the formulas of torch.nn.GRU's documentation."""
+    x = observation
+    for layer in network.trunk:
+        x = torch.tanh(x @ layer.weight.T + layer.bias)
+    cell = network.cell
+    of_input = (x @ cell.weight_ih.T + cell.bias_ih).chunk(3, dim=-1)
+    of_memory = (memory @ cell.weight_hh.T + cell.bias_hh).chunk(3, dim=-1)
+    r, z = (torch.sigmoid(of_input[i] + of_memory[i]) for i in (0, 1))
+    n = torch.tanh(of_input[2] + r * of_memory[2])
+    memory = (1 - z) * n + z * memory
+    logits = memory @ network.policy_head.weight.T + network.policy_head.bias
+    return logits, (memory @ network.value_head.weight.T + network.value_head.bias).squeeze(-1), memory
+
+
+def test_a_rollout_holds_what_a_plain_loop_computes(make_trainer):
+    """Memories are empty at the start of each episode; a truncated one is valued with the memory that it had."""
+    trainer = make_trainer(POLICIES["one trunk"], is_uneven=True)
+    trainer.policies["shared"].network.policy_head.weight.data.mul_(50)  # so that logits depend on what is remembered
+    rollout, group, network = trainer.rollout, group_of(trainer), trainer.policies["shared"].network
+    memory = torch.zeros(NUM_ENVS, NUM_AGENTS, PLAIN["memory_size"], device=rollout.reward.device)
+    num_bootstraps = 0
+    for _ in range(2):  # the second goes on with the memories of the first
+        rollout.collect()
+        final_observation = trainer.env.data["final_observation"]
+        kept = [0] * NUM_ENVS
+        for t in range(NUM_STEPS):
+            if t % LENGTH == 0:
+                torch.testing.assert_close(group.memory[t // LENGTH], memory, rtol=0, atol=1e-5)
+            with torch.no_grad():
+                logits, value, memory = gru_by_hand(network, rollout.observation[t], memory)
+            torch.testing.assert_close(group.value[t], value, rtol=0, atol=1e-5)
+            log_prob = torch.log_softmax(logits, -1).gather(-1, rollout.action[t].long().unsqueeze(-1)).squeeze(-1)
+            torch.testing.assert_close(group.log_prob[t], log_prob, rtol=0, atol=1e-5)
+            for env in range(NUM_ENVS):
+                if rollout.truncated[t, env]:
+                    with torch.no_grad():
+                        _, before_reset, _ = gru_by_hand(network, final_observation[kept[env], env], memory[env])
+                        _, forgotten, _ = gru_by_hand(network, final_observation[kept[env], env], 0 * memory[env])
+                    found = group.final_value[kept[env], env]
+                    torch.testing.assert_close(found, before_reset, rtol=0, atol=1e-5)
+                    assert (found - forgotten).abs().min().item() > 1e-3
+                    kept[env] += 1
+                    num_bootstraps += 1
+                if rollout.truncated[t, env] or rollout.terminated[t, env]:
+                    memory[env] = 0.0
+        with torch.no_grad():
+            _, value, _ = gru_by_hand(network, rollout.observation[NUM_STEPS], memory)
+        torch.testing.assert_close(group.value[NUM_STEPS], value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(trainer.env.data["memory_shared"], memory, rtol=0, atol=1e-5)
+    assert num_bootstraps > 20
+
+
+def test_memory_is_zero_after_an_episode_ends_and_only_then(make_trainer):
+    trainer = make_trainer(POLICIES["one trunk"], is_uneven=True)
+    trainer.rollout.collect()
+    ended = (trainer.rollout.terminated | trainer.rollout.truncated)[-1]
+    assert 0 < ended.sum().item() < NUM_ENVS
+    remembers = (trainer.env.data["memory_shared"] != 0).flatten(1)
+    assert torch.equal(remembers.any(1), ~ended)
+    assert torch.equal(remembers.all(1), ~ended)
+
+
+def test_every_evaluation_starts_with_an_empty_memory(make_trainer):
+    """It ends within episodes, as some are over before others."""
+    trainer = make_trainer(POLICIES["one trunk"], is_uneven=True)
+    trainer.policies["shared"].network.policy_head.weight.data.mul_(50)
+    evaluation = trainer.make_evaluation()
+    first = evaluation.play()
+    assert (evaluation.env.data["memory_shared"] != 0).any()
+    assert torch.equal(evaluation.play().returns, first.returns)
+    evaluation.rollout.groups["shared"].forget_all = lambda: None
+    assert not torch.equal(evaluation.play().returns, first.returns)
+
+
+def test_a_gradient_runs_back_to_the_start_of_an_episode_and_no_further(make_trainer):
+    trainer = make_trainer({"model": {**PLAIN, "sequence_length": None}}, is_uneven=True)
+    trainer.rollout.collect()
+    group, rollout = group_of(trainer), trainer.rollout
+    samples = group.samples(all_units(group))
+    samples.observation.requires_grad_()
+    _, _, value = group.policy.evaluate(samples)
+    value.view(NUM_STEPS, NUM_ENVS, NUM_AGENTS)[-1].sum().backward()
+    reached = (samples.observation.grad != 0).any(-1).view(NUM_STEPS, NUM_ENVS, NUM_AGENTS)
+    ended = rollout.terminated | rollout.truncated
+    for env in range(NUM_ENVS):
+        starts = [0] + [t + 1 for t in range(NUM_STEPS - 1) if ended[t, env]]
+        expected = [t >= starts[-1] for t in range(NUM_STEPS)]
+        for agent in range(NUM_AGENTS):
+            assert reached[:, env, agent].tolist() == expected
+
+
+def test_a_run_resumed_within_an_episode_remembers_it(make_trainer):
+    """3 steps are half an episode: without its memory the resumed run would act otherwise."""
+    policy = {"lr": 3e-3, "model": {**PLAIN, "sequence_length": 3}, "num_minibatches": 2}
+    one = make_trainer(policy, num_steps=3)
+    one.iterate()
+    place = one.save()
+    states = []
+    for forgets in (False, True):
+        two = make_trainer(policy, num_steps=3)
+        two.restore(place)
+        assert torch.equal(two.env.data["memory_shared"], one.env.data["memory_shared"])
+        assert two.env.data["memory_shared"].abs().min().item() > 0
+        if forgets:
+            group_of(two).forget_all()
+        two.iterate()
+        two.iterate()
+        states.append(two.policies["shared"].state_dict())
+    one.iterate()
+    one.iterate()
+    whole = one.policies["shared"].state_dict()
+    assert all(torch.equal(whole[name], states[0][name]) for name in whole)
+    assert not all(torch.equal(whole[name], states[1][name]) for name in whole)
+
+
+# ---------------------------------------------------------------------------------------------- minibatches
+
+
+def test_each_sequence_of_each_env_is_learned_from_once_an_epoch(make_trainer, monkeypatch):
+    num_epochs, num_minibatches = 3, 6
+    policy = {"model": PLAIN, "num_epochs": num_epochs, "num_minibatches": num_minibatches}
+    trainer = make_trainer(policy, is_uneven=True)
+    group, minibatches = group_of(trainer), []
+    samples_of = group.samples
+
+    def samples(units: torch.Tensor):
+        found = samples_of(units)
+        minibatches.append((units.tolist(), found))
+        return found
+
+    monkeypatch.setattr(group, "samples", samples)
+    trainer.iterate()
+    assert len(minibatches) == num_epochs * num_minibatches
+    num_sequences = NUM_STEPS // LENGTH * NUM_ENVS
+    assert {len(units) for units, _ in minibatches} == {num_sequences // num_minibatches}
+    orders = []
+    for epoch in range(num_epochs):
+        parts = minibatches[epoch * num_minibatches : (epoch + 1) * num_minibatches]
+        orders.append([unit for units, _ in parts for unit in units])
+        assert sorted(orders[-1]) == list(range(num_sequences))
+        seen = set()
+        for _, found in parts:
+            rows = found.index.view(LENGTH, -1)
+            step, env, agent = rows // (NUM_ENVS * NUM_AGENTS), rows // NUM_AGENTS % NUM_ENVS, rows % NUM_AGENTS
+            assert torch.equal(step, step[0] + torch.arange(LENGTH, device=step.device).view(-1, 1))  # as played
+            assert (step[0] % LENGTH == 0).all()
+            assert (env == env[0]).all()
+            assert (agent == agent[0]).all()
+            seen |= set(zip((step[0] // LENGTH).tolist(), env[0].tolist(), agent[0].tolist(), strict=True))
+        assert len(seen) == num_sequences * NUM_AGENTS
+    assert orders[0] != orders[1] != orders[2]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from trainers import trainer as trainer_module
+from trainers.report.metrics import append_jsonl
+from trainers.trainer import Trainer
+
+
+def by_hand(rollouts):
+    """Mean return of each agent and mean length over the episodes that ended, from (reward, ended) of each rollout."""
+    reward = torch.cat([reward for reward, _ in rollouts]).double()
+    ended = torch.cat([ended for _, ended in rollouts])
+    num_envs = reward.shape[1]
+    returns, lengths = [], []
+    for env in range(num_envs):
+        first = 0
+        for t in range(len(reward)):
+            if ended[t, env]:
+                returns.append(reward[first : t + 1, env].sum(0))
+                lengths.append(t + 1 - first)
+                first = t + 1
+    return torch.stack(returns).mean(0), sum(lengths) / len(lengths), len(lengths)
+
+
+def play(trainer, num_rollouts):
+    rollouts = []
+    for _ in range(num_rollouts):
+        trainer.iterate()
+        rollout = trainer.rollout
+        rollouts.append((rollout.reward.cpu().clone(), (rollout.terminated | rollout.truncated).cpu()))
+    return rollouts
+
+
+def test_returns_and_lengths_run_on_across_rollouts(tiny):
+    trainer = Trainer(tiny())
+    rollouts = play(trainer, 4)
+    returns, length, number = by_hand(rollouts)
+    metrics = trainer.metrics.report({})
+    assert metrics["rollout/num_episodes"] == number
+    assert metrics["rollout/ep_len_mean"] == pytest.approx(length)
+    assert metrics["rollout/tagger/ep_rew_mean"] == pytest.approx(returns[:2].mean().item(), abs=1e-4)
+    assert metrics["rollout/runner/ep_rew_mean"] == pytest.approx(returns[2].item(), abs=1e-4)
+    assert metrics["rollout/ep_rew_mean"] == pytest.approx(returns.mean().item(), abs=1e-4)
+
+
+def test_a_report_starts_the_sums_anew(tiny):
+    trainer = Trainer(tiny())
+    first = play(trainer, 2)
+    both = trainer.metrics.report({})
+    second = play(trainer, 2)
+    rest = trainer.metrics.report({})
+    assert both["rollout/num_episodes"] == by_hand(first)[2]
+    assert both["rollout/num_episodes"] + rest["rollout/num_episodes"] == by_hand(first + second)[2]
+
+
+def test_no_episode_ended_leaves_the_means_out(tiny):
+    trainer = Trainer(tiny())
+    nothing = ("rollout/num_episodes", "health/dropped_truncations", "health/invalid_actions")
+    assert trainer.metrics.report({}) == dict.fromkeys(nothing, 0.0)
+
+
+def test_figures_of_device_and_host_arrive_under_their_policy(tiny):
+    trainer = Trainer(tiny())
+    on_device = torch.tensor(2.5, device=trainer.env.device)
+    metrics = trainer.metrics.report({"tagger": {"entropy": on_device, "learning_rate": 0.125}})
+    assert metrics["train/tagger/entropy"] == 2.5
+    assert metrics["train/tagger/learning_rate"] == 0.125
+
+
+def test_shared_policy_reports_groups_too(tiny):
+    trainer = Trainer(tiny(policy={"shared": {}}))
+    play(trainer, 2)
+    metrics = trainer.metrics.report({})
+    weighted = (2 * metrics["rollout/tagger/ep_rew_mean"] + metrics["rollout/runner/ep_rew_mean"]) / 3
+    assert metrics["rollout/shared/ep_rew_mean"] == pytest.approx(weighted)
+
+
+def test_jsonl_has_a_line_per_report_and_no_nan(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_jsonl(path, {"a": 1.0, "b": math.nan})
+    append_jsonl(path, {"a": 2.0})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 1.0, "b": None}, {"a": 2.0}]
+
+
+@pytest.mark.parametrize("rooms", [1, 5])
+def test_truncations_without_a_place_are_counted_and_told(tiny, monkeypatch, capsys, rooms):
+    """Nobody moves, so all 6 envs are truncated at each second of 10 steps; room for 1 of the 5 loses 4 each."""
+    monkeypatch.setattr(trainer_module, "max_truncations", lambda env, num_steps: rooms)
+    trainer = Trainer(tiny(env__episode_length=2))
+    with torch.no_grad():
+        for policy in trainer.policies.values():
+            policy.network.policy_head.bias[0] = 1000.0
+    trainer.train()
+    num_dropped = 6 * (5 - rooms)
+    lines = (trainer.run.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["health/dropped_truncations"] for line in lines] == [num_dropped] * 3  # each report's own
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 3 * (num_dropped > 0)
+    assert all(f"{num_dropped} truncations" in line and "episode_length" in line for line in warnings)

@@ -1,0 +1,225 @@
+"""Learning curves of run folders, whatever state these are in."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainers.commands import plot as command
+from trainers.errors import RunFolderError
+from trainers.report import plot
+from trainers.report.plot import panel_of, read_run
+from trainers.run.checkpoint import RESOLVED_CONFIG
+from warpdrive.errors import ConfigError
+
+TAGGER, RUNNER = "rollout/tagger/ep_rew_mean", "rollout/runner/ep_rew_mean"
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A function that writes a run folder of four reports, whose taggers' return is seed, 2 seed, 3 seed, 4 seed."""
+
+    def make(name: str, seed: int = 1, reports: int = 4, config: str = "policy: {tagger: {lr: 0.01}}") -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        lines = [
+            {"time/total_timesteps": 100 * n, "time/fps": 50.0 * seed, TAGGER: float(seed * n), RUNNER: -1.0}
+            for n in range(1, reports + 1)
+        ]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        text = f"name: tag_gridworld\ntrainer: {{seed: {seed}}}\nsaving: {{tag: {name}}}\n{config}\n"
+        (path / RESOLVED_CONFIG).write_text(text)
+        return path
+
+    return make
+
+
+def run(*words: object, overrides: tuple = ()) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(word) for word in words]), list(overrides), None)
+
+
+def test_the_config_that_is_read_is_the_one_that_runs_write():
+    assert plot.RESOLVED_CONFIG == RESOLVED_CONFIG
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_line(make_run):
+    runs = [read_run(make_run(f"tag__seed{seed}", seed)) for seed in (1, 2, 3, 4, 50)]
+    panel, lacking = panel_of(runs, TAGGER)
+    (line,) = panel.lines
+    assert (panel.title, line.label, line.num_seeds, lacking) == ("mean return of tagger", "tag (5 seeds)", 5, [])
+    assert line.x.tolist() == [100, 200, 300, 400]
+    assert line.y.tolist() == [3, 6, 9, 12]  # of 1, 2, 3, 4, 50 the middle three
+    assert (line.low <= line.y).all() and (line.y <= line.high).all() and line.low[0] < 3 < line.high[0]
+
+
+def test_runs_of_one_seed_are_told_of(make_run, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [make_run(name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    assert run(*runs, "--output", tmp_path / "a.png") == 0
+    assert capsys.readouterr().err == "warning: a, b have the same seed, and count as 2 seeds\n"
+    assert run(*runs[1:], "--output", tmp_path / "a.png") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_seeds_that_share_no_seconds_have_no_mean_and_are_named(make_run, tmp_path):
+    """Reports at 2 s and at 0.02 s, which are all that these runs have."""
+    pytest.importorskip("matplotlib")
+    fast, slow = make_run("a__seed100", 100, reports=1), make_run("a__seed1", 1, reports=1)
+    with pytest.raises(ConfigError, match=r"^a__seed100, a__seed1: differ in the seed alone, .* Take --x steps"):
+        run(fast, slow, "--x", "time", "--output", tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+    assert run(fast, slow, "--output", tmp_path / "a.png") == 0
+
+
+
+def test_legend_says_what_differs_between_other_runs(make_run):
+    configs = {f"run{i}": f"policy: {{tagger: {{lr: {lr}}}, runner: {{lr: 0.5}}}}" for i, lr in enumerate((0.01, 0.02))}
+    runs = [read_run(make_run(name, 1, config=config)) for name, config in configs.items()]
+    panel, _ = panel_of(runs, TAGGER)
+    assert [line.label for line in panel.lines] == ["tagger.lr=0.01", "tagger.lr=0.02"]
+    assert all(line.low is None for line in panel.lines)
+
+
+def test_where_too_much_differs_the_names_are_the_legend(make_run):
+    runs = [
+        read_run(make_run("one__seed1", config="env: {a: 1, b: 1, c: 1, d: 1}")),
+        read_run(make_run("two__seed1", config="env: {a: 2, b: 2, c: 2, d: 2}")),
+    ]
+    assert [line.label for line in panel_of(runs, TAGGER)[0].lines] == ["one", "two"]
+
+
+def test_seconds_follow_from_the_speed_of_each_report(make_run):
+    runs = [read_run(make_run("a")), read_run(make_run("b", 2))]
+    (line,) = panel_of([runs[0]], TAGGER, "time")[0].lines
+    assert line.x.tolist() == [2, 4, 6, 8]  # 100 steps at 50 a second
+    (both,) = panel_of(runs, TAGGER, "time")[0].lines
+    assert both.x.tolist() == [2, 4]  # the second is over after 4 seconds
+    assert both.y.tolist() == [(1 + 4) / 2, (2 + 8) / 2]
+
+
+def test_smoothing_is_the_mean_of_neighbours(make_run):
+    (line,) = panel_of([read_run(make_run("a"))], TAGGER, smooth=3)[0].lines
+    assert line.y.tolist() == [1.5, 2.0, 3.0, 3.5]
+    (wide,) = panel_of([read_run(make_run("b", reports=2))], TAGGER, smooth=99)[0].lines
+    assert wide.y.tolist() == [1.5, 1.5]
+
+
+def test_run_that_is_being_written_counts_as_far_as_it_came(make_run):
+    path, whole = make_run("a__seed1"), make_run("b__seed2", 3)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"time/total_timesteps": 500, "rollo')
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    (path / "metrics.jsonl").write_text("\n".join([*lines[:1], "null", *lines[2:]]))
+    assert [one["time/total_timesteps"] for one in read_run(path).metrics] == [100, 300, 400]
+    (line,) = panel_of([read_run(path), read_run(whole)], TAGGER)[0].lines
+    assert line.x.tolist() == [100, 300, 400]  # where both are
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_picture_is_what_its_ending_says_and_the_same_each_time(make_run, tmp_path, ending):
+    pytest.importorskip("matplotlib")
+    pictures = [tmp_path / f"{number}.{ending}" for number in range(2)]
+    runs = [make_run(f"a__seed{seed}", seed) for seed in (1, 2)]
+    for path in pictures:
+        assert run(*runs, "--output", path) == 0
+    assert pictures[0].read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+def test_one_run_is_drawn_in_its_folder_and_several_here(make_run, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    one, two = make_run("a"), make_run("b", 2)
+    assert run(one) == 0
+    assert sorted(path.name for path in one.glob("learning_curve.*")) == ["learning_curve.png", "learning_curve.svg"]
+    assert run(one, f"{one}/", two) == 0  # the same run twice is one
+    assert (tmp_path / "learning_curve.png").exists() and (tmp_path / "learning_curve.svg").exists()
+    assert "interquartile means over seeds" in capsys.readouterr().out
+
+
+def test_curves_can_be_seen(make_run, tmp_path):
+    """The line's colour and the interval's are in the picture."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    run(*[make_run(f"a__seed{seed}", seed) for seed in (1, 2, 9)], "--output", tmp_path / "a.png")
+    colours = np.array(image.open(tmp_path / "a.png").convert("RGB")).reshape(-1, 3)
+    assert (np.abs(colours - [0x00, 0x72, 0xB2]).max(1) < 4).mean() > 0.001
+    assert (np.abs(colours - [0xCC, 0xE3, 0xF0]).max(1) < 4).mean() > 0.01
+
+
+class TestErrors:
+    def test_metric_that_no_run_has_names_the_nearest(self, make_run):
+        words = re.escape("--metric rollout/tager/ep_rew_mean: no run has reported it. Did you mean 'rollout/tagger/")
+        with pytest.raises(ConfigError, match=words):
+            run(make_run("a"), "--metric", "rollout/tager/ep_rew_mean")
+
+    def test_full_disk_leaves_the_older_picture(self, make_run, tmp_path, monkeypatch):
+        pytest.importorskip("matplotlib")
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        (tmp_path / "a.png").write_text("older")
+        path = make_run("a")
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.raises(RunFolderError, match=r"a\.png: cannot be written \(the disk is full"):
+            run(path, "--output", tmp_path / "a.png")
+        assert (tmp_path / "a.png").read_text() == "older"
+
+    def test_run_that_lacks_the_metric_is_left_out_and_said(self, make_run, tmp_path, capsys):
+        pytest.importorskip("matplotlib")
+        other = make_run("b", seed=2)
+        text = (other / "metrics.jsonl").read_text().replace("tagger", "walker")
+        (other / "metrics.jsonl").write_text(text)
+        run(make_run("a"), other, "--metric", TAGGER, "--output", tmp_path / "a.png")
+        assert capsys.readouterr().err == f"left out of {TAGGER}, which they have not reported: b\n"
+
+    def test_empty_run_is_left_out_or_the_only_line(self, make_run, tmp_path, capsys):
+        pytest.importorskip("matplotlib")
+        empty = make_run("empty", reports=0)
+        with pytest.raises(ConfigError, match="empty: has no report in metrics.jsonl yet"):
+            run(empty)
+        run(empty, make_run("a"), "--output", tmp_path / "a.png")
+        assert re.fullmatch("left out: .*empty: has no report in metrics.jsonl yet.*\n", capsys.readouterr().err)
+
+    def test_run_in_which_no_episode_has_ended(self, make_run):
+        path = make_run("a")
+        (path / "metrics.jsonl").write_text('{"time/total_timesteps": 10, "time/fps": 5.0}\n')
+        with pytest.raises(ConfigError, match="no episode has ended yet.*--metric time/fps"):
+            run(path)
+
+    def test_run_that_is_not_there(self, make_run, tmp_path):
+        make_run("tag_seed1")
+        with pytest.raises(ConfigError, match="tag_sed1: no such run. Did you mean 'tag_seed1'?"):
+            run(tmp_path / "tag_sed1")
+        (tmp_path / "other").mkdir()
+        with pytest.raises(ConfigError, match="no run folder: it has no metrics.jsonl"):
+            run(tmp_path / "other")
+        (tmp_path / "other" / "metrics.jsonl").mkdir()
+        with pytest.raises(ConfigError, match="its metrics.jsonl is no file. Give another run"):
+            run(tmp_path / "other")
+
+    @pytest.mark.parametrize(
+        ("words", "line"),
+        [
+            (("--output", "nowhere/a.png"), "there is no folder nowhere. Make it first"),
+            (("--output", "a.bmp"), "expected a file that ends in .png, .svg or .pdf"),
+            (("--smooth", "0"), "--smooth: expected a whole number of at least 1, got 0"),
+        ],
+    )
+    def test_of_options(self, make_run, words, line):
+        with pytest.raises(ConfigError, match=re.escape(line)):
+            run(make_run("a"), *words)
+
+    def test_keys_of_a_config_are_refused(self, make_run):
+        with pytest.raises(ConfigError, match="trainer.seed: plot takes no keys of a config"):
+            run(make_run("a"), overrides=[("trainer.seed", "3")])

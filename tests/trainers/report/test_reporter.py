@@ -1,0 +1,314 @@
+"""What a run reports, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.cli import exit_code
+from trainers.errors import NonFiniteError, describe_device_fault, is_device_fault
+from trainers.report.metrics import EXPLANATIONS, Metrics, PendingReport, explain
+from trainers.report.timing import Clock
+from trainers.run import checkpoint
+from trainers.trainer import Trainer
+from warpdrive.errors import KernelError
+
+HERE = Path(__file__).parents[1]
+
+
+def logged(trainer: Trainer) -> list[dict]:
+    return [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def pattern(name: str) -> str:
+    """A metric's name as the documentation has it."""
+    words = name.split("/")
+    if len(words) == 3:
+        words[1] = "<group>" if words[0] == "eval" else "<policy>"
+    return "/".join(words)
+
+
+# ---------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO", "MAPPO"])
+def test_every_metric_is_documented_and_every_documented_one_is_there(tiny, algorithm):
+    policy, evaluation = {"algorithm": algorithm}, {"eval_freq": 2, "num_episodes": 4}
+    trainer = Trainer(tiny(policy={"tagger": policy, "runner": policy}, evaluation=evaluation))
+    trainer.train()
+    found = {pattern(name) for line in logged(trainer) for name in line}
+    assert found == set(EXPLANATIONS)
+
+
+@pytest.mark.parametrize("name", ["A2C", "PPO"])
+def test_each_policy_has_all_figures_and_all_are_numbers(tiny, name):
+    settings = {"algorithm": name, **({"num_minibatches": 2} if name == "PPO" else {})}
+    trainer = Trainer(tiny(trainer__total_timesteps=60 * 6, policy={"tagger": settings, "runner": settings}))
+    trainer.train()  # long enough for a GPU's graphs to be made and its rollout to be timed in parts
+    last = logged(trainer)[-1]
+    for policy in ("tagger", "runner"):
+        figures = {key.rpartition("/")[2] for key in last if key.startswith(f"train/{policy}/")}
+        assert figures == {key.rpartition("/")[2] for key in EXPLANATIONS if key.startswith("train/")}
+    assert [key for key, value in last.items() if value is None] == []
+    assert last["perf/env_ms"] > 0 and last["perf/policy_ms"] > 0 and last["perf/learn_ms"] > 0 < last["perf/log_ms"]
+    assert last["health/nonfinite"] == last["health/invalid_actions"] == 0
+    if name == "A2C":
+        assert last["train/tagger/approx_kl"] == last["train/tagger/clip_fraction"] == 0
+
+
+def test_reports_that_evaluate_say_so(tiny):
+    trainer = Trainer(tiny(evaluation={"eval_freq": 2, "num_episodes": 4}))
+    trainer.train()
+    expected = {name for name in EXPLANATIONS if name.startswith("eval/")}
+    found = [{pattern(name) for name in line if name.startswith("eval/")} for line in logged(trainer)]
+    assert found == [set(), expected, expected]
+
+
+def test_a_metric_is_explained_by_the_name_it_has_in_a_run():
+    assert explain("train/tagger/entropy") == EXPLANATIONS["train/<policy>/entropy"]
+    assert explain("eval/runner/mean_reward") == EXPLANATIONS["eval/<group>/mean_reward"]
+    assert explain("train/tagger/nonsense") is None
+
+
+def test_the_parts_of_an_iteration_are_no_longer_than_the_run(tiny):
+    trainer = Trainer(tiny(trainer__total_timesteps=600, saving__metrics_log_freq=5))
+    trainer.train()
+    for line in logged(trainer):
+        seconds_an_iteration = 60 / line["time/fps"]
+        parts = [line[f"perf/{name}_ms"] for name in ("env", "policy", "learn")]
+        assert 0 < sum(parts) / 1e3 <= 1.5 * seconds_an_iteration
+
+
+# ------------------------------------------------------------------------------------- arriving later
+
+
+def test_what_a_report_reads_the_device_has_passed(tiny, monkeypatch):
+    """On a GPU a mark that was set after the report's copy may be still to come when the copy has arrived."""
+    order, passed = itertools.count(), [-1]
+    begin_report, read = Metrics.begin_report, PendingReport.read
+
+    def ms(self, first, second):
+        assert first <= second <= passed[0]
+        return float(second - first)
+
+    def begin(self, *arguments):
+        pending = begin_report(self, *arguments)
+        pending.sent = next(order)
+        return pending
+
+    def arrive(self):
+        passed[0] = self.sent
+        return read(self)
+
+    monkeypatch.setattr(Clock, "mark", lambda self: next(order))
+    monkeypatch.setattr(Clock, "ms", ms)
+    monkeypatch.setattr(Metrics, "begin_report", begin)
+    monkeypatch.setattr(PendingReport, "read", arrive)
+    trainer = Trainer(tiny())
+    trainer.train()
+    assert len(logged(trainer)) > 1
+
+
+@pytest.fixture
+def late(monkeypatch) -> list[bool]:
+    """Figures are on their way, as a GPU's are, until the first of the list is true."""
+    has_arrived = [False]
+    monkeypatch.setattr(PendingReport, "is_at_once", property(lambda self: False))
+    monkeypatch.setattr(PendingReport, "has_arrived", property(lambda self: has_arrived[0]))
+    return has_arrived
+
+
+def watch(trainer: Trainer) -> list[tuple[str, int]]:
+    """What happens, as it happens: iterations, lines written, checkpoints."""
+    events, iterate, log, save = [], trainer.iterate, trainer.run.log, trainer.save
+
+    def iterate_and_note():
+        figures = iterate()
+        events.append(("iteration", trainer.iteration))
+        return figures
+
+    def log_and_note(metrics):
+        events.append(("line of", metrics["time/iterations"]))
+        log(metrics)
+
+    def save_and_note():
+        events.append(("checkpoint", trainer.iteration))
+        return save()
+
+    trainer.iterate, trainer.run.log, trainer.save = iterate_and_note, log_and_note, save_and_note
+    return events
+
+
+def test_a_line_is_written_when_the_next_report_begins_and_before_the_end(tiny, late):
+    trainer = Trainer(tiny(saving__metrics_log_freq=1))
+    events = watch(trainer)
+    trainer.train()
+    assert events == [
+        ("iteration", 1),
+        ("iteration", 2),
+        ("line of", 1),
+        ("iteration", 3),
+        ("line of", 2),
+        ("line of", 3),
+        ("checkpoint", 3),
+    ]
+
+
+def test_a_line_is_written_as_soon_as_its_figures_are_there(tiny, late):
+    trainer = Trainer(tiny(trainer__total_timesteps=60 * 6, saving__metrics_log_freq=4))
+    events = watch(trainer)
+    iterate = trainer.iterate
+
+    def arrive():
+        late[0] = trainer.iteration == 4  # while the fifth runs
+        return iterate()
+
+    trainer.iterate = arrive
+    trainer.train()
+    assert events.index(("line of", 4)) == events.index(("iteration", 5)) + 1
+
+
+def test_a_checkpoint_waits_for_the_line_before_it(tiny, late):
+    trainer = Trainer(tiny(saving__metrics_log_freq=1, saving__model_params_save_freq=2))
+    events = watch(trainer)
+    trainer.train()
+    assert events.index(("line of", 2)) < events.index(("checkpoint", 2))
+
+
+def test_late_figures_are_those_of_their_own_iterations(tiny, late):
+    late[0] = True
+    at_once = Trainer(tiny())
+    at_once.train()
+    late[0] = False
+    later = Trainer(tiny())
+    later.train()
+    clocks = ("time/fps", "time/agent", "perf/", "health/gpu_mem")  # of the second run, too
+    pairs = zip(logged(at_once), logged(later), strict=True)
+    for one, other in pairs:
+        assert {k: v for k, v in one.items() if not k.startswith(clocks)} == {
+            k: v for k, v in other.items() if not k.startswith(clocks)
+        }
+
+
+@pytest.mark.parametrize("save_freq", [0, 1])
+def test_what_the_guard_finds_stops_the_run_before_anything_of_it_is_saved(tiny, late, save_freq):
+    trainer = Trainer(tiny(trainer__total_timesteps=60 * 8, saving__model_params_save_freq=save_freq))
+    events = watch(trainer)
+    iterate = trainer.iterate
+
+    def spoil():
+        if trainer.iteration == 2:
+            trainer.policies["tagger"].network.value_head.bias.data.fill_(float("nan"))
+        return iterate()
+
+    trainer.iterate = spoil
+    with pytest.raises(NonFiniteError, match="policy 'tagger': value is a NaN"):
+        trainer.train()
+    assert [at for what, at in events if what == "checkpoint"] == ([1, 2] if save_freq else [])
+    assert trainer.iteration == (3 if save_freq else 4)  # the checkpoint, or the report after it
+    last = logged(trainer)[-1]
+    assert (last["time/iterations"], last["health/nonfinite"] > 0) == (3, True)
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+TORCH = (
+    "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace might be incorrect."
+)
+BINDINGS = (
+    "kernel 'tag_step' could not be launched: an illegal memory access was encountered. "
+    "Run it on the CPU in debug mode."
+)
+
+
+class LogicError(Exception):
+    """As PyCUDA's."""
+
+    __module__ = "pycuda._driver"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (RuntimeError(TORCH), True),
+        (torch.AcceleratorError(TORCH, 700) if hasattr(torch, "AcceleratorError") else RuntimeError(TORCH), True),
+        (KernelError(BINDINGS), True),
+        (KernelError("a kernel failed on the GPU: unspecified launch failure. Run it on the CPU in debug mode."), True),
+        (LogicError("cuStreamSynchronize failed: an illegal memory access was encountered"), True),
+        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), True),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
+        (RuntimeError("shape '[3]' is invalid"), False),
+        (KernelError("tag.cu:12: kernel 'tag_step': index 7 is out of range of 'x'"), False),
+    ],
+)
+def test_what_a_gpu_does_not_recover_from_is_told_from_the_rest(error, is_fault):
+    assert is_device_fault(error) == is_fault
+
+
+@pytest.mark.parametrize("error", [RuntimeError(TORCH), KernelError(BINDINGS)])
+def test_a_fault_is_one_line_with_the_last_good_step_and_the_last_checkpoint(tiny, error):
+    trainer = Trainer(
+        tiny(trainer__total_timesteps=60 * 8, saving__metrics_log_freq=2, saving__model_params_save_freq=2)
+    )
+    iterate = trainer.iterate
+
+    def fail():
+        if trainer.iteration == 5:
+            raise error
+        return iterate()
+
+    trainer.iterate = fail
+    with pytest.raises(KernelError) as caught:
+        trainer.train()
+    line = str(caught.value)
+    assert exit_code(caught.value) == 1
+    assert "\n" not in line
+    start = "kernel 'tag_step' could not be launched: " if isinstance(error, KernelError) else ""
+    place = checkpoint.list_checkpoints(trainer.run.checkpoints)[-1]
+    assert line.startswith(
+        f"the GPU failed: {start}an illegal memory access was encountered. All was well up to env step 240 "
+        f"(iteration 4), and 5 were asked for; the last good checkpoint is {place}. "
+    )
+    assert "CUDA_LAUNCH_BLOCKING=1 with trainer.cuda_graphs=false" in line
+    assert checkpoint.load_checkpoint(place).progress["iteration"] == 4
+    Trainer(tiny(trainer__total_timesteps=60 * 8), resume=trainer.run.path).train()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here to lose")
+@pytest.mark.parametrize("cuda_graphs", ["true", "false"])
+def test_a_gpu_that_is_lost_ends_a_run_with_that_line_and_nothing_else(tmp_path, cuda_graphs):
+    """Torch aborts where it frees what lies on such a GPU. In iteration 9 of 20; the checkpoint can be gone on from."""
+    config = {"name": "faulty:Faulty", "env": {"where": "memory", "env": 3, "agent": 1, "step": 85},
+        "trainer": {"device": "cuda", "num_envs": 6, "train_batch_size": 60, "total_timesteps": 1200},
+        "saving": {"basedir": str(tmp_path), "metrics_log_freq": 2, "model_params_save_freq": 2}}  # fmt: skip
+    (tmp_path / "faulty.json").write_text(json.dumps(config))
+    places = [str(HERE.parents[1]), str(HERE / "envs"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-m", "warpdrive", "train", "--config", "faulty.json"]
+    done = subprocess.run(
+        [*command, "--allow-import", "--run-name", "r", f"trainer.cuda_graphs={cuda_graphs}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: the GPU failed: .*the last good checkpoint is .*step_000000000480\. .*\n", done.stderr)
+    assert checkpoint.load_checkpoint(tmp_path / "r" / "checkpoints" / "step_000000000480").progress["iteration"] == 8
+
+
+def test_before_any_checkpoint_there_is_none_to_name():
+    line = describe_device_fault(
+        RuntimeError(TORCH), "All was well up to env step 0", "and there is no older checkpoint"
+    )
+    assert re.match("the GPU failed: an illegal [a-z ]+. All was well up to env step 0; and there is no older", line)

@@ -1,0 +1,47 @@
+"""What the measurements of a Trainer say about it."""
+
+from types import SimpleNamespace
+
+import torch
+
+from trainers.report.throughput import column_of, describe, env_alone, path_of
+
+
+def trainer_of(**parts: object) -> SimpleNamespace:
+    settings = SimpleNamespace(num_envs=6, num_steps=5, precision="tf32")
+    return SimpleNamespace(config=SimpleNamespace(trainer=settings), env=SimpleNamespace(num_agents=3), **parts)
+
+
+def test_a_result_says_what_it_is_of():
+    assert describe(trainer_of(), "tag.yaml", ["trainer.num_envs=6"]) == {
+        "config": "tag.yaml",
+        "overrides": ["trainer.num_envs=6"],
+        "num_envs": 6,
+        "num_agents": 3,
+        "num_steps": 5,
+        "precision": "tf32",
+    }
+
+
+def test_rates_are_those_of_the_median():
+    found = column_of([30.0, 2.0, 3.0], trainer_of())
+    assert found["us_a_step"] == 3.0
+    assert (found["env_steps_per_s"], found["agent_steps_per_s"]) == (2_000_000, 6_000_000)
+
+
+def test_path_is_what_groups_and_algorithms_say():
+    groups = {"tagger": SimpleNamespace(path="fused"), "runner": SimpleNamespace()}
+    rollout = SimpleNamespace(groups=groups)
+    trainer = SimpleNamespace(rollout=rollout, algorithms={"tagger": SimpleNamespace(path="torch")})
+    found = path_of(trainer)
+    assert found == {"policy": {"tagger": "fused", "runner": None}, "learner": {"tagger": "torch"}}
+
+
+def test_the_env_alone_is_the_launches_that_a_rollout_makes_of_it():
+    made = []
+    calls = [lambda name=name: made.append(name) for name in ("policy", "step and reset", "policy", "step", "reset")]
+    rollout = SimpleNamespace(calls=calls, is_env=[False, True, False, True, True])
+    env = SimpleNamespace(data={"num_truncated": torch.ones(6)})
+    env_alone(SimpleNamespace(rollout=rollout, env=env))()
+    assert made == ["step and reset", "step", "reset"]
+    assert not env.data["num_truncated"].any()

@@ -1,0 +1,141 @@
+"""Which checkpoints stay, and which of them is the best."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trainers.cli import main
+from trainers.run import checkpoint
+from trainers.run.best import best_metric, is_best_evaluation, latest_figure
+from trainers.trainer import Trainer
+from warpdrive.errors import ConfigError
+
+RETURN = "rollout/ep_rew_mean"
+
+
+def save(folder, env_steps, value=None, metric=RETURN, num_kept=3):
+    figure = None if value is None else (metric, value)
+    tensors = {"env": {"x": torch.ones(1)}}
+    return checkpoint.save_checkpoint(folder, env_steps, tensors, {}, {}, num_kept, figure)
+
+
+def kept(folder):
+    return [int(place.name[-3:]) for place in checkpoint.list_checkpoints(folder)]
+
+
+def best(folder):
+    return int((folder / "best").resolve().name[-3:])
+
+
+def test_the_best_stays_besides_the_newest_three(tmp_path):
+    for env_steps, value in enumerate([1.0, 9.0, 3.0, 4.0, 5.0, 6.0], 1):
+        save(tmp_path, env_steps, value)
+    assert kept(tmp_path) == [2, 4, 5, 6]
+    assert best(tmp_path) == 2
+    save(tmp_path, 7, 10.0)
+    assert (kept(tmp_path), best(tmp_path)) == ([5, 6, 7], 7)
+    checkpoint.load_checkpoint(tmp_path / "best")
+
+
+def test_of_several_as_good_the_oldest_is_the_best(tmp_path):
+    for env_steps in (1, 2, 3, 4, 5):
+        save(tmp_path, env_steps, -1.0)
+    assert (kept(tmp_path), best(tmp_path)) == ([1, 3, 4, 5], 1)
+
+
+def test_how_many_are_kept_is_a_choice(tmp_path):
+    for env_steps in (1, 2, 3):
+        save(tmp_path, env_steps, float(env_steps), num_kept=1)
+    assert (kept(tmp_path), best(tmp_path)) == ([3], 3)
+
+
+def test_without_a_figure_there_is_no_best(tmp_path):
+    save(tmp_path, 1)
+    assert not (tmp_path / "best").is_symlink()
+    save(tmp_path, 2, 0.5)
+    save(tmp_path, 3)
+    assert best(tmp_path) == 2
+
+
+def test_figures_of_another_metric_do_not_count(tmp_path):
+    save(tmp_path, 1, 100.0)
+    save(tmp_path, 2, 3.0, metric="eval/mean_reward")
+    assert best(tmp_path) == 2
+
+
+def test_a_best_checkpoint_that_is_set_aside_is_best_no_more(tmp_path):
+    older = save(tmp_path, 1, 1.0)
+    save(tmp_path, 2, 2.0)
+    checkpoint.set_aside_after(older)
+    assert best(tmp_path) == 1
+    assert (tmp_path / "last").resolve().name == older.name
+
+
+def test_a_damaged_manifest_hides_no_other_checkpoint(tmp_path):
+    place = save(tmp_path, 1, 9.0)
+    (place / "manifest.json").write_text("{")
+    save(tmp_path, 2, 1.0)
+    assert best(tmp_path) == 2
+
+
+# ------------------------------------------------------------------------------------------------ in a run
+
+
+def test_the_default_is_the_evaluation_where_there_is_one(tiny):
+    assert best_metric(tiny()) == RETURN
+    assert best_metric(tiny(evaluation={"eval_freq": 1})) == "eval/mean_reward"
+    assert best_metric(tiny(saving__best_metric="rollout/tagger/ep_rew_mean")) == "rollout/tagger/ep_rew_mean"
+
+
+def test_the_latest_figure_that_is_a_number_counts(tiny):
+    reports = [{RETURN: 1.0}, {RETURN: 2.0}, {RETURN: math.nan}, {}]
+    assert latest_figure(tiny(), reports) == (RETURN, 2.0)
+    assert latest_figure(tiny(), []) is None
+
+
+def test_an_evaluation_is_the_best_if_it_beats_all_before(tiny):
+    config = tiny(evaluation={"eval_freq": 1})
+    reports = [{"eval/mean_reward": value} for value in (1.0, 3.0, 2.0, 3.0)]
+    assert [is_best_evaluation(config, reports[:n]) for n in range(1, 5)] == [True, True, False, False]
+    assert not is_best_evaluation(config, [*reports, {RETURN: 9.0}])
+    assert not is_best_evaluation(tiny(), [{RETURN: 9.0}])
+
+
+def test_a_best_evaluation_is_saved_at_once(tiny):
+    """Else the policies that it scored would have learned on by the next save."""
+    trainer = Trainer(tiny(evaluation={"eval_freq": 1, "num_episodes": 2}, trainer__total_timesteps=240))
+    scores = iter([1.0, 5.0, 2.0, 3.0])
+    trainer.reporter._evaluate = lambda: {"eval/mean_reward": next(scores)}
+    trainer.train()
+    assert kept(trainer.run.checkpoints) == [60, 120, 240]
+    assert best(trainer.run.checkpoints) == 120
+
+
+def test_a_resumed_run_remembers_its_best(tiny):
+    config = {"saving__model_params_save_freq": 1, "saving__num_checkpoints": 1}
+    trainer = Trainer(tiny(**config))
+    log, figures = trainer.run.log, iter([1.0, 7.0, 2.0])
+    trainer.run.log = lambda metrics: log({**metrics, RETURN: next(figures)})
+    trainer.train()
+    assert kept(trainer.run.checkpoints) == [120, 180]
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "240"]) == 0
+    assert kept(trainer.run.checkpoints) == [120, 240]
+    assert best(trainer.run.checkpoints) == 120
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"saving__best_metric": "rollout/taggr/ep_rew_mean"}, "Did you mean 'rollout/tagger/ep_rew_mean'"),
+        ({"saving__best_metric": "eval/mean_reward"}, "needs evaluations. Set evaluation.eval_freq"),
+        ({"saving__best_metric": "eval/mean"} | {"evaluation": {"eval_freq": 1}}, "Did you mean 'eval/mean_reward'"),
+        ({"saving__num_checkpoints": 0}, "saving.num_checkpoints: expected a whole number of at least 1"),
+    ],
+)
+def test_a_metric_that_is_not_there_is_refused(tiny, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        tiny(**changes)
+    assert message in str(caught.value)

@@ -1,0 +1,354 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.errors import NotSavedError
+from trainers.learning.distributed import World
+from trainers.run import checkpoint, disk, manifest
+from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError
+
+TENSORS = {
+    "policy.shared": {"weight": torch.tensor([[1.5, -2.0]]), "bias": torch.tensor([0.25])},
+    "env": {
+        "x": torch.tensor([[1, 2]], dtype=torch.int32),
+        "seed": torch.tensor([7, 4_000_000_000], dtype=torch.uint32),
+        "terminated": torch.tensor([True, False]),
+    },
+}
+
+
+def save(folder, env_steps=1000):
+    return checkpoint.save_checkpoint(folder, env_steps, TENSORS, {"torch": "00"}, {"iteration": 3})
+
+
+def test_round_trip_keeps_every_bit(tmp_path):
+    loaded = checkpoint.load_checkpoint(save(tmp_path))
+    assert loaded.progress == {"iteration": 3}
+    assert loaded.rng == {"torch": "00"}
+    for file, tensors in TENSORS.items():
+        assert loaded.tensors[file].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert loaded.tensors[file][name].dtype == tensor.dtype
+            assert loaded.tensors[file][name].tolist() == tensor.tolist()
+
+
+def test_arrays_of_one_process_are_not_copied_beside_themselves():
+    arrays = {"x": torch.zeros(3), "final_x": torch.zeros(1, 3)}
+    whole = checkpoint.whole_arrays(arrays, World())
+    assert {name: one.data_ptr() for name, one in whole.items()} == {n: one.data_ptr() for n, one in arrays.items()}
+
+
+def test_manifest_lists_every_other_file(tmp_path):
+    place = save(tmp_path)
+    assert place.name == "step_000000001000"
+    files = json.loads((place / "manifest.json").read_text())["files"]
+    assert set(files) == {path.name for path in place.iterdir()} - {"manifest.json"}
+
+
+def test_last_points_to_the_newest_and_three_are_kept(tmp_path):
+    for env_steps in (1, 2, 3, 4, 5):
+        save(tmp_path, env_steps)
+    assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["3", "4", "5"]
+    assert checkpoint.load_checkpoint(tmp_path / "last").path.name == "step_000000000005"
+
+
+def test_same_step_may_be_saved_again(tmp_path):
+    save(tmp_path)
+    checkpoint.load_checkpoint(save(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_000000001000"]
+
+
+def test_failed_save_leaves_the_old_ones_and_nothing_else(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NotSavedError, match=r"step_000000000002: not saved: the disk is full: 0\.1 MB needed"):
+        save(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_000000000001"]
+    checkpoint.load_checkpoint(tmp_path / "last")
+
+
+def test_leftovers_are_removed_by_the_next_save(tmp_path):
+    (tmp_path / ".tmp-step_000000000001-99").mkdir()
+    save(tmp_path)
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("name", ["policy.shared.safetensors", "env.safetensors", "rng.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["missing", "torn", "bit flipped at the start", "bit flipped at the end"])
+def test_damage_is_refused_with_the_file_name(tmp_path, name, how):
+    place = save(tmp_path)
+    content = bytearray((place / name).read_bytes())
+    if how == "missing":
+        (place / name).unlink()
+    elif how == "torn":
+        (place / name).write_bytes(content[: len(content) // 2])
+    else:
+        content[3 if "start" in how else -1] ^= 4
+        (place / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        checkpoint.load_checkpoint(place)
+
+
+def test_every_single_bit_of_the_manifest_counts(tmp_path):
+    place = save(tmp_path)
+    content = (place / "manifest.json").read_bytes()
+    for i in range(len(content)):
+        flipped = bytearray(content)
+        flipped[i] ^= 1 << (i % 8)
+        (place / "manifest.json").write_bytes(flipped)
+        with pytest.raises(CheckpointError, match="manifest"):
+            checkpoint.load_checkpoint(place)
+
+
+def test_missing_checkpoint_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        checkpoint.load_checkpoint(tmp_path / "step_000000000009")
+
+
+def test_other_shapes_are_refused_and_nothing_is_written():
+    module = torch.nn.Linear(2, 1)
+    before = [parameter.clone() for parameter in module.parameters()]
+    with pytest.raises(CheckpointError, match=r"f\.safetensors: 'bias' is \[2\] torch\.float32, but \[1\]"):
+        checkpoint.restore_module(module, {"weight": torch.zeros(1, 2), "bias": torch.zeros(2)}, "f.safetensors")
+    with pytest.raises(CheckpointError, match=r"lacks bias"):
+        checkpoint.restore_module(module, {"weight": torch.zeros(1, 2)}, "f.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+class Payload:
+    """Unpickling it would make a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_pickles_are_refused_and_not_run(tmp_path):
+    trace = tmp_path / "ran"
+    pickled, zipped = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    pickled.write_bytes(pickle.dumps(Payload(trace)))
+    torch.save({"x": Payload(trace)}, zipped)
+    for path in (pickled, zipped):
+        with pytest.raises(CheckpointError, match="a pickle"):
+            checkpoint.load_tensors(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x4B50])
+def test_a_file_whose_length_looks_like_a_pickle_is_read(tmp_path, length):
+    """Safetensors begin with the length of a header, lowest byte first: 0x0280 is the first two bytes of a pickle."""
+    file = tmp_path / "a.safetensors"
+    tensors = {"x" * (length - 56): torch.ones(1)}  # beside the name the header has 54 bytes, and 2 of padding
+    disk.write(file, checkpoint._to_bytes(tensors))
+    assert file.read_bytes()[:2] == length.to_bytes(2, "little")
+    assert checkpoint.load_tensors(file).keys() == tensors.keys()
+
+
+def test_a_run_restored_goes_on_bit_for_bit(tiny):
+    whole = Trainer(tiny())
+    for _ in range(2):
+        whole.iterate()
+    place = whole.save()
+    whole.iterate()
+
+    resumed = Trainer(tiny())
+    resumed.restore(place)
+    assert resumed.iteration == 2
+    resumed.iterate()
+    for name, policy in whole.policies.items():
+        other = resumed.policies[name].state_dict()
+        assert all(torch.equal(tensor, other[key]) for key, tensor in policy.state_dict().items())
+    assert whole.metrics.report({}) == resumed.metrics.report({})
+
+
+def test_policy_starts_from_a_file(tiny):
+    first = Trainer(tiny())
+    first.iterate()
+    place = first.save()
+    config = tiny(policy__tagger={"model": {"model_ckpt_filepath": str(place / "policy.tagger.safetensors")}})
+    state = Trainer(config).policies["tagger"].state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in first.policies["tagger"].state_dict().items())
+
+
+def rewrite(place, name, content):
+    """Puts other content into a checkpoint, with the right sums, as if it had been saved so. None: no such file."""
+    told = json.loads((place / "manifest.json").read_bytes())
+    del told["sha256"]
+    if name == "manifest.json":
+        told = content(told)
+    elif content is None:
+        (place / name).unlink()
+        del told["files"][name]
+    else:
+        (place / name).write_bytes(content)
+        told["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    if isinstance(told, dict):
+        told["sha256"] = manifest.sha256(manifest.to_json(told))
+    (place / "manifest.json").write_bytes(manifest.to_json(told))
+
+
+def change_tensors(change):
+    def content(old):
+        tensors = checkpoint.tensors_from_bytes(old)
+        change(tensors)
+        return checkpoint.tensors_to_bytes(tensors)
+
+    return content
+
+
+def change_json(change):
+    def content(old):
+        value = json.loads(old)
+        change(value)
+        return json.dumps(value).encode()
+
+    return content
+
+
+BIAS = "network.value_head.bias"
+REFUSED = {
+    "policy missing": ("policy.runner.safetensors", None, "is not in the checkpoint"),
+    "policy of another shape": (
+        "policy.runner.safetensors",
+        change_tensors(lambda ones: ones.update({BIAS: torch.zeros(2)})),
+        rf"'{BIAS}' is \[2\]",
+    ),
+    "policy lacks a tensor": (
+        "policy.runner.safetensors",
+        change_tensors(lambda ones: ones.pop(BIAS)),
+        f"lacks {BIAS}",
+    ),
+    "env missing": ("env.safetensors", None, "is not in the checkpoint"),
+    "env of another shape": (
+        "env.safetensors",
+        change_tensors(lambda ones: ones.update(reward=torch.zeros(7, 3))),
+        r"'reward' is \[7, 3\]",
+    ),
+    "optimiser missing": ("optim.runner.safetensors", None, "is not in the checkpoint"),
+    "optimiser lacks a tensor": (
+        "optim.runner.safetensors",
+        change_tensors(lambda ones: ones.pop(f"{BIAS}/exp_avg")),
+        rf"lacks {BIAS}/exp_avg",
+    ),
+    "optimiser empty": ("optim.runner.safetensors", change_tensors(lambda ones: ones.clear()), "lacks "),
+    "optimiser of another shape": (
+        "optim.runner.safetensors",
+        change_tensors(lambda ones: ones.update({f"{BIAS}/exp_avg": torch.zeros(2)})),
+        rf"'{BIAS}/exp_avg' is \[2\]",
+    ),
+    "optimiser of an unknown parameter": (
+        "optim.runner.safetensors",
+        change_tensors(lambda ones: ones.update({"x/exp_avg": torch.zeros(2)})),
+        "holds x/exp_avg",
+    ),
+    "rng empty": ("rng.json", lambda old: b"{}", "lacks python, numpy, torch, minibatches"),
+    "rng a list": ("rng.json", lambda old: b"[]", "expected keys and values, got a list"),
+    "rng no JSON": ("rng.json", lambda old: b"{", "no JSON"),
+    "rng python cut": ("rng.json", change_json(lambda value: value["python"].pop()), "'python' is no state"),
+    "rng numpy cut": ("rng.json", change_json(lambda value: value["numpy"][1].pop()), "'numpy' is no state"),
+    "rng torch cut": ("rng.json", change_json(lambda value: value.update(torch="00")), "'torch' is no state"),
+    "rng torch a number": ("rng.json", change_json(lambda value: value.update(torch=3)), "'torch' is no state"),
+    "rng minibatches cut": (
+        "rng.json",
+        change_json(lambda value: value["minibatches"].update(runner="00")),
+        "'runner' is no state",
+    ),
+    "rng minibatches a number": ("rng.json", change_json(lambda value: value.update(minibatches=3)), "is no state"),
+    "rng minibatches of another policy": (
+        "rng.json",
+        change_json(lambda value: value["minibatches"].pop("runner")),
+        "'runner' is no state",
+    ),
+    "manifest a list": ("manifest.json", lambda old: [], "expected keys and values, got a list"),
+    "manifest without files": (
+        "manifest.json",
+        lambda old: {"format": manifest.FORMAT, "progress": {}},
+        "must hold keys and values",
+    ),
+    "manifest with odd files": ("manifest.json", lambda old: old | {"files": {"rng.json": 3}}, "nothing of use about"),
+    "manifest without format": ("manifest.json", lambda old: {}, "of format None"),
+    "manifest without iteration": ("manifest.json", lambda old: old | {"progress": {}}, "expected progress.iteration"),
+}
+
+
+def everything(trainer):
+    """All that a restore may write, as bytes."""
+    tensors = [*(trainer.env.data[name] for name in trainer.env.data.names())]
+    for name, policy in trainer.policies.items():
+        tensors += policy.state_dict().values()
+        if name in trainer.algorithms:
+            tensors += checkpoint.optimizer_tensors(policy, trainer.algorithms[name].optimizer).values()
+    generators = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+    generators += [algorithm.generator.get_state().tolist() for algorithm in trainer.algorithms.values()]
+    return trainer.iteration, generators, [tensor.detach().cpu().numpy().tobytes() for tensor in tensors]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_before_anything_is_written(tiny, case):
+    name, content, message = REFUSED[case]
+    saved = Trainer(tiny())
+    saved.iterate()
+    place = saved.save()
+    if callable(content) and name != "manifest.json":
+        content = content((place / name).read_bytes())
+    rewrite(place, name, content)
+    trainer = Trainer(tiny())
+    trainer.iterate()
+    trainer.iterate()
+    before = everything(trainer)
+    with pytest.raises(CheckpointError, match=rf"{name}: .*{message}".replace(".safetensors", r"\.safetensors")):
+        trainer.restore(place)
+    assert everything(trainer) == before
+
+
+@pytest.mark.parametrize("saved_trains", [True, False])
+def test_a_run_that_trains_other_policies_is_refused(tiny, saved_trains):
+    runs = [Trainer(tiny(policy__runner={"to_train": to_train})) for to_train in (saved_trains, not saved_trains)]
+    runs[0].iterate()
+    message = "has no place in this run" if saved_trains else "is not in the checkpoint"
+    with pytest.raises(CheckpointError, match=rf"optim\.runner\.safetensors: {message}"):
+        runs[1].restore(runs[0].save())
+
+
+def test_a_run_saved_before_its_first_iteration_is_restored(tiny):
+    place = Trainer(tiny()).save()
+    trainer = Trainer(tiny())
+    trainer.iterate()
+    trainer.restore(place)
+    assert trainer.iteration == 0
+    trainer.iterate()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("what", ["policy", "optimiser"])
+def test_numbers_that_are_not_finite_are_not_saved(tiny, what, number):
+    trainer = Trainer(tiny())
+    trainer.iterate()
+    good = trainer.save()
+    trainer.iterate()
+    parameter = trainer.policies["runner"].network.value_head.bias
+    if what == "policy":
+        parameter.data.fill_(number)
+        name = rf"policy\.runner: '{BIAS}'"
+    else:
+        trainer.algorithms["runner"].optimizer.state[parameter]["exp_avg"].fill_(number)
+        name = rf"optim\.runner: '{BIAS}/exp_avg'"
+    with pytest.raises(CheckpointError, match=rf"^{name} holds a NaN or an infinity\..*{good.name}"):
+        trainer.save()
+    assert (trainer.run.checkpoints / "last").resolve() == good.resolve()
+    checkpoint.load_checkpoint(good)

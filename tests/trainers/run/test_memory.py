@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from trainers import cli
+from trainers.errors import MemoryShortError
+from trainers.fused import network, sizes
+from trainers.learning import learner
+from trainers.run import memory
+from trainers.run.free_memory import free_bytes
+from trainers.run.memory import dry_run, estimate, explained_shortage, largest_num_envs, printed_size
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.env import load_env
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def config_of(tmp_path: Path, name: str, num_envs: int, policy: dict, env: dict | None = None, **more: object):
+    trainer = {"num_envs": num_envs, "train_batch_size": 20 * num_envs, "total_timesteps": 10**6, "device": "cpu"}
+    saving = {"basedir": str(tmp_path / "runs")}
+    sections = {"name": name, "env": env or {}, "trainer": trainer | more, "policy": policy, "saving": saving}
+    return read_config(sections)
+
+
+def live_tensors() -> list[torch.Tensor]:
+    """All of this process with memory of their own; while they are kept, none gives it back."""
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter) and has_memory(one)]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is more than what torch.export traces with."""
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def held_since(before: list[torch.Tensor]) -> int:
+    """Bytes of memory that came after those tensors."""
+    old = {one.untyped_storage().data_ptr() for one in before}
+    storages = [one.untyped_storage() for one in live_tensors()]
+    return sum({one.data_ptr(): one.nbytes() for one in storages if one.data_ptr() not in old}.values())
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """The most that a call had allocated at once, and not before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()  # noqa: F841  # still there when it is over
+    events = profiler.profiler.kineto_results.events()
+    now = most = 0
+    for _, size in sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"):
+        now += size
+        most = max(most, now)
+    return most
+
+
+GRU = {"type": "gru", "fc_dims": [16], "memory_size": 16, "shared_trunk": False, "sequence_length": 5}
+NORMS = {"normalize_observation": True, "normalize_return": True, "normalize_reward": True}
+CASES = {
+    "A2C": ("tag_gridworld", 100, {"shared": {}}),
+    "two policies": (
+        "tag_continuous",
+        50,
+        {
+            "tagger": {"algorithm": "PPO", "model": {"shared_trunk": False, "fc_dims": [64, 32]}},
+            "runner": {"normalize_observation": True},
+        },
+        {"num_taggers": 4},
+    ),
+    "gaussian": ("pendulum", 300, {"shared": NORMS}),
+    "central critic": ("simple_spread", 100, {"shared": {"algorithm": "MAPPO"}}),
+    "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
+    monkeypatch.setitem(learner.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
+    config = config_of(tmp_path, *CASES[case])
+    found, before = estimate(config), live_tensors()
+    trainer = Trainer(config, "a")
+    trainer.iterate()  # an optimiser remembers nothing before
+    held = held_since(before)
+    works = [peak_bytes(trainer._play)]
+    works += [peak_bytes(lambda one=one: one.update(0)) for one in trainer.algorithms.values()]
+    work = found.num_bytes["work of an update"]
+    assert found.total - work == pytest.approx(held, rel=0.01)
+    assert work == pytest.approx(max(works), rel=0.1)
+
+
+def test_estimate_of_fused_kernels_is_within_a_tenth_of_their_arrays(tmp_path, monkeypatch):
+    """They are all made at the start. The gradient has a part a block: of a GPU there would be 132 / 2 as many."""
+    monkeypatch.setattr(sizes, "NUM_MULTIPROCESSORS", network.CPU_MULTIPROCESSORS)
+    policy = {"tagger": {"algorithm": "PPO", "model": {"fc_dims": [128, 128]}}, "runner": {}}
+    config = config_of(tmp_path, "tag_gridworld", 100, policy, precision="bf16")
+    found, before = estimate(config), live_tensors()
+    trainer = Trainer(config, "a")
+    assert [group.path for group in trainer.rollout.groups.values()] == ["fused", "fused"]
+    held = held_since(before)
+    assert found.total - found.num_bytes["work of an update"] == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_estimate_is_within_a_tenth_of_what_a_gpu_allocates(tmp_path, precision):
+    """Beside 64 MiB at most, of matrix libraries."""
+    policy = {"shared": {"algorithm": "PPO", "model": {"fc_dims": [64, 64], "shared_trunk": False}}}
+    config = config_of(tmp_path, "tag_gridworld", 8000, policy, device="cuda", precision=precision, cuda_graphs=False)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    trainer = Trainer(config, "a")
+    for _ in range(3):
+        trainer.iterate()
+    torch.cuda.synchronize()
+    found = estimate(config, device="cuda")
+    allocated = torch.cuda.max_memory_allocated() - before
+    assert found.total - memory.LIBRARIES == pytest.approx(allocated, rel=0.1, abs=64 << 20)
+
+
+def test_a_run_that_cannot_fit_is_one_line_and_code_3(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 20)
+    argv = ["--config", "tag.yaml", "--device", "cpu", "trainer.num_envs=10000", "trainer.train_batch_size=200000"]
+    assert cli.main([*argv, f"saving.basedir={tmp_path / 'runs'}"], folder=EXAMPLES, command="train") == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    told = re.fullmatch(
+        r"error: 'tag_gridworld' needs 1\d\d\.\d MiB of memory, and 100\.0 MiB can be had: "
+        r"rollout\.observation 84\.1 MiB, work of an update \d+\.\d MiB, tagger\.hidden layers 9\.8 MiB\. "
+        r"The largest trainer\.num_envs that fits is (\d+) \(with train_batch_size (\d+)\)\.",
+        line,
+    )
+    number, batch = (int(word) for word in told.groups())
+    assert batch == 20 * number
+    assert not (tmp_path / "runs").exists()
+    config = read_config(EXAMPLES / "tag.yaml")
+    sizes = [estimate(config, num_envs=number + more).total for more in (0, 1)]
+    assert sizes[0] <= 100 << 20 < sizes[1]
+
+
+def test_largest_number_of_envs_can_be_shared_by_gpus_and_minibatches(tmp_path):
+    policy = {"shared": {"algorithm": "PPO", "num_minibatches": 5}}
+    config = config_of(tmp_path, "cartpole", 300, policy, num_gpus=2)
+    number = largest_num_envs(config, load_env("cartpole"), "cpu", 4 << 20)
+    assert number > 0
+    assert number % 10 == 0
+
+
+def test_what_needs_more_than_there_is_for_one_env_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    with pytest.raises(MemoryShortError, match="Not one env fits: make the largest smaller"):
+        Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9 GiB"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_memory_that_runs_out_during_a_run_is_told_in_the_same_words(tmp_path, error):
+    trainer = Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
+
+    def fail() -> None:
+        raise error
+
+    trainer._play = fail
+    with pytest.raises(
+        MemoryShortError, match=r"^memory ran out: 'cartpole' needs .* The largest trainer\.num_envs that fits is \d"
+    ):
+        trainer.iterate()
+
+
+def test_other_errors_stay_themselves(tmp_path):
+    with pytest.raises(RuntimeError, match="^shapes differ$"), explained_shortage(None):
+        raise RuntimeError("shapes differ")
+
+
+def test_dry_run_says_what_is_needed_and_leaves_nothing(tmp_path):
+    lines = []
+    dry_run(config_of(tmp_path, "cartpole", 10, {"shared": {}}), lines.append)
+    (table,) = (one for one in lines if "\n" in one)
+    assert table.splitlines()[-1].split()[0] == "total"
+    assert lines[-1] == "dry run: everything was made, two steps and an update were made, nothing was kept"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_of_several_gpus_makes_one_share(tmp_path):
+    lines = []
+    dry_run(config_of(tmp_path, "cartpole", 12, {"shared": {}}, num_gpus=3), lines.append)
+    assert lines[0] == "of 3 ranks, this is one"
+    assert "[21, 4, 1, 4]" in "\n".join(lines)  # the rollout's observations: steps + 1, envs, agents, features
+
+
+def test_free_memory_of_this_machine_is_known():
+    assert 1 << 20 < free_bytes(torch.device("cpu")) < 1 << 50
+
+
+def test_sizes_are_told_in_units_of_their_own():
+    assert [printed_size(size) for size in (1 << 19, 3 << 30)] == ["0.5 MiB", "3.0 GiB"]

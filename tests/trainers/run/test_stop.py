@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from trainers import trainer as trainer_module
+from trainers.cli import main
+from trainers.run import checkpoint, disk
+from trainers.run.stop import SIGNALS, Stopped, StopSignals
+from trainers.trainer import Trainer
+from warpdrive.config_file import dump_yaml
+from warpdrive.errors import CheckpointError
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    """Handlers that do not end the tests, whatever started them."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_noted_and_the_second_acts_at_once(number):
+    with StopSignals() as stop:
+        assert stop.caught is None
+        signal.raise_signal(number)
+        assert stop.caught == number
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+
+
+def test_signals_that_are_ignored_stay_ignored():
+    """As nohup asks: the run goes on when its terminal is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.caught is None
+
+
+def test_afterwards_signals_do_what_they_did_before():
+    with StopSignals():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_thread_trains_without_handlers():
+    caught = []
+
+    def enter() -> None:
+        with StopSignals() as stop:
+            caught.append(stop.caught)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert caught == [None]
+
+
+def stop_in_iteration(
+    trainer: Trainer, number: int, monkeypatch: pytest.MonkeyPatch, caught: int = signal.SIGINT
+) -> None:
+    """A signal, by default Ctrl-C, while iteration `number` is under way."""
+    iterate = trainer.iterate
+
+    def stopped():
+        figures = iterate()
+        if trainer.iteration == number:
+            signal.raise_signal(caught)
+        return figures
+
+    monkeypatch.setattr(trainer, "iterate", stopped)
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_stopped_run_goes_on_from_its_checkpoint(tiny, monkeypatch, number, exit_code):
+    trainer = Trainer(tiny())
+    stop_in_iteration(trainer, 2, monkeypatch, number)
+    with pytest.raises(Stopped) as caught:
+        trainer.train()
+    assert caught.value.exit_code == exit_code
+    resumed = Trainer(tiny())
+    resumed.restore(trainer.run.checkpoints / "last")
+    assert resumed.iteration == 2
+
+
+def test_what_was_saved_just_now_is_not_saved_again(tiny, monkeypatch):
+    trainer = Trainer(tiny(saving__model_params_save_freq=2))
+    stop_in_iteration(trainer, 2, monkeypatch)
+    saved, save = [], trainer.save
+    monkeypatch.setattr(trainer, "save", lambda: saved.append(trainer.iteration) or save())
+    with pytest.raises(Stopped):
+        trainer.train()
+    assert saved == [2]
+
+
+def test_a_run_stopped_in_its_last_iteration_is_done(tiny, monkeypatch):
+    trainer = Trainer(tiny())
+    stop_in_iteration(trainer, 3, monkeypatch)
+    try:
+        trainer.train()
+    except Stopped:  # as a KeyboardInterrupt it would end the tests
+        pytest.fail("all its iterations were made")
+    assert (trainer.run.path / "checkpoints" / "last").is_dir()
+
+
+def test_a_policy_that_is_not_finite_is_not_saved_on_ctrl_c_either(tiny, monkeypatch):
+    trainer = Trainer(tiny(saving__metrics_log_freq=100))  # Ctrl-C comes before the report that would end the run
+    stop_in_iteration(trainer, 1, monkeypatch)
+    trainer.policies["tagger"].network.value_head.bias.data.fill_(float("nan"))
+    with pytest.raises(CheckpointError, match=r"policy\.tagger"):
+        trainer.train()
+    assert not trainer.run.checkpoints.exists()
+
+
+def test_ctrl_c_during_an_evaluation_ends_the_iteration_and_saves(tiny, monkeypatch):
+    trainer = Trainer(tiny(evaluation={"eval_freq": 1, "num_episodes": 2}))
+    play = trainer.evaluation.play
+    monkeypatch.setattr(trainer.evaluation, "play", lambda: signal.raise_signal(signal.SIGINT) or play())
+    with pytest.raises(Stopped):
+        trainer.train()
+    assert checkpoint.load_checkpoint(trainer.run.checkpoints / "last").progress["iteration"] == 1
+    assert "eval/mean_reward" in (trainer.run.path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("name", ["write", "flush_folder", "replace_folder", "replace_link"])
+def test_a_second_ctrl_c_during_a_save_ends_at_once_and_leaves_a_good_checkpoint(tiny, monkeypatch, name):
+    trainer = Trainer(tiny(saving__model_params_save_freq=1))
+    original, in_second_save = getattr(disk, name), []
+
+    def interrupted(*arguments):
+        if trainer.iteration == 2 and not in_second_save:
+            in_second_save.append(name)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments)
+
+    monkeypatch.setattr(disk, name, interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trainer.train()
+    assert (type(caught.value), in_second_save) == (KeyboardInterrupt, [name])
+    newest = checkpoint.load_checkpoint(checkpoint.list_checkpoints(trainer.run.checkpoints)[-1])
+    assert newest.progress["iteration"] == (2 if name == "replace_link" else 1)
+    assert not list(trainer.run.path.rglob(".tmp-*"))
+    resumed = Trainer(trainer.config, resume=trainer.run.path)
+    assert resumed.iteration == newest.progress["iteration"]
+
+
+def test_ctrl_c_before_the_first_iteration_ends_at_once_with_one_line(tiny, tmp_path, monkeypatch, capsys):
+    """And the run folder that was begun can hold no other run up."""
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump_yaml(tiny()))
+    for place in ("Rollout", "EnvWrapper", "Metrics"):
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer_module, place, lambda *_, **__: signal.raise_signal(signal.SIGINT))
+            assert main(["train", "--config", str(config), "--run-name", "begun"]) == 130
+        assert capsys.readouterr().err == "stopped by Ctrl-C\n"
+    assert main(["train", "--config", str(config), "--run-name", "begun"]) == 0

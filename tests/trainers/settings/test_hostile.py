@@ -1,0 +1,330 @@
+"""Inputs that were made to do harm: nothing of them runs or is written outside the folder, and a line says why."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pickle
+import struct
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+from trainers import cli
+from trainers.run import checkpoint
+from trainers.run.generators import generator_states, prepare_generators
+from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError, WiringError
+from warpdrive.function_manager import write_constants
+
+GOOD = "name: cartpole\ntrainer: {num_envs: 4, train_batch_size: 8, total_timesteps: 8, device: cpu}\n"
+
+_watched: list[tuple[Path, list[str]]] = []
+"""The folder that may be written to, and what was done besides."""
+
+
+def _hook(event: str, arguments: tuple) -> None:
+    if not _watched:
+        return
+    folder, found = _watched[-1]
+    if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pickle.find_class", "os.fork"):
+        found.append(event)
+    elif event == "open" and isinstance(arguments[0], str | bytes) and set(str(arguments[1])) & set("wax+"):
+        path = Path(os.fsdecode(arguments[0])).resolve()
+        if not path.is_relative_to(folder) and not path.is_relative_to("/dev") and "__pycache__" not in path.parts:
+            found.append(f"write {path}")
+
+
+sys.addaudithook(_hook)  # there is no taking it away again: outside of `harmless` it does nothing
+
+
+@contextlib.contextmanager
+def harmless(folder: Path) -> Iterator[None]:
+    """Nothing in here starts a program, reads a pickle or writes outside `folder`; nothing appears beside it."""
+    beside = sorted(path for path in folder.parent.rglob("*") if not path.is_relative_to(folder))
+    _watched.append((folder, []))
+    try:
+        yield
+    finally:
+        _, found = _watched.pop()
+    assert found == []
+    assert sorted(path for path in folder.parent.rglob("*") if not path.is_relative_to(folder)) == beside
+    assert not list(folder.rglob("canary"))
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    (tmp_path / "outside").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_the_watch_sees_what_it_is_there_for(inside):
+    for harm in (lambda: os.system("true"), lambda: pickle.loads(pickle.dumps(Path))):
+        with pytest.raises(AssertionError), harmless(inside):
+            harm()
+    with pytest.raises(AssertionError), harmless(inside):
+        (inside.parent / "canary").touch()
+
+
+# --------------------------------------------------------------------------------------------------- configs
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 99))
+CONFIGS = {
+    "apply": "name: !!python/object/apply:os.system ['touch canary']\n",
+    "new": "name: !!python/object/new:subprocess.Popen [[touch, canary]]\n",
+    "name": "name: !!python/name:os.system\n",
+    "module": "name: !!python/module:antigravity\n",
+    "tuple": "name: !!python/tuple [a]\n",
+    "whole tag": "name: !<tag:yaml.org,2002:python/object/apply:os.system> ['touch canary']\n",
+    "own tag": "%TAG ! tag:yaml.org,2002:python/\n---\nname: !object/apply:os.system ['touch canary']\n",
+    "tag of a key": "!!python/object/apply:os.system ['touch canary']: 1\n",
+    "billion laughs": LAUGHS,
+    "merge": f"{GOOD}a: &a {{b: 1}}\n<<: *a\n",
+    "alias of itself": "a: &a [*a]\n",
+    "name up": GOOD + "saving: {name: ../../x}\n",
+    "tag with a slash": GOOD + "saving: {tag: a/b}\n",
+    "name absolute": GOOD + "saving: {name: /x}\n",
+    "tag of dots": GOOD + "saving: {tag: ..}\n",
+    "name of two lines": GOOD + 'saving: {name: "a\\nb"}\n',
+    "name of an option": GOOD + "saving: {name: -rf}\n",
+    "basedir that steers": GOOD + 'saving: {basedir: "\\e]0;owned\\a"}\n',
+    "basedir with a zero": GOOD + 'saving: {basedir: "a\\0b"}\n',
+    "env up": GOOD.replace("cartpole", "../../x:Y"),
+    "env of os": GOOD.replace("cartpole", "os:system"),
+    "env of a path": GOOD.replace("cartpole", "../cuda_envs/cartpole"),
+    "env and a statement": GOOD.replace("cartpole", "'cartpole; import os'"),
+    "env that is code": GOOD.replace("cartpole", "\"__import__('os').system('touch canary'):X\""),
+    "env by its module": GOOD.replace("cartpole", "cuda_envs.cartpole.cartpole"),
+    "text for a number": GOOD.replace("cartpole", "simple_tag") + "env: {num_agents: '1; system(\"touch x\")'}\n",
+    "macro for a key": GOOD + "env: {'A 1\\n#include </etc/passwd>': 1}\n",
+    "algorithm up": GOOD + "policy: {shared: {algorithm: ../../x}}\n",
+    "algorithm of os": GOOD + "policy: {shared: {algorithm: os}}\n",
+    "network up": GOOD + "policy: {shared: {model: {type: ../../x}}}\n",
+    "no network": GOOD + "policy: {shared: {model: {type: policy}}}\n",
+    "policy up": GOOD + "policy: {../../x: {}}\n",
+    "device that is code": GOOD.replace("device: cpu", "device: 'cuda:0; import os'"),
+    "line that steers": GOOD + '"\\e[2J\\e]52;c;AAAA\\a\\u202e": 1\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("allow_import", [False, True])
+@pytest.mark.parametrize("case", CONFIGS)
+def test_config_is_refused_and_does_nothing(inside, capfd, case, allow_import):
+    (inside / "a.yaml").write_text(CONFIGS[case])
+    with harmless(inside):
+        code = cli.main(["--config", "a.yaml", *["--allow-import"] * allow_import], command="train")
+    printed, errors = capfd.readouterr()
+    assert (code, printed) == (2, "")
+    assert errors.startswith("error: a.yaml:")
+    assert all(line.isprintable() for line in errors.splitlines())
+    assert [path.name for path in inside.iterdir()] == ["a.yaml"]
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "/x", "a/b", "-rf", "a\nb", "\x1b[2J", "", "a\0b"])
+def test_run_name_stays_in_the_basedir(inside, capfd, name):
+    (inside / "a.yaml").write_text(GOOD)
+    with harmless(inside):
+        code = cli.main(["--config", "a.yaml", f"--run-name={name}"], command="train")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert code == 2
+    assert line.startswith("error: ") and line.isprintable()
+    assert not list(inside.glob("runs/*"))
+
+
+def test_link_out_of_the_basedir_is_not_followed(inside, capfd):
+    (inside / "runs").mkdir()
+    (inside / "runs" / "a").symlink_to(inside.parent / "outside")
+    (inside / "a.yaml").write_text(GOOD)
+    assert cli.main(["--config", "a.yaml", "--run-name=a"], command="train") == 0
+    assert not list((inside.parent / "outside").iterdir())
+    assert (inside / "runs" / "a-2" / "metrics.jsonl").is_file()
+
+
+def test_config_of_a_run_that_is_resumed_imports_nothing(inside, capfd):
+    (inside / "a.yaml").write_text(GOOD)
+    assert cli.main(["--config", "a.yaml", "--run-name=a"], command="train") == 0
+    resolved = inside / "runs" / "a" / checkpoint.RESOLVED_CONFIG
+    resolved.write_text(resolved.read_text().replace("name: cartpole", "name: 'antigravity:X'"))
+    capfd.readouterr()
+    with harmless(inside):
+        assert cli.main(["--resume", "runs/a"], command="train") == 2
+    assert "imports code from outside. Allow it with --allow-import." in capfd.readouterr().err
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {"A": '1; system("touch canary")'},
+        {"A": ["1", '}; system("touch canary")']},
+        {"A": np.array(["1;"])},
+        {"A = 1; int B": 1},
+        {"A\n#include": 1},
+        {"A\n": 1},
+        {"a": 1},
+        {"\u0391": 1},
+        {"A": float("nan")},
+        {"A": 2**64},
+        {"A": None},
+        {"A": {"b": 1}},
+    ],
+    ids=repr,
+)
+def test_constants_are_names_and_numbers(constants):
+    with pytest.raises(WiringError, match="^constant '"):
+        write_constants(constants)
+
+
+# --------------------------------------------------------------------------------------------- starting policies
+
+
+class Payload:
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch canary",)
+
+
+def zipped(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", content)
+    return file.getvalue()
+
+
+def tensors(header: object, size: int = 8, length: int | None = None) -> bytes:
+    """A safetensors file with a header of one's own."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(size)
+
+
+def tensor(start: int = 0, end: int = 8, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+POLICIES = {
+    "pickle": pickle.dumps(Payload()),
+    "old pickle": pickle.dumps(Payload(), 0),
+    "zipped pickle": zipped(pickle.dumps(Payload())),
+    "zip bomb": zipped(bytes(50 << 20)),
+    "passwords": b"root:x:0:0:root:/root:/bin/sh\n" * 9,
+    "script": b"#!/bin/sh\ntouch canary\n",
+    "nothing": b"",
+    "overlap": tensors({"a": tensor(), "b": tensor(4, 12)}, 12),
+    "gap": tensors({"a": tensor(), "b": tensor(16, 24)}, 24),
+    "beyond the end": tensors({"a": tensor(0, 1 << 40, (1 << 38,))}),
+    "before the start": tensors({"a": tensor(-8, 0)}),
+    "shape that overflows": tensors({"a": tensor(shape=(1 << 62, 4))}),
+    "huge header": tensors(b"{}", length=1 << 60),
+    "header of 4 GiB": tensors(b"{}", length=1 << 32),
+    "nested header": tensors(b'{"a":' * 100_000),
+    "other dtype": tensors({"a": tensor(dtype="PY")}),
+    "same name twice": tensors(b'{"a":%b,"a":%b}' % ((json.dumps(tensor()).encode(),) * 2)),
+    "name that leads out": tensors({"../../x": tensor()}),
+    "name that steers": tensors({"\x1b[2J": tensor()}),
+    "numbers for text": save({"network.trunk.0.weight": torch.full((2, 2), torch.nan)}),
+}
+
+
+@pytest.mark.parametrize("case", POLICIES)
+def test_starting_policy_is_refused_and_does_nothing(inside, capfd, case):
+    (inside / "a.safetensors").write_bytes(POLICIES[case])
+    refuse_policy(inside, capfd)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("a.safetensors", path)],
+    ids=["FIFO", "folder", "endless", "link to itself"],
+)
+def test_what_is_no_file_is_no_policy(inside, capfd, make: Callable[[str], object]):
+    make("a.safetensors")
+    refuse_policy(inside, capfd)
+
+
+def refuse_policy(inside: Path, capfd) -> None:
+    (inside / "a.yaml").write_text(GOOD)
+    start = "policy.shared.model.model_ckpt_filepath=a.safetensors"
+    with harmless(inside):
+        code = cli.main(["--config", "a.yaml", start], command="train")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert code == 4
+    assert line.startswith("error: a.safetensors: ") and line.isprintable()
+    assert not (inside / "runs").exists()
+
+
+# ----------------------------------------------------------------------------------------------- checkpoints
+
+
+def signed(manifest: dict) -> bytes:
+    """A manifest whose own sum is right."""
+    manifest = {key: value for key, value in manifest.items() if key != "sha256"}
+    body = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+    manifest["sha256"] = hashlib.sha256(body).hexdigest()
+    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+
+
+def of_file(content: bytes) -> dict:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def nested(depth: int) -> list:
+    found: list = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+PICKLE = pickle.dumps(Payload())
+MANIFESTS: dict[str, Callable[[dict], bytes]] = {
+    "no number": lambda found: signed(found | {"progress": found["progress"] | {"iteration": float("nan")}}),
+    "huge number": lambda found: signed(found | {"progress": found["progress"] | {"iteration": 10**4000}}),
+    "truth": lambda found: signed(found | {"progress": found["progress"] | {"iteration": True}}),
+    "nested": lambda found: b'{"a":' * 100_000,
+    "less nested": lambda found: signed(found | {"progress": {"iteration": nested(300)}}),
+    "key twice": lambda found: signed(found).replace(b'"format"', b'"format": 1,\n "format"', 1),
+    "file up": lambda found: signed(found | {"files": found["files"] | {"../../canary": of_file(b"")}}),
+    "file absolute": lambda found: signed(found | {"files": found["files"] | {"/etc/passwd": of_file(b"")}}),
+    "folder above": lambda found: signed(found | {"files": found["files"] | {"..": of_file(b"")}}),
+    "file that steers": lambda found: signed(found | {"files": found["files"] | {"\x1b[2J": of_file(b"")}}),
+    "signed pickle": lambda found: signed(found | {"files": found["files"] | {"x.safetensors": of_file(PICKLE)}}),
+    "list": lambda found: b"[]\n",
+    "pickle": lambda found: PICKLE,
+}
+
+
+@pytest.mark.parametrize("case", MANIFESTS)
+def test_checkpoint_is_refused_and_does_nothing(tiny, inside, case):
+    trainer = Trainer(tiny(trainer__device="cpu"), "a")
+    place = trainer.save()
+    manifest = place / "manifest.json"
+    manifest.write_bytes(MANIFESTS[case](json.loads(manifest.read_text())))
+    (place / "x.safetensors").write_bytes(PICKLE)
+    folder = trainer.run.path.parent.parent
+    before = trainer.iteration
+    with harmless(folder), pytest.raises(CheckpointError) as caught:
+        trainer.restore(place)
+    assert str(caught.value).isprintable()
+    assert str(place) in str(caught.value)
+    assert trainer.iteration == before
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["x", [], {"a": 1}, nested(500), [3, [2**70] * 625, None], [3, list(range(10)), "os.system('touch canary')"]],
+    ids=["text", "nothing", "keys", "nested", "huge", "code"],
+)
+@pytest.mark.parametrize("name", ["python", "numpy", "torch"])
+def test_state_of_a_generator_is_numbers(inside, name, state):
+    with harmless(inside), pytest.raises(CheckpointError, match=f"^rng.json: '{name}' is no state of a generator"):
+        prepare_generators(generator_states({}) | {name: state}, "rng.json", {})

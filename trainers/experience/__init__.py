@@ -1,0 +1,1 @@
+"""What agents saw, did and got, in memory that kernels write in place."""

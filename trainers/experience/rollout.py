@@ -1,0 +1,155 @@
+"""What happened in T steps, `[T, E, A, ...]`: allocated once, written in place by the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+
+from trainers.experience.group_rollout import GroupRollout, prepare_copy
+from trainers.fused.actor import FusedActor
+from trainers.networks.features import ACTIVE, Arrays
+from trainers.networks.policy import Policy
+from warpdrive.data_manager import DataManager
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION
+
+
+class Rollout:
+    """T steps of all envs.
+
+    observation [T+1, E, A, F] float32, action [T, E, A] or [T, E, A, heads] int32, reward [T, E, A] float32,
+    terminated, truncated [T, E] bool: in `data`, under these names, for kernels that read whole rollouts. Where
+    groups see or act differently, each has its own arrays there, as in the env (see Layout). Where a central critic
+    reads the env's global_state [T+1, E, F], that is there, too.
+    active [T+1, E, A], survived [T, E, A] bool: whether an agent is in the game before step t, and after it but
+    before a reset; None if the env has no array `active`.
+    `groups` holds a GroupRollout per policy; `calls` all launches in order, and `is_env` which of them are the env's.
+
+    Every launch is packed when the rollout is made, so that `collect` only calls: nothing is copied to
+    the host, and the host waits for nothing.
+
+    Args:
+        env: made with `final_observations` of at least the truncations an env may have in T steps.
+        policies: name -> (policy, its agents).
+        num_steps: T.
+        greedy: names of policies that take the likeliest action instead of drawing one.
+        precision: of the networks: "bf16" plays by fused kernels where they can, anything else by torch.
+    """
+
+    def __init__(
+        self,
+        env: EnvWrapper,
+        policies: Mapping[str, tuple[Policy, range]],
+        num_steps: int,
+        greedy: Collection[str] = (),
+        precision: str = "fp32",
+    ) -> None:
+        self.env = env
+        self.num_steps = num_steps
+        self.num_envs = env.num_envs
+        self.observations = list(env.layout.observations)
+        if GLOBAL_STATE in env.layout.kept and any(policy.has_central_critic for policy, _ in policies.values()):
+            self.observations.append(GLOBAL_STATE)  # kept as what agents see is, for the critics that read it
+        self.max_truncations = len(env.data[FINAL + self.observations[0]])
+        self.data = DataManager(env.device)
+        self._of_a_step = ["reward", "terminated", "truncated", *env.layout.actions]
+        for name in (*self.observations, *self._of_a_step):
+            array, steps = env.data[name], num_steps + (name in self.observations)
+            self.data.add(name, torch.zeros((steps, *array.shape), dtype=array.dtype, device=array.device))
+        self.reward, self.terminated, self.truncated = (self.data[n] for n in ("reward", "terminated", "truncated"))
+        self.active = self.survived = None
+        if ACTIVE in env.data:
+            shape = (num_steps + 1, env.num_envs, env.num_agents)
+            self.active = torch.ones(shape, dtype=torch.bool, device=env.device)
+            self.survived = torch.ones_like(self.active[:-1])
+        self.groups = {
+            name: GroupRollout(name, policy, agents, self, name in greedy, precision)
+            for name, (policy, agents) in policies.items()
+        }
+        fused = [group for group in self.groups.values() if group.fused is not None]
+        self._actor = FusedActor(env, fused, list(greedy)) if fused else None
+        of_env: list[Callable[[], None]] = []
+        self.calls = [call for t in range(num_steps) for call in self._prepare_step(t, of_env)]
+        self.calls += [call for group in self.groups.values() for call in group.prepare_values()]
+        if self._actor is not None:
+            seen, values = [group.seen_array[-1] for group in fused], [group.value[-1] for group in fused]
+            self.calls.append(self._actor.prepare_values(seen, values))
+            for k in range(self.max_truncations):
+                seen, values = [group.final_seen_array[k] for group in fused], [group.final_value[k] for group in fused]
+                self.calls.append(self._actor.prepare_values(seen, values))
+        ids = {id(call) for call in of_env}
+        self.is_env = [id(call) in ids for call in self.calls]
+
+    @property
+    def observation(self) -> torch.Tensor:
+        """[T+1, E, A, F], where all groups see alike."""
+        return self.data[OBSERVATION]
+
+    @property
+    def action(self) -> torch.Tensor:
+        """[T, E, A] or [T, E, A, heads], where all groups act alike."""
+        return self.data[ACTION]
+
+    def seen(self, t: int | None = None) -> Arrays:
+        """The observation arrays by name: of step t, or of all T+1."""
+        return {name: self.data[name] if t is None else self.data[name][t] for name in self.observations}
+
+    def begin(self) -> None:
+        """Starts from what the env's observation arrays hold, after a reset or a restore."""
+        for group in self.groups.values():
+            if group.fused is not None:
+                group.fused.pack()  # parameters may have been restored
+        for name in self.observations:
+            self.data[name][-1].copy_(self.env.data[name])
+        if self.active is not None:
+            self.active[-1].copy_(self.env.data[ACTIVE])
+
+    def end(self) -> None:
+        """Writes what the envs show now back into their observation arrays, for a checkpoint."""
+        for name in self.observations:
+            self.env.data[name].copy_(self.data[name][-1])
+
+    def collect(self, mark: Callable[[], None] | None = None) -> None:
+        """Plays T steps from where the last rollout ended; `mark` is called where the env begins or ends its part."""
+        with torch.inference_mode():
+            for name in self.observations:
+                self.data[name][0].copy_(self.data[name][-1])
+            if self.active is not None:
+                self.active[0].copy_(self.active[-1])
+            self.env.data["num_truncated"].zero_()
+            if mark is None:
+                for call in self.calls:
+                    call()
+                return
+            was_env = False
+            for call, is_env in zip(self.calls, self.is_env, strict=True):
+                if is_env != was_env:
+                    mark()
+                call()
+                was_env = is_env
+
+    def _prepare_step(self, t: int, of_env: list[Callable[[], None]]) -> list[Callable[[], None]]:
+        groups = self.groups.values()
+        calls = [call for group in groups for call in group.prepare_act(t)]
+        if self._actor is not None:
+            calls.append(self._actor.prepare_act(t))
+        between = [*self.env.after_step, *(call for group in groups for call in group.prepare_after_step(t))]
+        if self.active is not None:
+            between.append(prepare_copy(self.survived[t], self.env.data[ACTIVE]))
+        slots = self.slots(t)
+        if between:
+            own = [self.env.prepare_step(**slots), self.env.prepare_reset(**slots)]
+            calls += [own[0], *between, own[1]]
+        else:
+            own = self.env.prepare_step_and_reset(**slots)
+            calls += own
+        of_env += own
+        if self.active is not None:
+            calls.append(prepare_copy(self.active[t + 1], self.env.data[ACTIVE]))
+        return calls
+
+    def slots(self, t: int) -> dict[str, torch.Tensor]:
+        """The views that step t reads and writes in place of the env's arrays."""
+        slots = {name: self.data[name][t] for name in self._of_a_step}
+        return slots | {name: self.data[name][t + 1] for name in self.observations}

@@ -1,0 +1,1 @@
+"""What algorithms share while they learn: optimisers under guard, CUDA graphs, ranks that train together."""

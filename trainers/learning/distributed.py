@@ -1,0 +1,375 @@
+"""Several processes that train together, one a GPU, or on a CPU: torch.distributed, started as torchrun starts it.
+
+Each rank holds num_envs / ranks envs, and draws in them what one process with all envs would draw. Gradients, figures
+and the statistics of advantages, observations, rewards and returns are those of all ranks together. So the parameters
+are those of one process with the same global batch, to rounding, and the same on every rank, bit for bit. With several
+minibatches each rank orders its own samples: then they are other minibatches than one process would make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainers.run.stop import Stopped, end_at_once, signal_name
+from trainers.settings.config import TrainerConfig
+from warpdrive.errors import BackendError, ConfigError, WarpDriveError
+
+PATIENCE = datetime.timedelta(hours=1)
+"""How long a rank waits for the others, which may be compiling kernels, or for the first to evaluate or to save."""
+LOST = 5
+"""Exit code of a rank that ended because another one had."""
+GRACE = 2
+"""Seconds that a rank has for its own last words after another one ended."""
+LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What torchrun's launcher takes for itself, and passes on to the ranks."""
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+"""Keeps NVLink multicast off: a process that dies with it on can leave the GPUs of its machine unusable."""
+
+Number = torch.Tensor | int
+
+
+class World:
+    """The ranks of a run. Alone, every method gives back what it got.
+
+    loss.backward()
+    gradient, count = world.sum(gradient, count)     # on the device, in one collective; CUDA graphs capture it
+    path = world.first(make_folder)                  # rank 0 does it, all get the result
+    with world.watched(): ...                        # a rank that dies ends them all
+
+    All ranks must call the same methods in the same order. What is summed has the same bits on every rank.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.lost = threading.Event()
+        """Whether another rank has ended before its time."""
+        self._hosts = self._neighbours = None
+        if size > 1:  # torch's default group is that of the devices
+            self._hosts = dist.new_group(backend="gloo", timeout=PATIENCE)
+            self._neighbours = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=3650))
+        self._vote: tuple[torch.Tensor, dist.Work] | None = None
+
+    # --------------------------------------------------------------------------------------- on the devices
+
+    def sum(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Their sums over all ranks, through one flat buffer."""
+        if self.size == 1:
+            return tensors
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return tuple(part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True))
+
+    def total(self, number: Number) -> Number:
+        """Over all ranks; an int is the same on each of them."""
+        return self.sum(number)[0] if isinstance(number, torch.Tensor) else number * self.size
+
+    def average(self, number: Number, *means: torch.Tensor) -> tuple[Any, ...]:
+        """The total number and the means over all ranks, of means over `number` values here. 0 values have no say."""
+        if self.size == 1:
+            return number, *means
+        if isinstance(number, int):
+            return number * self.size, *(mean / self.size for mean in self.sum(*means))
+        weighted = (torch.where(number > 0, number * mean, 0.0) for mean in means)
+        total, *sums = self.sum(number, *weighted)
+        return total, *((one / total).to(mean.dtype) for one, mean in zip(sums, means, strict=True))
+
+    def moments(self, number: Number, mean: torch.Tensor, variance: torch.Tensor) -> tuple[Any, ...]:
+        """Number, mean and variance (without correction) over all ranks, of those of the values here."""
+        if self.size == 1:
+            return number, mean, variance
+        total, mean_of_all = self.average(number, mean)
+        return total, mean_of_all, self.average(number, variance + (mean - mean_of_all).square())[1]
+
+    # --------------------------------------------------------------------------------------- among the hosts
+
+    def first(self, call: Callable[[], Any]) -> Any:
+        """What `call` gives on rank 0, which alone makes it; if it raises there, all raise that."""
+        if self.size == 1:
+            return call()
+        result, error = None, None
+        if self.rank == 0:
+            try:
+                result = call()
+            except Exception as caught:
+                error = caught
+        outcome = [result, error]
+        dist.broadcast_object_list(outcome, src=0, group=self._hosts)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self._hosts)
+        return values
+
+    def whole(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        """The ranks' parts one after the other along the axis, on rank 0's host; None on the other ranks."""
+        rows = tensor.detach().movedim(axis, 0).cpu().contiguous()
+        own = rows.flatten().view(torch.uint8)  # gloo knows few dtypes
+        parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(own, parts, dst=0, group=self._hosts)
+        if parts is None:
+            return None
+        return torch.cat(parts).view(tensor.dtype).view(-1, *rows.shape[1:]).movedim(0, axis).contiguous()
+
+    def part(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        """This rank's part of a tensor that holds those of all ranks along the axis."""
+        if tensor.dim() <= axis:
+            return tensor
+        size = tensor.shape[axis] // self.size
+        return tensor.narrow(axis, self.rank * size, size)
+
+    def agree_on(self, caught: int | None) -> int | None:
+        """The signal that any rank had caught when all asked last, or None: every rank gets the same answer.
+
+        Hosts wait for each other but not for the device; the answer is one call late, so that it is there by then.
+        """
+        if self.size == 1:
+            return caught
+        agreed = self._count_votes()
+        vote = torch.tensor([caught or 0])
+        self._vote = vote, dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._hosts, async_op=True)
+        return agreed
+
+    def _count_votes(self) -> int | None:
+        if self._vote is None:
+            return None
+        vote, work = self._vote
+        self._vote = None
+        work.wait()
+        return int(vote) or None
+
+    # --------------------------------------------------------------------------------------- life and death
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While it is entered, a rank that ends ends all: at once where its process died, after GRACE elsewhere.
+
+        Each rank waits for a word from the one before it. It comes when all is done; or the connection breaks.
+        """
+        if self.size == 1:
+            yield
+            return
+        watch = threading.Thread(target=self._watch, daemon=True)
+        watch.start()
+        try:
+            yield
+        except Stopped:  # by all of them
+            self._leave(watch)
+            raise
+        self._leave(watch)
+
+    def _leave(self, watch: threading.Thread) -> None:
+        """Waits until every rank leaves: the first sends the word around, so it has said all that it had to say."""
+        self._count_votes()
+        if self.rank == 0:
+            self._send(0)
+        watch.join()
+        if self.rank != 0:
+            self._send(0)
+
+    def _watch(self) -> None:
+        word, before = torch.zeros(1, dtype=torch.int64), (self.rank - 1) % self.size
+        try:
+            dist.recv(word, before, group=self._neighbours)
+            dead = int(word) - 1
+        except RuntimeError:  # its end of the connection is closed
+            dead = before
+        if dead < 0:
+            return
+        self.lost.set()
+        with contextlib.suppress(RuntimeError):
+            self._send(dead + 1)
+        time.sleep(GRACE)
+        if dead == before:
+            print(f"error: rank {dead} of {self.size} has ended: so do the others.", file=sys.stderr, flush=True)
+        os._exit(LOST)  # the main thread may be waiting for the device, which waits for the rank that is gone
+
+    def _send(self, word: int) -> None:
+        dist.send(torch.tensor([word]), (self.rank + 1) % self.size, group=self._neighbours)
+
+    def wait_if_lost(self, error: Exception) -> None:
+        """Before an error is told: if it only echoes that another rank has ended, the watch ends this one first."""
+        if self.size > 1 and not isinstance(error, WarpDriveError) and self.lost.wait(1.0):
+            time.sleep(2 * GRACE)
+
+    def end(self, code: int) -> int:
+        """Gives back the exit code. One of several ranks ends here, and at once: NCCL would wait for every CUDA graph
+        that holds a collective, and after a failure for ranks that are gone. A script of your own calls it last."""
+        if self.size > 1:
+            end_at_once(code)
+        return code
+
+
+_world = World()
+
+
+def world() -> World:
+    """The ranks that this process trains with."""
+    return _world
+
+
+def join(settings: TrainerConfig) -> World:
+    """Joins the ranks that torchrun started, the first time; alone, there is nothing to join.
+
+    Raises:
+        ConfigError: there are not as many as `trainer.num_gpus` says.
+        BackendError: this machine has fewer GPUs than ranks.
+    """
+    global _world
+    size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else 1
+    if size != settings.num_gpus:
+        raise ConfigError(
+            f"trainer.num_gpus is {settings.num_gpus}, but there {'are' if size > 1 else 'is'} {size} of this process. "
+            f"Start the run by train.py, or by torchrun --nproc-per-node {settings.num_gpus}."
+        )
+    if size > 1 and _world.size == 1:
+        rank = int(os.environ["RANK"])
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        _end_with_parent()
+        _set_defaults(NO_MULTICAST)
+        if uses_gpu(settings):
+            check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
+            torch.cuda.set_device(local_rank)
+            dist.init_process_group("nccl", timeout=PATIENCE, device_id=torch.device("cuda", local_rank))
+        else:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+        _world = World(rank, size, local_rank)
+    return _world
+
+
+def device_of(settings: TrainerConfig) -> str:
+    """`trainer.device`, or this rank's own GPU."""
+    if _world.size == 1:
+        return settings.device
+    return f"cuda:{_world.local_rank}" if uses_gpu(settings) else "cpu"
+
+
+def uses_gpu(settings: TrainerConfig) -> bool:
+    """Whether `trainer.env_backend` and `trainer.device` mean a GPU."""
+    if "cpu" in (settings.env_backend, settings.device):
+        return False
+    return settings.env_backend != "auto" or settings.device != "auto" or torch.cuda.is_available()
+
+
+def check_gpus(num_gpus: int) -> None:
+    """Raises BackendError if this machine has fewer."""
+    found = torch.cuda.device_count()
+    if found < num_gpus:
+        raise BackendError(
+            f"trainer.num_gpus: {num_gpus} GPUs are asked for on this machine, which has {found} (nvidia-smi tells). "
+            "Ask for fewer; or train by processes on the CPU: device: cpu."
+        )
+
+
+def launch(command: Sequence[str], settings: TrainerConfig) -> int:
+    """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
+
+    Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a second one ends them
+    at once. A signal that is ignored here, such as SIGHUP under nohup, stays ignored.
+
+    Returns:
+        The exit code of the run: that of the rank which failed first, by its own doing.
+    Raises:
+        BackendError: this machine has fewer GPUs.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    num_ranks = settings.num_gpus
+    if settings.device != "cpu" and settings.env_backend != "cpu":
+        check_gpus(num_ranks)
+    with _restored_process(), tempfile.TemporaryDirectory() as folder:
+        _set_defaults(NO_MULTICAST)
+        share = str(max(1, len(os.sched_getaffinity(0)) // num_ranks))
+        _set_defaults({"OMP_NUM_THREADS": share, "WARPDRIVE_NUM_THREADS": share, "GLOO_SOCKET_IFNAME": "lo"})
+        _set_defaults({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"})  # seconds, from Ctrl-C to the end of the iteration
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        heeded = (number for number in LAUNCHER_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
+        config.signals_to_handle = ",".join(number.name for number in heeded)
+        try:
+            elastic_launch(config, sys.executable)(*command)
+        except SignalException as stopped:
+            if isinstance(stopped.__context__, SignalException):  # the second: no rank could say what became of it
+                print(f"stopped by {signal_name(stopped.sigval)}", file=sys.stderr)
+            return 128 + stopped.sigval
+        except ChildFailedError as failed:
+            return _told(failed.failures)
+    return 0
+
+
+def _told(failures: dict[int, Any]) -> int:
+    """The exit code of the rank that failed first, which had said why; unless it was killed: then that is said here."""
+
+    def order(rank: int) -> tuple[int, float]:
+        code = failures[rank].exitcode
+        killed_first = code < 0 and code != -signal.SIGTERM  # torchrun ends the others by SIGTERM
+        return (0 if killed_first else 1 if code > 0 and code != LOST else 2), failures[rank].timestamp
+
+    rank = min(failures, key=order)
+    if (code := failures[rank].exitcode) >= 0:
+        return code
+    name = signal_name(-code)
+    print(f"error: rank {rank} (process {failures[rank].pid}) was ended by {name}: so is the run.", file=sys.stderr)
+    return 1
+
+
+@contextlib.contextmanager
+def _restored_process() -> Iterator[None]:
+    """Silences torchrun's own log, which nobody can act on; gives signals, variables and the log back at the end."""
+    variables, disabled = dict(os.environ), logging.root.manager.disable
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in LAUNCHER_SIGNALS} if is_main else {}
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        os.environ.clear()
+        os.environ.update(variables)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end_with_parent() -> None:
+    """Asks Linux to stop this rank, by SIGTERM, if torchrun itself is killed: nobody would be left to end it."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _set_defaults(variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

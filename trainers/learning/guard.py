@@ -1,0 +1,270 @@
+"""Stops a run that meets a NaN or an infinity, before anything is learned from it; the host waits for nothing.
+
+What is found is kept on the device: a flag that makes every later step of every optimiser do nothing, and the place.
+The host reads both when it reports and when it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainers.errors import NonFiniteError
+from trainers.experience.rollout import Rollout
+from trainers.learning.distributed import world
+from warpdrive.backends.base import LaunchShape
+from warpdrive.function_manager import FunctionManager
+from warpdrive.layout import FINAL, GLOBAL_STATE
+
+SOURCE = Path(__file__).parent / "finite.cu"
+NOTHING_FOUND = np.iinfo(np.int32).max
+SEARCH_THREADS, MAX_SEARCH_BLOCKS = 256, 2048
+KERNELS = {torch.float32: "first_nonfinite", torch.float64: "first_nonfinite_double"}
+FINAL_KERNELS = {torch.float32: "first_nonfinite_final", torch.float64: "first_nonfinite_final_double"}
+"""By the dtype of what is searched. Whole numbers are always finite; half floats are known by their loss."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One tensor that is watched: `agents` of which policies its rows are."""
+
+    tensor: str
+    policy: str | None
+    """None: of whichever policy the row's agent has."""
+    first_agent: int
+    num_agents: int
+    """Rows are [step, env, agent]; 0: the rows are no steps, but parameters of the policy."""
+    names: tuple[str, ...] = ()
+
+
+class Guard:
+    """Watches observations, rewards, values, losses and gradients of a run.
+
+    guard.check_rollout()                 # after collect
+    guard.check_loss("tagger", losses, index)
+    guard.check_gradient("tagger", parameters, norm)
+    optimizer.found_inf = guard.flag_of("tagger")  # a fused optimiser then skips its step
+    guard.raise_if_halted(iteration)      # waits for the device
+
+    In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from. Other policies
+    finish the update that is under way, then nothing is learned any more.
+
+    Among several ranks, what one of them meets halts all policies on all ranks, from the next step of an optimiser on.
+
+    Args:
+        rollout: what is watched.
+    """
+
+    def __init__(self, rollout: Rollout) -> None:
+        env = rollout.env
+        self.world = world()
+        self.rollout = rollout
+        self.num_envs, self.num_agents = env.num_envs, env.num_agents
+        self._functions = FunctionManager(
+            rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
+        )
+        # Of one step, in the order in which they come to be: the first of them is told.
+        self._places: list[_Place] = [self._place_of(name) for name in rollout.observations]
+        of_policies = [(name, group.agents.start, len(group.agents)) for name, group in rollout.groups.items()]
+        self._places += [_Place(tensor, *one) for one in of_policies for tensor in ("value", "log_prob")]
+        self._places.append(_Place("reward", None, 0, self.num_agents))
+        self._places += [self._place_of(name, FINAL) for name in rollout.observations]
+        self._num_of_rollout = len(self._places)
+        for one in of_policies:
+            names = tuple(parameter for parameter, _ in rollout.groups[one[0]].policy.named_parameters())
+            self._places += [_Place("loss", *one), _Place("gradient", one[0], 0, 0, names)]
+        self.halted = torch.zeros(1, device=env.device)
+        """[1] float32: 1 once anything was found."""
+        self._flags = torch.zeros(len(of_policies), device=env.device)
+        self._first = torch.full((len(self._places) + 1,), NOTHING_FOUND, dtype=torch.int32, device=env.device)
+        """By place, the first row where something was found; the last is for what another rank found."""
+        self._num_halted = torch.zeros(1, dtype=torch.int32, device=env.device)
+        """Iterations begun since the one in which something was found."""
+        self._searches = [
+            self._prepare_search(place, i) for i, place in enumerate(self._places[: self._num_of_rollout])
+        ]
+
+    def check_rollout(self) -> None:
+        """Looks at what came of this rollout: one pass over it, on the device. Call it once an iteration."""
+        self._num_halted += self.halted.int()
+        for search in self._searches:
+            search()
+        self._halt_all()
+
+    def check_loss(self, policy: str, losses: torch.Tensor, index: torch.Tensor) -> None:
+        """Looks at the loss of each sample.
+
+        Args:
+            losses: [N].
+            index: [N] rows of [T, E, agents of the policy], as in Samples.
+        """
+        rows = torch.where(torch.isfinite(losses.detach()), NOTHING_FOUND, index)
+        self._keep("loss", policy, rows.min())
+
+    def check_gradient(self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor) -> None:
+        """Looks at the gradient, before it is shortened: at its norm, and at each parameter's.
+
+        Args:
+            parameters: all of the policy's, in order.
+            norm: of the whole gradient.
+        """
+        sums = torch.stack([p.grad.sum() if p.grad is not None else norm.new_zeros(()) for p in parameters])
+        bad = ~torch.isfinite(sums)
+        row = torch.where(bad.any(), bad.int().argmax(), torch.where(torch.isfinite(norm), NOTHING_FOUND, 0))
+        self._keep("gradient", policy, row)
+
+    def place_of(self, tensor: str, policy: str) -> torch.Tensor:
+        """[1] int32, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.
+
+        They write the smaller of what is there and what they find, while `flag_of(policy)` is 0, and then raise that
+        and `halted`.
+        """
+        number = self._number_of(tensor, policy)
+        return self._first[number : number + 1]
+
+    def flag_of(self, policy: str) -> torch.Tensor:
+        """[1] float32, a policy's own `halted`: as it was after the rollout, and 1 once it finds something itself.
+        Policies may learn side by side, and what one of them finds must not stop another in the middle of a step.
+        """
+        number = list(self.rollout.groups).index(policy)
+        return self._flags[number : number + 1]
+
+    def has_found(self) -> torch.Tensor:
+        """[1] float32, more than 0 if anything was found here, be the run halted yet or not."""
+        return (self._first != NOTHING_FOUND).any().float().view(1)
+
+    def take_over(self, halted: torch.Tensor) -> None:
+        """[1], more than 0 if any rank is halted: then this one is, too."""
+        self._first[-1:].copy_(torch.where(halted > 0, 0, NOTHING_FOUND))
+        self._halt_all()
+
+    def clear(self) -> None:
+        """Forgets what was found: the run goes on from a checkpoint."""
+        self.halted.zero_()
+        self._flags.zero_()
+        self._num_halted.zero_()
+        self._first.fill_(NOTHING_FOUND)
+
+    def found(self) -> torch.Tensor:
+        """[places + 2] int32 on the device: all that `raise_if_found` asks for, to be read when it suits the host."""
+        return torch.cat([self._num_halted, self._first])
+
+    @staticmethod
+    def num_found(found: Sequence[float]) -> int:
+        """Of `found`, read: in how many tensors there was a NaN or an infinity."""
+        return sum(row != NOTHING_FOUND for row in found[1:])
+
+    def raise_if_halted(self, iteration: int) -> None:
+        """Waits for the device; see `raise_if_found`."""
+        self.raise_if_found(self.found().tolist(), iteration)
+
+    def raise_if_found(self, found: Sequence[float], iteration: int) -> None:
+        """Ends the run if anything was found, on any rank.
+
+        Args:
+            found: what `found` held.
+            iteration: iterations made by then, that under way included.
+        Raises:
+            NonFiniteError: names policy, tensor, env, agent and step; a gradient's names the parameter.
+        """
+        num_halted, *first, _ = (int(one) for one in found)
+        steps = [(self._step_of(i, row), i) for i, row in enumerate(first) if row != NOTHING_FOUND]
+        told = None
+        if steps:
+            step, number = min(steps)
+            is_later = number >= self._num_of_rollout  # one rank's rollout can spoil what all ranks then learn
+            place, row, before = self._places[number], first[number], iteration - 1 - num_halted
+            told = (is_later, step, number), self._describe(place, row, before), self._where(place, row, before)
+        if everywhere := [one for one in self.world.gather(told) if one is not None]:
+            raise NonFiniteError(*min(everywhere, key=lambda one: one[0])[1:])
+
+    def _step_of(self, number: int, row: int) -> int:
+        place = self._places[number]
+        return row // (self.num_envs * place.num_agents) if place.num_agents else 0
+
+    def _describe(self, place: _Place, row: int, iteration: int) -> str:
+        when = f"iteration {iteration + 1}"
+        if not place.num_agents:
+            return (
+                f"policy '{place.policy}': the gradient of '{place.names[row]}' became a NaN or an infinity in {when}. "
+                "Lower its lr, or a coefficient of its loss that is very large."
+            )
+        found = self._where(place, row, iteration)
+        step, env, agent, policy = (found[name] for name in ("step", "env", "agent", "policy"))
+        whose, where = f"policy '{policy}': ", f"env {env}, agent {agent}"
+        if agent is None:
+            whose, where = "", f"env {env}"
+        way_out = "Mend the env's kernel: python -m warpdrive.testing shows what it does."
+        if place.policy is not None:
+            way_out = "Lower its lr, or normalize_observation if the env's numbers are large."
+        return (
+            f"{whose}{place.tensor} is a NaN or an infinity at {where}, step {step} of "
+            f"{when} (step {iteration * self.rollout.num_steps + step} of the run). {way_out}"
+        )
+
+    def _where(self, place: _Place, row: int, iteration: int) -> dict[str, str | int | None]:
+        """What `_describe` puts into words; None where a tensor has no such axis."""
+        found = {"tensor": place.tensor, "policy": place.policy, "iteration": iteration + 1}
+        if not place.num_agents:
+            return found | {"parameter": place.names[row], "env": None, "agent": None, "step": None}
+        step, rest = divmod(row, self.num_envs * place.num_agents)
+        env, agent = divmod(rest, place.num_agents)
+        found |= {"step": step, "env": env + self.rollout.env.first_env, "agent": agent + place.first_agent}
+        if place.tensor.removeprefix(FINAL) == GLOBAL_STATE:  # it has no agent axis
+            return found | {"agent": None}
+        of_agents = (name for name, group in self.rollout.groups.items() if found["agent"] in group.agents)
+        return found | {"policy": place.policy or next(of_agents, "none")}
+
+    def _place_of(self, observation: str, prefix: str = "") -> _Place:
+        """Where the rows of an observation array belong; of `final_<name>` they are told as rows of steps."""
+        if observation == GLOBAL_STATE:
+            return _Place(prefix + observation, None, 0, 1)
+        layout, groups = self.rollout.env.layout, self.rollout.env.groups
+        array, first = layout.observations[observation], 0
+        if array.num_agents != self.num_agents:
+            first = next(
+                groups[group].agents.start
+                for group, places in layout.observation.items()
+                if any(place.array == observation for place in places.values())
+            )
+        return _Place(prefix + observation, None, first, array.num_agents)
+
+    def _prepare_search(self, place: _Place, number: int) -> Callable[[], None]:
+        rollout, is_final = self.rollout, place.tensor.startswith(FINAL)
+        if place.policy is not None:
+            values = getattr(rollout.groups[place.policy], place.tensor)
+        else:
+            values = (rollout.env if is_final else rollout).data[place.tensor]
+        kernel = (FINAL_KERNELS if is_final else KERNELS).get(values.dtype)
+        if kernel is None:
+            return lambda: None
+        num_rows = values.shape[0] * self.num_envs * place.num_agents
+        sizes = {"num_rows": num_rows, "width": values.numel() // num_rows}
+        if is_final:
+            sizes |= {"num_agents": place.num_agents, "num_steps": rollout.num_steps}
+        launch_shape = None
+        if values.is_cuda:  # 16 bytes a thread, and no more threads than keep the memory busy
+            num_blocks = -(-values.numel() * values.element_size() // (16 * SEARCH_THREADS))
+            launch_shape = LaunchShape(min(num_blocks, MAX_SEARCH_BLOCKS), (SEARCH_THREADS, 1))
+        first = self._first[number : number + 1]
+        return self._functions.prepare(kernel, launch_shape, values=values, halted=self.halted, first=first, **sizes)
+
+    def _number_of(self, tensor: str, policy: str) -> int:
+        return next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))
+
+    def _keep(self, tensor: str, policy: str, row: torch.Tensor) -> None:
+        slot, flag = self._first[self._number_of(tensor, policy)], self.flag_of(policy)[0]
+        slot.copy_(torch.where(flag == 0, torch.minimum(slot, row.to(torch.int32)), slot))
+        flag.copy_(torch.maximum(flag, (slot != NOTHING_FOUND).float()))
+        self._latch()
+
+    def _halt_all(self) -> None:
+        self._latch()
+        self._flags.copy_(self.halted.expand_as(self._flags))
+
+    def _latch(self) -> None:
+        self.halted.copy_(self.has_found())

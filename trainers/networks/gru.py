@@ -1,0 +1,87 @@
+"""A recurrent network: hidden layers, then a gated recurrent unit that remembers from step to step."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainers.networks.mlp import ACTIVATIONS, MLP, last_width, linear, make_trunk
+from trainers.settings.config import ModelConfig
+
+
+class GRU(nn.Module):
+    """Hidden layers, a GRU cell, and a linear layer at each end; for the critic its own, or the same.
+
+    What it remembers, `memory` [N, memory_size], is zero at the start of an episode.
+
+    Args: as MLP's; `config.memory_size` is the size of each cell.
+
+    Source: Cho et al. 2014, arXiv:1406.1078.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_features: int,
+        num_outputs: int,
+        num_critic_features: int | None,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        self.trunk = make_trunk(num_features, config.fc_dims, config.layer_norm, generator)
+        self.cell = _gru_cell(last_width(num_features, config.fc_dims), config.memory_size, generator)
+        self.critic_trunk = self.critic_cell = None
+        if num_critic_features is not None or not config.shared_trunk:
+            num_critic_features = num_critic_features or num_features
+            critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
+            self.critic_trunk = make_trunk(num_critic_features, critic_dims, config.layer_norm, generator)
+            self.critic_cell = _gru_cell(last_width(num_critic_features, critic_dims), config.memory_size, generator)
+        self.policy_head = linear(config.memory_size, num_outputs, 0.01, generator)
+        self.value_head = linear(config.memory_size, 1, 1.0, generator)
+        self.sequence_length = config.sequence_length
+        self.memory_size = config.memory_size * (1 if self.critic_cell is None else 2)
+
+    encode = MLP.encode
+
+    def unroll(
+        self,
+        observation: torch.Tensor,
+        critic_input: torch.Tensor | None,
+        memory: torch.Tensor,
+        starts: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A sequence of steps.
+
+        Args:
+            observation: [L, N, features], critic_input: [L, N, critic's features] or None.
+            memory: [N, memory_size] before the first step.
+            starts: [L, N] bool, whether an episode starts with this step, which then remembers nothing; None if
+                none does.
+        Returns:
+            outputs [L, N, num_outputs], value [L, N], memory [N, memory_size] after the last step.
+        """
+        inputs = [self.encode(self.trunk, observation)]
+        cells = [self.cell]
+        if self.critic_cell is not None:
+            inputs.append(self.encode(self.critic_trunk, observation if critic_input is None else critic_input))
+            cells.append(self.critic_cell)
+        parts, seen = list(memory.chunk(len(cells), dim=-1)), [[] for _ in cells]
+        for t in range(len(observation)):
+            for i, cell in enumerate(cells):
+                before = parts[i] if starts is None else parts[i] * (~starts[t]).unsqueeze(-1)
+                parts[i] = cell(inputs[i][t], before)
+                seen[i].append(parts[i])
+        hidden = [torch.stack(steps) for steps in seen]
+        return self.policy_head(hidden[0]), self.value_head(hidden[-1]).squeeze(-1), torch.cat(parts, dim=-1)
+
+
+def _gru_cell(num_in: int, size: int, generator: torch.Generator) -> nn.GRUCell:
+    with torch.random.fork_rng(devices=()):  # as in `linear`
+        cell = nn.GRUCell(num_in, size)
+    for name, parameter in cell.named_parameters():
+        if name.startswith("weight"):
+            nn.init.orthogonal_(parameter, 1.0, generator=generator)
+        else:
+            nn.init.zeros_(parameter)
+    return cell

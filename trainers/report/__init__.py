@@ -1,0 +1,1 @@
+"""What a run says of itself: metrics, times, the live display, curves, pictures."""

@@ -1,0 +1,195 @@
+"""Figures of a run: summed on the device, pulled once per report, written as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from trainers.experience.rollout import Rollout
+from trainers.learning.distributed import world
+from trainers.run import disk
+from warpdrive.function_manager import FunctionManager
+
+SOURCE = Path(__file__).parent / "episodes.cu"
+
+EXPLANATIONS = {
+    "rollout/ep_rew_mean": "mean return of an agent in the episodes that ended since the last report",
+    "rollout/<policy>/ep_rew_mean": "the same over the agents of one policy, or of one group of agents",
+    "rollout/ep_len_mean": "mean length of those episodes, in steps",
+    "rollout/num_episodes": "how many they are, over all envs; the three above are left out where it is 0",
+    "time/fps": "env steps a second since the last report, over all envs; evaluation is not counted",
+    "time/agent_steps_per_s": "the same times the agents of an env",
+    "time/total_timesteps": "env steps made so far, over all envs: the x axis of all curves",
+    "time/iterations": "iterations made so far, each a rollout and an update of each policy",
+    "train/<policy>/policy_loss": "the policy's part of the loss in the last update, mean over its minibatches",
+    "train/<policy>/value_loss": "the critic's part, before vf_loss_coeff",
+    "train/<policy>/entropy": "entropy of the action's distribution, nats",
+    "train/<policy>/approx_kl": "KL divergence from the policy that played, nats, before each step; 0 for A2C, whose "
+    "one step starts there",
+    "train/<policy>/clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, likewise",
+    "train/<policy>/explained_variance": "1 is a critic that knows what comes, 0 one that guesses, less is worse",
+    "train/<policy>/learning_rate": "the optimiser's step size in that update",
+    "train/<policy>/grad_norm": "length of the gradient, before it was shortened",
+    "eval/mean_reward": "mean return of an agent in the evaluation's episodes; only in reports that evaluate",
+    "eval/std_reward": "standard deviation over those episodes of their agents' mean return",
+    "eval/mean_ep_length": "mean length of those episodes, in steps",
+    "eval/<group>/mean_reward": "mean return over the agents of one group",
+    "perf/env_ms": "device time an iteration in the env's step and reset kernels: their part of the rollout, as "
+    "found in a few rollouts with marks, times what rollouts take; null before the first of them",
+    "perf/policy_ms": "the rest of the rollout: networks, samplers, checks and sums",
+    "perf/learn_ms": "device time an iteration in the updates of all policies",
+    "perf/log_ms": "host time an iteration in reporting, since the line before; a GPU works on meanwhile",
+    "health/nonfinite": "tensors in which a NaN or an infinity was found; more than 0 ends the run",
+    "health/invalid_actions": "actions out of their space since the last report, which the env took as the nearest "
+    "in it; samplers draw none",
+    "health/dropped_truncations": "truncated episodes that counted as having no future, as the env truncates more "
+    "often than its episode_length says",
+    "health/gpu_mem_mb": "most memory that torch held on the GPU so far, MiB; 0 on a CPU",
+}
+"""What each metric is, by name. The documentation is made of it."""
+
+Figures = Mapping[str, torch.Tensor | float]
+
+
+def explain(name: str) -> str | None:
+    """What a metric of a run is, by the name it has there: "train/tagger/entropy"."""
+    for pattern, explanation in EXPLANATIONS.items():
+        if re.fullmatch(re.sub("<[a-z]+>", "[^/]+", pattern), name):
+            return explanation
+    return None
+
+
+class Metrics:
+    """Returns and lengths of the episodes that ended since the last report, with the algorithms' figures.
+
+    Its sums are arrays of `env.data`, so that a checkpoint holds them: episodes run on across rollouts.
+
+    Args:
+        rollout: what is summed.
+        groups: name -> agents, whose mean return is reported as `rollout/<name>/ep_rew_mean`.
+    """
+
+    def __init__(self, rollout: Rollout, groups: Mapping[str, range]) -> None:
+        env = rollout.env
+        self.env = env
+        self.groups = dict(groups)
+        self.num_agents = env.num_agents
+        per_env, per_agent = (env.num_envs,), (env.num_envs, env.num_agents)
+        arrays = {
+            "running_return": torch.zeros(per_agent),
+            "running_length": torch.zeros(per_env, dtype=torch.int32),
+            "return_sum": torch.zeros(per_agent),
+            "length_sum": torch.zeros(per_env, dtype=torch.int32),
+            "num_ended": torch.zeros(per_env, dtype=torch.int32),
+            "num_dropped": torch.zeros(per_env, dtype=torch.int32),
+        }
+        self.arrays = {name: env.data.push(name, array) for name, array in arrays.items()}
+        functions = FunctionManager(
+            rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
+        )
+        self.add_rollout = functions.prepare(
+            "episodes",
+            num_truncated=env.data["num_truncated"],
+            num_steps=rollout.num_steps,
+            max_truncations=rollout.max_truncations,
+            **self.arrays,
+        )
+        """Call it once for each rollout."""
+
+    def report(self, figures: Mapping[str, Figures]) -> dict[str, float]:
+        """Metrics since the last report, by name; waits for the device. See `begin_report`."""
+        return self.begin_report(figures).read()[0]
+
+    def begin_report(self, figures: Mapping[str, Figures], also: torch.Tensor | None = None) -> PendingReport:
+        """Sends the metrics since the last report, over all ranks, on their way; starts the sums anew.
+
+        One small tensor travels to the host, and nobody waits for it.
+
+        Args:
+            figures: policy -> figure -> number or tensor on the device.
+            also: [N], to travel with them.
+        """
+        return_sum, *counts = (self.arrays[name] for name in ("return_sum", "length_sum", "num_ended", "num_dropped"))
+        names = [(policy, name) for policy, ones in figures.items() for name in ones]
+        waiting = [(policy, name) for policy, name in names if isinstance(figures[policy][name], torch.Tensor)]
+        invalid = self.env.num_invalid_actions
+        sums = [return_sum.sum(0).double(), *(array.sum().double().view(1) for array in (*counts, invalid))]
+        sums = world().sum(*sums)
+        parts = [*sums, *(figures[policy][name].detach().double().view(1) for policy, name in waiting)]
+        parts += [] if also is None else [also.double()]
+        pending = PendingReport(self, torch.cat(parts), names, waiting, figures)
+        for array in (return_sum, *counts, invalid):
+            array.zero_()
+        return pending
+
+
+class PendingReport:
+    """Figures on their way to the host.
+
+    Args:
+        values: on the device: returns by agent, four counts, the figures that were there, and what else travels.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        values: torch.Tensor,
+        names: list[tuple[str, str]],
+        waiting: list[tuple[str, str]],
+        figures: Mapping[str, Figures],
+    ) -> None:
+        self.groups, self.num_agents = metrics.groups, metrics.num_agents
+        self._names, self._waiting = names, waiting
+        self._known = {
+            (policy, name): figures[policy][name] for policy, name in names if (policy, name) not in set(waiting)
+        }
+        self._arrived: torch.cuda.Event | None = None
+        self._values = values
+        if values.is_cuda:  # pinned: to other memory the copy would make the host wait
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    @property
+    def is_at_once(self) -> bool:
+        """Whether there is no way to go: on a CPU."""
+        return self._arrived is None
+
+    @property
+    def has_arrived(self) -> bool:
+        return self._arrived is None or self._arrived.query()
+
+    def read(self) -> tuple[dict[str, float], list[float]]:
+        """Metrics by name, and what travelled with them; waits until they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        values = self._values.tolist()
+        returns, values = values[: self.num_agents], values[self.num_agents :]
+        (length, num_episodes, num_dropped, num_invalid), values = values[:4], values[4:]
+        found, also = values[: len(self._waiting)], values[len(self._waiting) :]
+        metrics = {
+            "rollout/num_episodes": num_episodes,
+            "health/dropped_truncations": num_dropped,
+            "health/invalid_actions": num_invalid,
+        }
+        if num_episodes:
+            metrics["rollout/ep_rew_mean"] = sum(returns) / (num_episodes * self.num_agents)
+            for group, agents in self.groups.items():
+                mean_return = sum(returns[agent] for agent in agents) / (num_episodes * len(agents))
+                metrics[f"rollout/{group}/ep_rew_mean"] = mean_return
+            metrics["rollout/ep_len_mean"] = length / num_episodes
+        figures = self._known | dict(zip(self._waiting, found, strict=True))
+        metrics |= {f"train/{policy}/{name}": figures[policy, name] for policy, name in self._names}
+        return metrics, also
+
+
+def append_jsonl(path: Path, metrics: Mapping[str, float]) -> None:
+    """Adds one line; what is no number becomes null, as JSON has no NaN."""
+    plain = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    disk.append(path, json.dumps(plain))

@@ -1,0 +1,76 @@
+"""Which checkpoint of a run is the best: that with the highest figure of one metric. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from trainers.run.manifest import MANIFEST, read_manifest
+from trainers.settings.config import Config, EvaluationConfig
+from warpdrive.errors import CheckpointError
+
+EVALUATION = "eval/mean_reward"
+ROLLOUT = "rollout/ep_rew_mean"
+
+Figure = tuple[str, float]
+"""A metric and its value."""
+Reports = Sequence[Mapping[str, float]]
+"""The metrics of a run, report by report."""
+
+
+def metrics_to_go_by(names: Iterable[str], groups: Iterable[str], evaluation: EvaluationConfig) -> list[str]:
+    """The metrics that `saving.best_metric` may name, the default first.
+
+    Args:
+        names: of policies and groups, which have a mean return each.
+        groups: of the env.
+    """
+    of_rollouts = [ROLLOUT, *(f"rollout/{name}/ep_rew_mean" for name in dict.fromkeys(names)), "rollout/ep_len_mean"]
+    if not evaluation.eval_freq:
+        return of_rollouts
+    of_evaluations = [EVALUATION, *(f"eval/{group}/mean_reward" for group in groups), "eval/mean_ep_length"]
+    return [*of_evaluations, *of_rollouts]
+
+
+def best_metric(config: Config) -> str:
+    """The metric that tells the best checkpoint: the highest is best."""
+    return config.saving.best_metric or (EVALUATION if config.evaluation.eval_freq else ROLLOUT)
+
+
+def latest_figure(config: Config, reports: Reports) -> Figure | None:
+    """What a checkpoint of now goes by; None before anything was reported."""
+    figures = _figures(best_metric(config), reports)
+    return (best_metric(config), figures[-1]) if figures else None
+
+
+def is_best_evaluation(config: Config, reports: Reports) -> bool:
+    """Whether the newest evaluation is better than every one before: then it is worth a checkpoint of its own."""
+    name = best_metric(config)
+    if not name.startswith("eval/") or not reports or name not in reports[-1]:
+        return False
+    *before, newest = _figures(name, reports) or [-math.inf]
+    return newest > max(before, default=-math.inf)
+
+
+def _figures(name: str, reports: Reports) -> list[float]:
+    return [one[name] for one in reports if math.isfinite(one.get(name, math.nan))]
+
+
+def best_of(checkpoints: Iterable[Path]) -> Path | None:
+    """The best of a run's checkpoints, oldest first; of several as good, the oldest. None if none has a figure.
+
+    Where the metric was changed during the run, those of the newest metric count.
+    """
+    figures: list[tuple[Path, str, float]] = []
+    for place in checkpoints:
+        try:
+            figure = read_manifest(place / MANIFEST).get("figure")
+        except CheckpointError:
+            continue
+        if isinstance(figure, dict) and isinstance(figure.get("value"), int | float):
+            figures.append((place, figure.get("metric"), figure["value"]))
+    if not figures:
+        return None
+    metric = figures[-1][1]
+    return max((one for one in figures if one[1] == metric), key=lambda one: one[2])[0]

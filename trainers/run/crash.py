@@ -1,0 +1,106 @@
+"""What a run leaves in `crash/` when it stops at a NaN or an infinity: enough to look at it without running again.
+
+    crash/crash.json               what was found where, the last good checkpoint, the config
+    crash/env.safetensors          every array of that env, as the env has it: no env axis
+    crash/rollout.safetensors      the last rollout of that env: [step, ...]
+    crash/gradient.safetensors     the policy's gradients, where one of them was found
+    crash/policy.<name>.safetensors  the policy's parameters, from before
+
+The host looks at the device only when it reports or saves, so the arrays are of the end of the iteration
+`arrays_after_iteration`, which may be later than the `iteration` in which it went wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save as tensors_to_bytes
+
+from trainers.errors import NonFiniteError
+from trainers.run import checkpoint, disk
+from warpdrive.config import to_plain
+
+if TYPE_CHECKING:
+    from trainers.trainer import Trainer
+
+CRASH = "crash"
+"""The folder, in the run folder."""
+MAX_BYTES = 16 << 20
+"""Of a tensor; what is larger is named in crash.json and left out."""
+
+
+@contextlib.contextmanager
+def dumps_crash(trainer: Trainer) -> Iterator[None]:
+    """While it is entered, a NonFiniteError leaves a dump in the run folder on its way out."""
+    try:
+        yield
+    except NonFiniteError as error:
+        try:
+            folder = dump_crash(trainer, error)
+        except (OSError, RuntimeError) as failure:  # of a full disk, or of a device that is lost: the error goes first
+            trainer.run.say(f"warning: no crash dump could be written ({failure})", style="yellow")
+        else:
+            trainer.run.say(f"crash dump: {folder}")
+        raise
+
+
+def dump_crash(trainer: Trainer, error: NonFiniteError) -> Path:
+    """Writes the folder, on the rank whose env it is; an older one goes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = trainer.run.path / CRASH
+    env = error.place.get("env")
+    local_env = None if env is None else env - trainer.env.first_env
+    if not (trainer.world.rank == 0 if local_env is None else 0 <= local_env < trainer.env.num_envs):
+        return place
+    files = _tensors_of(trainer, error.place.get("policy"), local_env, error.place["tensor"] == "gradient")
+    left_out = [f"{file}: {name}" for file, ones in files.items() for name in ones if ones[name].nbytes > MAX_BYTES]
+    older = checkpoint.list_checkpoints(trainer.run.checkpoints)
+    report = {
+        "error": str(error),
+        **error.place,
+        "arrays_after_iteration": trainer.iteration,
+        "checkpoint": str(older[-1]) if older else None,
+        "left_out": left_out,
+        "config": to_plain(trainer.config),
+    }
+    beside = disk.temporary(place)
+    beside.mkdir()
+    try:
+        for file, ones in files.items():
+            small = {name: one.cpu().contiguous() for name, one in ones.items() if one.nbytes <= MAX_BYTES}
+            disk.write(beside / f"{file}.safetensors", tensors_to_bytes(small))
+        disk.write(beside / "crash.json", (json.dumps(report, indent=1) + "\n").encode())
+        disk.replace_folder(beside, place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return place
+
+
+def _tensors_of(
+    trainer: Trainer, policy: str | None, env: int | None, with_gradient: bool
+) -> dict[str, Mapping[str, torch.Tensor]]:
+    """File name without ending -> name -> tensor, on the device."""
+    files: dict[str, Any] = {}
+    if env is not None:
+        files["env"] = checkpoint.arrays_of_env(trainer.env.data, env)
+        rollout = trainer.rollout
+        of_rollout = {name: rollout.data[name][:, env] for name in rollout.data.names()}
+        for name, group in rollout.groups.items():
+            for what in ("value", "log_prob", "advantage"):
+                of_rollout[f"{what}.{name}"] = getattr(group, what)[:, env]
+        files["rollout"] = of_rollout
+    if policy in trainer.policies:
+        one = trainer.policies[policy]
+        files[f"policy.{policy}"] = one.state_dict()
+        if with_gradient:
+            files["gradient"] = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+    return {file: {name: tensor.detach() for name, tensor in ones.items()} for file, ones in files.items()}

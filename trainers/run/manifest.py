@@ -1,0 +1,77 @@
+"""manifest.json: what the other files of a checkpoint must be, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainers.run import disk
+from warpdrive.errors import CheckpointError
+from warpdrive.version import __version__
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+RNG = "rng.json"
+
+
+def make_manifest(
+    files: Mapping[str, bytes], env_steps: int, progress: Mapping[str, Any], figure: tuple[str, float] | None = None
+) -> bytes:
+    """The manifest of these files, with a SHA-256 of itself.
+
+    Args:
+        figure: a metric and its value, by which the best checkpoint is found.
+    """
+    manifest = {
+        "format": FORMAT,
+        "version": __version__,
+        "env_steps": env_steps,
+        "progress": dict(progress),
+        "figure": None if figure is None else {"metric": figure[0], "value": figure[1]},
+        "files": {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in sorted(files.items())},
+    }
+    manifest["sha256"] = sha256(to_json(manifest))
+    return to_json(manifest)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What `make_manifest` gave, without the sum.
+
+    Raises:
+        CheckpointError: it is missing, damaged or unknown.
+    """
+    content = disk.read(path)
+    damaged = CheckpointError(f"{path}: damaged: it is not what was written. Use an older checkpoint.")
+    try:
+        manifest = json.loads(content)
+        if not isinstance(manifest, dict):
+            raise CheckpointError(f"{path}: expected keys and values, got a {type(manifest).__name__}.")
+        sum_of_body = manifest.pop("sha256")
+        body = to_json(manifest)
+        whole = to_json({**manifest, "sha256": sum_of_body})
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        raise damaged from None
+    if sum_of_body != sha256(body) or whole != content:
+        raise damaged
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: of format {manifest.get('format')}, this version reads {FORMAT}.")
+    files, progress = manifest.get("files"), manifest.get("progress")
+    if not isinstance(files, dict) or not isinstance(progress, dict):
+        raise CheckpointError(f"{path}: 'files' and 'progress' must hold keys and values.")
+    if RNG not in files:
+        raise CheckpointError(f"{path}: 'files' lacks {RNG}.")
+    for name, expected in files.items():
+        if Path(name).name != name or not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+            raise CheckpointError(f"{path}: 'files' says nothing of use about {name!r}.")
+    return manifest
+
+
+def to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,324 @@
+"""The folder of a run: what was asked for, on what machine, and what came out."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import functools
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy
+import torch
+from rich.console import Console
+
+from trainers.errors import RunFolderError
+from trainers.learning.distributed import world
+from trainers.report.metrics import append_jsonl
+from trainers.report.statistics import has
+from trainers.run import disk
+from trainers.run.checkpoint import RESOLVED_CONFIG
+from trainers.run.lock import RunLock, lock_run
+from trainers.settings.config import Config, check_run_name
+from warpdrive.backends.base import Backend
+from warpdrive.config_file import dump_yaml
+from warpdrive.errors import ConfigError, printable
+from warpdrive.version import __version__
+
+MAX_LOG_BYTES = 10 << 20
+"""Of log.txt; then it becomes log.1.txt, in place of an older one, and a new one begins."""
+MAX_METRICS_BYTES = 64 << 20
+"""Of metrics.jsonl; then every second of its lines is taken out, so that it goes on telling of the whole run."""
+MAX_CURVE_POINTS = 2000
+"""Of the learning curve that is kept in memory; then every second of them is taken out."""
+NUM_KEPT = 20
+"""Reports that are kept in memory whole."""
+
+
+class RunFolder:
+    """Made at the start of a run; every line said is also in its log.txt (errors go to stderr alone).
+
+    However long the run, what it keeps in memory and in these files stays bounded.
+
+    Of several ranks, the first makes it, writes and speaks; the others know where it is.
+
+    Args:
+        config: names the folder `<env>__<algorithm>__seed<seed>__<date>`, in `saving.basedir`.
+        name: names it instead.
+        source: the text of the config file, kept as it was.
+        command: what was typed.
+        resumed: the folder of a run to go on with; nothing is written into it before `accept`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str | None = None,
+        source: str | None = None,
+        command: Sequence[str] = (),
+        resumed: Path | None = None,
+    ) -> None:
+        make_folder = functools.partial(_make_folder, Path(config.saving.basedir), name, config)
+        self.path = world().first(make_folder) if resumed is None else resumed
+        self.is_silent = world().rank > 0
+        self._lock: RunLock | None = None
+        self._misses = False
+        world().first(self._take_lock)
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.metrics: collections.deque[dict[str, float]] = collections.deque(maxlen=NUM_KEPT)
+        """The last reports."""
+        self.highest: dict[str, float] = {}
+        """Of every metric, the highest value in all reports but the last."""
+        self._curve = Curve()
+        self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
+        resolved = dump_yaml(config)
+        if resumed is None:
+            given = resolved if source is None else source
+            self._write(lambda: _replace(self.path / "config.yaml", given), is_needed=True)
+        self._write(lambda: _replace(self.path / RESOLVED_CONFIG, resolved), is_needed=True)
+        self._write(lambda: disk.append(self.path / "command.txt", shlex.join(command or sys.argv)))
+        if self._lock is not None and self._lock.warning is not None:
+            self.say(f"warning: {self._lock.warning}", style="yellow")
+
+    def accept(self) -> None:
+        """Writes what waited: a run that could not be resumed leaves its folder as it was."""
+        waiting, self._waiting = self._waiting or [], None
+        for write in waiting:
+            write()
+
+    def _take_lock(self) -> None:
+        self._lock = lock_run(self.path)
+        for folder in (self.path, self.checkpoints):
+            disk.remove_leftovers(folder)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While it is entered, no other process can train here; on leaving it, one can."""
+        world().first(self._take_lock)
+        try:
+            yield
+        finally:
+            self._lock = None
+
+    @contextlib.contextmanager
+    def unlocked_if_refused(self) -> Iterator[None]:
+        """While it is entered, an error lets other processes train here."""
+        try:
+            yield
+        except BaseException:
+            self._lock = None
+            raise
+
+    def _write(self, write: Callable[[], None], is_needed: bool = False) -> None:
+        """Writes now, or once the run is accepted. A run goes on without what is not needed to resume it."""
+        if self.is_silent:
+            return
+        if self._waiting is not None:
+            self._waiting.append(lambda: self._write(write, is_needed))
+            return
+        try:
+            write()
+        except OSError as error:
+            if is_needed:
+                raise
+            if not self._misses:
+                reason = disk.why_not_written(error, self.path)
+                self._print(f"warning: {self.path}: lines of its logs are lost ({reason}). Training goes on.", "yellow")
+            self._misses = True
+        else:
+            self._misses = False
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_machine(self, backend: Backend) -> None:
+        """env.json: enough to tell two machines apart."""
+        is_gpu = backend.device.type == "cuda"
+        machine = {
+            "warpdrive": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "torch_threads": torch.get_num_threads(),
+            "backend": str(backend) if is_gpu else backend.name,
+            "device": str(backend.device),
+            "gpu": torch.cuda.get_device_name(backend.device) if is_gpu else None,
+            "cuda": torch.version.cuda,
+        }
+        self._write(lambda: _replace(self.path / "env.json", json.dumps(machine, indent=1) + "\n"))
+
+    def say(self, line: str, style: str | None = None) -> None:
+        """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
+        if self.is_silent:
+            return
+        line = printable(line, keep="\n\t")
+        self._print(line, style)
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """Keeps a line in log.txt."""
+        self._write(lambda: _append_rotated(self.path / "log.txt", line))
+
+    def _print(self, line: str, style: str | None) -> None:
+        try:
+            if self.console.is_terminal:
+                self.console.print(line, style=style, markup=False)
+            else:
+                print(line, flush=True)
+        except OSError:  # nobody reads on (`| head -1`), or the terminal is closed: log.txt has it all
+            with contextlib.suppress(OSError, ValueError):
+                stdout = sys.stdout.fileno()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Adds a line to metrics.jsonl."""
+        self._remember(metrics)
+        self._write(lambda: self._append_metrics(metrics))
+
+    def _remember(self, metrics: Mapping[str, float]) -> None:
+        for name, value in self.metrics[-1].items() if self.metrics else ():
+            if math.isfinite(value) and value > self.highest.get(name, -math.inf):
+                self.highest[name] = value
+        self.metrics.append(dict(metrics))
+        self._curve.add(metrics)
+
+    def _append_metrics(self, metrics: Mapping[str, float]) -> None:
+        path = self.path / "metrics.jsonl"
+        append_jsonl(path, metrics)
+        if path.stat().st_size > MAX_METRICS_BYTES:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            _replace(path, "".join(lines[:-1:2] + lines[-1:]))
+            self.say(f"metrics.jsonl reached {MAX_METRICS_BYTES >> 20} MiB: every second of its lines was taken out")
+
+    def go_back_to(self, env_steps: int) -> None:
+        """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
+        path = self.path / "metrics.jsonl"
+        if path.exists() and not path.is_file():
+            raise RunFolderError(f"{path}: is no file, so no report can be written. Move it away.")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        kept = []
+        for line in lines:
+            try:
+                metrics = json.loads(line)
+            except ValueError:
+                continue  # cut off when the run was killed
+            if not isinstance(metrics, dict) or not has(metrics, "time/total_timesteps"):
+                continue  # no report: a crash of the machine, or somebody's hand
+            if metrics["time/total_timesteps"] <= env_steps:
+                kept.append(line)
+                metrics = {name: metrics[name] if has(metrics, name) else math.nan for name in metrics}
+                self._remember(metrics)
+        _replace(path, "".join(f"{line}\n" for line in kept))
+
+    def draw_learning_curve(self) -> Path | None:
+        """learning_curve.png: mean returns over env steps, as `warpdrive plot` draws them.
+
+        None where matplotlib is missing, nothing ended, or it cannot be written, which is said.
+        """
+        names = [name for name in self._curve.names() if name != "rollout/ep_rew_mean"]
+        if self.is_silent or not names or importlib.util.find_spec("matplotlib") is None:
+            return None
+        from trainers.report import plot
+
+        panels = [
+            plot.Panel(plot.title_of(name), [plot.Line(self.path.name, *numpy.array(self._curve.points(name)).T)])
+            for name in names
+        ]
+        path = self.path / "learning_curve.png"
+        try:
+            plot.draw_panels(panels, [path], plot.X_LABELS[plot.STEPS])
+        except RunFolderError as error:
+            self.say(f"warning: {error}", style="yellow")
+            return None
+        return path
+
+    def first_and_last_returns(self) -> dict[str, tuple[float, float]]:
+        """By group: its mean return in the first and in the last report that had one."""
+        returns = {}
+        for name in self._curve.names():
+            values = [value for _, value in self._curve.points(name)]
+            returns[name.removeprefix("rollout/").removesuffix("ep_rew_mean").rstrip("/")] = (values[0], values[-1])
+        return returns
+
+
+class Curve:
+    """Mean returns over env steps, of at most MAX_CURVE_POINTS reports: of a long run the first, the last, and others
+    evenly between them."""
+
+    def __init__(self) -> None:
+        self._points: list[dict[str, float]] = []
+        self._last: dict[str, float] = {}
+        self._stride = 1
+        self._num_added = 0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Takes what a report says of returns; the others' figures are not kept."""
+        point = {name: value for name, value in metrics.items() if name.endswith("ep_rew_mean")}
+        if not point:
+            return
+        self._last = {"time/total_timesteps": metrics["time/total_timesteps"], **point}
+        if self._num_added % self._stride == 0:
+            self._points.append(self._last)
+        self._num_added += 1
+        if len(self._points) > MAX_CURVE_POINTS:
+            del self._points[1::2]
+            self._stride *= 2
+
+    def names(self) -> list[str]:
+        """The metrics that there are points of."""
+        return list(dict.fromkeys(name for one in self._all() for name in one if name != "time/total_timesteps"))
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """(env steps, mean return), in order."""
+        return [(one["time/total_timesteps"], one[name]) for one in self._all() if name in one]
+
+    def _all(self) -> list[dict[str, float]]:
+        is_last_in = not self._points or self._points[-1] is self._last
+        return self._points if is_last_in else [*self._points, self._last]
+
+
+def _append_rotated(path: Path, line: str) -> None:
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        os.replace(path, path.with_suffix(".1.txt"))
+    disk.append(path, line)
+
+
+def _replace(path: Path, text: str) -> None:
+    disk.replace(path, text.encode())
+
+
+def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
+    check_run_name(name)
+    if name is None:
+        algorithms = "-".join(dict.fromkeys(policy.algorithm.lower() for policy in config.policy.values()))
+        first = config.saving.name or re.sub(r"[^A-Za-z0-9_]+", "-", config.name)
+        words = [first, algorithms, config.saving.tag, f"seed{config.trainer.seed}", f"{_now():%Y%m%d-%H%M}"]
+        name = "__".join(word for word in words if word)
+    try:
+        basedir.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):
+            path = basedir / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                continue
+    except OSError as error:
+        raise disk.no_run_folder(basedir, error) from None
+    raise ConfigError(f"{basedir}: holds 999 runs named {name} already. Name this one: --run-name.")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now()

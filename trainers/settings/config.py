@@ -1,0 +1,225 @@
+"""What a run is made of: dataclasses whose fields are the keys of the YAML file.
+
+Imports no torch: a mistake in a config is told before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size, shown
+from warpdrive.errors import ConfigError
+
+Name = Annotated[
+    str,
+    Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", "a name of at most 100 letters, digits, '_', '-' and '.'"),
+]
+"""Part of a path: it must not lead out of its folder."""
+PathName = Annotated[str, Matching(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "a path without control characters")]
+
+
+def check_run_name(name: str | None) -> None:
+    """Raises ConfigError if a run folder cannot have this name; None is no name."""
+    pattern, means = (getattr(Name.__metadata__[0], word) for word in ("pattern", "means"))
+    if name is not None and not re.fullmatch(pattern, name):
+        raise ConfigError(f"--run-name: expected {means}, got {shown(name)}")
+
+
+class Whole(Between):
+    """Bounds that are said in full, however large."""
+
+    def __str__(self) -> str:
+        return f" from {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """`trainer:` how much is done, and where."""
+
+    num_envs: Count = 100
+    """Copies of the env that are stepped at once."""
+    train_batch_size: Count = 10_000
+    """Env steps of one iteration, over all envs: each env makes train_batch_size / num_envs."""
+    num_episodes: Count | None = None
+    """Length of the run in whole episodes, over all envs. Give this or total_timesteps."""
+    total_timesteps: Count | None = None
+    """Length of the run in env steps, over all envs; rounded up to whole iterations."""
+    env_backend: Literal["auto", "cuda", "cpu", "pycuda", "bindings"] = "auto"
+    """Who runs the kernels. auto: a GPU when there is one; pycuda, bindings: a GPU, through this driver."""
+    device: Annotated[str, Matching(r"auto|cpu|cuda(:[0-9]+)?", "auto, cpu, cuda or cuda:N")] = "auto"
+    """Where arrays and networks live."""
+    seed: Annotated[int, Whole(0, 2**63 - 1)] = 1
+    """Same seed, same machine, same config: the same run, bit for bit."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Of matrix products on a GPU. tf32 rounds their inputs to 10 bits and is faster; bf16 to 7 bits, and then fused
+    kernels play and learn where they can (MLPs of at most two hidden layers of 256), which is fastest by far."""
+    cuda_graphs: bool = True
+    """Whether a GPU replays rollouts and updates as CUDA graphs; the figures are the same, bit for bit."""
+    deterministic: bool = False
+    """Whether torch may only use algorithms that promise the same bits every time, and raises an error where it has
+    none. Off, runs here were the same bits too, on one machine."""
+    num_gpus: Count = 1
+    """GPUs to train on, one process each; with device: cpu, processes. num_envs and train_batch_size are of all of
+    them. Under torchrun, the ranks that it started, on all machines."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that each env makes in one iteration."""
+        return self.train_batch_size // self.num_envs
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`policy.<name>.model:` the network."""
+
+    type: str = "mlp"
+    """A file of trainers/networks."""
+    fc_dims: tuple[Count, ...] = (32, 32)
+    """Width of each hidden layer."""
+    shared_trunk: bool = True
+    """Whether action and value come from the same hidden layers."""
+    critic_fc_dims: tuple[Count, ...] | None = None
+    """Width of each hidden layer of a critic that has its own; as fc_dims if not given."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """What follows each hidden layer."""
+    layer_norm: bool = False
+    """Whether the input is normalised over its features."""
+    memory_size: Count = 64
+    """Numbers that a GRU remembers."""
+    sequence_length: Count | None = None
+    """Steps through which a GRU's gradient runs, a divisor of the steps of an iteration; all of them if not given."""
+    log_std_init: float = 0.0
+    """Logarithm of the standard deviation of Box actions at the start."""
+    model_ckpt_filepath: PathName | None = None
+    """A policy.<name>.safetensors to start from."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """`policy.<name>:` what every algorithm's config begins with."""
+
+    algorithm: str = "A2C"
+    """A file of trainers/algorithms."""
+    to_train: bool = True
+    """false: the policy acts and stays as it is."""
+    gamma: Fraction = 0.99
+    """Discount of one step."""
+    gae_lambda: Fraction = 0.95
+    """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
+    lr: Annotated[Number, Between(0)] = 1e-3
+    """Adam's step size. A schedule counts env steps."""
+    critic_lr: Annotated[Number, Between(0)] | None = None
+    """Adam's step size for a critic that has its own hidden layers; as lr if not given."""
+    entropy_coeff: Annotated[Number, Between(0)] = 0.01
+    """Weight of the entropy: how much trying things out is worth. A schedule counts env steps."""
+    clip_grad_norm: bool = True
+    """Whether to shorten gradients that are too long."""
+    max_grad_norm: Positive = 0.5
+    """How long the gradient of all the policy's parameters together may be."""
+    normalize_observation: bool = False
+    """Whether features are brought to mean 0 and standard deviation 1, by what was seen in the iterations before, and
+    clipped to +-10. In the first iteration they are only clipped."""
+    normalize_reward: bool = False
+    """Whether rewards are divided by the standard deviation of the discounted return so far, and clipped to
+    +-reward_clip."""
+    reward_clip: Positive = 10.0
+    """Bound of rewards after they are scaled by normalize_reward."""
+    normalize_return: bool = False
+    """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far."""
+    agent_id: bool = False
+    """Whether each agent also sees which one of the policy's agents it is."""
+    central_critic: bool = False
+    """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass(frozen=True)
+class SavingConfig:
+    """`saving:` what is written, and how often."""
+
+    metrics_log_freq: Count = 10
+    """Iterations from one report to the next."""
+    model_params_save_freq: Size = 0
+    """Iterations from one checkpoint to the next; 0: one at the end. There is always one at the end, and one whenever
+    an evaluation is the best so far by best_metric."""
+    num_checkpoints: Count = 3
+    """How many of the newest checkpoints are kept; the best is kept besides."""
+    best_metric: str | None = None
+    """The metric whose highest value tells the best checkpoint; if not given, eval/mean_reward where there are
+    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward."""
+    basedir: PathName = "runs"
+    """Folder of the run folders."""
+    name: Name | None = None
+    """First word of the run folder's name; the env's name if not given."""
+    tag: Name | None = None
+    """A word of your own in the run folder's name."""
+    tensorboard: bool = False
+    """Whether metrics are also written for TensorBoard, into the run folder's tb/."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """`evaluation:` whole episodes in envs of their own, besides those that are learned from."""
+
+    eval_freq: Size = 0
+    """Iterations from one evaluation to the next, rounded up to a report; 0: none."""
+    num_episodes: Count = 100
+    """Episodes of an evaluation, one in each of as many envs."""
+    greedy: bool = True
+    """Whether policies take their likeliest action instead of drawing one."""
+    seed: Annotated[int, Whole(0, 2**63 - 1)] = 1_000_003
+    """Of the episodes: the same in every evaluation of every run, so that scores compare."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run, checked: every part fits the others."""
+
+    name: str
+    """The env: a folder of cuda_envs, or "my_package.soccer:Soccer"."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """The env's own config, as given."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    policy: Mapping[str, PolicyConfig] = field(default_factory=dict)
+    """By name: `shared` for all agents, or one per group of the env."""
+    saving: SavingConfig = field(default_factory=SavingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+SHARED = "shared"
+"""The policy of all agents."""
+
+SYNONYMS = {
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "ent_coef": "entropy_coeff",
+    "vf_coef": "vf_loss_coeff",
+    "clip_range": "clip_param",
+    "clip_coef": "clip_param",
+    "clip_epsilon": "clip_param",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    "ppo_epoch": "num_epochs",
+    "hidden_sizes": "fc_dims",
+    "save_freq": "model_params_save_freq",
+    "discount": "gamma",
+}
+"""Other libraries' names -> ours."""
+
+_NUM_STEPS = "unknown key. The steps of an iteration are trainer.train_batch_size / trainer.num_envs: give those."
+SENTENCES = {
+    "n_steps": _NUM_STEPS,
+    "num_steps": _NUM_STEPS,
+    "batch_size": "unknown key: it means the minibatch in one library and the whole batch in another. "
+    "Did you mean 'trainer.train_batch_size' (env steps of an iteration, over all envs)?",
+}
+"""Other libraries' names that need a sentence."""
+
+
+def hints_for(section: str, known: Mapping[str, list[str]]) -> Hints:
+    """Hints for a section's unknown keys; `known` gives the keys of every section."""
+    elsewhere = {key: other for other, keys in known.items() if other != section for key in keys}
+    return Hints(SYNONYMS, SENTENCES, elsewhere)

@@ -1,0 +1,296 @@
+"""From a YAML file to a Config in which every part fits the others. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainers.algorithms import ALGORITHMS, find_algorithm
+from trainers.networks import check_network
+from trainers.run.best import metrics_to_go_by
+from trainers.settings.config import (
+    SHARED,
+    Config,
+    EvaluationConfig,
+    ModelConfig,
+    PolicyConfig,
+    SavingConfig,
+    TrainerConfig,
+    hints_for,
+)
+from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_section, unknown_key
+from warpdrive.config_file import load_yaml, override
+from warpdrive.env import Env, load_env
+from warpdrive.errors import ConfigError, EnvError
+
+MAX_COUNT = 1_000_000
+"""Of what an env counts in its config, such as agents: more is a slip, and would fill the host's memory."""
+MAX_TRIES = 100_000
+"""Numbers looked at for one that divides another."""
+TOP_KEYS = [field.name for field in dataclasses.fields(Config)]
+
+
+def read_config(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[tuple[str, str]] = (),
+    allow_import: bool = True,
+) -> Config:
+    """Reads and checks a config.
+
+    Args:
+        source: a YAML file, or the mapping that one would hold.
+        overrides: (dotted key, YAML value) pairs that replace what the file says.
+        allow_import: whether `name` may import an env from outside, "my_package.soccer:Soccer".
+    Raises:
+        ConfigError: every mistake, one a line.
+    """
+    section = to_section(source) if isinstance(source, Mapping) else load_yaml(source)
+    for key, text in overrides:
+        override(section, key, text, "command line")
+    return _Reader(section, allow_import).read()
+
+
+class _Reader:
+    """Reads a config part by part and keeps all that is wrong."""
+
+    def __init__(self, section: Section, allow_import: bool) -> None:
+        self.top = section
+        self.problems = Problems()
+        self.allow_import = allow_import
+        policies = [find_algorithm(name)[1] for name in ALGORITHMS]
+        self.known = {
+            "trainer": _keys(TrainerConfig),
+            "saving": _keys(SavingConfig),
+            "evaluation": _keys(EvaluationConfig),
+            "policy.<name>": sorted({key for one in policies for key in _keys(one)}),
+            "policy.<name>.model": _keys(ModelConfig),
+        }
+
+    def read(self) -> Config:
+        for key in self.top:
+            if key not in TOP_KEYS:
+                message = unknown_key(key, TOP_KEYS, hints_for("", self.known))
+                self.problems.add(self.top.marks[key], key, message)
+        env = self._env()
+        trainer = self._part("trainer", TrainerConfig)
+        saving = self._part("saving", SavingConfig)
+        evaluation = self._part("evaluation", EvaluationConfig)
+        if env is not None and SHARED in env.groups:
+            message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
+            self.problems.add(self.top.marks.get("name", ""), "name", message)
+        policy = self._policies(env)
+        if trainer is not None:
+            self._check_trainer(trainer, env)
+        if trainer is not None and env is not None:
+            for name, one in policy.items():
+                if one is not None and (name in env.groups or name == SHARED):
+                    self._check_batches(name, one, trainer, env)
+        if None not in (env, saving, evaluation):
+            self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
+        self.problems.raise_if_any()
+        return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation)
+
+    def _part(self, key: str, cls: type) -> Any:
+        return self._build(cls, self.top.get(key), key, key, self.top.marks.get(key, ""))
+
+    def _build(self, cls: type, mapping: Any, path: str, section: str, mark: str) -> Any:
+        if mapping is not None and not isinstance(mapping, Mapping):
+            self.problems.add(mark, path, f"expected keys and values, got {shown(mapping)}")
+            return None
+        return build(cls, mapping, path=path, hints=hints_for(section, self.known), problems=self.problems)
+
+    def _env(self) -> Env | None:
+        """The env with this config, as far as it can be made: its groups and episode length matter here."""
+        name, mark = self.top.get("name"), self.top.marks.get("name", self.top.mark)
+        if not isinstance(name, str):
+            wrong = "is missing: the env's name." if name is None else f"expected the env's name, got {shown(name)}"
+            self.problems.add(mark, "name", wrong)
+            return None
+        if ":" in name and not self.allow_import:
+            self.problems.add(mark, "name", f"'{name}' imports code from outside. Allow it with --allow-import.")
+            return None
+        try:
+            default = load_env(name)
+        except (ConfigError, EnvError) as error:
+            self.problems.add(mark, "name", " ".join(str(error).split()))
+            return None
+        config = self._build(default.Config, self.top.get("env"), "env", "env", self.top.marks.get("env", ""))
+        if config is None:
+            return default  # its groups have the same names, most of the time
+        section, mark = self.top.get("env"), self.top.marks.get("env", mark)
+        marks = section.marks if isinstance(section, Section) else {}
+        counts = [(key, getattr(config, key)) for key in _keys(type(config)) if key.startswith("num_")]
+        too_many = [(key, number) for key, number in counts if isinstance(number, int) and number > MAX_COUNT]
+        for key, number in too_many:
+            message = f"expected a whole number of at most {MAX_COUNT:,}, got {shown(number)}"
+            self.problems.add(marks.get(key, mark), f"env.{key}", message)
+        if too_many:
+            return default
+        try:
+            return load_env(name, config)
+        except (EnvError, ConfigError) as error:
+            key = re.match(r"env\.(\w+)", str(error))
+            place = marks.get(key.group(1), mark) if key else mark
+            self.problems.add(place, "" if key else "env", " ".join(str(error).split()))
+        except (OverflowError, MemoryError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            message = f"'{name}' cannot be made with these numbers: one is too large ({reason}). Use smaller ones."
+            self.problems.add(mark, "env", message)
+        return None
+
+    def _policies(self, env: Env | None) -> dict[str, PolicyConfig]:
+        section = self.top.get("policy")
+        if section is None:
+            section = {SHARED: None}
+        mark = self.top.marks.get("policy", self.top.mark)
+        if not isinstance(section, Mapping):
+            self.problems.add(mark, "policy", f"expected policies by name, got {shown(section)}")
+            return {}
+        marks = section.marks if isinstance(section, Section) else {}
+        policies = {name: self._policy(name, one, marks.get(name, mark)) for name, one in section.items()}
+        if env is not None:
+            self._check_coverage(list(policies), env, marks, mark)
+        return policies
+
+    def _policy(self, name: str, section: Any, mark: str) -> PolicyConfig | None:
+        path = f"policy.{name}"
+        marks = section.marks if isinstance(section, Section) else {}
+        algorithm = section.get("algorithm", PolicyConfig.algorithm) if isinstance(section, Mapping) else None
+        if not isinstance(algorithm, str | None):
+            self.problems.add(
+                marks.get("algorithm", mark), f"{path}.algorithm", f"expected text, got {shown(algorithm)}"
+            )
+            return None
+        try:
+            cls = find_algorithm(PolicyConfig.algorithm if algorithm is None else algorithm)[1]
+        except ConfigError as error:
+            self.problems.add(marks.get("algorithm", mark), f"{path}.algorithm", str(error))
+            return None
+        config = self._build(cls, section, path, "policy.<name>", mark)
+        if config is None:
+            return None
+        try:
+            check_network(config.model.type)
+        except ConfigError as error:
+            model = section.get("model")
+            model_marks = model.marks if isinstance(model, Section) else {}
+            self.problems.add(model_marks.get("type", mark), f"{path}.model.type", str(error))
+        if config.model.shared_trunk and not config.central_critic:
+            message = (
+                "the critic shares its hidden layers with the actor. Set model.shared_trunk: false, or leave this out."
+            )
+            if config.critic_lr is not None:
+                self.problems.add(marks.get("critic_lr", mark), f"{path}.critic_lr", message)
+            if config.model.critic_fc_dims is not None:
+                model_marks = getattr(section.get("model"), "marks", {})
+                place = model_marks.get("critic_fc_dims", mark)
+                self.problems.add(place, f"{path}.model.critic_fc_dims", message)
+        return config
+
+    def _check_coverage(self, names: list[str], env: Env, marks: Mapping[str, str], mark: str) -> None:
+        if names == [SHARED]:
+            return
+        groups = list(env.groups)
+        unknown = [name for name in names if name not in groups and name != SHARED]
+        missing = [name for name in groups if name not in names]
+        for name in unknown:
+            known = [*missing, SHARED] if missing else groups
+            message = f"no agents are called '{name}'.{did_you_mean(name, known)} ({', '.join([*groups, SHARED])})"
+            self.problems.add(marks.get(name, mark), f"policy.{name}", message)
+        if SHARED in names:
+            others = " and ".join(f"policy.{name}" for name in names if name != SHARED)
+            message = f"covers all agents: there can be no other policy beside it. There is {others}: change that."
+            self.problems.add(marks.get(SHARED, mark), f"policy.{SHARED}", message)
+            return
+        for name in missing:
+            agents = env.groups[name].agents
+            number = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}"
+            message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
+            self.problems.add(mark, "policy", message)
+
+    def _check_batches(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> None:
+        """Whether a rollout can be cut as the policy's config says."""
+        section = self.top.get("policy") or {}
+        given = section.get(name) if isinstance(section, Mapping) else None
+        marks = given.marks if isinstance(given, Section) else {}
+        mark = section.marks.get(name, "") if isinstance(section, Section) else ""
+        num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
+        num_gpus, of_each = trainer.num_gpus, "" if trainer.num_gpus == 1 else " on each GPU"
+        number, what = trainer.train_batch_size * num_agents // num_gpus, "samples (train_batch_size x agents)"
+        if policy.model.type == "gru":
+            length = policy.model.sequence_length or trainer.num_steps
+            if length < 1 or trainer.num_steps % length:
+                message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
+                message += f"The nearest that do: {_nearest_divisors(trainer.num_steps, length)}."
+                model = given.get("model") if isinstance(given, Mapping) else None
+                model_marks = model.marks if isinstance(model, Section) else {}
+                place = model_marks.get("sequence_length", marks.get("model", mark))
+                self.problems.add(place, f"policy.{name}.model.sequence_length", message)
+                return
+            number, what = trainer.num_steps // length * trainer.num_envs // num_gpus, "sequences (each of one env)"
+        num_minibatches = getattr(policy, "num_minibatches", 1)
+        if number % num_minibatches:
+            near = _nearest_divisors(number, num_minibatches)
+            message = (
+                f"{num_minibatches} do not divide the {number} {what} of an iteration{of_each}. The nearest that do: "
+                f"{near}."
+            )
+            self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
+
+    def _check_best_metric(self, saving: SavingConfig, known: list[str]) -> None:
+        name = saving.best_metric
+        if name is None or name in known:
+            return
+        section = self.top.get("saving")
+        mark = section.marks.get("best_metric", "") if isinstance(section, Section) else ""
+        message = f"no metric that tells the best checkpoint.{did_you_mean(name, known)} ({', '.join(known)})"
+        if name.startswith("eval/") and not any(one.startswith("eval/") for one in known):
+            message = f"'{name}' needs evaluations. Set evaluation.eval_freq, or take one of {', '.join(known)}."
+        self.problems.add(mark, "saving.best_metric", message)
+
+    def _check_trainer(self, trainer: TrainerConfig, env: Env | None) -> None:
+        section = self.top.get("trainer")
+        marks = section.marks if isinstance(section, Section) else {}
+
+        def add(key: str, message: str) -> None:
+            self.problems.add(marks.get(key, self.top.marks.get("trainer", self.top.mark)), f"trainer.{key}", message)
+
+        size, num_envs = trainer.train_batch_size, trainer.num_envs
+        if size % num_envs:
+            nearest = " and ".join(str(n) for n in _multiples_around(size, num_envs))
+            add("train_batch_size", f"{size} is no multiple of num_envs ({num_envs}). The nearest that are: {nearest}.")
+        if num_envs % trainer.num_gpus:
+            near = " and ".join(str(n) for n in _multiples_around(num_envs, trainer.num_gpus))
+            message = f"{num_envs} envs cannot be shared out evenly over num_gpus: {trainer.num_gpus}."
+            add("num_envs", f"{message} The nearest that can: {near}.")
+        if trainer.num_gpus > 1 and ":" in trainer.device:
+            add("device", f"names one GPU beside num_gpus: {trainer.num_gpus}. Each process takes its own: say cuda.")
+        if trainer.num_episodes is not None and trainer.total_timesteps is not None:
+            add("num_episodes", "given beside total_timesteps: both say how long to train. Give one.")
+        elif trainer.num_episodes is None and trainer.total_timesteps is None:
+            add("total_timesteps", "is missing: how long to train, in env steps (or num_episodes, in episodes).")
+        elif trainer.num_episodes is not None and env is not None and env.episode_length is None:
+            add("num_episodes", f"the episodes of '{self.top['name']}' have no fixed length. Give total_timesteps.")
+
+
+def _multiples_around(number: int, of: int) -> list[int]:
+    """The positive multiples next to a number that is none, below and above."""
+    below = number // of * of
+    return [below, below + of] if below else [of]
+
+
+def _nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors of `number` next to `wanted`, below and above; 1 and itself where the next are far."""
+    start = min(wanted, number)
+    below = next((n for n in range(start, max(start - MAX_TRIES, 0), -1) if number % n == 0), 1)
+    above = next((n for n in range(wanted + 1, min(wanted + MAX_TRIES, number) + 1) if number % n == 0), None)
+    if above is None and wanted < number:
+        above = number
+    return " and ".join(str(n) for n in (below, above) if n is not None)
+
+
+def _keys(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
