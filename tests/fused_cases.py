@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
+from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from trainers.fused.actor import FusedActor, group_constants
 from trainers.fused.network import fuse
 from trainers.heads import CategoricalHeads
-from trainers.learning.learner import Learner
 from trainers.networks.features import Places
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
@@ -214,7 +214,7 @@ class Step:
 
 
 class MadeUp:
-    """A rollout of one group made of random numbers: what a Learner reads of a GroupRollout.
+    """A rollout of one group made of random numbers: what a OnPolicy reads of a GroupRollout.
 
     The probabilities of its actions were 0.6, 0.9, 1, 1.1 or 1.6 times as large as they are now, and its values between
     0.6 less and 0.6 more: none is near a clip range of 0.2.
@@ -310,15 +310,15 @@ class QuietGuard:
         return self.found[tensor]
 
 
-def make_learner(group: MadeUp, config: PolicyConfig) -> Learner:
+def make_learner(group: MadeUp, config: PolicyConfig) -> OnPolicy:
     """Of A2C or PPO. The advantages are the group's, and its statistics of observations stay as they are."""
     algorithm = PPO if isinstance(config, PPOConfig) else A2C
-    learner = algorithm(config, group, lambda: None, QuietGuard(group.advantage.device), seed=3)
+    learner = algorithm(config, group, QuietGuard(group.advantage.device), 3, estimate=lambda: None)
     learner.end = lambda: None
     return learner
 
 
-def expect_gradient(learner: Learner, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
     """Of the loss over these rows of [T, E, A]: one gradient of all parameters, and figures; by torch in float64."""
     group, config = learner.group, learner.config
     rows = rows.long().cpu()

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainers.experience.spec import spec_of
 from trainers.heads import MASKED, GaussianHead, split_heads
-from trainers.networks.features import central_features, group_of, places_of
+from trainers.networks.features import central_features
 from trainers.networks.policy import Policy
 from warpdrive.env import Env
-from warpdrive.layout import GLOBAL_STATE, Layout, parts
+from warpdrive.layout import GLOBAL_STATE, parts
 
 AGENT_ID, MASK, MEMORY = "agent_id", "action_mask", "memory"
 """Inputs beside the observation, where a policy has them."""
@@ -48,10 +49,10 @@ class Actor(nn.Module):
 
     def __init__(self, policy: Policy, env: Env, name: str, with_value: bool = False) -> None:
         super().__init__()
-        places, group = places_of(env, name), group_of(env, name)
-        layout = Layout(env.groups, env.global_state_space)
-        self.space = group.action_space
-        self.num_agents = places.action.columns.stop - places.action.columns.start
+        spec = spec_of(env, name)
+        layout = spec.layout
+        self.space = spec.action_space
+        self.num_agents = spec.num_agents
         self.with_value = with_value
         self.policy = copy.deepcopy(policy).cpu().eval().requires_grad_(False)
         self.policy.reward_norm = None
@@ -73,10 +74,10 @@ class Actor(nn.Module):
         if policy.sees_agent_id or self.seen_by_critic:
             meaning = f"which of the policy's {self.num_agents} agents it is, from 0"
             self.inputs.append(Slot(AGENT_ID, (), "int64", meaning))
-        self.has_mask = places.mask is not None
+        self.has_mask = spec.mask is not None
         if self.has_mask:
             meaning = "which actions may be taken, the heads side by side"
-            self.inputs.append(Slot(MASK, (sum(group.head_sizes),), "bool", meaning))
+            self.inputs.append(Slot(MASK, (policy.head.num_outputs,), "bool", meaning))
         self.memory_size = self.policy.memory_size
         if self.memory_size:
             meaning = f"zeros at the start of an episode, then {NEXT_MEMORY} of the step before"
@@ -189,16 +190,15 @@ def real_inputs(
     Args:
         arrays: name -> [E, ...]. What is not among them is left out.
     """
-    places, inputs = places_of(env, name), {}
-    num_agents = places.action.columns.stop - places.action.columns.start
-    seen = dict(zip(observed(env, name), places.observation, strict=True))
-    if places.mask is not None:
-        seen[MASK] = places.mask
+    spec, inputs = spec_of(env, name), {}
+    num_agents = spec.num_agents
+    seen = dict(zip(observed(env, name), spec.seen, strict=True))
+    if spec.mask is not None:
+        seen[MASK] = spec.mask
     for key, place in seen.items():
         if place.array in arrays:
             inputs[key] = arrays[place.array][:, place.columns]
-    layout = Layout(env.groups, env.global_state_space)
-    for array in central_features(layout, num_agents).arrays:
+    for array in central_features(spec.layout, num_agents).arrays:
         if array in arrays:
             inputs[f"critic_{array}"] = arrays[array].unsqueeze(1).expand(-1, num_agents, *arrays[array].shape[1:])
     num_envs = min((len(array) for array in inputs.values()), default=0)
@@ -208,7 +208,7 @@ def real_inputs(
 
 def observed(env: Env, name: str) -> dict[str, Any]:
     """The spaces of what a policy's agents see, by the names of the inputs."""
-    seen = parts(group_of(env, name).observation_space)
+    seen = parts(spec_of(env, name).observation_space)
     return {f"observation_{key}" if key else "observation": space for key, space in seen.items()}
 
 

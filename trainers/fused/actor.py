@@ -14,7 +14,7 @@ from warpdrive.function_manager import Constant
 
 if TYPE_CHECKING:
     from trainers.experience.group_rollout import GroupRollout
-    from trainers.networks.features import Places
+    from trainers.experience.spec import GroupSpec
     from warpdrive.env_wrapper import EnvWrapper
 
 MANY_ROWS, MAX_WIDTH_OF_TWO_TILES = 64, 128
@@ -22,9 +22,11 @@ MANY_ROWS, MAX_WIDTH_OF_TWO_TILES = 64, 128
 widest layer for which its registers hold them."""
 
 
-def group_constants(env: EnvWrapper, places: Places, agents: range, head_sizes: tuple[int, ...]) -> dict[str, Constant]:
+def group_constants(
+    env: EnvWrapper, spec: GroupSpec, agents: range, head_sizes: tuple[int, ...]
+) -> dict[str, Constant]:
     """Where a group's agents see and act: the constants that fused_act.cuh and fused_learn.cuh share."""
-    seen, action = places.observation[0], places.action
+    seen, action = spec.seen[0], spec.acts
     return {
         "GROUP_SIZE": len(agents),
         "FIRST_AGENT": agents.start,

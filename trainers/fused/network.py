@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainers.experience.spec import GroupSpec
 from trainers.heads import CategoricalHeads
-from trainers.networks.features import Places
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
@@ -28,11 +28,11 @@ RUNS_ON_CPU = False
 CPU_MULTIPROCESSORS, CPU_SHARED_BYTES = 2, 227 << 10
 
 
-def why_not(policy: Policy, places: Places, observation: torch.Tensor, backend: Backend, precision: str) -> str | None:
+def why_not(policy: Policy, spec: GroupSpec, observation: torch.Tensor, backend: Backend, precision: str) -> str | None:
     """Why the fused kernels cannot play or learn for a policy; None if they can.
 
     Args:
-        places: where its agents observe and act.
+        spec: of its group.
         observation: the array that they see, [E, columns, ...].
     """
     network = policy.network
@@ -61,7 +61,7 @@ def why_not(policy: Policy, places: Places, observation: torch.Tensor, backend: 
         return "its critic sees the whole env"
     if policy.sees_agent_id:
         return "its agents see their numbers"
-    if len(places.observation) != 1 or observation.dtype != torch.float32:
+    if len(spec.seen) != 1 or observation.dtype != torch.float32:
         return "its observation is not one array of float32"
     return None
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trainers.experience.spec import GroupSpec
 from trainers.fused import network
 from trainers.fused.gradient import MAX_BLOCKS_A_WARP, MAX_WIDTH_OF_TWO_TILES
 from trainers.fused.learner import MAX_RECORDS
 from trainers.heads import CategoricalHeads, Head
-from trainers.networks.features import Places
 from trainers.settings.config import Config, PolicyConfig
 from warpdrive.layout import Layout
 
@@ -20,7 +20,7 @@ BYTES_OF_PARAMETER = 4 + 21 + 4
 """Gradient, where its parts are, and Adam's norm."""
 
 
-def is_fused(config: Config, policy: PolicyConfig, layout: Layout, places: Places, head: Head, device: str) -> bool:
+def is_fused(config: Config, policy: PolicyConfig, layout: Layout, places: GroupSpec, head: Head, device: str) -> bool:
     """Whether fused kernels will play and learn for a policy: `network.why_not`, before there is one."""
     model = policy.model
     trunks = [model.fc_dims] if model.shared_trunk else [model.fc_dims, model.critic_fc_dims or model.fc_dims]
@@ -34,8 +34,8 @@ def is_fused(config: Config, policy: PolicyConfig, layout: Layout, places: Place
         and network.outputs_fit(head.num_outputs, network.CPU_SHARED_BYTES)  # those of a large GPU
         and not policy.central_critic
         and not policy.agent_id
-        and len(places.observation) == 1
-        and layout.observations[places.observation[0].array].dtype == np.float32
+        and len(places.seen) == 1
+        and layout.observations[places.seen[0].array].dtype == np.float32
     )
 
 

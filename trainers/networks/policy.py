@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainers.experience.spec import spec_of
 from trainers.heads import Head, make_head
 from trainers.networks import find_network
-from trainers.networks.features import Features, central_features, group_of, places_of
+from trainers.networks.features import Features, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.settings.config import PolicyConfig
 from warpdrive.env import Env
-from warpdrive.layout import Layout
 
 if TYPE_CHECKING:
     from trainers.experience.samples import Samples
@@ -155,14 +155,13 @@ class Policy(nn.Module):
 
 def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator) -> Policy:
     """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`."""
-    places, group = places_of(env, name), group_of(env, name)
-    layout = Layout(env.groups, env.global_state_space)
-    num_agents = places.action.columns.stop - places.action.columns.start
-    num_features = Features(layout, places.observation, num_agents if config.agent_id else 0).num_features
+    spec = spec_of(env, name)
+    num_agents = spec.num_agents
+    num_features = Features(spec.layout, spec.seen, num_agents if config.agent_id else 0).num_features
     num_critic_features = None
     if config.central_critic:
-        num_critic_features = central_features(layout, num_agents).num_features
-    head = make_head(group.action_space, config.model.log_std_init)
+        num_critic_features = central_features(spec.layout, num_agents).num_features
+    head = make_head(spec.action_space, config.model.log_std_init)
     network = find_network(config.model.type)(
         config.model, num_features, head.num_outputs, num_critic_features, generator
     )

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainers.algorithms.on_policy import MAX_SAMPLES
 from trainers.errors import MemoryShortError, is_shortage
+from trainers.experience.spec import ACTIVE, GroupSpec, spec_of
 from trainers.fused import sizes as fused
 from trainers.heads import CategoricalHeads, Head, make_head
-from trainers.learning.learner import MAX_SAMPLES
-from trainers.networks.features import ACTIVE, Features, Places, central_features, group_of, places_of
+from trainers.networks.features import Features, central_features
 from trainers.run.free_memory import free_bytes
 from trainers.settings.config import SHARED, Config, PolicyConfig
 from warpdrive.backends.base import Backend
@@ -288,12 +289,14 @@ def _policies(config: Config, env: Env) -> dict[str, range]:
     return {name: group.agents for name, group in env.groups.items()}
 
 
-def _network(config: Config, env: Env, layout: Layout, name: str, num_agents: int) -> tuple[Network, Places, Features]:
+def _network(
+    config: Config, env: Env, layout: Layout, name: str, num_agents: int
+) -> tuple[Network, GroupSpec, Features]:
     one = config.policy[name]
-    places = places_of(env, name)
-    features = Features(layout, places.observation, num_agents if one.agent_id else 0)
+    places = spec_of(env, name)
+    features = Features(layout, places.seen, num_agents if one.agent_id else 0)
     central = central_features(layout, num_agents).num_features if one.central_critic else None
-    head = make_head(group_of(env, name).action_space)
+    head = make_head(places.action_space)
     return Network(one, features.num_features, central, head), places, features
 
 
@@ -379,9 +382,9 @@ def _add_env(
             found.add(f"env.pool_{name}", np.shape(rows), np.asarray(rows).dtype.itemsize)
 
 
-def _copies_rows(layout: Layout, places: Places, features: Features, count: int) -> bool:
+def _copies_rows(layout: Layout, places: GroupSpec, features: Features, count: int) -> bool:
     """Whether the network cannot read what its agents see in place; see GroupRollout._rows."""
-    arrays = [layout.observations[place.array] for place in places.observation]
+    arrays = [layout.observations[place.array] for place in places.seen]
     if features.num_ids or len(arrays) > 1 or arrays[0].dtype != np.float32:
         return True
     return count > 1 and arrays[0].num_agents != count

@@ -39,7 +39,7 @@ def test_detail_15_the_deviation_is_a_parameter_of_its_own_the_same_in_every_sta
     _, entropy, _ = group.policy.evaluate(samples)
     assert entropy.unique().tolist() == pytest.approx([0.5 - 0.5 + HALF_LOG_TWO_PI])
     assert any(parameter is head.log_std for parameter in learner.parameters)
-    learner.update(0)
+    learner.update()
     assert head.log_std.item() != -0.5
 
 
@@ -64,7 +64,7 @@ def test_detail_17_actor_and_critic_of_continuous_actions_may_have_trunks_of_the
     expect(learner, torch.full((60,), 3.0))
     learner.moments = lambda units: (60, 3.0, 1.0)  # normalised: exactly 0, so that only the critic learns
     before = state_of(trainer)
-    learner.update(0)
+    learner.update()
     after = state_of(trainer)
     for name in before:
         moved = not torch.equal(before[name], after[name])

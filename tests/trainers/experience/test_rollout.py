@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from trainers.experience.spec import spec_of
 from trainers.heads import GaussianHead
-from trainers.networks.features import Features, places_of
+from trainers.networks.features import Features
 from trainers.networks.policy import make_policy
 from trainers.settings.config import PolicyConfig
 from trainers.trainer import Trainer, max_truncations
@@ -149,7 +150,7 @@ def test_a_box_of_any_shape_and_dtype_is_read_as_one_row_of_float32(odd_env, nam
     (array,) = layout.observations.values()
     numbers = np.arange(3 * 2 * num_features)  # of 3 envs and 2 agents
     seen = torch.from_numpy(numbers.reshape(3, 2, *array.shape).astype(array.dtype))
-    rows = Features(layout, places_of(env, policy).observation).of_step({array.name: seen})
+    rows = Features(layout, spec_of(env, policy).seen).of_step({array.name: seen})
     assert rows.dtype == torch.float32
     assert rows.tolist() == numbers.reshape(3, 2, num_features).tolist()
     logits, value = policy_for(env, policy)(rows.flatten(0, 1))
