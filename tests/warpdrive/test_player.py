@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import time
 import zlib
@@ -11,7 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
-from warpdrive.drawing import PALETTE, Drawing, circles, segments
+from warpdrive.drawing import PALETTE, Drawing, cells, circles, formatted, one_of, segments, texts
 from warpdrive.env import load_env
 from warpdrive.player import Film, film_of, player_html, rounding
 
@@ -37,16 +38,23 @@ def unpacked(packed: dict) -> tuple[list[np.ndarray], np.ndarray]:
     data = base64.b64decode(packed["data"])
     data = np.frombuffer(zlib.decompress(data) if packed["deflated"] else data, np.uint8)
     at, found = 0, []
-    for one in packed["shapes"]:
-        size = one["frames"] * one["count"] * one["points"] * 2
-        values = (data[at : at + size] + 256 * data[at + size : at + 2 * size].astype(np.uint16)).reshape(
-            one["frames"], -1
-        )
-        for _ in range(packed["order"] if one["frames"] > 1 else 0):
+
+    def take(num_frames: int, *axes: int) -> np.ndarray:
+        nonlocal at
+        size = num_frames * math.prod(axes)
+        values = (data[at : at + size] + 256 * data[at + size : at + 2 * size].astype(np.uint16)).reshape(-1, *axes)
+        at += 2 * size
+        for _ in range(packed["order"] if num_frames > 1 else 0):
             values = np.cumsum(values, 0, dtype=np.uint16)
-        at += 2 * size + (-(-packed["frames"] * one["count"] // 8) if one["active"] else 0)
-        shares = values.reshape(one["frames"], one["count"], one["points"], 2) / 65535
+        return values
+
+    for one in packed["shapes"]:
+        shares = take(one["frames"], one["count"], one["points"], 2) / 65535
         found.append(np.array(packed["low"]) + shares * np.array(packed["size"]))
+        at += -(-packed["frames"] * one["count"] // 8) if one["active"] else 0
+        for choice in (one["colour"], one.get("words")):
+            if isinstance(choice, dict):  # what the options come to joins it
+                choice["seen"] = np.array(choice["options"], object)[take(choice["frames"], *choice["axes"])]
     return found, data[at:].view("<f4").reshape(len(packed["groups"]), -1)
 
 
@@ -77,6 +85,28 @@ def test_positions_are_within_the_rounding_that_is_named(stride):
     np.testing.assert_allclose(returns, list(film.returns.values()), rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_words", [3, 300])  # 300 do not fit into a byte
+def test_colours_and_words_over_time_are_packed_whole(num_words):
+    generator = np.random.default_rng(0)
+    index, number = generator.integers(0, 2, (50, 4)), generator.integers(0, num_words, (50, 4))
+    grid, x = generator.integers(0, 3, (50, 5, 7)).astype(np.int8), np.zeros((50, 4))
+    drawing = Drawing(
+        [
+            cells(one_of(grid, PALETTE[:3]), from_top=True),
+            circles(x, x, 1.0, colour=one_of(index.astype(bool), [PALETTE[4], None])),
+            texts(x, x, formatted(number, "{} m"), align="left"),
+        ]
+    )
+    drawing.check("here", [], 50)
+    (packed,) = films_in(player_html([Film(drawing, {"a": 1}, {"a": np.arange(50)}, 50)], ""))
+    _, returns = unpacked(packed)
+    maze, balls, heights = packed["shapes"]
+    assert maze["colour"]["seen"].tolist() == np.array(PALETTE)[grid].tolist()
+    assert balls["colour"]["seen"].tolist() == np.where(index, None, PALETTE[4]).tolist()
+    assert heights["words"]["seen"].tolist() == [[f"{one} m" for one in row] for row in number.tolist()]
+    assert heights["align"] == "left" and returns[0].tolist() == list(range(50))
+
+
 def test_smooth_motion_is_packed_as_differences_and_noise_as_it_is():
     x = np.linspace(0, 1, 200)[:, np.newaxis]
     noise = np.random.default_rng(0).uniform(size=(200, 30))
@@ -88,12 +118,14 @@ def test_smooth_motion_is_packed_as_differences_and_noise_as_it_is():
 
 def test_nothing_that_is_shown_can_become_code():
     evil = "</script><script>alert(1)</script><!--&amp;\u2028"
-    film = Film(Drawing([circles([0.0], [0.0], 1.0, label=evil)]), {evil: 2}, {}, 1)
+    shapes = [circles([0.0], [0.0], 1.0, label=evil), texts(0.0, 0.0, evil)]
+    film = Film(Drawing(shapes), {evil: 2}, {}, 1)
     html = player_html([film], evil)
     assert html.count("<script") == 2 and html.count("</script>") == 2  # the data and the player
     assert "alert(1)</" not in html and "<!--" not in html
     (packed,) = films_in(html)
-    assert packed["groups"][0]["name"] == packed["shapes"][0]["label"] == evil
+    (words,) = packed["shapes"][1]["words"]["options"]
+    assert packed["groups"][0]["name"] == packed["legend"][0][1] == words == evil
 
 
 def test_policy_allows_its_own_script_and_style_alone():
