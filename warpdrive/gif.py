@@ -54,10 +54,11 @@ def _with_one_palette(films: Sequence[Film], pictures: Sequence[Any]) -> list[An
     palettes = [film.palette_of(shapes) for film in films for shapes in film.drawing.shapes]
     used = list(dict.fromkeys([DARK, *(colour for palette in palettes for colour in palette if colour)]))
     used = used[:: -(-len(used) // 255)]  # of too many some do, as many are shades of one another
-    num_shades = min(24, 255 // len(used))  # no more: they would crowd the white
+    num_shades = min(24, 255 // len(used))
     shades = [_mixed(colour, (i + 1) / num_shades) for colour in used for i in range(num_shades)]
+    kept = [(255, 255, 255), *(shade for shade in shades if min(shade) < 244)]  # lighter ones would crowd the white
     palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for colour in [(255, 255, 255), *shades] for channel in colour])
+    palette.putpalette([channel for colour in kept for channel in colour])
     found = []
     for picture in pictures:
         if picture.size != (width, height):
@@ -137,8 +138,8 @@ def _draw(stage: Any, film: Film, shapes: Shapes, frame: int, scale: float) -> N
         shade = colour if active[i] else _mixed(colour, 0.45)
         if words is not None:
             letters = size or LETTERS * FINER
-            look = {"font": _font(letters), "anchor": ANCHORS[shapes.align], "stroke_width": letters / 10}
-            draw.text(corners[0], words[i], fill=shade, stroke_fill="white", **look)
+            look = {"font": _font(letters), "anchor": ANCHORS[shapes.align], "stroke_width": letters / 12}
+            draw.text(corners[0], words[i], fill=shade, stroke_fill=DARK if rgb(colour)[1] > 160 else "white", **look)
         elif shapes.kind == "circles":
             (x0, y0), radius = corners[0], max(size, 1.5 * FINER)
             box = (x0 - radius, y0 - radius, x0 + radius, y0 + radius)
