@@ -162,7 +162,10 @@ def dots(colour=None, **look):
         (dots(one_of(np.zeros((3, 2)), [RED])), "colour is counted in float64, expected whole numbers"),
         (dots(one_of([0, 0, 0], [RED])), r"colour is \[3, 1\], expected \[3, 2\] \(frame first\), or a single frame"),
         (dots(one_of([[0, 0]] * 2, [RED]), label="ball"), r"shapes 0 \(ball\): colour is \[2, 2\], expected \[3, 2\]"),
-        (dots(one_of([[0, 1], [1, 2], [0, 0]], [RED, BLUE])), "colour is number 2 in frame 1, but there are 2, counted"),
+        (
+            dots(one_of([[0, 1], [1, 2], [0, 0]], [RED, BLUE])),
+            "colour is number 2 in frame 1, but there are 2, counted",
+        ),
         (dots(one_of([[0, -1]], [RED, BLUE])), "colour is number -1 in frame 0"),
         (dots(one_of([[0, 0]], [RED, "blue"])), "have the colour 'blue'. Give it as '#rrggbb'"),
         (cells(one_of(np.zeros((2, 4, 4), int), [RED])), r"colour is \[2, 4, 4\], expected \[3, 4, 4\]"),

@@ -11,8 +11,9 @@ import zlib
 
 import numpy as np
 import pytest
+from film_cases import CHANGING, SEEN, WRITTEN
 
-from warpdrive.drawing import PALETTE, Drawing, cells, circles, formatted, one_of, segments, texts
+from warpdrive.drawing import PALETTE, Drawing, cells, circles, formatted, one_of, rgb, segments, texts
 from warpdrive.env import load_env
 from warpdrive.player import Film, film_of, player_html, rounding
 
@@ -150,27 +151,44 @@ def test_an_episode_takes_about_ten_seconds():
     assert speeds == [5, 20, 30]
 
 
-def test_gif_has_a_frame_a_step_and_shows_who_is_where(tmp_path):
+def gif_of(films, path) -> np.ndarray:
+    """[frame, row, column, 3] of pictures, 42 pixels a unit, row 0 the lowest."""
     image = pytest.importorskip("PIL.Image")
     from warpdrive.gif import write_gif
 
+    write_gif(films, path)
+    frames = []
+    with image.open(path) as gif:
+        for frame in range(gif.n_frames):
+            gif.seek(frame)
+            frames.append(np.asarray(gif.convert("RGB"), int)[:420][::-1])
+    return np.array(frames)
+
+
+def has(picture, colour: str, left: float, bottom: float, right: float, top: float) -> bool:
+    """Whether there is the colour somewhere in a rectangle; white exactly."""
+    columns, rows = (
+        slice(round(low * 42), max(round(low * 42) + 1, round(high * 42)))
+        for low, high in ((left, right), (bottom, top))
+    )
+    distance = np.abs(picture[rows, columns] - rgb(colour)).max(-1)
+    return bool((distance < (1 if colour == "#ffffff" else 16)).any())
+
+
+def test_gif_has_a_frame_a_step_and_shows_who_is_where(tmp_path):
     x = np.array([[0.0, 8.0], [4.0, 8.0], [8.0, 8.0]])
     left = circles(x, 5.0 + 0 * x, 1.0, group="a", active=np.array([[True, False]] * 3))
     line = segments([[0.0, 10.0]], [[0.0, 0.0]], width=0.5, colour="#008000")
     film = Film(Drawing([line, left], (0, 0, 10, 10)), {"a": 2}, {"a": np.zeros(3)}, 3, "truncated")
-    write_gif([film, film], tmp_path / "two.gif")
-    with image.open(tmp_path / "two.gif") as gif:
-        assert gif.n_frames == 6
-        gif.seek(1)
-        frame = gif.convert("RGB")
-        blue, green = (0, 0x72, 0xB2), (0, 0x80, 0)
+    pictures = gif_of([film, film], tmp_path / "two.gif")
+    assert len(pictures) == 6
+    for x, y, colour in [(4, 5, "#0072B2"), (5, 0.1, "#008000"), (8, 5, "#ffffff"), (5, 8, "#ffffff")]:
+        assert has(pictures[1], colour, x, y, x, y), (x, y)  # at (8, 5) hollow: it is out of the game
 
-        def at(x: float, y: float) -> tuple[int, int, int]:
-            return frame.getpixel((round(x * 42), round(420 - y * 42)))
 
-        def is_near(found, wanted) -> bool:
-            return max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < 16
-
-        assert is_near(at(4, 5), blue) and is_near(at(5, 0.1), green)
-        assert is_near(at(8, 5), (255, 255, 255))  # hollow: it is out of the game
-        assert is_near(at(5, 8), (255, 255, 255))
+def test_gif_shows_colours_and_words_over_time_and_cells(tmp_path):
+    pictures = gif_of([CHANGING], tmp_path / "changing.gif")
+    for frame, x, y, colour in SEEN:
+        assert has(pictures[frame], colour, x, y, x, y), (frame, x, y)
+    for frame, *box, ink, is_written in WRITTEN:
+        assert has(pictures[frame], ink, *box) == is_written, (frame, box)
