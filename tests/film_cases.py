@@ -20,6 +20,7 @@ CHANGING = Film(
             cells(top_channel(_SCREEN, [RED, BLUE]), (6, 0, 10, 4), from_top=True),
             circles([[2.0, 5.0]], [[6.0, 6.0]], 0.5, colour=one_of([[0, 1], [1, 1], [2, 1]], [RED, BLUE, None])),
             circles([8.0], [6.0], 0.5, colour=between([-1.0, 1.0, 1.0], 0, 1, RED, BLUE)),
+            circles([9.5], [9.5], 0.2, colour="#f8f8f8"),  # which must not take white's place in a GIF's palette
             texts([2.0, 5.0, 8.0], [8.0] * 3, "MM", height=1.5, group="b"),
             texts(5.0, 9.4, one_of([0, 1, 0], ["", "MM"]), height=0.7, align="left", colour=BLACK),
         ],
@@ -34,6 +35,7 @@ SEEN = [  # frame, x, y, colour there
     *[(frame, 1, 1, WHITE) for frame in range(3)],  # row 0 is the lowest: floor and wall
     *[(frame, 3, 1, BLACK) for frame in range(3)],
     *[(frame, 1, 3, GREEN) for frame in range(3)],
+    (0, 2.2, 0.3, BLACK),  # up to the edge
     (0, 9, 3, RED),  # row 0 is the highest
     (0, 7, 1, WHITE),
     (1, 7, 1, BLUE),  # the last channel lies above

@@ -146,8 +146,8 @@ def test_colours_words_and_cells_change_as_told(show):
     const box = [left, stage.height - top, Math.max(1, right - left), Math.max(1, top - bottom)];
     const data = stage.getContext("2d").getImageData(...box).data, found = new Set();
     for (let i = 0; i < data.length; i += 4) {
-      const dot = Array.from(data.slice(i, i + 3), (one) => one.toString(16).padStart(2, "0"));
-      found.add(data[i + 3] ? "#" + dot.join("") : "#ffffff");
+      const dot = Array.from(data.slice(i, i + 4), (one) => one.toString(16).padStart(2, "0")).join("");
+      found.add(data[i + 3] ? "#" + dot.replace(/ff$/, "") : "#ffffff");
     }
     return Array.from(found);
     """
