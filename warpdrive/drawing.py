@@ -193,7 +193,7 @@ def between(value: Any, low: float, high: float, first: str, last: str) -> Choic
     """
     value = np.asarray(value, np.float64)
     if low == high or not np.isfinite(value).all():
-        raise EnvError(f"between has colours for numbers from {low} to another, up to {high}: no NaN, no infinity.")
+        raise EnvError(f"between needs two different ends, got {low} and {high}, and values without NaN or infinity.")
     ends, steps = np.array([rgb(first), rgb(last)]), np.linspace(0, 1, NUM_SHADES)[:, np.newaxis]
     shades = np.rint(ends[0] + steps * (ends[1] - ends[0])).astype(int).tolist()
     share = ((value - low) / (high - low)).clip(0, 1)
@@ -241,7 +241,7 @@ def formatted(value: Any, form: str) -> Choice:
 
 
 def _choice(index: Any, options: Iterable[str | None], names: Sequence[str | None] = ()) -> Choice:
-    index = np.asarray(index)
+    index = np.atleast_1d(index)
     return Choice(index[:, np.newaxis] if index.ndim == 1 else index, tuple(options), names)
 
 
@@ -294,6 +294,8 @@ def cells(colours: Choice, bounds: Bounds | None = None, from_top: bool = False,
         raise EnvError(f"cells are drawn from [frame, row, column] or [row, column], got {list(colours.index.shape)}.")
     num_rows, num_columns = index.shape[1:]
     left, bottom, right, top = bounds or (-0.5, -0.5, num_columns - 0.5, num_rows - 0.5)
+    if not (left < right and bottom < top):
+        raise EnvError(f"cells: bounds are left, bottom, right, top with left < right, got {bounds}.")
     seen = replace(colours, index=index if from_top else index[:, ::-1])
     x, y = np.array([[[left, right]]], np.float64), np.array([[[bottom, top]]], np.float64)
     return Shapes("cells", x, y, colour=seen, label=label)

@@ -63,6 +63,7 @@ def said(choice) -> list:
     ("choice", "comes_to"),
     [
         (one_of([0, 1, 0], [RED, None]), [[RED], [None], [RED]]),  # [frame] is of one shape
+        (one_of(1, [RED, BLUE]), [[BLUE]]),
         (one_of([[True, False]], ["idle", "busy"]), [["busy", "idle"]]),
         (between([[0.0, 31.0, -5.0, 99.0]], 0, 31, BLACK, RED), [[BLACK, RED, BLACK, RED]]),
         (between([[1, 30]], 31, 0, BLACK, "#1f1f1f"), [["#1e1e1e", "#010101"]]),  # 32 shades, from high to low
@@ -194,9 +195,10 @@ def test_shapes_that_contradict_themselves_are_named(shapes, words):
     [
         (lambda: cells(np.zeros((2, 2), int)), r"got a ndarray. Give one_of\(array, palette\)"),
         (lambda: cells(one_of(np.zeros((1, 2, 2, 2), int), [RED])), r"or \[row, column\], got \[1, 2, 2, 2\]"),
+        (lambda: cells(one_of([[0]], [RED]), (0, 4, 4, 0)), r"left < right, got \(0, 4, 4, 0\)"),
         (lambda: top_channel(np.zeros((2, 2, 4)), [RED]), r"4 channels on axis -1 of \[2, 2, 4\], but 1 colours"),
-        (lambda: between([np.nan], 0, 1, RED, BLUE), "no NaN, no infinity"),
-        (lambda: between([0.0], 1, 1, RED, BLUE), "colours for numbers from 1 to another"),
+        (lambda: between([np.nan], 0, 1, RED, BLUE), "without NaN or infinity"),
+        (lambda: between([0.0], 1, 1, RED, BLUE), "two different ends, got 1 and 1"),
         (lambda: between([0.0], 0, 1, RED, "blue"), "there is no colour 'blue'"),
         (lambda: formatted([0.5], "{:d}"), "cannot write float64 as '{:d}'"),
     ],
