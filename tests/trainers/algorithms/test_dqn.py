@@ -7,11 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import nn
-from torchrl.data import OneHot
-from torchrl.modules import QValueActor
-from torchrl.objectives import DQNLoss
 
 from trainers.acting.epsilon_greedy import allowed_values, epsilon_greedy_logits
 from trainers.algorithms.algorithm import Clock
@@ -37,6 +33,12 @@ def test_targets_and_losses_by_hand():
 
 @pytest.mark.parametrize("double", [True, False])
 def test_loss_and_gradient_are_torchrls(double):
+    pytest.importorskip("torchrl")
+    from tensordict import TensorDict
+    from torchrl.data import OneHot
+    from torchrl.modules import QValueActor
+    from torchrl.objectives import DQNLoss
+
     torch.manual_seed(3)
     network, target = (nn.Linear(4, 3).double() for _ in range(2))
     rows = {key: torch.randn(32, 4, dtype=torch.float64) for key in ("observation", "next_observation")}
