@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +12,9 @@ import torch
 from warpdrive.env import Env, Group
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import GLOBAL_STATE, Layout, Place
+from warpdrive.layout import ACTION_MASK, GLOBAL_STATE, Layout, Place, mask_place
 
 Arrays = Mapping[str, torch.Tensor]
-
-ACTIVE, ACTION_MASK = "active", "action_mask"
-"""Arrays of an env that have a meaning here (see Env)."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +143,12 @@ def places_of(env: Env, policy: str) -> Places:
     """Where a policy's agents observe and act.
 
     Raises:
-        EnvError: the policy is for all agents but they differ; or an array that has a meaning here cannot have it.
+        EnvError: the policy is for all agents but they differ.
     """
     layout = Layout(env.groups)
     arrays = env.arrays()
-    if ACTIVE in arrays:
-        _check_array(env, ACTIVE, arrays[ACTIVE], (env.num_agents,), "which agents are in the game")
     if policy in env.groups:
-        mask = _mask_of(env, policy, arrays)
+        mask = mask_place(env.groups, policy, arrays)
         return Places(tuple(layout.observation[policy].values()), layout.action[policy], mask)
     array, everyone = next(iter(layout.actions)), slice(0, env.num_agents)
     seen = [Place(place.array, everyone) for place in next(iter(layout.observation.values())).values()]
@@ -163,7 +157,7 @@ def places_of(env: Env, policy: str) -> Places:
             f"policy '{policy}' is for all agents, but they see or act differently. "
             f"Give each group its own: {', '.join(env.groups)}."
         )
-    masks = [_mask_of(env, group, arrays) for group in env.groups]
+    masks = [mask_place(env.groups, group, arrays) for group in env.groups]
     own = [mask.array for mask in masks if mask is not None and mask.array != ACTION_MASK]
     if own and len(env.groups) > 1:
         raise EnvError(
@@ -172,32 +166,6 @@ def places_of(env: Env, policy: str) -> Places:
         )
     mask = None if masks[0] is None else Place(masks[0].array, everyone)
     return Places(tuple(seen), Place(array, everyone), mask)
-
-
-def _mask_of(env: Env, name: str, arrays: Mapping[str, Any]) -> Place | None:
-    """A group's part of the env's action mask, if it has one."""
-    group, own = env.groups[name], f"{ACTION_MASK}_{name}"
-    if own not in arrays and ACTION_MASK not in arrays:
-        return None
-    agents, num_choices = group.agents, sum(group.head_sizes)
-    if own in arrays:
-        shape = (len(agents), num_choices)
-        _check_array(env, own, arrays[own], shape, f"which actions the agents of '{name}' may take")
-        return Place(own, slice(0, len(agents)))
-    if not num_choices:  # a Box leaves nothing to choose from
-        return None
-    shape = (env.num_agents, num_choices)
-    _check_array(env, ACTION_MASK, arrays[ACTION_MASK], shape, f"which actions agents may take, those of '{name}', too")
-    return Place(ACTION_MASK, slice(agents.start, agents.stop))
-
-
-def _check_array(env: Env, name: str, array: Any, shape: tuple[int, ...], meaning: str) -> None:
-    array = np.asarray(array)
-    if array.shape != shape or array.dtype != np.bool_:
-        raise EnvError(
-            f"env '{env.name}': array '{name}' is {list(array.shape)} {array.dtype}, but must be {list(shape)} bool: "
-            f"it says {meaning}. Make it so, or give it another name."
-        )
 
 
 def central_features(layout: Layout, num_agents: int) -> CentralFeatures:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 
-from trainers.features import ACTIVE, Arrays
+from trainers.features import Arrays
 from trainers.fused.actor import FusedActor
 from trainers.group_rollout import GroupRollout, prepare_copy
 from trainers.policies.policy import Policy
 from warpdrive.data_manager import DataManager
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION
+from warpdrive.layout import ACTION, ACTIVE, FINAL, GLOBAL_STATE, OBSERVATION
 
 
 class Rollout:
