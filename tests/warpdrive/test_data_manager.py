@@ -138,6 +138,30 @@ def test_a_device_that_is_none_is_named(device):
         DataManager(device)
 
 
+def test_it_reads_as_a_dict_of_tensors_does():
+    data = manager("cpu")
+    table = data.push_table("map", np.ones(4))
+    as_dict = {"x": data["x"], "alive": data["alive"], "map": table}
+    assert list(data) == list(data.keys()) == list(as_dict) and len(data) == 3
+    assert [one is other for one, other in zip(data.values(), as_dict.values(), strict=True)] == [True] * 3
+    assert all(as_dict[name] is array for name, array in data.items())
+    assert dict(data).keys() == as_dict.keys() and data.get("map") is table
+    assert data.get("mop") is None and data.get("mop", 3) == 3
+
+
+@pytest.mark.parametrize("settable", [False, True])
+def test_a_snapshot_holds_the_tables_that_are_settable(settable):
+    data = manager("cpu")
+    data.push_table("map", np.ones(4), settable)
+    snapshot = data.snapshot()
+    assert list(snapshot) == ["x", "alive", "map"][: 2 + settable] and data.names() == ["x", "alive"]
+    data["map"] = 5.0
+    data.restore(snapshot)
+    assert data.pull("map").tolist() == ([1.0] * 4 if settable else [5.0] * 4)
+    with pytest.raises(ArrayError, match="holds .*'mop'.*no arrays here" if settable else "'map'.*no arrays here"):
+        data.restore({**snapshot, "mop" if settable else "map": torch.ones(4)})
+
+
 def test_bytes_are_counted_by_array():
     assert manager("cpu").bytes_held() == {"x": 24, "alive": 2}
 

@@ -1,9 +1,11 @@
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from warpdrive.backends.base import KERNELS_FOLDER
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import CompileError, SignatureError, WiringError
 from warpdrive.function_manager import FunctionManager, write_constants
@@ -33,6 +35,10 @@ extern "C" __global__ void count_strided(int* seen)
     for (int i = threadIdx.x; i < NUM_AGENTS; i += blockDim.x) seen[blockIdx.x * NUM_AGENTS + i] += 1;
 }
 """
+
+HEADERS = "".join((KERNELS_FOLDER / name).read_text() for name in ("warpdrive.cuh", "random.cuh", "reset.cuh"))
+HEADER_NAMES = set(re.findall(r"(?:#define|constexpr int|^   ) ([A-Z][A-Z_]+)\b", HEADERS, re.MULTILINE))
+HEADER_NAMES -= set(re.findall(r"#undef (\w+)", HEADERS))
 
 
 def adder(backend, **arrays):
@@ -213,7 +219,14 @@ def test_constants_reach_the_kernel_with_their_types(backend):
 
 @pytest.mark.parametrize(
     ("constants", "words"),
-    [({"speed": 1}, "'SPEED'"), ({"A B": 1}, "capitals"), ({"A": "x"}, "str"), ({"A": float("nan")}, "finite")],
+    [
+        ({"speed": 1}, "'SPEED'"),
+        ({"A B": 1}, "capitals"),
+        ({"A": "x"}, "str"),
+        ({"A": float("nan")}, "finite"),
+        ({"NUM_AGENTS": 2}, "<source>: constant 'NUM_AGENTS' follows from how kernels are launched. Leave it out."),
+        *(({name: 1}, f"'{name}': C or warpdrive.cuh has one of that name already") for name in sorted(HEADER_NAMES)),
+    ],
 )
 def test_a_constant_that_is_none_is_refused(constants, words):
     with pytest.raises(WiringError, match=words):
