@@ -115,23 +115,6 @@ def test_a_space_that_does_not_match_the_array(device, tmp_path, array, given, s
         EnvWrapper(env, 3, device)
 
 
-@pytest.mark.parametrize(
-    ("second", "words"),
-    [
-        (range(1, 4), r"group 'second' has agents \[1, 2, 3\], expected a slice from 2. .* without gap or overlap.$"),
-        (range(3, 4), r"group 'second' has agents \[3\], expected a slice from 2. .* without gap or overlap.$"),
-        (range(2, 3), "groups cover 3 agents of 4. Every agent needs one.$"),
-        (range(2, 5), "groups cover 5 agents of 4. Every agent needs one.$"),
-        (range(2, 6, 2), r"group 'second' has agents \[2, 4\], expected a slice from 2. .* without gap or overlap.$"),
-        ([2, 3], r"group 'second' has agents \[2, 3\]. Give a range: range\(0, 4\).$"),
-    ],
-)
-def test_a_group_that_overlaps_another_or_leaves_agents_out(tmp_path, second, words):
-    env = odd(tmp_path, groups={"first": Group(range(2), SEEN, MOVES), "second": Group(second, SEEN, MOVES)})
-    with pytest.raises(EnvError, match=f"^env 'odd': {words}"):
-        EnvWrapper(env, 3, "cpu")
-
-
 def test_an_array_that_the_kernel_names_and_the_env_has_not(device, tmp_path):
     line = refusal(device, odd(tmp_path, KERNEL.replace("float* place", "float* place, float* plaice")))
     assert line == (
@@ -158,8 +141,40 @@ def acting_in(space: spaces.Space) -> dict[str, Any]:
     return {"groups": {"all": Group(range(4), SEEN, space)}}
 
 
+def second_has(agents: Any) -> dict[str, Any]:
+    return {"groups": {"first": Group(range(2), SEEN, MOVES), "second": Group(agents, SEEN, MOVES)}}
+
+
+OVERLAP = "expected a slice from 2. Groups cover the agent axis in order, without gap or overlap."
+
+
 PLACES = {"place": np.zeros((2, 4), np.float32)}
 DECLARED = {
+    "a group that overlaps": (second_has(range(1, 4)), f"group 'second' has agents [1, 2, 3], {OVERLAP}"),
+    "a group after a gap": (second_has(range(3, 4)), f"group 'second' has agents [3], {OVERLAP}"),
+    "a group of every second": (second_has(range(2, 6, 2)), f"group 'second' has agents [2, 4], {OVERLAP}"),
+    "an agent without a group": (second_has(range(2, 3)), "groups cover 3 agents of 4. Every agent needs one."),
+    "an agent too many": (second_has(range(2, 5)), "groups cover 5 agents of 4. Every agent needs one."),
+    "a group in a list": (second_has([2, 3]), "group 'second' has agents [2, 3]. Give a range: range(0, 4)."),
+    "a state that is no Box": (
+        {"global_state_space": spaces.Discrete(4)},
+        "global_state_space is a Discrete. Use a Box, [feature] float32.",
+    ),
+    "a state unlike its array": (
+        {"global_state_space": spaces.Box(0, 1, (5,)), **starting_with(global_state=np.zeros(4, np.float32))},
+        "array 'global_state' is [4] torch.float32 a copy, its spaces say [5] float32.",
+    ),
+    "a state that nobody writes": (
+        {"global_state_space": spaces.Box(0, 1, (4,)), **starting_with(global_state=np.zeros(4, np.float32))},
+        "kernel 'odd_step' does not write 'global_state'. Give the kernel a parameter of this name that is not const",
+    ),
+    "a state that a restart leaves": (
+        {
+            "global_state_space": spaces.Box(0, 1, (4,)),
+            "step": KERNEL.replace("float* place", "float* global_state, float* place"),
+        },
+        "what is seen at the start: add 'global_state' there, or write the kernel.",
+    ),
     "a constant of the framework's": (
         {"numbers": {"NUM_AGENTS": 9}},
         "constants() has 'NUM_AGENTS', which the framework sets. Leave it out.",
