@@ -51,7 +51,7 @@ SPARE_BYTES = 1 << 16
 """Of the disk, for what a checkpoint takes besides its tensors: names, JSON, unfilled blocks."""
 
 TABLE = "table:"
-"""How the name of a table begins among the arrays of the envs, which have an axis of envs."""
+"""Begins the name of a table, which has no axis of envs, among arrays that have one."""
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from warpdrive.data_manager import POOL, START, DataManager
-from warpdrive.env import Env
+from warpdrive.env import OUTPUTS, Env
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import FINAL, GLOBAL_STATE, Layout
@@ -104,10 +104,12 @@ def _check_parameters(env: Env, kernel: Signature, data: DataManager, layout: La
             continue
         if array.dtype != parameter.dtype:
             has, wants = (str(dtype).removeprefix("torch.") for dtype in (array.dtype, parameter.dtype))
-            whose = "its space" if parameter.name in {**layout.kept, **layout.actions} else "the env"
+            is_given = parameter.name not in OUTPUTS and parameter.name in {**env.arrays(), **env.tables()}
+            whose = "its space" if parameter.name in layout.kept else "the env" if is_given else ""
+            is_other = f"{whose} says {has}. Make it {wants} there, or" if whose else f"it is {has}. Make"
             raise EnvError(
                 f"env '{env.name}': kernel '{kernel.name}' takes '{parameter.name}' as {wants} (`{parameter}`), but "
-                f"{whose} says {has}. Make it {wants} there, or the parameter `{CTYPES[array.dtype]}*`."
+                f"{is_other} the parameter `{CTYPES[array.dtype]}*`."
             )
         if data.is_const(parameter.name) and not parameter.is_const:
             kind = "a table" if data.is_table(parameter.name) else "what restarts begin with"

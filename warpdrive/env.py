@@ -19,11 +19,12 @@ from warpdrive.env_names import ENVS_PACKAGE, list_envs
 from warpdrive.errors import ConfigError, EnvError
 from warpdrive.layout import ACTION_MASK, ACTIVE, Layout, mask_place
 
+OUTPUTS = ("reward", "terminated", "truncated")
+"""What every step writes, besides what is seen."""
 FRAMEWORK_CONSTANTS = (
-    *("NUM_ENVS", "NUM_AGENTS", "THREADS_PER_ENV", "ENVS_PER_BLOCK"),
-    *("NUM_POOL_ROWS", "NUM_KEPT", "KEEP_TERMINATED"),
-)
-"""Numbers that the kernels of every env are compiled with."""
+    "NUM_ENVS", "NUM_AGENTS", "THREADS_PER_ENV", "ENVS_PER_BLOCK", "NUM_POOL_ROWS", "NUM_KEPT", "KEEP_TERMINATED",
+)  # fmt: skip
+"""Numbers that kernels of envs are compiled with, besides those of constants()."""
 
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -162,7 +163,7 @@ class Env:
             if name in FRAMEWORK_CONSTANTS:
                 raise EnvError(f"{place}: constants() has '{name}', which the framework sets. Leave it out.")
         if self.settable:
-            written = {"reward", "terminated", "truncated", *layout.actions, *layout.kept}
+            written = {*OUTPUTS, *layout.actions, *layout.kept}
             self._check_settable([name for name in (*arrays, *self.tables()) if name not in written])
 
     def check_start(self, name: str, array: Any) -> None:

@@ -378,4 +378,7 @@ def _literal(name: str, value: Any) -> tuple[str, str]:
         if literal in (float("inf"), float("-inf")):
             raise WiringError(f"constant '{name}' = {value} does not fit a float. Use a smaller number.")
         return "float", f"{literal!r}f"
-    raise WiringError(f"constant '{name}' is a {type(value).__name__}. Constants are numbers, or sequences of them.")
+    raise WiringError(
+        f"constant '{name}' is a {type(value).__name__}. Constants are numbers, or sequences of them; what "
+        "has more axes is a table."
+    )

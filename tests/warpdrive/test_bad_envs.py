@@ -251,6 +251,10 @@ DECLARED = {
         "kernel 'odd_step' takes 'observation' as float32 (`float* observation`), but its space says float64. "
         "Make it float32 there, or the parameter `double*`.",
     ),
+    "a reward of integers": (
+        {"step": KERNEL.replace("float* place", "int* reward, float* place")},
+        "kernel 'odd_step' takes 'reward' as int32 (`int* reward`), but it is float32. Make the parameter `float*`.",
+    ),
     "an array of float64": (
         {**starting_with(place=np.zeros(4)), "step": KERNEL.replace("float* place", "double* place"), "reset": RESET},
         "kernel 'odd_reset' takes 'place' as float32 (`float* place`), but the env says float64.",

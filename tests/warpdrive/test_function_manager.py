@@ -223,6 +223,7 @@ def test_constants_reach_the_kernel_with_their_types(backend):
         ({"speed": 1}, "'SPEED'"),
         ({"A B": 1}, "capitals"),
         ({"A": "x"}, "str"),
+        ({"A": [[1]]}, "constant 'A' is a list. .* what has more axes is a table.$"),
         ({"A": float("nan")}, "finite"),
         ({"NUM_AGENTS": 2}, "<source>: constant 'NUM_AGENTS' follows from how kernels are launched. Leave it out."),
         *(({name: 1}, f"'{name}': C or warpdrive.cuh has one of that name already") for name in sorted(HEADER_NAMES)),
