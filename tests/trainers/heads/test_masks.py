@@ -185,26 +185,6 @@ class MaskedByGroup(Env):
         return {"action_mask_group0": np.ones((len(self.groups["group0"].agents), 3), np.bool_)}
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "message"),
-    [
-        ("active", np.ones(2, np.bool_), r"'active' is \[2\] bool, but must be \[3\] bool: it says which agents are"),
-        ("active", np.ones(3, np.int32), r"'active' is \[3\] int32, but must be \[3\] bool: .* it another name"),
-        ("action_mask", np.ones((3, 2), np.bool_), r"'action_mask' is \[3, 2\] bool, but must be \[3, 3\] bool"),
-        ("action_mask_group0", np.ones((3, 3), np.bool_), r"is \[3, 3\] bool, but must be \[2, 3\] bool: .* 'group0'"),
-        ("action_mask_group1", np.ones((1, 3), np.float32), r"is \[1, 3\] float32, but must be \[1, 3\] bool"),
-    ],
-)
-def test_an_array_that_cannot_mean_what_its_name_says_is_refused(name, array, message):
-    env = MaskedByGroup(2, 1)
-    env.arrays = lambda: {name: array}
-    with pytest.raises(EnvError, match=message):
-        for group in env.groups:
-            spec_of(env, group)
-    with pytest.raises(EnvError, match=message):
-        spec_of(env, "shared")
-
-
 def test_a_policy_for_all_heeds_the_mask_of_the_only_group():
     mask = spec_of(MaskedByGroup(3), "shared").mask
     assert (mask.array, mask.columns) == ("action_mask_group0", slice(0, 3))
