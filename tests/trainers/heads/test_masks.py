@@ -50,9 +50,9 @@ def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
 
 def takes_forbidden(group: GroupRollout) -> torch.Tensor:
     """[T, E, A]: whether a choice was made that the mask forbids, of a head in which some are allowed."""
-    action = group.action.long().view(*group.advantage.shape, -1)
+    action = group.action.long().view(*group.shape, -1)
     masks = group.mask.split(list(group.policy.head.head_sizes), dim=-1)
-    found = torch.zeros_like(group.advantage, dtype=torch.bool)
+    found = torch.zeros_like(group.log_prob, dtype=torch.bool)
     for head, allowed in enumerate(masks):
         is_allowed = allowed.gather(-1, action[..., head : head + 1]).squeeze(-1)
         found |= torch.where(allowed.any(-1), ~is_allowed, action[..., head] != 0)

@@ -12,7 +12,7 @@ from trainers.run.memory import estimate
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
-ENVS = Path(__file__).parents[1] / "warpdrive" / "envs"
+ENVS = Path(__file__).parents[2] / "warpdrive" / "envs"
 
 
 @pytest.fixture
