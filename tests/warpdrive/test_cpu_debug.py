@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from warpdrive.backends.base import LaunchShape, Source
-from warpdrive.backends.cpu import CpuBackend, CpuModule
-from warpdrive.backends.cpu_debug import find_write
+from warpdrive.backends.cpu import CpuBackend
+from warpdrive.backends.cpu_compiler import find_compiler
+from warpdrive.backends.cpu_debug import DebugModule
 from warpdrive.errors import KernelError
 from warpdrive.signature import read_signatures
 
@@ -18,7 +19,7 @@ TEXT = MISTAKES.read_text()
 
 
 @pytest.fixture(scope="module")
-def module() -> CpuModule:
+def module() -> DebugModule:
     return CpuBackend(debug=True).compile(Source(str(MISTAKES), TEXT, "", read_signatures(TEXT)))
 
 
@@ -27,11 +28,11 @@ def line_of(kernel: str) -> int:
     return next(i for i, line in enumerate(TEXT.splitlines(), 1) if line.endswith(f"// {kernel}"))
 
 
-def launch(module: CpuModule, kernel: str, *arguments) -> None:
+def launch(module: DebugModule, kernel: str, *arguments) -> None:
     module.prepare(module.source.signatures[kernel], arguments, LaunchShape(3, (8, 1)))()
 
 
-def mistake(module: CpuModule, kernel: str, *arguments) -> str:
+def mistake(module: DebugModule, kernel: str, *arguments) -> str:
     """The error of a launch of 3 blocks of 8 threads, after which a correct kernel must still work."""
     before = [argument.clone() for argument in arguments if isinstance(argument, torch.Tensor)]
     with pytest.raises(KernelError) as caught:
@@ -61,50 +62,27 @@ def test_a_correct_kernel_writes_what_it_writes_without_debug_mode(module):
     assert torch.equal(out, x.flip(1))
 
 
-def test_a_missing_barrier_is_found(module):
-    message = mistake(module, "missing_barrier", numbers(), torch.zeros(3, 8))
-    assert "'out'[0, 0] (env 0)" in message and "depends on the order of threads" in message
+@pytest.mark.parametrize(
+    ("kernel", "cause", "effect"),
+    [
+        ("missing_barrier", "reads shared memory or", "'out'[0, 0] (env 0) is "),
+        ("missing_second_barrier", "reads shared memory or", "'out'[0, 0] (env 0) is -8.0 when threads run first to "),
+        (
+            "race_of_blocks",
+            "and thread 0 of block 0",
+            "'out'[0, 5] (env 0) is 17.0 when threads run first to last and ",
+        ),
+    ],
+)
+def test_a_race_is_named_by_the_line_that_reads_or_writes_too_early(module, kernel, cause, effect):
+    message = mistake(module, kernel, numbers(), torch.zeros(3, 8))
+    assert f": {MISTAKES}:{line_of(kernel)}: race: this thread {cause}" in message
+    assert effect in message and "depends on the order of threads" in message
 
 
-def test_a_missing_barrier_before_a_second_write_is_found(module):
-    message = mistake(module, "missing_second_barrier", numbers(), torch.zeros(3, 8))
-    assert "'out'[0, 0] (env 0) is -8.0 when" in message and "missing barrier" in message
-
-
-def test_a_race_of_blocks_is_found(module):
-    message = mistake(module, "race_of_blocks", numbers(), torch.zeros(3, 8))
-    assert "'out'[0, 5] (env 0) is 17.0 when threads run first to last and 1.0 when" in message
-
-
-def test_an_order_is_named_by_the_line_that_first_writes_the_array(module):
-    message = mistake(module, "missing_barrier", numbers(), torch.zeros(3, 8))
-    assert f", {MISTAKES}:{line_of('missing_barrier')}: " in message
-    message = mistake(module, "race_of_blocks", numbers(), torch.zeros(3, 8))
-    assert f", {MISTAKES}:{line_of('race_of_blocks')}: " in message
-
-
-def test_the_first_write_of_an_array_is_found_in_its_own_kernel_only():
-    text = """
-extern "C" __global__ void f(float* x, int* y, float* z, int* other_x)
-{
-    // x[0] = 1;
-    if (x[0] == 1 && other_x[1] <= 2) return;
-    other_x[0] = 1;
-    x[y[0] + 1] += 1;
-    ++y[0];
-    atomicAdd(&other_x[2], 1);
-}
-extern "C" __global__ void g(float* z) { z[0] = 1; }
-"""
-    f, g = read_signatures(text).values()
-    assert [find_write(text, f, name) for name in ("x", "y", "z", "other_x")] == [7, 8, None, 6]
-    assert find_write(text, g, "z") == 11
-
-
-def watched(module: CpuModule) -> None:
-    if not module.backend.compiler.supports("-ftrivial-auto-var-init=zero"):
-        pytest.skip("this compiler cannot build the third run (-ftrivial-auto-var-init)")
-    assert module.zero_entries, "the watched build failed"
+def test_an_order_without_a_race_is_named_by_the_line_that_wrote_the_element(module):
+    message = mistake(module, "order_of_sums", torch.zeros(3, 8))
+    assert f", {MISTAKES}:{line_of('order_of_sums')}: 'out'[0, 0] (env 0) is " in message
 
 
 @pytest.mark.parametrize(
@@ -116,17 +94,32 @@ def watched(module: CpuModule) -> None:
     ],
 )
 def test_a_lost_update_is_found_though_both_orders_agree(module, kernel, place, thread, other):
-    watched(module)
     message = mistake(module, kernel, ints())
-    assert f"{thread}: {MISTAKES}:{line_of(kernel)}: lost update: this thread and {other} " in message
+    line = f"{MISTAKES}:{line_of(kernel)}"
+    assert f"{thread}: {line}: lost update: this thread and {other} ({line}) " in message
     assert f"different values to {place}" in message and "atomicAdd" in message
 
 
 def test_ordered_writes_and_equal_values_are_no_lost_updates(module):
-    watched(module)
     out, lock, flag = ints(), ints()[:2], torch.zeros(4, dtype=torch.bool)
     launch(module, "ordered_writes", out, lock, flag)
     assert out.tolist() == [7] * 24 and lock.tolist() == [0, 24] and flag.all()
+
+
+def test_a_line_is_the_users_through_functions_and_files_that_the_kernel_calls(tmp_path):
+    """A value made in an included file, written by a function of ours that is called there."""
+    (tmp_path / "mine.cuh").write_text(
+        '#include "reset.cuh"\n'
+        "__device__ void pass_on(const float* x, float* out)\n{\n"
+        "    copy_row(out, 0, x, blockIdx.x, 8);\n}\n"
+    )
+    text = '#include "mine.cuh"\nextern "C" __global__ void f(const float* x, float* out)\n{\n    pass_on(x, out);\n}\n'
+    path = tmp_path / "mine.cu"
+    path.write_text(text)
+    constants = "constexpr int NUM_ENVS = 3, NUM_KEPT = 1, ENVS_PER_BLOCK = 1, THREADS_PER_ENV = 8;"
+    module = CpuBackend(debug=True).compile(Source(str(path), text, constants, read_signatures(text)))
+    with pytest.raises(KernelError, match=rf": {tmp_path}/mine\.cuh:4: race: .* \({tmp_path}/mine\.cuh:4\) write"):
+        launch(module, "f", numbers(), torch.zeros(3, 8))
 
 
 @pytest.mark.parametrize(("kernel", "thread"), [("endless_loop", 2), ("endless_barriers", None)])
@@ -180,18 +173,17 @@ def test_an_index_out_of_range_of_a_shared_array_is_found(module):
     assert f"block 0, thread 5: {MISTAKES}:{line_of('shared_index_out_of_range')}: index 8 is out of range" in message
 
 
-def test_a_read_of_shared_memory_that_was_never_written_is_found(module):
-    message = mistake(module, "unset_shared", torch.zeros(3, 8))
-    assert "'out'[0, 7] (env 0)" in message and "reads shared memory or a local before writing it" in message
-
-
-@pytest.mark.parametrize("kernel", ["unset_local", "unset_local_array"])
-def test_a_read_of_a_local_that_was_never_written_is_found(module, kernel):
-    if not module.zero_entries:
+@pytest.mark.parametrize(("kernel", "index"), [("unset_shared", 7), ("unset_local", 0), ("unset_local_array", 3)])
+def test_a_read_of_what_was_never_written_is_named_by_its_line(module, kernel, index):
+    if kernel != "unset_shared" and not module_fills_locals():
         pytest.skip("this compiler cannot fill locals (-ftrivial-auto-var-init)")
-    message = mistake(module, kernel, torch.zeros(3, 8), 3)
-    index = 0 if kernel == "unset_local" else 3
-    assert f"'out'[0, {index}] (env 0)" in message and "before writing it" in message
+    message = mistake(module, kernel, torch.zeros(3, 8), *[3] * (kernel != "unset_shared"))
+    assert f": {MISTAKES}:{line_of(kernel)}: " in message and "before " in message
+    assert f"'out'[0, {index}] (env 0) is " in message and "depending on what memory held" in message
+
+
+def module_fills_locals() -> bool:
+    return find_compiler().supports("-ftrivial-auto-var-init=zero")
 
 
 def test_a_failed_assert_is_found(module):
