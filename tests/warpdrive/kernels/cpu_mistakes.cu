@@ -134,7 +134,7 @@ extern "C" __global__ void signed_overflow(int* out)
 // Floats added in another order give another sum.
 extern "C" __global__ void order_of_sums(float* out)
 {
-    atomicAdd(&out[0], threadIdx.x ? 1.0f : 1e8f);  // order_of_sums
+    atomicAdd(&out[0], threadIdx.x ? 1.0f : 16777216.0f);  // order_of_sums
 }
 
 // ---- lost updates: both orders of threads give the same sum
