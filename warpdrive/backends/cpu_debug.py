@@ -13,8 +13,8 @@ In each run a block that takes longer than $WARPDRIVE_DEBUG_SECONDS (60; 0 for n
 
 What the first run wrote is what the launch writes. A fault leaves the arrays as they were.
 
-Not found: a lost update in a kernel whose block also uses atomics or fences, or __syncwarp, between the two writes
-(they may order them; sanitize=("thread",) does find it), and threads that return while others of the block go on to
+Not found: a lost update with a fence, or a __syncwarp of both, between the two writes (it may order them;
+sanitize=("thread",) does find it), and threads that return while others of the block go on to
 another __syncthreads, which GPUs since Volta allow: the barrier waits for those that have not returned.
 """
 

@@ -6,8 +6,8 @@
 // every place this keeps who wrote it last; a write by another thread is a mistake if it changes what is there.
 // Writes of the same value, which many kernels rely on, are let pass.
 //
-// What is found is a mistake; not every mistake is found. A block that has used an atomic or a fence since the other
-// access may have ordered the two by it, and so may lanes of a warp that has passed a __syncwarp.
+// What is found is a mistake; not every mistake is found. A fence since the other access may have ordered the two, and
+// so may a __syncwarp those of a warp. An atomic alone orders nothing but itself.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -21,7 +21,7 @@ namespace warpdrive_cpu {
 enum Watch : unsigned {
     kLostUpdates = 0,  // the first write that changes what another thread wrote
     kRaces = 1,        // the first two accesses of different threads, one a write that changes the place
-    kAnyRaces = 2,     // the same, as if atomics and fences ordered nothing
+    kAnyRaces = 2,     // the same, as if fences ordered nothing
     kUnset = 3,        // the first read of shared memory that nobody in the block has written
     kRecord = 4,       // nothing, but keeps every write for kCompare
     kCompare = 5,      // the first write that differs from the one kept
@@ -49,8 +49,8 @@ public:
         watch_ = watch;
         watched_ = reinterpret_cast<const char*>(watched);
         places_.clear();
-        time_ = synchronized_at_ = num_compared_ = 0;
-        is_pending_ = has_synchronized_ = false;
+        time_ = fenced_at_ = num_compared_ = 0;
+        is_pending_ = false;
         last_ = Access{};
         if (watch == kRecord) recorded_.clear();
     }
@@ -59,22 +59,17 @@ public:
     void start_block(const char* shared, size_t size) {
         shared_ = shared;
         shared_size_ = size;
-        is_pending_ = has_synchronized_ = false;
+        is_pending_ = false;
         if (watch_ == kUnset) is_set_.assign(size, false);
     }
 
     bool watches_reads() const { return watch_ == kRaces || watch_ == kAnyRaces || watch_ == kUnset; }
 
-    void note_synchronization() {
-        if (watch_ == kAnyRaces) return;
-        synchronized_at_ = ++time_;
-        has_synchronized_ = true;
+    void note_fence() {
+        if (watch_ != kAnyRaces) fenced_at_ = ++time_;
     }
 
-    void note_atomic(const Access& mine, const char* address, size_t size) {
-        note_synchronization();
-        set(mine, address, size);
-    }
+    void note_atomic(const Access& mine, const char* address, size_t size) { set(mine, address, size); }
 
     // The write happens after this returns; settle(), called before anything else happens, sees what it did.
     void note_write(Access mine, const char* address, size_t size) {
@@ -173,9 +168,9 @@ private:
     // Whether there was a `first`, and nothing is known to put it before `second`.
     bool is_unordered(const Access& first, const Access& second, const char* address) const {
         if (first.time == 0) return false;
-        if (first.block != second.block) return !is_shared(address) && !has_synchronized_;
+        if (fenced_at_ > first.time) return false;
+        if (first.block != second.block) return !is_shared(address);
         if (first.thread == second.thread || first.generation != second.generation) return false;
-        if (synchronized_at_ > first.time) return false;
         return first.thread / 32 != second.thread / 32 || first.warp_clock == second.warp_clock;
     }
 
@@ -183,8 +178,7 @@ private:
     const char* watched_ = nullptr;
     Access last_{};
     std::unordered_map<const void*, Places> places_;
-    uint64_t time_ = 0, synchronized_at_ = 0;
-    bool has_synchronized_ = false;  // this block has used an atomic or a fence
+    uint64_t time_ = 0, fenced_at_ = 0;
     const char* shared_ = nullptr;
     size_t shared_size_ = 0;
     std::vector<bool> is_set_;

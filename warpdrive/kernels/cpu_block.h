@@ -251,7 +251,7 @@ struct Block {
         settle();
         accesses.note_atomic(access(thread, caller), at(address), size);
     }
-    void note_synchronization() { accesses.note_synchronization(); }
+    void note_fence() { accesses.note_fence(); }
 
     // Within the call, not behind it.
     static uintptr_t address_of(const Access& access) { return reinterpret_cast<uintptr_t>(access.caller) - 1; }

@@ -90,6 +90,9 @@ __attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_atomic(const vol
     const void* place = const_cast<const void*>(address);
     if (self.block) self.scheduler->atomic(self.block, self.thread, place, size, caller);
 }
+__attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_fence() {
+    if (self.block) self.scheduler->fence();
+}
 }  // namespace warpdrive_cpu
 
 #define WARPDRIVE_CALLER __builtin_return_address(0)
@@ -109,9 +112,11 @@ __attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_atomic(const vol
         warpdrive_cpu::note_write(p, SIZE, WARPDRIVE_CALLER);                                                 \
     }                                                                                                         \
     WARPDRIVE_WATCH void __tsan_volatile_write##SIZE(void* p) {                                               \
+        warpdrive_cpu::note_fence();  /* a flag that others wait for */                                       \
         warpdrive_cpu::note_atomic(p, SIZE, WARPDRIVE_CALLER);                                                \
     }                                                                                                         \
     WARPDRIVE_WATCH void __tsan_unaligned_volatile_write##SIZE(void* p) {                                     \
+        warpdrive_cpu::note_fence();  /* a flag that others wait for */                                       \
         warpdrive_cpu::note_atomic(p, SIZE, WARPDRIVE_CALLER);                                                \
     }                                                                                                         \
     WARPDRIVE_WATCH void __tsan_read_write##SIZE(void* p) {                                                   \
@@ -134,7 +139,7 @@ WARPDRIVE_WATCH void __tsan_read_range(void*, size_t) {}
 WARPDRIVE_WATCH void __tsan_write_range(void* p, size_t n) { warpdrive_cpu::note_write(p, n, WARPDRIVE_CALLER); }
 WARPDRIVE_WATCH void __tsan_vptr_read(void*) {}
 WARPDRIVE_WATCH void __tsan_vptr_update(void*, void*) {}
-WARPDRIVE_WATCH void __tsan_atomic_thread_fence(int) { warpdrive_cpu::note_atomic(nullptr, 0, WARPDRIVE_CALLER); }
+WARPDRIVE_WATCH void __tsan_atomic_thread_fence(int) { warpdrive_cpu::note_fence(); }
 WARPDRIVE_WATCH void __tsan_atomic_signal_fence(int) {}
 WARPDRIVE_WATCH void* __tsan_memcpy(void* to, const void* from, size_t n) { return __builtin_memcpy(to, from, n); }
 WARPDRIVE_WATCH void* __tsan_memmove(void* to, const void* from, size_t n) { return __builtin_memmove(to, from, n); }

@@ -55,7 +55,7 @@ static const Scheduler kScheduler = {
     [] {
         release(&fence_tag);
         acquire(&fence_tag);
-        if (running) running->block.note_synchronization();
+        if (running) running->block.note_fence();
     },
     [](Block* block, unsigned thread, const void* address, size_t size, const void* caller) {
         block->note_read(thread, address, size, caller);
