@@ -163,7 +163,7 @@ BUGS = {
     ),
     # what an env depends on
     "number of threads": bug(
-        PAID, "        reward[i] = 1.0f / THREADS_PER_ENV;\n", "3 threads an env", "array 'reward'"
+        PAID, "        reward[i] = 1.0f / THREADS_PER_ENV;\n", "threads an env and 1 envs a block", "array 'reward'"
     ),
     "number of envs": bug("Random(seed, env,", "Random(seed, NUM_ENVS + env,", "7 envs against 70", "array 'place'"),
     "reset of an env that goes on": bug(

@@ -12,6 +12,7 @@ import torch
 from planted_env import Planted, Pooled, planted
 
 from warpdrive import testing
+from warpdrive.backends import choose_backend
 from warpdrive.backends.cpu import CpuBackend
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, EnvError, KernelError
@@ -32,6 +33,13 @@ class Masked(Planted):
         mask = np.zeros((3, 3), bool)
         mask[:2, 1] = True
         return {**super().arrays(), "action_mask": mask, "observation": np.zeros((3, 2), np.float32)}
+
+
+class Leaving(Planted):
+    """Who is not active is left alone by the kernel."""
+
+    def arrays(self) -> dict[str, Any]:
+        return {**super().arrays(), "active": np.ones(3, bool), "observation": np.zeros((3, 2), np.float32)}
 
 
 class ChangedBackend(CpuBackend):
@@ -160,6 +168,22 @@ def test_only_what_a_mask_allows_is_done(tmp_path):
         player.step()
     with pytest.raises(KernelError, match="assertion failed: action"):
         wrapper.step(testing.random_actions(env, 4, 1)[0])
+
+
+def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):
+    """Each is paid for the step in which it leaves, and sees nothing from then on."""
+    start = "        const int i = env * NUM_AGENTS + agent;\n"
+    skips = f"{start}        if (!active[i]) continue;\n"
+    rules = [
+        ("int* count,", "int* count, bool* active,"),
+        (f"{start}        moved", f"{skips}        active[i] = time < 4 + agent;\n        moved"),
+        (f"{start}        place", f"{skips}        place"),
+    ]
+    backend = choose_backend(device=device)
+    assert checks.check_unwritten(planted(tmp_path, *rules, kind=Leaving), backend, FEW)
+    too_soon = [*rules, ("if (!active[i]) continue;", "if (time > 3) continue;")]
+    with pytest.raises(EnvError, match="in step 4 'reward' of env 0, agent 0 is left unwritten"):
+        checks.check_unwritten(planted(tmp_path, *too_soon, kind=Leaving), backend, FEW)
 
 
 def test_what_ends_a_process_of_its_own_is_told(tmp_path):

@@ -186,10 +186,10 @@ def _name(wrapper: EnvWrapper, name: str, index: tuple[int, ...]) -> str:
     env, *rest = index
     words = [f"'{name}' of env {env}"]
     if rest and name != GLOBAL_STATE:
-        places = [(group, place) for group, keys in wrapper.layout.observation.items() for place in keys.values()]
-        columns = next((place.columns.start for _, place in places if place.array == name), 0)
-        first = min((wrapper.groups[group].agents.start for group, place in places if place.array == name), default=0)
-        words.append(f"agent {rest[0] - columns + first if first else rest[0]}")
+        observed = wrapper.layout.observation.items()
+        whose = [group for group, keys in observed if any(place.array == name for place in keys.values())]
+        first = min((wrapper.groups[group].agents.start for group in whose), default=0)
+        words.append(f"agent {rest[0] + first}")
         rest = rest[1:]
     return ", ".join([*words, *([f"feature {rest}"] if rest else [])])
 

@@ -144,7 +144,7 @@ def run_trace(
     env: Env,
     backend: Backend,
     num_envs: int = Play.num_envs,
-    num_steps: int = Play.num_steps,
+    num_steps: int = 40,
     threads_per_env: int | None = None,
     envs_per_block: int | None = None,
     seed: int = SEED,
