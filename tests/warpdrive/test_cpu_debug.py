@@ -1,7 +1,7 @@
 """Debug mode finds each planted mistake, names it, leaves the arrays alone, and later launches work."""
 
+import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -63,41 +63,71 @@ def test_a_correct_kernel_writes_what_it_writes_without_debug_mode(module):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "cause", "effect"),
+    ("kernel", "given", "words"),
     [
-        ("missing_barrier", "reads shared memory or", "'out'[0, 0] (env 0) is "),
-        ("missing_second_barrier", "reads shared memory or", "'out'[0, 0] (env 0) is -8.0 when threads run first to "),
         (
-            "race_of_blocks",
-            "and thread 0 of block 0",
-            "'out'[0, 5] (env 0) is 17.0 when threads run first to last and ",
+            "missing_barrier",
+            "x out",
+            "HERE: race: this thread reads shared memory|'out'[0, 0] (env 0) is |order of thr",
         ),
+        (
+            "missing_second_barrier",
+            "x out",
+            "HERE: race: this thread reads |'out'[0, 0] (env 0) is -8.0 when threads run",
+        ),
+        ("race_of_blocks", "x out", "HERE: race: this thread and thread 0 of block 0|is 17.0 when threads run"),
+        ("order_of_sums", "out", "'order_of_sums', HERE: 'out'[0, 0] (env 0) is |depends on the order of threads"),
+        (
+            "lost_additions",
+            "ints",
+            "thread 1: HERE: lost update: this thread and thread 0 of block 0 (HERE)|'out'[3] w",
+        ),
+        (
+            "lost_in_shared",
+            "ints",
+            "thread 1: HERE: lost update: this thread and thread 0 of block 0 (HERE)|shared mem",
+        ),
+        (
+            "lost_among_blocks",
+            "ints",
+            "block 1, thread 0: HERE: lost update: this thread and thread 0 of block 0 (HERE)",
+        ),
+        (
+            "index_out_of_range",
+            "out 1",
+            "block 2, thread 7: HERE: index 24 is out of|'out', which has 24 elements (shape [3, 8])",
+        ),
+        ("index_out_of_range", "out 1000000", "block 0, thread 0: HERE: index 1000000 is out of range of 'out'"),
+        ("index_out_of_range", "out -1", "block 0, thread 0: HERE: index -1 is out of range of 'out'"),
+        ("shared_index_out_of_range", "out 3", "block 0, thread 5: HERE: index 8 is out of range"),
+        (
+            "unset_shared",
+            "out",
+            "HERE: this thread reads shared memory before|'out'[0, 7] (env 0)|depending on what mem",
+        ),
+        ("unset_local", "out 3", "HERE: what this thread writes to 'out'[0, 0] (env 0) comes from a local that was"),
+        ("unset_local_array", "out 3", "HERE: what this thread writes to 'out'[0, 3] (env 0) comes from a local"),
+        ("failed_assert", "out", "block 0, thread 6: HERE: assertion failed: threadIdx.x < 6"),
+        ("division_by_zero", "ints 0", "block 0, thread 4: HERE: integer division by zero"),
+        ("divergent_barrier", "ints", "block 0, thread 4: HERE: divergent barrier|thread 0 waits at HERE-3"),
+        (
+            "deadlock",
+            "ints",
+            "block 0, thread 2: HERE: deadlock: 6 of 8 live threads|waits in a warp primitive at HERE-2",
+        ),
+        ("stack_overflow", "ints 1000", "block 0, thread 0: |stack overflow: more than 131072 bytes"),
     ],
 )
-def test_a_race_is_named_by_the_line_that_reads_or_writes_too_early(module, kernel, cause, effect):
-    message = mistake(module, kernel, numbers(), torch.zeros(3, 8))
-    assert f": {MISTAKES}:{line_of(kernel)}: race: this thread {cause}" in message
-    assert effect in message and "depends on the order of threads" in message
-
-
-def test_an_order_without_a_race_is_named_by_the_line_that_wrote_the_element(module):
-    message = mistake(module, "order_of_sums", torch.zeros(3, 8))
-    assert f", {MISTAKES}:{line_of('order_of_sums')}: 'out'[0, 0] (env 0) is " in message
-
-
-@pytest.mark.parametrize(
-    ("kernel", "place", "thread", "other"),
-    [
-        ("lost_additions", "'out'[3]", "block 0, thread 1", "thread 0 of block 0"),
-        ("lost_in_shared", "shared memory", "block 0, thread 1", "thread 0 of block 0"),
-        ("lost_among_blocks", "'out'[3]", "block 1, thread 0", "thread 0 of block 0"),
-    ],
-)
-def test_a_lost_update_is_found_though_both_orders_agree(module, kernel, place, thread, other):
-    message = mistake(module, kernel, ints())
-    line = f"{MISTAKES}:{line_of(kernel)}"
-    assert f"{thread}: {line}: lost update: this thread and {other} ({line}) " in message
-    assert f"different values to {place}" in message and "atomicAdd" in message
+def test_a_mistake_is_named_by_its_line(module, kernel, given, words):
+    """HERE is the line of the mistake, HERE-2 the second before it."""
+    if "local" in kernel and not find_compiler().supports("-ftrivial-auto-var-init=zero"):
+        pytest.skip("this compiler cannot fill locals (-ftrivial-auto-var-init)")
+    makers = {"x": numbers, "out": lambda: torch.zeros(3, 8), "ints": ints}
+    message = mistake(module, kernel, *(makers[one]() if one in makers else int(one) for one in given.split()))
+    line = next((i for i, text in enumerate(TEXT.splitlines(), 1) if text.endswith(f"// {kernel}")), 0)
+    for part in words.split("|"):
+        part = re.sub(r"HERE(?:-(\d))?", lambda found: f"{MISTAKES}:{line - int(found[1] or 0)}", part)
+        assert part in message
 
 
 def test_ordered_writes_and_equal_values_are_no_lost_updates(module):
@@ -125,9 +155,7 @@ def test_a_line_is_the_users_through_functions_and_files_that_the_kernel_calls(t
 @pytest.mark.parametrize(("kernel", "thread"), [("endless_loop", 2), ("endless_barriers", None)])
 def test_a_kernel_that_never_ends_is_stopped_where_it_spins(module, monkeypatch, kernel, thread):
     monkeypatch.setenv("WARPDRIVE_DEBUG_SECONDS", "0.2")
-    start = time.monotonic()
     message = mistake(module, kernel, ints())
-    assert time.monotonic() - start < 10
     assert "block 0, thread " in message and "still running after 0.2 seconds" in message
     assert thread is None or f"thread {thread}: " in message
     assert f"{MISTAKES}:{line_of(kernel)}: " in message
@@ -139,12 +167,6 @@ def test_a_limit_that_is_no_number_is_refused(module, monkeypatch):
         launch(module, "correct", numbers(), torch.zeros(3, 8))
 
 
-def test_an_index_behind_the_end_is_found(module):
-    message = mistake(module, "index_out_of_range", torch.zeros(3, 8), 1)
-    assert f"block 2, thread 7: {MISTAKES}:{line_of('index_out_of_range')}: index 24 is out of" in message
-    assert "24 elements (shape [3, 8])" in message
-
-
 def test_an_index_out_of_range_in_an_atomic_is_found_on_its_line():
     text = 'extern "C" __global__ void f(int* out)\n{\n    atomicAdd(&out[24], 1);\n}\n'
     atomic = CpuBackend(debug=True).compile(Source("atomic.cu", text, "", read_signatures(text)))
@@ -152,67 +174,10 @@ def test_an_index_out_of_range_in_an_atomic_is_found_on_its_line():
         launch(atomic, "f", ints())
 
 
-def test_an_index_far_behind_the_end_is_found(module):
-    message = mistake(module, "index_out_of_range", torch.zeros(3, 8), 1_000_000)
-    assert "block 0, thread 0" in message and "index 1000000 is out of range of 'out'" in message
-
-
-def test_an_index_below_zero_is_found(module):
-    message = mistake(module, "index_out_of_range", torch.zeros(3, 8), -1)
-    assert f"block 0, thread 0: {MISTAKES}:{line_of('index_out_of_range')}: index -1 is out of range" in message
-
-
 def test_an_index_out_of_range_of_a_view_is_found_among_its_neighbours(module):
     rollout = torch.zeros(2, 3, 8)
     message = mistake(module, "index_out_of_range", rollout[0], 1)
     assert "index 24 is out of range of 'out'" in message and not rollout.any()
-
-
-def test_an_index_out_of_range_of_a_shared_array_is_found(module):
-    message = mistake(module, "shared_index_out_of_range", torch.zeros(24), 3)
-    assert f"block 0, thread 5: {MISTAKES}:{line_of('shared_index_out_of_range')}: index 8 is out of range" in message
-
-
-@pytest.mark.parametrize(("kernel", "index"), [("unset_shared", 7), ("unset_local", 0), ("unset_local_array", 3)])
-def test_a_read_of_what_was_never_written_is_named_by_its_line(module, kernel, index):
-    if kernel != "unset_shared" and not module_fills_locals():
-        pytest.skip("this compiler cannot fill locals (-ftrivial-auto-var-init)")
-    message = mistake(module, kernel, torch.zeros(3, 8), *[3] * (kernel != "unset_shared"))
-    assert f": {MISTAKES}:{line_of(kernel)}: " in message and "before " in message
-    assert f"'out'[0, {index}] (env 0) is " in message and "depending on what memory held" in message
-
-
-def module_fills_locals() -> bool:
-    return find_compiler().supports("-ftrivial-auto-var-init=zero")
-
-
-def test_a_failed_assert_is_found(module):
-    message = mistake(module, "failed_assert", torch.zeros(8))
-    assert f"block 0, thread 6: {MISTAKES}:{line_of('failed_assert')}: assertion failed: threadIdx.x < 6" in message
-
-
-def test_an_integer_division_by_zero_is_found(module):
-    message = mistake(module, "division_by_zero", ints(), 0)
-    assert f"block 0, thread 4: {MISTAKES}:{line_of('division_by_zero')}: integer division by zero" in message
-
-
-def test_a_divergent_barrier_is_found(module):
-    message = mistake(module, "divergent_barrier", ints())
-    line = line_of("divergent_barrier")
-    assert f"block 0, thread 4: {MISTAKES}:{line}: divergent barrier" in message
-    assert f"thread 0 waits at {MISTAKES}:{line - 3}" in message
-
-
-def test_a_deadlock_is_found(module):
-    message = mistake(module, "deadlock", ints())
-    line = line_of("deadlock")
-    assert f"block 0, thread 2: {MISTAKES}:{line}: deadlock: 6 of 8 live threads" in message
-    assert f"thread 0 waits in a warp primitive at {MISTAKES}:{line - 2}" in message
-
-
-def test_a_stack_overflow_is_found(module):
-    message = mistake(module, "stack_overflow", ints(), 1000)
-    assert "block 0, thread 0: " in message and "stack overflow: more than 131072 bytes" in message
 
 
 def test_a_launch_on_parts_of_one_tensor_keeps_them_together(module):
