@@ -24,28 +24,34 @@ RULE = (
 )
 """For messages: why it is wrong, and the way out."""
 
-# A NaN whose payload no arithmetic makes; of integers, a number far from what anybody counts.
+# By dtype: its bits as, a NaN whose payload nobody makes, and a number near 0 that nobody counts to; of integers the
+# latter is far from 0, and there is no other.
 _SENTINELS = {
-    torch.float64: (torch.int64, 0x7FF8_A5A5_5A5A_C3C3),
-    torch.float32: (torch.int32, 0x7FE5_A5C3),
-    torch.float16: (torch.int16, 0x7EC3),
-    torch.bfloat16: (torch.int16, 0x7FE3),
-    torch.int64: (torch.int64, -0x5A5A_3C3C_A5A5_C3C3),
-    torch.int32: (torch.int32, -0x5A5A_3C3D),
-    torch.uint64: (torch.int64, -0x5A5A_3C3C_A5A5_C3C3),
-    torch.uint32: (torch.int32, -0x5A5A_3C3D),
-    torch.int16: (torch.int16, -0x5A3D),
-    torch.uint16: (torch.int16, -0x5A3D),
+    torch.float64: (torch.int64, 0x7FF8_A5A5_5A5A_C3C3, 0x0B5A_3C3D_C3A5_5A3C),
+    torch.float32: (torch.int32, 0x7FE5_A5C3, 0x0B5A_3C3D),
+    torch.float16: (torch.int16, 0x7EC3, 0x013D),
+    torch.bfloat16: (torch.int16, 0x7FE3, 0x0B5A),
+    torch.int64: (torch.int64, -0x5A5A_3C3C_A5A5_C3C3, -0x5A5A_3C3C_A5A5_C3C3),
+    torch.int32: (torch.int32, -0x5A5A_3C3D, -0x5A5A_3C3D),
+    torch.uint64: (torch.int64, -0x5A5A_3C3C_A5A5_C3C3, -0x5A5A_3C3C_A5A5_C3C3),
+    torch.uint32: (torch.int32, -0x5A5A_3C3D, -0x5A5A_3C3D),
+    torch.int16: (torch.int16, -0x5A3D, -0x5A3D),
+    torch.uint16: (torch.int16, -0x5A3D, -0x5A3D),
 }
 _NUM_PARTS = 64  # a part at a time, or the comparison would take a quarter of a rollout's memory
 
 
-def fill(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Puts what no env writes by itself into every number; those of one byte stay as they are. Waits for nothing."""
+def fill(tensors: Mapping[str, torch.Tensor], as_nan: bool = True) -> None:
+    """Puts what no env writes by itself into every number; those of one byte stay as they are. Waits for nothing.
+
+    Args:
+        as_nan: a NaN, which shows in all that is made of it, too. False where agents may be out of the game: what is
+            not written of them may be read, masked or not, and is then a number as good as 0.
+    """
     for tensor in tensors.values():
         if tensor.dtype in _SENTINELS:
-            bits, sentinel = _SENTINELS[tensor.dtype]
-            tensor.view(bits).fill_(sentinel)
+            bits, nan, number = _SENTINELS[tensor.dtype]
+            tensor.view(bits).fill_(nan if as_nan else number)
 
 
 def first_unwritten(
@@ -60,12 +66,12 @@ def first_unwritten(
     for name, tensor in tensors.items():
         if tensor.dtype not in _SENTINELS:
             continue
-        bits, sentinel = _SENTINELS[tensor.dtype]
+        bits, nan, number = _SENTINELS[tensor.dtype]
         leave_out = (exempt or {}).get(name)
         start = 0
         for part in tensor.view(bits).chunk(_NUM_PARTS) if tensor.dim() else []:
             out = None if leave_out is None else leave_out[start : start + len(part)]
-            if (index := _first(part == sentinel, out)) is not None:
+            if (index := _first((part == nan) | (part == number), out)) is not None:
                 return name, (start + index[0], *index[1:])
             start += len(part)
     return None
