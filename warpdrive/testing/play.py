@@ -39,7 +39,7 @@ class Play:
 
     def skip(self, env: Env) -> range:
         """The steps that are played unseen, so that those looked at reach over the end of an episode."""
-        first, length = self.num_steps // 2, env.episode_length or 0
+        first, length = max(1, self.num_steps // 2), env.episode_length or 0
         stop = length - self.num_steps // 4
         return range(first, min(stop, first + self.num_skipped)) if stop > first else range(0)
 
