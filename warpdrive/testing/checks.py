@@ -235,7 +235,7 @@ def check_reset_touches_only_ended(env: Env, backend: Backend, play: Play) -> st
     for name, array in before.items():
         if name in ("seed", "env_step", "num_truncated") or name.startswith(KEPT) or name not in data.names():
             continue
-        touched = (data[name][1::2] != array[1::2]).reshape(len(array[1::2]), -1).any(1)
+        touched = (data[name] != array)[1::2, ..., None].flatten(1).any(1)
         if touched.any():
             index = 2 * int(touched.nonzero()[0]) + 1
             raise EnvError(f"env '{env.name}': the reset wrote '{name}' of env {index}, which had not ended.")
