@@ -200,7 +200,7 @@ def scores() -> str:
             "`_bf16` is `trainer.precision=bf16`: fused kernels played and learned. Both paths' learning curves are in "
             "[one picture](../benchmarks/results/both_paths.png) (`python benchmarks/both_paths.py`)."
         )
-    if (peer := report_of("peers_torchrl")) is not None:
+    if (peer := read(RESULTS, "peers_torchrl.json", "results")) is not None:
         parts.append(torchrl(peer))
     return "\n\n".join(parts)
 
