@@ -15,8 +15,6 @@ import pytest
 from warpdrive.backends.base import Backend
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
-from warpdrive.testing import check_env
 
 NUM_ENVS = 1000
 TOLERANCE = 1e-5
@@ -441,22 +439,3 @@ def test_spaces_are_gymnasiums(case):
     theirs, ours = gymnasium.make(case.gymnasium_id), load_env(case.name).groups["agent"]
     assert ours.observation_space == theirs.observation_space
     assert ours.action_space == theirs.action_space
-
-
-@pytest.mark.usefixtures("built_quickly")
-@default_cases
-def test_passes_the_conformance_kit(case, device):
-    assert check_env(case.name, device, episode_length=15)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "words"),
-    [
-        *((case.name, {"episode_length": 0}, "episode_length must be at least 1, got 0") for case in DEFAULTS),
-        ("cartpole", {"pole_mass": 0.0}, "pole_mass must be above 0"),
-        ("pendulum", {"length": -1.0}, "length must be above 0"),
-    ],
-)
-def test_a_config_that_contradicts_itself_is_refused(name, config, words):
-    with pytest.raises(EnvError, match=words):
-        load_env(name, config)

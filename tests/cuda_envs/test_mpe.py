@@ -10,8 +10,6 @@ import pytest
 
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
-from warpdrive.testing import check_env
 
 NUM_STATES = 1000
 TOLERANCE = 1e-5
@@ -238,30 +236,3 @@ def test_starts_are_uniform_and_the_same_among_few_envs_and_many(backend, name, 
         assert np.abs(between).max() < 0.25, "coordinates are drawn apart"
     few.reset(seed=6)
     assert (few.data.pull("position") != starts[0]["position"]).all()
-
-
-@pytest.mark.usefixtures("built_quickly")
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("simple_spread", {}),
-        ("simple_tag", {}),
-        ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
-    ],
-)
-def test_passes_the_conformance_kit(device, name, config):
-    assert check_env(name, device, **config)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "words"),
-    [
-        ("simple_spread", {"N": 0}, "env.N must be at least 1, got 0"),
-        ("simple_spread", {"local_ratio": 1.5}, "local_ratio must be from 0 to 1, got 1.5"),
-        ("simple_tag", {"num_good": 0}, "num_good must be at least 1, got 0"),
-        ("simple_tag", {"num_obstacles": -1}, "num_obstacles must be at least 0, got -1"),
-    ],
-)
-def test_a_config_that_contradicts_itself_is_refused(name, config, words):
-    with pytest.raises(EnvError, match=words):
-        load_env(name, config)

@@ -10,8 +10,8 @@ import pytest
 from warpdrive.backends.base import Backend
 from warpdrive.env import list_envs, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import BackendError
-from warpdrive.testing import check_sanitizers, random_actions
+from warpdrive.errors import BackendError, EnvError
+from warpdrive.testing import check_env, check_sanitizers, random_actions
 
 # Short episodes, so that a few steps see envs end and restart.
 SHIPPED = [
@@ -56,3 +56,86 @@ def test_the_sanitizers_report_nothing(name, config):
         assert check_sanitizers(load_env(name, config))
     except BackendError as error:
         pytest.skip(str(error))
+
+
+CLASSIC_CONTROL = ("cartpole", "mountain_car", "continuous_mountain_car", "acrobot", "pendulum")
+# On a small square, so that runners are tagged and leave.
+SMALL = {"grid_length": 4.0, "tagging_distance": 0.05, "episode_length": 15}
+PARTIAL = {"use_full_observation": False}
+
+
+@pytest.mark.usefixtures("built_quickly")
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        *((name, {"episode_length": 15}) for name in CLASSIC_CONTROL),
+        ("simple_spread", {}),
+        ("simple_tag", {}),
+        ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
+        ("tag_continuous", {**SMALL, "num_taggers": 3, "num_runners": 34}),
+        ("tag_continuous", {**SMALL, "num_taggers": 1, "num_runners": 4, **PARTIAL, "num_other_agents_observed": 4}),
+        ("tag_continuous", {**SMALL, "num_taggers": 3, "num_runners": 34, **PARTIAL, "num_other_agents_observed": 7}),
+        *(
+            ("tag_gridworld", {"num_taggers": num_taggers, **seen, "grid_length": 4, "episode_length": 15})
+            for num_taggers in (4, 40)
+            for seen in ({}, PARTIAL)
+        ),
+    ],
+)
+def test_it_passes_the_conformance_kit(device, name, config):
+    assert check_env(name, device, **config)
+
+
+NO_STEPS = ({"episode_length": 0}, "episode_length must be at least 1, got 0")
+REFUSED = {
+    **{name: [NO_STEPS] for name in CLASSIC_CONTROL},
+    "cartpole": [NO_STEPS, ({"pole_mass": 0.0}, "pole_mass must be above 0")],
+    "pendulum": [NO_STEPS, ({"length": -1.0}, "length must be above 0")],
+    "simple_spread": [
+        ({"N": 0}, "N must be at least 1, got 0"),
+        ({"local_ratio": 1.5}, "local_ratio must be from 0 to 1, got 1.5"),
+    ],
+    "simple_tag": [
+        ({"num_good": 0}, "num_good must be at least 1, got 0"),
+        ({"num_obstacles": -1}, "num_obstacles must be at least 0, got -1"),
+    ],
+    "tag_gridworld": [
+        ({"num_taggers": 0}, "num_taggers must be at least 1"),
+        ({"starting_location_x": (1, 2)}, "2 cells for 11 agents"),
+        ({"starting_location_y": (11,) * 11}, "cells are 0 to 10"),
+    ],
+    "tag_continuous": [
+        ({"num_taggers": 0}, "num_taggers must be at least 1, got 0"),
+        ({"num_runners": 0}, "num_runners must be at least 1"),
+        ({"episode_length": 0}, "episode_length must be at least 1"),
+        ({"grid_length": 0.0}, "grid_length must be more than 0"),
+        ({"num_acceleration_levels": -1}, "num_acceleration_levels must be at least 0"),
+        ({"num_turn_levels": -1}, "num_turn_levels must be at least 0"),
+        ({"max_speed": -1.0}, "max_speed must be at least 0"),
+        ({"tag_reward_for_tagger": -1.0}, "tag_reward_for_tagger must be at least 0: it is added"),
+        ({"step_reward_for_runner": -1.0}, "step_reward_for_runner must be at least 0"),
+        ({"end_of_game_reward_for_runner": -1.0}, "end_of_game_reward_for_runner must be at least 0"),
+        ({"edge_hit_penalty": 1.0}, "edge_hit_penalty must be at most 0: it is added"),
+        ({"step_penalty_for_tagger": 1.0}, "step_penalty_for_tagger must be at most 0"),
+        ({"tag_penalty_for_runner": 1.0}, "tag_penalty_for_runner must be at most 0"),
+        ({"tagging_distance": 1.5}, "tagging_distance must be from 0 to 1"),
+        ({"start": "anywhere"}, "start must be random or fixed"),
+        ({"use_full_observation": False, "num_other_agents_observed": 11}, "num_other_agents_observed must be from 1"),
+        ({"use_full_observation": False, "num_other_agents_observed": 0}, "from 1 to 10, the number of others, got 0"),
+        ({"start": "fixed", "starting_location_x": (1.0, 2.0)}, "2 values for 11 agents"),
+        ({"start": "fixed", "starting_location_y": (11.0,) * 11}, "leaves the square: 11.0 is not from 0 to 10.0"),
+        ({"starting_directions": (0.0,) * 11}, "starting_directions is for start: fixed"),
+        ({"agent_types": (0,) * 11}, "1 times 1 .num_taggers. and 10 times 0 .num_runners., got 0 and 11"),
+        ({"num_runners": 7000}, "7001 agents need .* bytes of shared memory"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"), [(name, *case) for name, cases in REFUSED.items() for case in cases]
+)
+def test_a_config_out_of_bounds_is_refused_in_one_line(name, config, words):
+    env = type(load_env(name))
+    with pytest.raises(EnvError, match=words) as caught:
+        env(env.Config(**config))
+    assert "\n" not in str(caught.value)

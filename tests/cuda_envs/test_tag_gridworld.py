@@ -12,8 +12,6 @@ from oracles import tag_gridworld as oracle
 
 from cuda_envs.tag_gridworld.tag_gridworld import TagGridworld, TagGridworldConfig
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
-from warpdrive.testing import check_env
 
 NUM_CONFIGS = 200
 NUM_ENVS = 6
@@ -78,17 +76,6 @@ def test_kernel_equals_the_oracle_over_200_random_configurations(backend, monkey
     assert sum(count > 0 for count in tags) > 50, "hardly a tag: the comparison would see little"
 
 
-@pytest.mark.usefixtures("built_quickly")
-@pytest.mark.parametrize("use_full_observation", [True, False])
-@pytest.mark.parametrize("num_taggers", [4, 40])
-def test_passes_the_conformance_kit(device, num_taggers, use_full_observation):
-    passed = check_env(
-        "tag_gridworld", device, num_taggers=num_taggers, use_full_observation=use_full_observation,
-        grid_length=4, episode_length=15,
-    )  # fmt: skip
-    assert passed
-
-
 def test_more_than_1024_agents(backend):
     config = TagGridworldConfig(num_taggers=1499, grid_length=20, use_full_observation=False)
     env = EnvWrapper(TagGridworld(config), 2, backend=backend)
@@ -100,16 +87,3 @@ def test_more_than_1024_agents(backend):
     np.testing.assert_array_equal(env.data.pull("x"), state["x"])
     np.testing.assert_allclose(env.data.pull("reward"), reward, atol=1e-6)
     np.testing.assert_allclose(env.data.pull("observation"), seen, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"num_taggers": 0}, "num_taggers must be at least 1"),
-        ({"starting_location_x": (1, 2)}, "2 cells for 11 agents"),
-        ({"starting_location_y": (11,) * 11}, "cells are 0 to 10"),
-    ],
-)
-def test_a_config_that_contradicts_itself_is_refused(config, words):
-    with pytest.raises(EnvError, match=words):
-        TagGridworld(TagGridworldConfig(**config))
