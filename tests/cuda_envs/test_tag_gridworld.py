@@ -13,7 +13,7 @@ from oracles import tag_gridworld as oracle
 from cuda_envs.tag_gridworld.tag_gridworld import TagGridworld, TagGridworldConfig
 from warpdrive.env_wrapper import EnvWrapper
 
-NUM_CONFIGS = 200
+NUM_CONFIGS = 100
 NUM_ENVS = 6
 
 
@@ -45,7 +45,7 @@ def compare_with_oracle(index: int, backend) -> int:
     state, start = oracle.start(parameters, NUM_ENVS), oracle.start(parameters, NUM_ENVS)
     np.testing.assert_allclose(observation.cpu().numpy(), oracle.observe(parameters, state), atol=1e-6)
     rng, num_tags = np.random.default_rng([8, index]), 0
-    for _ in range(30):
+    for _ in range(60):
         action = rng.integers(0, 5, (NUM_ENVS, env.num_agents)).astype(np.int32)
         state, reward, terminated, truncated, seen = oracle.step(parameters, state, action)
         env.data["action"].copy_(torch.from_numpy(action))
@@ -70,10 +70,10 @@ def compare_with_oracle(index: int, backend) -> int:
 
 
 @pytest.mark.timeout(900)
-def test_kernel_equals_the_oracle_over_200_random_configurations(backend, monkeypatch):
+def test_kernel_equals_the_oracle_over_100_random_configurations(backend, monkeypatch):
     tags = over_configs(compare_with_oracle, NUM_CONFIGS, backend, monkeypatch)
     assert len(tags) == NUM_CONFIGS
-    assert sum(count > 0 for count in tags) > 50, "hardly a tag: the comparison would see little"
+    assert sum(count > 0 for count in tags) > 30, "hardly a tag: the comparison would see little"
 
 
 def test_more_than_1024_agents(backend):
