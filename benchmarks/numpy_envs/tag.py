@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,11 +19,11 @@ from oracles import tag_gridworld as gridworld
 
 
 def tag_gridworld(env: Env, num_envs: int) -> Step:
-    return _by_oracle(gridworld, gridworld.TagGridworldParameters(**asdict(env.config)))
+    return _by_oracle(gridworld, gridworld.TagGridworldParameters(env.config))
 
 
 def tag_continuous(env: Env, num_envs: int) -> Step:
-    return _by_oracle(continuous, continuous.TagContinuousParameters(**asdict(env.config)))
+    return _by_oracle(continuous, continuous.TagContinuousParameters(env.config))
 
 
 def _by_oracle(oracle: ModuleType, parameters: Any) -> Step:

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cpu_sanitize import sanitizer_environment
@@ -53,6 +54,19 @@ def hashes_of_a_run(name: str, config: dict[str, Any], backend: Backend) -> dict
 def test_three_runs_of_one_seed_have_the_same_bits_in_every_array(backend, name, config):
     first, *others = (hashes_of_a_run(name, config, backend) for _ in range(3))
     assert others == [first, first]
+
+
+@every_env
+def test_an_episode_is_truncated_at_its_length_and_starts_anew(backend, name, config):
+    env = EnvWrapper(name, 300, backend=backend, seed=11, env_config=config)
+    env.reset()
+    has_ended = torch.zeros(300, dtype=torch.bool, device=env.device)
+    for step in range(1, 5):
+        _, _, terminated, truncated, _ = env.step()  # with the actions that are there, which are 0
+        assert step == 4 or not truncated.any()
+        has_ended |= terminated
+    assert (truncated | has_ended).all() and truncated.any() and not (truncated & terminated).any()
+    assert not env.data["time_step"][truncated].any()
 
 
 PLAY_ALL = """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -188,7 +187,7 @@ def is_close(difference: np.ndarray, margin: float) -> np.ndarray:
 
 def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[oracle.State, Counter]:
     """One step by kernel and oracle; returns the oracle's next state, and what was seen and forgiven."""
-    parameters = oracle.TagContinuousParameters(**asdict(stepper.env.config))
+    parameters = oracle.TagContinuousParameters(stepper.env.config)
     margin = MARGIN * parameters.grid_length
     expected, reward, terminated, truncated, observation = oracle.step(parameters, state, action)
     moved, hit = oracle.move(parameters, state, action)
@@ -244,7 +243,7 @@ def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[
 def compare_over_rounds(index: int, backend: Backend) -> Counter:
     config = random_config(index)
     stepper = Stepper(config, backend, in_haste=index % 20 > 0)
-    parameters = oracle.TagContinuousParameters(**asdict(config))
+    parameters = oracle.TagContinuousParameters(config)
     rng, counts = np.random.default_rng([8, index]), Counter()
     for _ in range(NUM_ROUNDS):
         state = random_state(rng, parameters, NUM_ENVS)
@@ -275,7 +274,7 @@ def test_thousands_of_agents(backend, num_agents, threads_per_env):
         num_taggers=num_agents // 10, num_runners=num_agents - num_agents // 10, grid_length=20.0,
         tagging_distance=0.01, use_full_observation=False, num_other_agents_observed=10, tag_reward_for_tagger=10.0,
     )  # fmt: skip
-    parameters = oracle.TagContinuousParameters(**asdict(config))
+    parameters = oracle.TagContinuousParameters(config)
     stepper = Stepper(config, backend, num_envs=2, threads_per_env=threads_per_env)
     rng = np.random.default_rng(num_agents)
     state = random_state(rng, parameters, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 import torch
@@ -39,7 +37,7 @@ def random_config(index: int) -> TagGridworldConfig:
 def compare_with_oracle(index: int, backend) -> int:
     """Steps of 6 envs over a few episodes; returns how many tags there were."""
     config = random_config(index)
-    parameters = oracle.TagGridworldParameters(**asdict(config))
+    parameters = oracle.TagGridworldParameters(config)
     env = EnvWrapper(TagGridworld(config), NUM_ENVS, backend=backend)
     observation, _ = env.reset()
     state, start = oracle.start(parameters, NUM_ENVS), oracle.start(parameters, NUM_ENVS)
@@ -82,7 +80,7 @@ def test_more_than_1024_agents(backend):
     env.reset()
     action = np.tile(np.arange(1500, dtype=np.int32) % 5, (2, 1))
     env.step(action)
-    parameters = oracle.TagGridworldParameters(**asdict(config))
+    parameters = oracle.TagGridworldParameters(config)
     state, reward, _, _, seen = oracle.step(parameters, oracle.start(parameters, 2), action)
     np.testing.assert_array_equal(env.data.pull("x"), state["x"])
     np.testing.assert_allclose(env.data.pull("reward"), reward, atol=1e-6)

@@ -9,6 +9,7 @@ float32 distances could decide otherwise.
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,72 +30,14 @@ NUM_RELATIVE_BLOCKS = 5
 FULL_TURN = np.float32(2 * math.pi)
 
 
-@dataclass(frozen=True)
 class TagContinuousParameters:
-    """Parameters of the env, with the published defaults. The env refuses those that are out of their bounds."""
+    """The env's config, and what follows from it."""
 
-    num_taggers: int = 1
-    num_runners: int = 10
+    def __init__(self, config: Any) -> None:
+        self.config = config
 
-    grid_length: float = 10.0
-    """Side of the square."""
-
-    episode_length: int = 100
-    """Steps after which an episode with a runner left is truncated."""
-
-    starting_location_x: tuple[float, ...] | None = None
-    """Unused, like the next four: `start` is given what they would lead to."""
-
-    starting_location_y: tuple[float, ...] | None = None
-    starting_directions: tuple[float, ...] | None = None
-    start: str = "random"
-    seed: int | None = None
-
-    max_speed: float = 1.0
-
-    skill_level_runner: float = 1.0
-    """Times `max_speed` is a runner's top speed."""
-
-    skill_level_tagger: float = 1.0
-    """Times `max_speed` is a tagger's top speed."""
-
-    max_acceleration: float = 1.0
-    min_acceleration: float = -1.0
-    max_turn: float = math.pi / 2
-    min_turn: float = -math.pi / 2
-
-    num_acceleration_levels: int = 10
-    """Choices of acceleration besides none."""
-
-    num_turn_levels: int = 10
-    """Choices of turn besides none."""
-
-    edge_hit_penalty: float = 0.0
-    """Added to the reward, so at most 0, like the other penalties."""
-
-    use_full_observation: bool = True
-    """Whether an agent sees everyone, or only the nearest agents in the game."""
-
-    num_other_agents_observed: int = 2
-    """How many agents a partial observation shows."""
-
-    tagging_distance: float = 0.01
-    """Part of grid_length within which a runner is tagged."""
-
-    tag_reward_for_tagger: float = 1.0
-    """Per runner tagged."""
-
-    step_penalty_for_tagger: float = 0.0
-    tag_penalty_for_runner: float = -1.0
-    step_reward_for_runner: float = 0.0
-
-    end_of_game_reward_for_runner: float = 1.0
-    """For being in the game after the last step of a full-length episode."""
-
-    runner_exits_game_after_tagged: bool = True
-
-    agent_types: tuple[int, ...] | None = None
-    """1 for a tagger and 0 for a runner, per agent. None: taggers first."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
 
     @property
     def num_agents(self) -> int:

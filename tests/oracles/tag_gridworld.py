@@ -4,7 +4,7 @@ Taggers are agents 0 to N-2 and the one runner is agent N-1. Every function work
 is random and nothing resets: a caller starts ended envs again itself.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,36 +18,14 @@ TAGGER = 0
 RUNNER = 1
 
 
-@dataclass(frozen=True)
 class TagGridworldParameters:
-    """Parameters of the env, with the published defaults. The env refuses those that are out of their bounds."""
+    """The env's config, and what follows from it."""
 
-    num_taggers: int = 10
+    def __init__(self, config: Any) -> None:
+        self.config = config
 
-    grid_length: int = 10
-    """Largest coordinate: a side has grid_length + 1 cells."""
-
-    episode_length: int = 100
-    """Steps after which an episode without a tag is truncated."""
-
-    starting_location_x: tuple[int, ...] | None = None
-    """One coordinate per agent, runner last. None: taggers start at the centre, the runner at (0, 0)."""
-
-    starting_location_y: tuple[int, ...] | None = None
-    """Given exactly when `starting_location_x` is."""
-
-    seed: int | None = None
-    """Unused: the env draws no random numbers."""
-
-    wall_hit_penalty: float = 0.1
-    tag_reward_for_tagger: float = 10.0
-    tag_penalty_for_runner: float = 2.0
-
-    step_cost_for_tagger: float = 0.01
-    """Paid by each tagger, and to the runner, on every step without a tag."""
-
-    use_full_observation: bool = True
-    """Whether an agent sees everyone, or only itself and one agent of the other type."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
 
     @property
     def num_agents(self) -> int:

@@ -1,13 +1,14 @@
-"""The oracles on worlds small enough to work out on paper."""
+"""The oracles, and the envs' defaults, on worlds small enough to work out on paper."""
 
 import math
 
 import numpy as np
 import pytest
 
+from cuda_envs.tag_continuous.tag_continuous import TagContinuousConfig
+from cuda_envs.tag_gridworld.tag_gridworld import TagGridworldConfig
+
 from . import tag_continuous, tag_gridworld
-from .tag_continuous import TagContinuousParameters
-from .tag_gridworld import TagGridworldParameters
 
 PI, INF = math.pi, math.inf
 BY_SIDE, BY_SIDE_16 = 1 / math.sqrt(200), 1 / math.sqrt(512)
@@ -21,6 +22,14 @@ def one_env(**given) -> dict[str, np.ndarray]:
     state |= {"active": [True] * num_agents, "time_step": 0, **given}
     types = {"active": bool, "time_step": np.int32}
     return {name: np.array([value], types.get(name, np.float32)) for name, value in state.items()}
+
+
+def square(**changes) -> tag_continuous.TagContinuousParameters:
+    return tag_continuous.TagContinuousParameters(TagContinuousConfig(**changes))
+
+
+def grid(**changes) -> tag_gridworld.TagGridworldParameters:
+    return tag_gridworld.TagGridworldParameters(TagGridworldConfig(**changes))
 
 
 def check(oracle, parameters, before, action, expected) -> None:
@@ -183,7 +192,7 @@ CONTINUOUS = {
 @pytest.mark.parametrize("case", CONTINUOUS.values(), ids=CONTINUOUS)
 def test_a_step_of_continuous_tag(case):
     changes, before, action, expected = case
-    check(tag_continuous, TagContinuousParameters(**{**WORLD, **changes}), one_env(**before), action, expected)
+    check(tag_continuous, square(**{**WORLD, **changes}), one_env(**before), action, expected)
 
 
 # Four agents, agent 0 the tagger, on a square with side 10; time 2 of 8. From agent 0, at (1, 1), the squared distances
@@ -232,14 +241,14 @@ def near(num_seen: int) -> dict:
     ],
 )  # fmt: skip
 def test_what_an_agent_of_continuous_tag_sees(changes, active, agent, seen):
-    parameters, state = TagContinuousParameters(num_runners=3, episode_length=8, **changes), one_env(**SCENE)
+    parameters, state = square(num_runners=3, episode_length=8, **changes), one_env(**SCENE)
     found = tag_continuous.observe(parameters, state, np.array([active]))
     assert found.shape == (1, 4, parameters.num_features)
     np.testing.assert_allclose(found[0, agent], seen, atol=2e-6)
 
 
 def test_of_neighbours_as_near_the_lowest_ids_are_seen():
-    parameters = TagContinuousParameters(**{**WORLD, "num_runners": 4, **near(2)})
+    parameters = square(**{**WORLD, "num_runners": 4, **near(2)})
     # from agent 0 at (8, 8): agents 2, 3 and 4 are 4 away, up, left and right; agent 1 is 5 away
     state = one_env(x=[8, 13, 8, 4, 12], y=[8, 8, 12, 8, 8])
     seen = tag_continuous.observe(parameters, state, state["active"])[0, 0, :4]
@@ -247,7 +256,7 @@ def test_of_neighbours_as_near_the_lowest_ids_are_seen():
 
 
 def test_top_speeds_do_not_scale_the_observation():
-    parameters = TagContinuousParameters(**WORLD, max_speed=2.0, skill_level_runner=0.5, skill_level_tagger=4.0)
+    parameters = square(**WORLD, max_speed=2.0, skill_level_runner=0.5, skill_level_tagger=4.0)
     state = one_env(**BESIDE, speed=[3, 1])
     assert tag_continuous.observe(parameters, state, state["active"])[0, :, 2].tolist() == [-1.0, 1.0]
 
@@ -255,23 +264,23 @@ def test_top_speeds_do_not_scale_the_observation():
 def test_margins_are_for_runners_in_the_game():
     # A tag is at 1. Runner 2 is 0.75 from tagger 0 and 7.25 from tagger 1; runner 3 is 4 from both; runner 4 is out.
     state = one_env(x=[0, 8, 0.75, 4, 1], y=[4] * 5, active=[True, True, True, True, False])
-    parameters = TagContinuousParameters(**{**WORLD, "num_taggers": 2, "num_runners": 3})
+    parameters = square(**{**WORLD, "num_taggers": 2, "num_runners": 3})
     found = tag_continuous.margins(parameters, state)
     assert found.threshold.tolist() == [[INF, INF, 0.25, 3.0, INF]]
     assert found.second_tagger.tolist() == [[INF, INF, 6.5, 0.0, INF]]
-    lone = tag_continuous.margins(TagContinuousParameters(**WORLD), one_env(x=[0, 4], y=[4, 4]))
+    lone = tag_continuous.margins(square(**WORLD), one_env(x=[0, 4], y=[4, 4]))
     assert lone.threshold.tolist() == [[INF, 3.0]] and lone.second_tagger.tolist() == [[INF] * 2]
 
 
 def test_tables_and_types_are_those_of_the_parameters():
-    some = TagContinuousParameters(num_taggers=2, num_runners=2, num_acceleration_levels=3, num_turn_levels=2,
+    some = square(num_taggers=2, num_runners=2, num_acceleration_levels=3, num_turn_levels=2,
                                    max_acceleration=0.5, skill_level_tagger=0.25)  # fmt: skip
     # nothing first; then -1 to 0.5 in three, and -pi/2 to pi/2 in two
     assert some.acceleration_table.tolist() == [0.0, -1.0, -0.25, 0.5]
     np.testing.assert_allclose(some.turn_table, [0.0, -PI / 2, PI / 2], rtol=1e-6)
-    fewer = TagContinuousParameters(num_acceleration_levels=1, num_turn_levels=0)
+    fewer = square(num_acceleration_levels=1, num_turn_levels=0)
     assert (fewer.acceleration_table.tolist(), fewer.turn_table.tolist()) == ([0.0, -1.0], [0.0])
-    mixed = TagContinuousParameters(num_taggers=2, num_runners=2, agent_types=(0, 1, 0, 1), skill_level_tagger=0.25)
+    mixed = square(num_taggers=2, num_runners=2, agent_types=(0, 1, 0, 1), skill_level_tagger=0.25)
     assert (some.taggers.tolist(), mixed.taggers.tolist(), mixed.runners.tolist()) == ([0, 1], [1, 3], [0, 2])
     assert mixed.top_speed.tolist() == [1.0, 0.25, 1.0, 0.25]
 
@@ -350,7 +359,7 @@ GRIDWORLD = {
 def test_a_step_of_grid_world_tag(case):
     changes, given, action, expected = case
     before = {name: np.array([value], np.int32) for name, value in {"time_step": 0, **given}.items()}
-    check(tag_gridworld, TagGridworldParameters(**{"grid_length": 4, **changes}), before, action, expected)
+    check(tag_gridworld, grid(**{"grid_length": 4, **changes}), before, action, expected)
 
 
 # ------------------------------------------------------------------------------------------------------- both
@@ -358,26 +367,26 @@ def test_a_step_of_grid_world_tag(case):
 
 def test_starts():
     given = {"x": [[1, 2], [3, 4]], "y": [[5, 6], [7, 16]], "direction": [[1, 1], [1, 1]]}
-    state = tag_continuous.start(TagContinuousParameters(**WORLD), **given)
+    state = tag_continuous.start(square(**WORLD), **given)
     rest = {"speed": [[0, 0]] * 2, "acceleration": [[0, 0]] * 2, "active": [[True, True]] * 2, "time_step": [0, 0]}
     assert {name: array.tolist() for name, array in state.items()} == {**given, **rest}
     # taggers at the centre, floor(5 / 2) = 2, and the runner at the origin
-    state = tag_gridworld.start(TagGridworldParameters(num_taggers=2, grid_length=5), 2)
+    state = tag_gridworld.start(grid(num_taggers=2, grid_length=5), 2)
     assert {name: array.tolist() for name, array in state.items()} == {
         "x": [[2, 2, 0]] * 2, "y": [[2, 2, 0]] * 2, "time_step": [0, 0]
     }  # fmt: skip
     chosen = {"starting_location_x": (1, 2, 3), "starting_location_y": (5, 4, 0)}
-    state = tag_gridworld.start(TagGridworldParameters(num_taggers=2, grid_length=5, **chosen), 1)
+    state = tag_gridworld.start(grid(num_taggers=2, grid_length=5, **chosen), 1)
     assert (state["x"].tolist(), state["y"].tolist()) == ([[1, 2, 3]], [[5, 4, 0]])
 
 
 @pytest.mark.parametrize(
     ("oracle", "parameters", "state", "action", "reward"),
     [
-        (tag_continuous, TagContinuousParameters(**WORLD, episode_length=2),
+        (tag_continuous, square(**WORLD, episode_length=2),
          {**one_env(**BESIDE), "x": np.array([[4, 4.5], [4, 8], [4, 8]], np.float32)}, np.zeros((3, 2, 2), int),
          [[1, -1], [0, 0], [0, 1]]),
-        (tag_gridworld, TagGridworldParameters(num_taggers=1, grid_length=4, episode_length=2),
+        (tag_gridworld, grid(num_taggers=1, grid_length=4, episode_length=2),
          {"x": np.array([[1, 0], [3, 0], [3, 0]]), "y": np.zeros((1, 2), int)}, np.array([[2, 0]] * 3),
          [[10, -2], [-0.01, 0.01], [-0.01, 0.01]]),
     ],
