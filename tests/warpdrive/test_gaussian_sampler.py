@@ -18,18 +18,9 @@ def box(low: float, high: float, num_numbers: int) -> spaces.Box:
 
 
 def sample(
-    backend,
-    mean,
-    log_std,
-    space=None,
-    seed=0,
-    env_step=0,
-    greedy=False,
-    agents=None,
-    num_agents=None,
-    first_column=None,
-    action=None,
-):
+    backend, mean, log_std, space=None, seed=0, env_step=0, greedy=False, agents=None, num_agents=None,
+    first_column=None, action=None,
+):  # fmt: skip
     """One draw: action, unclipped, log_prob, entropy, on the CPU. `mean` is [E, agents, n]."""
     num_envs, size, num_numbers = mean.shape
     space = box(-np.inf, np.inf, num_numbers) if space is None else space
