@@ -45,31 +45,21 @@ def random_config(index: int) -> TagContinuousConfig:
         return round(float(rng.uniform(low, high)), 3)
 
     return TagContinuousConfig(
-        num_taggers=num_taggers,
-        num_runners=num_runners,
-        grid_length=grid_length,
+        num_taggers=num_taggers, num_runners=num_runners, grid_length=grid_length, max_speed=max_speed,
         episode_length=int(rng.integers(1, 9)),
         agent_types=tuple(int(code) for code in rng.permutation(types)) if rng.random() < 0.2 else None,
-        max_speed=max_speed,
-        skill_level_runner=some(0.5, 1.5),
-        skill_level_tagger=some(0.5, 1.5),
-        max_acceleration=max_speed * some(0, 1),
-        min_acceleration=-max_speed * some(0, 1),
-        max_turn=some(0, 7),
-        min_turn=some(-7, 0),
-        num_acceleration_levels=int(rng.choice([0, 1, 2, 20])),
-        num_turn_levels=int(rng.choice([0, 1, 3, 20])),
+        skill_level_runner=some(0.5, 1.5), skill_level_tagger=some(0.5, 1.5),
+        max_acceleration=max_speed * some(0, 1), min_acceleration=-max_speed * some(0, 1),
+        max_turn=some(0, 7), min_turn=some(-7, 0),
+        num_acceleration_levels=int(rng.choice([0, 1, 2, 20])), num_turn_levels=int(rng.choice([0, 1, 3, 20])),
         edge_hit_penalty=some(-1, 0),
         use_full_observation=bool(rng.random() < 0.3),
         num_other_agents_observed=int(min(rng.choice([1, 2, 3, 10, 33, 99]), num_agents - 1)),
         tagging_distance=float(rng.choice([0, 0.01, 0.05, 0.25, 1])),
-        tag_reward_for_tagger=some(0, 10),
-        step_penalty_for_tagger=some(-0.1, 0),
-        tag_penalty_for_runner=some(-10, 0),
-        step_reward_for_runner=some(0, 0.1),
-        end_of_game_reward_for_runner=some(0, 5),
-        runner_exits_game_after_tagged=bool(rng.random() < 0.7),
-    )
+        tag_reward_for_tagger=some(0, 10), step_penalty_for_tagger=some(-0.1, 0),
+        tag_penalty_for_runner=some(-10, 0), step_reward_for_runner=some(0, 0.1),
+        end_of_game_reward_for_runner=some(0, 5), runner_exits_game_after_tagged=bool(rng.random() < 0.7),
+    )  # fmt: skip
 
 
 def random_state(rng: np.random.Generator, parameters: oracle.TagContinuousParameters, num_envs: int) -> oracle.State:

@@ -143,13 +143,7 @@ def observe(parameters: TagContinuousParameters, state: State, active: np.ndarra
 
     observation = np.zeros((num_envs, num_agents, parameters.num_features), dtype=np.float32)
     blocks = observation[:, :, :-1].reshape(num_envs, num_agents, NUM_BLOCKS, other.shape[2])
-    scales = {
-        "x": diagonal,
-        "y": diagonal,
-        "speed": speed_scale,
-        "acceleration": speed_scale,
-        "direction": FULL_TURN,
-    }
+    scales = {"x": diagonal, "y": diagonal, "speed": speed_scale, "acceleration": speed_scale, "direction": FULL_TURN}
     for block, (name, scale) in enumerate(scales.items()):
         difference = np.take(state[name], index) - state[name][:, :, None]
         blocks[:, :, block] = np.where(related, difference / scale, np.float32(0))

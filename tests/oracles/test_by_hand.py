@@ -68,12 +68,8 @@ CONTINUOUS = {
         {}, APART, [[3, 0], [0, 0]],
         {"speed": [0.5, 0], "acceleration": [0.5, 0], "x": [4.5, 4], "y": [4, 12], "time_step": 1, **GOES_ON},
     ),
-    "until top speed ends it": (
-        {}, {**APART, "speed": [0.5, 0], "acceleration": [0.5, 0]}, None,
-        {"speed": [1, 0], "acceleration": [0, 0], "x": [5, 4]},
-    ),
     # 0.75 + 0.5 is above 1; 0.25 - 0.5 is below 0
-    "speed is clipped at both ends": (
+    "speed is clipped at both ends, which ends acceleration": (
         {}, {**APART, "speed": [0.75, 0.25]}, [[3, 0], [1, 0]],
         {"speed": [1, 0], "acceleration": [0, 0], "x": [5, 4]},
     ),
@@ -90,12 +86,10 @@ CONTINUOUS = {
     "a move goes by cosine and sine": (
         {}, {**BESIDE, "speed": [1, 0], "direction": [PI / 3, 0]}, None, {"x": [4.5, 8], "y": [4.8660254, 4]},
     ),
-    # 0 - pi/2; 7 pi/4 + pi/2 is 9 pi/4
-    "direction wraps into a full turn": (
-        {}, {**BESIDE, "direction": [0, 7 * PI / 4]}, [[0, 1], [0, 3]], {"direction": [3 * PI / 2, PI / 4]},
-    ),
-    "a full turn is none": (
-        {}, {**BESIDE, "direction": [3 * PI / 2, 0]}, [[0, 3], [0, 0]], {"direction": [0, 0]},
+    # 0 - pi/2; 7 pi/4 + pi/2 is 9 pi/4; 3 pi/2 + pi/2
+    "direction wraps into a full turn, and a full turn is none": (
+        PAIR, {"x": [4, 8, 12], "y": [4] * 3, "direction": [0, 7 * PI / 4, 3 * PI / 2]}, [[0, 1], [0, 3], [0, 3]],
+        {"direction": [3 * PI / 2, PI / 4, 0]},
     ),
     "and so is what rounds to one": (
         {"num_turn_levels": 1, "min_turn": -1e-9}, BESIDE, [[0, 1], [0, 0]], {"direction": [0, 0]},

@@ -54,7 +54,7 @@ def test_a_push_to_the_right_from_rest_by_hand(device):
     assert type(reward) is float and type(terminated) is bool
 
 
-def test_what_is_seen_last_is_beyond_the_limit_and_the_next_episode_starts_when_asked(device):
+def test_an_end_is_seen_beyond_the_limit_or_at_the_last_step_and_the_next_episode_starts_when_asked(device):
     env = GymnasiumEnv("cartpole", device)
     env.reset(seed=1)
     fall_over(env.wrapper, 0)
@@ -64,11 +64,6 @@ def test_what_is_seen_last_is_beyond_the_limit_and_the_next_episode_starts_when_
     with pytest.raises(EnvError, match="after the episode ended. Call reset"):
         env.step(1)
     assert np.abs(env.reset()[0]).max() <= 0.05
-
-
-def test_time_runs_out_by_truncation(device):
-    env = GymnasiumEnv("cartpole", device)
-    env.reset(seed=1)
     env.wrapper.data["time_step"] = 499
     assert env.step(0)[2:4] == (False, True)
 
