@@ -285,7 +285,10 @@ def main() -> int:
         text = path.read_text()
         before, _, rest = text.partition(start)
         _, _, after = rest.partition(end)
-        new = f"{before}{start}\n{text_of()}\n{end}{after}"
+        try:
+            new = f"{before}{start}\n{text_of()}\n{end}{after}"
+        except ResultError as error:
+            raise SystemExit(f"{error}. Take the file from git, or measure anew.") from None
         if "--check" not in sys.argv:
             path.write_text(new)
         elif new != text:

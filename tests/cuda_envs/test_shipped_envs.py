@@ -82,6 +82,7 @@ for name, config in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("built_quickly")
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_the_sanitizers_report_nothing(sanitizer):
