@@ -275,6 +275,7 @@ def test_thousands_of_agents(backend, num_agents, threads_per_env):
     assert counts["forgiven reward"] < 1e-2 * counts["steps"]
 
 
+@pytest.mark.usefixtures("built_quickly")
 def test_one_tag_by_hand(backend):
     """Agent 0 tags 1 in the last step. 2 runs into the edge, and alone gets the bonus."""
     config = TagContinuousConfig(
@@ -304,6 +305,7 @@ def test_one_tag_by_hand(backend):
     np.testing.assert_allclose(data.pull("observation")[0, :2], [seen_by_0, seen_by_1], atol=1e-6)
 
 
+@pytest.mark.usefixtures("built_quickly")
 def test_who_left_the_game_is_blind_and_unseen(backend):
     """After 1 was tagged: 0 sees 2 and a row of zeros, 1 sees nothing and earns nothing."""
     config = TagContinuousConfig(
@@ -322,6 +324,7 @@ def test_who_left_the_game_is_blind_and_unseen(backend):
     assert not observation[0, 1].any()
 
 
+@pytest.mark.usefixtures("built_quickly")
 def test_every_start_is_new(backend):
     env = EnvWrapper("tag_continuous", 50, backend=backend, seed=3, env_config={"grid_length": 4.0})
     env.reset()
@@ -341,6 +344,7 @@ def test_every_start_is_new(backend):
     np.testing.assert_array_equal(same.data.pull("x"), x)
 
 
+@pytest.mark.usefixtures("built_quickly")
 @pytest.mark.parametrize("given", [{}, {"starting_location_y": (1.0,) * 11, "starting_directions": (-HALF_PI,) * 11}])
 def test_a_fixed_start_is_always_the_same(backend, given):
     config = TagContinuousConfig(start="fixed", seed=5, **given)

@@ -74,6 +74,7 @@ def test_kernel_equals_the_oracle_over_100_random_configurations(backend, monkey
     assert sum(count > 0 for count in tags) > 30, "hardly a tag: the comparison would see little"
 
 
+@pytest.mark.usefixtures("built_quickly")
 def test_more_than_1024_agents(backend):
     config = TagGridworldConfig(num_taggers=1499, grid_length=20, use_full_observation=False)
     env = EnvWrapper(TagGridworld(config), 2, backend=backend)
