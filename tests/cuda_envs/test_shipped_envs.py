@@ -83,7 +83,6 @@ for name, config in json.loads(sys.argv[2]):
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.usefixtures("built_quickly")
 @pytest.mark.parametrize("kinds", ["address+undefined", "thread"])
 def test_the_sanitizers_report_nothing(kinds):
     """All envs in one process: it is the start that takes long."""
