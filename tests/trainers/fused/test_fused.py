@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +16,14 @@ from gymnasium import spaces
 
 import trainers.fused.actor
 import trainers.fused.network
+from trainers.fused import source
 from trainers.fused.network import why_not
 from trainers.heads import GaussianHead
 from trainers.networks import find_network
 from trainers.networks.features import Places
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig, PolicyConfig
+from warpdrive.errors import WiringError
 from warpdrive.layout import Place
 from warpdrive.sampler import Sampler
 
@@ -125,6 +131,28 @@ def test_two_tiles_a_warp_need_room_for_their_outputs(backend, monkeypatch):
     _, log_prob, value = step.expect()
     assert_close(step.log_prob, log_prob, FULL)
     assert_close(step.value, value, FULL)
+
+
+def in_other_kernels(monkeypatch, folder: Path, change: Callable[[str], str]) -> None:
+    """Copies the kernels there, changes the parameters of `act`, and has these compiled from now on."""
+    shutil.copytree(source.KERNELS, folder)
+    file = folder / "fused_act.cuh"
+    file.write_text(re.sub(r"(?<=void act\()[^)]*", lambda found: change(found[0]), file.read_text()))
+    monkeypatch.setattr(source, "KERNELS", folder)
+
+
+def test_parameters_are_wired_by_name_and_not_by_place(backend, monkeypatch, tmp_path):
+    step = Step(SMALL, backend, FULL)
+    in_other_kernels(monkeypatch, tmp_path / "fused", lambda text: ",".join(reversed(text.split(","))))
+    again = Step(SMALL, backend, FULL)
+    for name in ("action", "log_prob", "value"):
+        assert torch.equal(getattr(step, name), getattr(again, name))
+
+
+def test_a_parameter_that_nobody_gives_is_refused(backend, monkeypatch, tmp_path):
+    in_other_kernels(monkeypatch, tmp_path / "fused", lambda text: text + ", const float* reward")
+    with pytest.raises(WiringError, match="kernel 'act' has a parameter 'reward', but no array"):
+        Step(SMALL, backend, FULL)
 
 
 def test_what_is_no_number_is_not_taken_for_no_choice(backend, monkeypatch):
