@@ -15,23 +15,28 @@ import torch
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
-from trainers.fused.actor import FusedActor, group_constants
-from trainers.fused.network import fuse
+from trainers.fused.actor import FusedActor
+from trainers.fused.packed import PackedPolicy, pack
+from trainers.fused.plan import Limits, Request, plan
 from trainers.heads import CategoricalHeads
 from trainers.learning.learner import Learner
-from trainers.networks.features import Places
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig, PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
-from warpdrive.layout import Place
 from warpdrive.sampler import seed_words
 
 FULL, BF16 = "fused-fp32", "bf16"
 NOTHING_FOUND = np.iinfo(np.int32).max
 UNTOUCHED = -7
 """What is written nowhere holds it."""
+GPUS = {
+    "sm_80": Limits((8, 0), 163 << 10, 108),
+    "sm_86": Limits((8, 6), 99 << 10, 84),
+    "sm_89": Limits((8, 9), 99 << 10, 128),
+    "sm_90": Limits((9, 0), 227 << 10, 132, has_warpgroups=True),
+}
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,6 @@ class Case:
     @property
     def num_columns(self) -> int:
         return len(self.agents) if self.has_own_arrays else self.num_agents
-
-    @property
-    def places(self) -> Places:
-        return Places((Place("observation", self.columns),), Place("action", self.columns), None)
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -100,6 +101,15 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
             policy.observation_norm.mean.normal_(0.0, 0.5, generator=generator)
             policy.observation_norm.variance.uniform_(0.3, 3.0, generator=generator)
     return policy
+
+
+def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) -> PackedPolicy:
+    normalises = policy.observation_norm is not None
+    request = Request(
+        case.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation,
+        normalises=normalises,
+    )  # fmt: skip
+    return pack(policy, plan(request, Limits.of(backend), precision), backend)
 
 
 def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -148,7 +158,7 @@ class Step:
         self.policy = copy.deepcopy(policy).double()
         self.backend = backend
         device = backend.device
-        self.fused = fuse(policy.to(device), backend, full_precision=precision == FULL)
+        self.packed = make_packed(case, policy.to(device), backend, precision)
         seen = torch.full((num_envs, case.num_columns, case.num_features), float("nan"))
         self.observation = torch.randn(*shape, case.num_features, generator=generator)
         seen[:, case.columns] = self.observation
@@ -171,8 +181,6 @@ class Step:
             name="group",
             policy=policy,
             agents=case.agents,
-            fused=self.fused,
-            fused_constants=group_constants(self.env, case.places, case.agents, case.head_sizes),
             mask=None if self.mask is None else self.mask.unsqueeze(0),
             seen_array=data["observation"].unsqueeze(0),
             action_array=self.all_actions.unsqueeze(0),
@@ -181,7 +189,7 @@ class Step:
         )
         self.actor = Actor(self.env, [group], ["group"] if greedy else [])
         self.act = self.actor.prepare_act(0)
-        self.fused.pack()
+        self.packed.pack()
         self.act()
 
     def judge(self) -> torch.Tensor:
@@ -236,7 +244,7 @@ class MadeUp:
         leaves: bool = False,
         seed: int = 31,
     ) -> None:
-        self.case = case
+        self.case, self.agents = case, case.agents
         generator = torch.Generator().manual_seed(seed)
         device, num_agents = backend.device, len(case.agents)
         shape = (num_steps, case.num_envs, num_agents)
@@ -280,11 +288,8 @@ class MadeUp:
         self.policy.to(device)
         if self.policy.value_norm is not None:
             self.value_moments = self.policy.value_norm.moments
-        self.fused = fuse(self.policy, backend, full_precision=precision == FULL)
+        self.fused = make_packed(case, self.policy, backend, precision)
         self.fused.pack()
-        data = {"observation": self.seen_array[0], "action": self.action_array[0]}
-        env = SimpleNamespace(num_agents=case.num_agents, data=data)
-        self.fused_constants = group_constants(env, case.places, case.agents, case.head_sizes)
 
     def evaluate(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """log_prob, entropy and value [N] of all samples, by torch in float64."""

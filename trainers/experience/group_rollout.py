@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.experience.samples import Samples
-from trainers.fused.actor import group_constants
-from trainers.fused.network import FusedPolicy, fuse, why_not
+from trainers.fused.packed import PackedPolicy, pack
+from trainers.fused.plan import Limits, Request, plan
 from trainers.heads import GaussianHead
 from trainers.networks.features import Arrays, Features, central_features, places_of
 from trainers.networks.policy import Policy
@@ -69,11 +69,12 @@ class GroupRollout:
 
         self._all_actions = rollout.data[places.action.array]
         self._seen_name = places.observation[0].array
-        self.why_not_fused = why_not(policy, places, env.data[self._seen_name], env.backend, precision)
-        self.fused: FusedPolicy | None = None
-        if self.why_not_fused is None:
-            self.fused = fuse(policy, env.backend, full_precision=precision == "fused-fp32")
-            self.fused_constants = group_constants(env, places, agents, policy.head.head_sizes)
+        request = Request.of(policy.config, env.layout, places, policy.head)
+        planned = plan(request, Limits.of(env.backend), precision)
+        self.why_not_fused = planned if isinstance(planned, str) else None
+        self.fused: PackedPolicy | None = None
+        if not isinstance(planned, str):
+            self.fused = pack(policy, planned, env.backend)
             self.action = self._all_actions[:, :, places.action.columns]
             return
 

@@ -17,30 +17,23 @@
 // HAS_ORDER, HAS_MASK, HAS_ACTIVE: whether there are such arrays;
 // ONES_AT: where the column of ones stands in a record.
 
-constexpr int HIDDEN1_AT = FEATURE_TILES * 16;
-constexpr int HIDDEN2_AT = HIDDEN1_AT + TILES1 * 16;
-constexpr int DELTA1_AT = HIDDEN2_AT + TILES2 * 16;
-constexpr int DELTA2_AT = DELTA1_AT + TILES1 * 16;
-constexpr int DELTA_OUT_AT = DELTA2_AT + TILES2 * 16;
-constexpr int RECORD = DELTA_OUT_AT + OUTPUT_TILES * 16;
 constexpr bool SWIZZLES = ACCUMULATES && !FULL_PRECISION;
-constexpr int SHARED_PITCH = SWIZZLES ? (RECORD + 31) / 64 * 64 + 32 : RECORD + 4;  // see Shape.shared_pitch
-constexpr int PITCH = ACCUMULATES ? SHARED_PITCH : RECORD;
 constexpr int ROW_STEP = WARPGROUPS ? 8 : PITCH;  // elements from a sample's record to the next
 constexpr int COLUMN_STEP = WARPGROUPS ? 64 : 1;  // and, of a record, from a column to the next, tile by tile
-constexpr int AT_ONCE0 = FEATURE_TILES % 2 == 0 ? 2 : 1;
 constexpr int LAST_AT = TILES2 > 0 ? HIDDEN2_AT : HIDDEN1_AT;
 
-// Blocks of 16 x 16 of the weights' gradient, each the product of 16 columns of deltas and 16 of what they go with.
-constexpr int BLOCKS1 = TILES1 * FEATURE_TILES;
-constexpr int BLOCKS2 = TILES2 * TILES1;
-constexpr int BLOCKS3 = OUTPUT_TILES * LAST_TILES;
-constexpr int BLOCKS_OF_BIASES = TILES2 + OUTPUT_TILES;  // those of the first layer come with its weights
-constexpr int NUM_BLOCKS = BLOCKS1 + BLOCKS2 + BLOCKS3 + BLOCKS_OF_BIASES;
 constexpr bool FETCHES_BEFORE_SUMS = FETCHES_AHEAD && ACCUMULATES;  // the next tile's samples come while sums are made
-constexpr int NUM_FIGURES = 5;
 constexpr int WARP_ROWS = 16 * ROW_TILES;
 constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;  // lanes that share a sample: each takes every other head
+
+static_assert(HIDDEN1_AT == FEATURE_TILES * 16 && HIDDEN2_AT - HIDDEN1_AT == TILES1 * 16, "columns of a record meet");
+static_assert(DELTA1_AT - HIDDEN2_AT == TILES2 * 16 && DELTA2_AT - DELTA1_AT == TILES1 * 16, "columns of a record meet");
+static_assert(DELTA_OUT_AT - DELTA2_AT == TILES2 * 16, "columns of a record meet");
+static_assert(RECORD - DELTA_OUT_AT == OUTPUT_TILES * 16, "columns of a record meet");
+static_assert(PITCH >= RECORD && (ACCUMULATES || PITCH == RECORD), "records meet");
+static_assert(!SWIZZLES || PITCH % 64 == 32, "`swizzle` needs an odd multiple of 64 bytes");
+static_assert(FEATURE_TILES % AT_ONCE0 == 0, "tiles are left over");
+static_assert(ONES_AT == place_of_column<AT_ONCE0>(NUM_FEATURES), "a record has its columns in another order");
 
 __device__ __forceinline__ float slope(float activated)
 {
@@ -65,7 +58,7 @@ __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
 template <int COUNT>
 __device__ __forceinline__ int place_of_tiles(int column)
 {
-    const int of_lane = place_of_lane<8 * COLUMN_STEP, COUNT>();
+    const int of_lane = place_of_lane<8 * COLUMN_STEP, COUNT>(lane_index() & 3);
     if (!SWIZZLES) return column * COLUMN_STEP + of_lane;
     const int odd = column & 16;  // the rest is the same for all lanes
     return column - odd + swizzle<SWIZZLES>(lane_index() >> 2, odd + of_lane);

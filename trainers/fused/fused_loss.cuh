@@ -1,5 +1,7 @@
 // A2C's and PPO's loss of a sample, and its derivative by what the network says; a part of fused_learn.cuh.
 
+static_assert(NUM_FIGURES == 5, "`differentiate` has five figures");
+
 // Whether actions are read before the network computes, and come while it does; many would take the registers.
 constexpr bool TAKES_EARLY = WARPGROUPS || NUM_HEADS <= 2;
 

@@ -25,22 +25,22 @@ constexpr int OUTPUT_BLOCKS = (NUM_ALL + 7) / 8;  // of 8, of which the forward 
 constexpr int KEPT2 = TILES2 > 0 ? TILES2 : 1;  // an array of none is no array
 constexpr int LAST_TILES = TILES2 > 0 ? TILES2 : TILES1;
 // Tiles of a layer that are computed, and stand in a record, side by side.
-constexpr int AT_ONCE1 = WARPGROUPS ? GROUP_TILES : TILES1 % 2 == 0 ? 2 : 1;
-constexpr int AT_ONCE2 = WARPGROUPS ? GROUP_TILES : KEPT2 % 2 == 0 ? 2 : 1;
-constexpr int AT_ONCE_LAST = LAST_TILES % 2 == 0 ? 2 : 1;
-constexpr int SIZE1 = TILES1 * FEATURE_TILES * 256;
-constexpr int SIZE2 = TILES2 * TILES1 * 256;
-constexpr int SIZE3 = OUTPUT_TILES * LAST_TILES * 256;
-constexpr int NUM_BIASES = (TILES1 + TILES2 + OUTPUT_TILES) * 16;
-constexpr int SHARED_WEIGHTS = (SHARED1 ? SIZE1 : 0) + (SHARED2 ? SIZE2 : 0) + (SHARED3 ? SIZE3 : 0);
-constexpr int STAGE_PITCH = OUTPUT_TILES * 16 + 1;  // odd: lanes that own a row each read without conflicts
-constexpr int STAGE_SIZE = ROW_TILES * 16 * STAGE_PITCH;
+constexpr int AT_ONCE_LAST = TILES2 > 0 ? AT_ONCE2 : AT_ONCE1;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
 // Whether the next tile's features are fetched into registers while a tile is at work: where these are few.
 constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
 // Tiles that a layer reads: those of thousands of features would take hours to compile.
 constexpr int MOST_UNROLLED = 16;
-constexpr int STAGE_FLOATS = (STAGE_SIZE + 3) / 4 * 4;
+
+static_assert(16 * FEATURE_TILES > NUM_FEATURES, "no room for a column of ones");
+static_assert(16 * OUTPUT_TILES >= NUM_ALL, "no room for the outputs");
+static_assert(SIZE1 == TILES1 * FEATURE_TILES * 256, "a layer is whole tiles of weights");
+static_assert(SIZE2 == TILES2 * TILES1 * 256, "a layer is whole tiles of weights");
+static_assert(SIZE3 == OUTPUT_TILES * LAST_TILES * 256, "a layer is whole tiles of weights");
+static_assert(NUM_BIASES == (TILES1 + TILES2 + OUTPUT_TILES) * 16, "a layer has a bias a row");
+static_assert(STAGE_PITCH >= 16 * OUTPUT_TILES && STAGE_PITCH % 2 == 1, "rows of outputs meet");
+static_assert(STAGE_FLOATS >= ROW_TILES * 16 * STAGE_PITCH && STAGE_FLOATS % 4 == 0, "warps' outputs meet");
+static_assert(TILES1 % AT_ONCE1 == 0 && KEPT2 % AT_ONCE2 == 0, "tiles are left over");
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
 struct Network {

@@ -8,25 +8,21 @@
 //
 // Constants: those of fused_mlp.cuh; STAGES of shared memory, each of which holds 64 samples.
 
-constexpr int PIECES2 = TILES2 / 8;
-constexpr int PIECES_ELSE = (TILES1 > TILES2 ? TILES1 : TILES2) / 8;
-constexpr int PIECES = PIECES2 + PIECES_ELSE;
-
 // A part of the gradient: [delta 2, hidden 1], [delta 2], [delta 1, feature], [hidden 2, delta of the outputs],
 // [delta of the outputs up to 128]; columns in the order of records.
-constexpr int BIAS2_AT = TILES2 * TILES1 * 256;
-constexpr int WEIGHT1_AT = BIAS2_AT + TILES2 * 16;
-constexpr int WEIGHT3_AT = WEIGHT1_AT + TILES1 * FEATURE_TILES * 256;
-constexpr int BIAS3_AT = WEIGHT3_AT + TILES2 * OUTPUT_TILES * 256;
-constexpr int PART = BIAS3_AT + 128;
+static_assert(BIAS2_AT == TILES2 * TILES1 * 256 && WEIGHT1_AT - BIAS2_AT == TILES2 * 16, "pieces meet");
+static_assert(WEIGHT3_AT - WEIGHT1_AT == TILES1 * FEATURE_TILES * 256, "pieces meet");
+static_assert(BIAS3_AT - WEIGHT3_AT == TILES2 * OUTPUT_TILES * 256 && PART - BIAS3_AT == 128, "pieces meet");
+static_assert(8 * PIECES2 == TILES2, "layer 2 has rows of no piece");
+static_assert(8 * (PIECES - PIECES2) >= TILES1 && 8 * (PIECES - PIECES2) >= TILES2, "other layers have rows of no piece");
 
-constexpr int TILE_BYTES = 16 * 64 * 2;  // of 16 columns of 64 samples
-constexpr int RECORD_TILES = FEATURE_TILES + 2 * (TILES1 + TILES2) + OUTPUT_TILES;
+constexpr int RECORD_TILES = RECORD / 16;
 constexpr int HALF_BYTES = 64 * 64 * 2;  // what a warpgroup multiplies as A: 64 columns of 64 samples
-constexpr int STAGE_BYTES = TILE_BYTES * (8 + (TILES1 > 8 + FEATURE_TILES + OUTPUT_TILES ? TILES1
-                                                                                          : 8 + FEATURE_TILES + OUTPUT_TILES));
-constexpr int HEAD_BYTES = 512;  // of shared memory, before the stages
-constexpr int ACROSS = 1024;     // bytes of shared memory from 8 columns of 64 samples to the next 8
+constexpr int ACROSS = 1024;              // bytes of shared memory from 8 columns of 64 samples to the next 8
+static_assert(TILE_BYTES == 16 * 64 * 2, "a tile is 16 columns of 64 samples");
+static_assert(STAGE_BYTES >= (8 + TILES1) * TILE_BYTES, "a stage has no room for a piece of layer 2");
+static_assert(STAGE_BYTES >= (16 + FEATURE_TILES + OUTPUT_TILES) * TILE_BYTES, "a stage has no room for other pieces");
+static_assert(HEAD_BYTES >= 256 + 8 * STAGES, "ones and arrivals have no room before the stages");
 
 // A stage's slabs of shared memory: how the bulk copies fill it, and what is multiplied.
 struct Slab {
@@ -147,8 +143,7 @@ __device__ __forceinline__ void products(
         float sum[TILES1 * 2][4];
         begin_sums(sum, part + row * (TILES1 * 16), TILES1 * 16, goes_on);
         begin_row_sums(bias, part + BIAS2_AT + row, goes_on);
-        constexpr int DELTA2_TILE = FEATURE_TILES + 2 * TILES1 + TILES2;
-        const Slab slabs[] = {{DELTA2_TILE + piece * 8, 8}, {FEATURE_TILES, TILES1}};
+        const Slab slabs[] = {{DELTA2_AT / 16 + piece * 8, 8}, {HIDDEN1_AT / 16, TILES1}};
         go_through(shared, records, slabs, first, step, num_tiles, [&](const char* stage) {
             const unsigned long long delta2 = describe(stage + group * HALF_BYTES, 128, ACROSS);
             const unsigned long long hidden1 = describe(stage + 8 * TILE_BYTES, 128, ACROSS);
@@ -172,21 +167,19 @@ __device__ __forceinline__ void products(
         begin_sums(sum1, out1, FEATURE_TILES * 16, goes_on && has1);
         begin_sums(sum3, out3, OUTPUT_TILES * 16, goes_on && has3);
         begin_row_sums(bias, out_bias, goes_on && number == 0);
-        constexpr int DELTA1_TILE = FEATURE_TILES + TILES1 + TILES2;
-        constexpr int DELTA_OUT_TILE = DELTA1_TILE + TILES1 + TILES2;
         // The deltas of the outputs stand first: they are multiplied as if they were 128 columns.
         const Slab slabs[] = {
-            {DELTA_OUT_TILE, OUTPUT_TILES},
+            {DELTA_OUT_AT / 16, OUTPUT_TILES},
             {0, FEATURE_TILES},
-            {DELTA1_TILE + (has1 ? number * 8 : 0), 8},
-            {FEATURE_TILES + TILES1 + (has3 ? number * 8 : 0), 8}};
+            {DELTA1_AT / 16 + (has1 ? number * 8 : 0), 8},
+            {HIDDEN2_AT / 16 + (has3 ? number * 8 : 0), 8}};
         go_through(shared, records, slabs, first, step, num_tiles, [&](const char* stage) {
-            constexpr int FEATURES_AT = OUTPUT_TILES * TILE_BYTES;
-            constexpr int DELTA1_AT = FEATURES_AT + FEATURE_TILES * TILE_BYTES;
+            constexpr int FEATURES = OUTPUT_TILES * TILE_BYTES;
+            constexpr int DELTAS = FEATURES + FEATURE_TILES * TILE_BYTES;
             const unsigned long long delta_out = describe(stage, 128, ACROSS);
             const unsigned long long delta_out_rows = describe(stage + group * HALF_BYTES, 128, ACROSS);
-            const unsigned long long features = describe(stage + FEATURES_AT, 128, ACROSS);
-            const unsigned long long delta1 = describe(stage + DELTA1_AT + group * HALF_BYTES, 128, ACROSS);
+            const unsigned long long features = describe(stage + FEATURES, 128, ACROSS);
+            const unsigned long long delta1 = describe(stage + DELTAS + group * HALF_BYTES, 128, ACROSS);
             const unsigned long long hidden2 = moved(delta1, 8 * TILE_BYTES);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {

@@ -6,6 +6,7 @@
 #include "tensor_core.cuh"
 
 constexpr int NOTHING_FOUND = 0x7fffffff;
+static_assert((long long)NUM_GROUPS * (STEP_THREADS / SLICES) >= NUM_PARAMETERS, "parameters of no block");
 
 // Adds the parts up, always in the same order.
 //   parts        [.., gradient] of all networks, one after the other                                 read

@@ -44,6 +44,13 @@ constexpr int NUM_SLICES = num_slices(MOVING);
 constexpr int UNITS_AT_ONCE = WARPS / NUM_SLICES;
 constexpr int UNITS_A_WARP = ACCUMULATES ? num_units_a_warp(MOVING) : 1;
 
+// Blocks of 16 x 16 of the weights' gradient, each the product of 16 columns of deltas and 16 of what they go with;
+// the biases of the first layer come with its weights.
+static_assert(BLOCKS2_AT == TILES1 * FEATURE_TILES, "blocks of the gradient meet");
+static_assert(BLOCKS3_AT - BLOCKS2_AT == TILES2 * TILES1, "blocks of the gradient meet");
+static_assert(BIASES_AT - BLOCKS3_AT == OUTPUT_TILES * LAST_TILES, "blocks of the gradient meet");
+static_assert(NUM_BLOCKS - BIASES_AT == TILES2 + OUTPUT_TILES, "blocks of the gradient meet");
+
 struct Sums {
     float product[UNITS_A_WARP][MOVING][2][4];
     float bias[UNITS_A_WARP][4];
@@ -62,7 +69,6 @@ __device__ __forceinline__ Unit unit_of(int i)
 {
     constexpr int CHUNKS1 = num_chunks(TILES1, MOVING);
     constexpr int CHUNKS3 = num_chunks(LAST_TILES, MOVING);
-    constexpr int BIASES_AT = BLOCKS1 + BLOCKS2 + BLOCKS3;
     if (i < FEATURE_TILES * CHUNKS1) {
         const int tile = i / CHUNKS1;
         const int first = i % CHUNKS1 * MOVING;
@@ -76,7 +82,7 @@ __device__ __forceinline__ Unit unit_of(int i)
         return {DELTA2_AT + 16 * tile,
                 HIDDEN1_AT + 16 * first,
                 min(MOVING, TILES1 - first),
-                BLOCKS1 + tile * TILES1 + first,
+                BLOCKS2_AT + tile * TILES1 + first,
                 1,
                 first == 0 ? BIASES_AT + tile : -1,
                 false};
@@ -87,7 +93,7 @@ __device__ __forceinline__ Unit unit_of(int i)
     return {DELTA_OUT_AT + 16 * tile,
             LAST_AT + 16 * first,
             min(MOVING, LAST_TILES - first),
-            BLOCKS1 + BLOCKS2 + tile * LAST_TILES + first,
+            BLOCKS3_AT + tile * LAST_TILES + first,
             1,
             first == 0 ? BIASES_AT + TILES2 + tile : -1,
             false};

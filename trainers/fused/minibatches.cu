@@ -7,6 +7,8 @@
 // NUM_SAMPLES; NUM_SUMS blocks a minibatch, of SUM_THREADS threads.
 #include "warpdrive.cuh"
 
+static_assert(1ll << 2 * HALF_BITS >= NUM_SAMPLES, "samples have no place in the order");
+
 __device__ __forceinline__ unsigned mix(unsigned x)
 {
     x = (x ^ (x >> 16)) * 0x85ebca6bu;

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from trainers.fused.network import KERNELS, WARPS
+from trainers.fused.packed import KERNELS
+from trainers.fused.plan import Part
+from trainers.fused.shape import WARPS
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager, write_constants
@@ -18,22 +20,6 @@ OWN = {
     "products": {"records", "parts"},
 }
 """Parameters that each network has one of, by kernel; the others serve all networks."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One network's share of a launch."""
-
-    constants: Mapping[str, Constant]
-    head_sizes: Sequence[int]
-    num_blocks: int
-    shared_bytes: int
-
-
-def split_blocks(num_blocks: int, work: Sequence[float]) -> list[int]:
-    """Blocks for each of several pieces of work, one at least, about as many as it is of the whole."""
-    whole = sum(work)
-    return [max(1, round(num_blocks * one / whole)) for one in work]
 
 
 def compile_fused(

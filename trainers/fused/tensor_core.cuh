@@ -349,10 +349,16 @@ __device__ __forceinline__ void fetch_ahead(const void* address)
 //   zero               is 0, which the compiler must not know: what is stored is then a copy. A product wants its four
 //                      registers in another order than a store, and would else be given copies again and again.
 template <int STEP, int COUNT>
-__device__ __forceinline__ int place_of_lane()
+__device__ constexpr int place_of_lane(int t)
 {
-    const int t = lane_index() & 3;
     return COUNT == 2 ? t * STEP : t / 2 * STEP + t % 2 * 4;
+}
+// Where a column of a part of the record stands in it.
+template <int COUNT>
+__device__ constexpr int place_of_column(int column)
+{
+    const int within = column % (16 * COUNT);
+    return column - within + place_of_lane<8, COUNT>(within % 8 / 2) + within / 8 * 2 + within % 2;
 }
 __device__ __forceinline__ void put(unsigned short* place, const unsigned (&tiles)[2][4], int lower, unsigned zero)
 {

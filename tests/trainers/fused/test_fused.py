@@ -1,4 +1,4 @@
-"""Playing by fused kernels: what they draw and say is what torch and the Sampler do; which policies they can play."""
+"""Playing by fused kernels: what they draw and say is what torch and the Sampler do."""
 
 from __future__ import annotations
 
@@ -8,23 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from fused_cases import BF16, FULL, UNTOUCHED, Case, Step, bound_of_chi_square, chi_square, make_policy
-from gymnasium import spaces
+from fused_cases import BF16, FULL, UNTOUCHED, Case, Step, bound_of_chi_square, chi_square
 
-import trainers.fused.actor
-import trainers.fused.network
+import trainers.fused.plan
 from trainers.fused import source
-from trainers.fused.network import why_not
-from trainers.heads import GaussianHead
-from trainers.networks import find_network
-from trainers.networks.features import Places
-from trainers.networks.policy import Policy
-from trainers.settings.config import ModelConfig, PolicyConfig
+from trainers.fused.plan import CPU, Limits
 from warpdrive.errors import WiringError
-from warpdrive.layout import Place
 from warpdrive.sampler import Sampler
 
 CASES = {
@@ -111,7 +102,7 @@ def test_actions_are_those_of_the_sampler(name, backend):
 
 def test_two_tiles_a_warp_are_as_one(backend, monkeypatch):
     """52 rows: of the second pair of tiles, one is whole and one has 4."""
-    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)
     step = Step(SMALL, backend, FULL)
     _, log_prob, value = step.expect()
     assert_close(step.log_prob, log_prob, FULL)
@@ -123,8 +114,8 @@ def test_two_tiles_a_warp_are_as_one(backend, monkeypatch):
 def test_two_tiles_a_warp_need_room_for_their_outputs(backend, monkeypatch):
     """Of 32 samples a warp, 113 outputs are 113 KiB a block; many GPUs have 99."""
     shared_bytes = 99 << 10
-    monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _: shared_bytes)
-    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    monkeypatch.setattr(Limits, "of", lambda backend: replace(CPU, shared_bytes=shared_bytes))
+    monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)
     step = Step(Case(2, (8,), (37, 37, 38), num_envs=3), backend, FULL)
     _, launch_shape = step.actor._act
     assert launch_shape.shared_bytes <= shared_bytes
@@ -156,11 +147,11 @@ def test_a_parameter_that_nobody_gives_is_refused(backend, monkeypatch, tmp_path
 
 
 def test_what_is_no_number_is_not_taken_for_no_choice(backend, monkeypatch):
-    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)  # as above: compiled by now
+    monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)  # as above: compiled by now
     step = Step(SMALL, backend, FULL)
     with torch.no_grad():
-        step.fused.policy.network.trunk[0].bias.fill_(float("nan"))
-    step.fused.pack()
+        step.packed.policy.network.trunk[0].bias.fill_(float("nan"))
+    step.packed.pack()
     step.act()
     may_choose = step.mask.any(-1)
     assert step.value.isnan().all()
@@ -202,72 +193,3 @@ def test_actions_come_as_often_as_they_are_likely(backend):
         counts += torch.bincount((first * 4 + second) * 5 + third, minlength=60).cpu()
     assert 5 < counts.sum() * expected.min() < counts.sum() * expected.max() / 1.5
     assert chi_square(counts, counts.sum() * expected) < bound_of_chi_square(60)
-
-
-# ------------------------------------------------------------------------------------------- which they cannot
-
-
-class Like:
-    """A policy that the kernels can play, or one that differs from it."""
-
-    place = Place("observation", slice(0, 1))
-
-    def __init__(self, backend) -> None:
-        self.backend = backend
-        self.places = Places((self.place,), Place("action", slice(0, 1)), None)
-        self.observation = torch.zeros(3, 1, 6)
-
-    def why_not(self, policy: Policy | None = None, precision: str = BF16, **changes: object) -> str | None:
-        arguments = {"places": self.places, "observation": self.observation, "backend": self.backend, **changes}
-        return why_not(make_policy(SMALL) if policy is None else policy, precision=precision, **arguments)
-
-    def with_model(self, **model: object) -> str | None:
-        config = PolicyConfig(model=ModelConfig(**model))
-        network = find_network(config.model.type)(config.model, 6, 2, None, torch.Generator().manual_seed(0))
-        return self.why_not(Policy(network, make_policy(SMALL).head, config, 6, None))
-
-    def with_outputs(self, number: int) -> str | None:
-        return self.why_not(make_policy(replace(SMALL, widths=(1,), head_sizes=(number,))))
-
-    def with_config(self, **config: object) -> str | None:
-        policy = make_policy(SMALL)
-        return self.why_not(Policy(policy.network, policy.head, PolicyConfig(**config), 6, None))
-
-
-def test_each_reason_why_not_is_told(backend, monkeypatch):
-    like = Like(backend)
-    assert like.why_not() is None
-    assert like.why_not(precision=FULL) is None
-    assert like.with_model(fc_dims=(256,), shared_trunk=False, critic_fc_dims=(1, 256), activation="tanh") is None
-    assert like.with_config(normalize_observation=True, normalize_return=True, normalize_reward=True) is None
-    for precision in ("fp32", "tf32"):
-        assert like.why_not(precision=precision) == f"precision is {precision}, and the fused kernels need bf16"
-    assert like.with_model(type="gru") == "the network is a GRU, not an MLP"
-    assert like.with_model(layer_norm=True) == "it has a LayerNorm"
-    assert like.with_model(fc_dims=()) == "it has 0 hidden layers, not 1 or 2"
-    assert like.with_model(fc_dims=(8, 8, 8)) == "it has 3 hidden layers, not 1 or 2"
-    assert like.with_model(fc_dims=(8, 257)) == "a hidden layer of 257 is wider than 256"
-    critic = {"fc_dims": (8,), "shared_trunk": False}
-    assert like.with_model(**critic, critic_fc_dims=(300,)) == "a hidden layer of 300 is wider than 256"
-    assert like.with_model(**critic, critic_fc_dims=(1, 2, 3)) == "it has 3 hidden layers, not 1 or 2"
-    policy = make_policy(SMALL)
-    box = GaussianHead(spaces.Box(-1.0, 1.0, (2,), np.float32), 0.0)
-    assert like.why_not(Policy(policy.network, box, PolicyConfig(), 6, None)) == "its actions are a Box"
-    for shared_bytes, most in ((99 << 10, 175), (227 << 10, 431)):
-        monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _, found=shared_bytes: found)
-        assert like.with_outputs(most) is None
-        assert like.with_outputs(most + 1) == f"its {most + 1} outputs do not fit the shared memory of a block"
-    assert like.with_config(central_critic=True) == "its critic sees the whole env"
-    assert like.with_config(agent_id=True) == "its agents see their numbers"
-    not_one = "its observation is not one array of float32"
-    assert like.why_not(places=replace(like.places, observation=(like.place, like.place))) == not_one
-    assert like.why_not(observation=like.observation.byte()) == not_one
-    assert like.why_not(observation=like.observation.double()) == not_one
-    if backend.name == "cpu":
-        monkeypatch.setattr(trainers.fused.network, "RUNS_ON_CPU", False)
-        assert like.why_not() == "on a CPU torch is faster"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(type(backend), "name", "cuda")
-    assert like.why_not() == "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert like.why_not() is None
