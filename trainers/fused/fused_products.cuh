@@ -1,20 +1,32 @@
-// The weights' gradient of a network of WARPGROUPS, out of the records that fused_learn.cuh wrote: each record is read
-// once from device memory, by blocks that run side by side.
+// The weights' gradient of a network of WARPGROUPS, out of the records that fused_learn.cuh wrote.
+// Each record is read once from device memory, by blocks that run side by side.
 //
-// A block keeps one piece of the gradient in its registers while it goes through its share of the samples, 64 at a time.
-// A piece is 128 columns of deltas 2 by all of hidden 1; or 128 columns of deltas 1 by all features, and 128 of hidden 2
-// by all deltas of the outputs. Column sums, the biases' gradient, are products with ones, as is the column of ones among
-// the features.
+// A block keeps one piece of the gradient in its registers while it goes through its share of the samples, 64 at a
+// time. A piece is one of
+//   128 columns of deltas 2 by all of hidden 1
+//   128 columns of deltas 1 by all features, and 128 of hidden 2 by all deltas of the outputs
+// Column sums, the biases' gradient, are products with ones, as is the column of ones among the features.
 //
-// Constants: those of fused_mlp.cuh; STAGES of shared memory, each of which holds 64 samples.
+// Constants, besides those of layers/mlp.cuh, and of fused_learn.cuh those of records:
+//   PIECES2, PIECES          pieces of the first kind, and all
+//   BIAS2_AT, WEIGHT1_AT, WEIGHT3_AT, BIAS3_AT, PART
+//                            where the products begin in a part of the gradient, and its size
+//   TILE_BYTES               of 16 columns of 64 samples
+//   STAGES, STAGE_BYTES      of shared memory, each of which holds what a piece needs of 64 samples
+//   HEAD_BYTES               of shared memory before them
 
-// A part of the gradient: [delta 2, hidden 1], [delta 2], [delta 1, feature], [hidden 2, delta of the outputs],
-// [delta of the outputs up to 128]; columns in the order of records.
+// A part of the gradient, its columns in the order of records:
+//   [delta 2, hidden 1]
+//   [delta 2]
+//   [delta 1, feature]
+//   [hidden 2, delta of the outputs]
+//   [delta of the outputs, up to 128]
 static_assert(BIAS2_AT == TILES2 * TILES1 * 256 && WEIGHT1_AT - BIAS2_AT == TILES2 * 16, "pieces meet");
 static_assert(WEIGHT3_AT - WEIGHT1_AT == TILES1 * FEATURE_TILES * 256, "pieces meet");
 static_assert(BIAS3_AT - WEIGHT3_AT == TILES2 * OUTPUT_TILES * 256 && PART - BIAS3_AT == 128, "pieces meet");
 static_assert(8 * PIECES2 == TILES2, "layer 2 has rows of no piece");
-static_assert(8 * (PIECES - PIECES2) >= TILES1 && 8 * (PIECES - PIECES2) >= TILES2, "other layers have rows of no piece");
+static_assert(8 * (PIECES - PIECES2) >= TILES1, "layer 1 has rows of no piece");
+static_assert(8 * (PIECES - PIECES2) >= TILES2, "the outputs have rows of no piece");
 
 constexpr int RECORD_TILES = RECORD / 16;
 constexpr int HALF_BYTES = 64 * 64 * 2;  // what a warpgroup multiplies as A: 64 columns of 64 samples
@@ -44,8 +56,8 @@ __device__ __forceinline__ void fill(
     }
 }
 
-// Goes through tiles `first`, `first + step` .. of `num_tiles`, counted from the end, as the last that were written are
-// still in L2: copies the slabs of each, and calls add(stage), which issues products.
+// Goes through tiles `first`, `first + step` .. of `num_tiles`: copies the slabs of each, and calls add(stage), which
+// issues products. Tiles are counted from the end, as the last that were written are still in L2.
 template <int COUNT, typename Add>
 __device__ __forceinline__ void go_through(
     char* shared, const unsigned char* records, const Slab (&slabs)[COUNT], int first, int step, int num_tiles, Add add)
@@ -119,11 +131,12 @@ __device__ __forceinline__ void write_row_sums(float (&sum)[1][4], float* out)
     place[8] = sum[0][2];
 }
 
-//   records    bytes of [tile of 64 samples, RECORD / 8, 64, 8] elements                              read
-//   parts      [num_blocks / PIECES, PART]  floats                                                    written
-//   num_tiles  of records
-//   goes_on    whether this adds to the parts that an earlier launch wrote
-//   block, num_blocks         which of how many work for this network
+//   shared             shared memory of the block
+//   block, num_blocks  which of how many work for this network
+//   num_tiles          of records
+//   goes_on            whether this adds to the parts that an earlier launch wrote
+//   records            bytes of [tile of 64 samples, RECORD / 8, 64, 8] elements    read
+//   parts              [num_blocks / PIECES, PART]  floats                          written
 __device__ __forceinline__ void products(
     char* shared, int block, int num_blocks, int num_tiles, bool goes_on, const unsigned char* records, float* parts)
 {

@@ -260,7 +260,7 @@ class Plan:
     def _part(
         self, shape: Shape, row_tiles: int, taken_bytes: int, in_fours: bool, group_tiles: int = 8
     ) -> tuple[dict[str, Constant], int]:
-        """Constants of fused_mlp.cuh, and the shared memory that a block needs.
+        """Constants of layers/mlp.cuh, and the shared memory that a block needs.
 
         Layers whose weights do not fit stay in global memory.
 

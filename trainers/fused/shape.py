@@ -102,7 +102,7 @@ class Shape:
         return 4 * (self.num_biases + WARPS * self.stage_floats(row_tiles))
 
     def constants(self, row_tiles: int) -> dict[str, Constant]:
-        """What fused_mlp.cuh asks of it."""
+        """What layers/mlp.cuh asks of it."""
         features, first, second, outputs = self.tiles
         size1, size2, size3 = self.sizes
         return {
@@ -241,7 +241,7 @@ class Shape:
 
     @property
     def suits_warpgroups(self) -> bool:
-        """Whether fused_groups.cuh and fused_products.cuh are written for it."""
+        """Whether layers/mlp_by_warpgroups.cuh and fused_products.cuh are written for it."""
         features, *hidden, outputs = self.tiles
         return all(tiles in (8, 16) for tiles in hidden) and features <= 8 and outputs <= 8
 

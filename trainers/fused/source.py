@@ -45,7 +45,7 @@ def compile_fused(
     for number, part in enumerate(parts):
         lines += [f"#define BY_WARPGROUPS {int(part.constants['WARPGROUPS'])}", f"namespace network{number} {{"]
         lines += [write_constants(part.constants), _head_size(part.head_sizes)]
-        lines += ['#include "fused_mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}", "#undef BY_WARPGROUPS"]
+        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}", "#undef BY_WARPGROUPS"]
     file = KERNELS / f"fused_{kernel}.cuh"
     asked = read_function(file.read_text(), kernel, str(file)).parameters
     of_block = {"shared", "block", "num_blocks"}

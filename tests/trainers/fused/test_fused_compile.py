@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,15 +12,17 @@ import torch
 from compile_only import CompileOnlyBackend
 from fused_cases import GPUS
 
+from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
 from trainers.fused.shape import WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends import choose_backend
-from warpdrive.backends.base import Backend
+from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.backends.cuda import _nvrtc, compile_to_cubin
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import CompileError
 from warpdrive.function_manager import FunctionManager
+from warpdrive.signature import read_function, read_signatures
 
 COMPILERS = {"sm_80": "nvcc", "sm_86": "nvcc", "sm_89": "nvcc", "sm_90a": "nvrtc"}
 OF_GROUP = {
@@ -129,3 +132,18 @@ def test_a_layout_that_a_kernel_does_not_expect_does_not_compile(kernel, name, w
     is_there = parts_of(kernel, request, limits)[0][0].constants[name]
     with pytest.raises(CompileError, match=words):
         compile_it(kernel, request, limits, choose_backend("cpu"), **{name: is_there - 1})
+
+
+@pytest.mark.parametrize("file", sorted(KERNELS.rglob("*.cu*")), ids=lambda file: file.name)
+def test_prose_names_files_that_are_there_and_every_parameter(file):
+    text, known = (
+        file.read_text(),
+        {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")},
+    )
+    prose = "\n".join(re.findall(r"^//.*", text, re.MULTILINE))
+    assert {name for name in re.findall(r"\w+\.(?:cuh|cu|py)\b", prose)} <= known
+    found = list(read_signatures(text).values())
+    if file.stem.removeprefix("fused_") in OWN:
+        found.append(read_function(text, file.stem.removeprefix("fused_")))
+    for function in found:
+        assert {one.name for one in function.parameters} <= set(re.findall(r"\w+", prose)), function.name
