@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +17,7 @@ from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from trainers.fused.actor import FusedActor
 from trainers.fused.packed import PackedPolicy, pack
-from trainers.fused.plan import Limits, Request, plan
+from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
 from trainers.heads import CategoricalHeads
 from trainers.learning.learner import Learner
 from trainers.networks.mlp import MLP
@@ -27,7 +27,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.sampler import seed_words
 
-FULL, BF16 = "fused-fp32", "bf16"
+FULL, BF16 = FULL_PRECISION, "bf16"
 NOTHING_FOUND = np.iinfo(np.int32).max
 UNTOUCHED = -7
 """What is written nowhere holds it."""
@@ -104,11 +104,8 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
 
 
 def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) -> PackedPolicy:
-    normalises = policy.observation_norm is not None
-    request = Request(
-        case.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation,
-        normalises=normalises,
-    )  # fmt: skip
+    request = Request(case.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
+    request = replace(request, normalises=policy.observation_norm is not None)
     return pack(policy, plan(request, Limits.of(backend), precision), backend)
 
 

@@ -224,7 +224,7 @@ class FusedLearner:
         }  # fmt: skip
         data, backend = DataManager(self._order.device), self.packed.backend
         functions = FunctionManager(data, KERNELS / "minibatches.cu", constants, backend=backend)
-        num_blocks = min(-(-len(self._order) // 256), 16 * plan.plan.limits.num_multiprocessors)
+        num_blocks = min(-(-len(self._order) // 256), 16 * plan.policy.limits.num_multiprocessors)
         self._shuffle = functions.prepare(
             "shuffle_samples", LaunchShape(num_blocks, (256, 1)), key=self._key, order=self._order
         )

@@ -109,10 +109,7 @@ class Request:
 
     @classmethod
     def of(cls, config: PolicyConfig, layout: Layout, places: Places, head: Head) -> Request:
-        """Args:
-        layout, places: of the env's arrays, and of its agents in them.
-        head: what the outputs mean.
-        """
+        """Of an env's arrays, by their layout, and where the policy's agents see and act in them."""
         model = config.model
         critic_widths = None
         if config.central_critic or not model.shared_trunk:
@@ -353,7 +350,7 @@ class GradientPlan:
 class LearningPlan:
     """How an update is made of a rollout: `num_steps` minibatches of `size` samples, each learned in chunks."""
 
-    plan: Plan
+    policy: Plan
     num_samples: int
     num_epochs: int
     num_steps: int
@@ -379,13 +376,13 @@ class LearningPlan:
     @property
     def num_sums(self) -> int:
         """Blocks that sum up the advantages of a minibatch: all together keep the device busy."""
-        busy = 8 * self.plan.limits.num_multiprocessors // self.num_steps
+        busy = 8 * self.policy.limits.num_multiprocessors // self.num_steps
         return max(1, min(busy, -(-self.size // SUM_THREADS)))
 
     @property
     def num_groups(self) -> int:
         """Blocks that add up the parts of the gradient."""
-        return -(-self.plan.num_parameters // (STEP_THREADS // SLICES))
+        return -(-self.policy.num_parameters // (STEP_THREADS // SLICES))
 
     @property
     def num_figures(self) -> int:
@@ -399,6 +396,6 @@ class LearningPlan:
             "order of samples": 4 * self.num_ordered,
             "records": sum(one.record_bytes for one in self.networks),
             "parts of the gradient": sum(4 * one.num_parts * one.part_size for one in self.networks),
-            "gradient": (4 + tables) * self.plan.num_parameters + 4 * self.num_groups,
+            "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
             "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
         }

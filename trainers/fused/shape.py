@@ -23,6 +23,9 @@ Way = Literal["registers", "records", "pieces"]
 """How a gradient is summed up: in the registers of the blocks that learn; by a matrix library out of records; or by
 blocks that keep a piece of it each, out of records as well."""
 
+Pair = tuple[np.ndarray, np.ndarray]
+"""Places of a layer's weights, [out, in], and of its biases, [out]."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -74,11 +77,8 @@ class Shape:
     def num_biases(self) -> int:
         return sum(self.tiles[1:]) * 16
 
-    def places(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each layer: the elements that are its weights [out, in], and the numbers among biases of its own [out].
-
-        Weights lie in blocks, [row / 8][column / 8][8][8].
-        """
+    def places(self) -> list[Pair]:
+        """Of each layer: among the elements, where weights lie in blocks [row / 8][column / 8][8][8]; among biases."""
         found, at, bias_at = [], 0, 0
         for (out, given), (out_tiles, in_tiles) in zip(self.layers, self.tiles_of_layers, strict=True):
             row, column = np.indices((out, given))
@@ -146,11 +146,10 @@ class Shape:
         """What fused_learn.cuh and fused_products.cuh ask of it: where columns, and parts of a gradient, begin."""
         ends = np.cumsum(self.widths_of_record).tolist()
         names = ("HIDDEN1_AT", "HIDDEN2_AT", "DELTA1_AT", "DELTA2_AT", "DELTA_OUT_AT", "RECORD")
-        features = self.tiles[0]
         constants = dict(zip(names, ends, strict=True)) | {
             "PITCH": self.pitch(way, element_bytes),
-            "AT_ONCE0": tiles_together(features),
-            "ONES_AT": int(place_in_record(self.num_features, tiles_together(features))),
+            "AT_ONCE0": tiles_together(self.tiles[0]),
+            "ONES_AT": self._ones_at,
         }
         names = ("BLOCKS2_AT", "BLOCKS3_AT", "BIASES_AT", "NUM_BLOCKS")
         constants |= dict(zip(names, self._starts_of_blocks(), strict=True))
@@ -173,21 +172,23 @@ class Shape:
         tiles = self.tiles_of_layers
         return 256 * (sum(out for out, _ in tiles) * self.tiles[0] + sum(out * given for out, given in tiles[1:]))
 
-    def gradient_places(self, way: Way) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each layer: where the gradient of its weights [out, in] and of its biases [out] is in a part."""
-        tiles = self.tiles_of_layers
-        features = self.tiles[0]
-        ones = place_in_record(np.array(self.num_features), tiles_together(features))
-        found = []
+    def gradient_places(self, way: Way) -> list[Pair]:
+        """Of each layer: where the gradient is in a part."""
+        tiles, found = self.tiles_of_layers, []
+        of_layer = {"registers": self._in_blocks, "records": self._in_products, "pieces": self._in_pieces}[way]
         for number, (out, given) in enumerate(self.layers):
             out_tiles, in_tiles = tiles[number]
             together = 1 if number == len(tiles) - 1 else tiles_together(out_tiles)  # outputs come one tile at a time
             row, column = np.indices((out, given))
             row, column = place_in_record(row, together), place_in_record(column, tiles_together(in_tiles))
             bias_row = place_in_record(np.arange(out), together)
-            of_layer = {"registers": self._in_blocks, "records": self._in_products, "pieces": self._in_pieces}[way]
-            found.append(of_layer(number, row, column, bias_row, ones))
+            found.append(of_layer(number, row, column, bias_row, self._ones_at))
         return found
+
+    @property
+    def _ones_at(self) -> int:
+        """Where the column of ones, whose products are the first layer's biases, stands in a record."""
+        return place_in_record(self.num_features, tiles_together(self.tiles[0]))
 
     @property
     def num_blocks(self) -> int:
@@ -200,7 +201,7 @@ class Shape:
         sizes = [first * features, second * first, outputs * (second or first), second + outputs]
         return np.cumsum(sizes).tolist()
 
-    def _in_blocks(self, number: int, row: np.ndarray, column: np.ndarray, bias_row: np.ndarray, ones: np.ndarray):
+    def _in_blocks(self, number: int, row: np.ndarray, column: np.ndarray, bias_row: np.ndarray, ones: int) -> Pair:
         in_tiles = self.tiles_of_layers[number][1]
         second = bool(self.tiles[2])
         blocks2, blocks3, biases_at, _ = self._starts_of_blocks()
@@ -212,7 +213,7 @@ class Shape:
             of_bias = biases_at + (self.tiles[2] if number == 2 else 0) + bias_row // 16
         return weights, of_bias * 256 + bias_row % 16 * 16 + ones % 16
 
-    def _in_products(self, number: int, row: np.ndarray, column: np.ndarray, bias_row: np.ndarray, ones: np.ndarray):
+    def _in_products(self, number: int, row: np.ndarray, column: np.ndarray, bias_row: np.ndarray, ones: int) -> Pair:
         """All deltas by the features come first, then each further layer's by what it got."""
         tiles, features = self.tiles_of_layers, 16 * self.tiles[0]
         rows_before = 16 * sum(out for out, _ in tiles[:number])
@@ -224,7 +225,7 @@ class Shape:
             weights = at + row * (16 * tiles[number][1]) + column
         return weights, (rows_before + bias_row) * features + ones
 
-    def _in_pieces(self, number: int, row: np.ndarray, column: np.ndarray, bias_row: np.ndarray, ones: np.ndarray):
+    def _in_pieces(self, number: int, row: np.ndarray, column: np.ndarray, bias_row: np.ndarray, ones: int) -> Pair:
         features, first, _, outputs = self.tiles
         bias2, weight1, weight3, bias3, _ = self._ends_of_pieces()
         if number == 0:
@@ -263,7 +264,7 @@ def tiles_together(tiles: int) -> int:
     return 2 if tiles % 2 == 0 else 1
 
 
-def place_in_record(column: np.ndarray, together: int) -> np.ndarray:
+def place_in_record(column: int | np.ndarray, together: int) -> int | np.ndarray:
     """Where a column stands among those it is a neighbour of, of which `together` tiles go as one.
 
     Column 8 j + 2 t + i of them is what lane t holds: it stands at 8 t + 2 j + i of two tiles, 4 t + 2 j + i of one.
