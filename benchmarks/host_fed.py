@@ -21,8 +21,8 @@ from report import time_calls, write_report
 from throughput import measure, open_trainer
 
 from trainers.algorithms.a2c import A2CConfig, a2c_loss
+from trainers.algorithms.on_policy import MAX_SAMPLES
 from trainers.heads import CategoricalHeads, split_heads
-from trainers.learning.learner import MAX_SAMPLES
 from trainers.networks.features import ACTIVE
 from trainers.networks.policy import Policy, make_policy
 from trainers.report.throughput import column_of

@@ -90,7 +90,7 @@ def run_as_rank(arguments: argparse.Namespace) -> None:
                 "num_parameters": sum(p.numel() for one in trainer.policies.values() for p in one.parameters()),
                 "precision": settings.precision,
                 "path": path_of(trainer),
-                "cuda_graphs": all(one.replay.is_captured for one in trainer.algorithms.values()),
+                "cuda_graphs": all(one.is_captured for phases in trainer.phases.values() for one in phases.values()),
             }
             Path(arguments.write).write_text(json.dumps(found))
     world.end(0)

@@ -106,7 +106,7 @@ def train(config: str, changes: dict[str, str]) -> None:
         overrides = {"trainer.device": "cuda", "trainer.cuda_graphs": "false", "saving.basedir": folder, **changes}
         trainer = Trainer(read_config(EXAMPLES / config, list(overrides.items())))
         for name, group in trainer.rollout.groups.items():
-            print(f"{config}, policy {name}: {group.path}", flush=True)
+            print(f"{config}, policy {name}: {group.actor.path}", flush=True)
         for _ in range(2):
             figures = trainer.iterate()
         trainer.metrics.report(figures)

@@ -64,10 +64,11 @@ def train(started: float, device: str, score: float, seed: int, overrides: list[
             is_reached = best >= score
         trainer.guard.raise_if_halted(trainer.iteration)
         seconds["reached" if is_reached else "given up"] = time.time() - started
-    parts = {"policy": trainer.rollout.groups, "learner": trainer.algorithms}
+    from trainers.report.throughput import path_of  # only now: what is imported before is part of the time
+
     return {
         "precision": trainer.config.trainer.precision,
-        "path": {part: {name: getattr(one, "path", None) for name, one in of.items()} for part, of in parts.items()},
+        "path": path_of(trainer),
         "seed": seed,
         "is_reached": is_reached,
         "best": round(best, 2),

@@ -14,17 +14,19 @@ import numpy as np
 import torch
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
+from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from trainers.fused.actor import FusedActor
 from trainers.fused.packed import PackedPolicy, pack
 from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
 from trainers.heads import CategoricalHeads
-from trainers.learning.learner import Learner
+from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig, PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
+from warpdrive.layout import Place
 from warpdrive.sampler import seed_words
 
 FULL, BF16 = FULL_PRECISION, "bf16"
@@ -66,6 +68,11 @@ class Case:
     def num_columns(self) -> int:
         return len(self.agents) if self.has_own_arrays else self.num_agents
 
+    @property
+    def spec(self) -> SimpleNamespace:
+        """What is asked of a GroupSpec."""
+        return SimpleNamespace(seen=(Place("observation", self.columns),), acts=Place("action", self.columns))
+
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     """Of counts against what they should be."""
@@ -88,7 +95,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         activation=case.activation,
     )
     head = CategoricalHeads(case.head_sizes)
-    network = MLP(model, case.num_features, head.num_outputs, None, generator)
+    network = MLP(model, Inputs(case.num_features), {"policy": head.num_outputs, "value": 1}, generator)
     if config is None:
         config = PolicyConfig(normalize_observation=case.normalises)
     policy = Policy(network, head, config, case.num_features, None)
@@ -178,6 +185,7 @@ class Step:
             name="group",
             policy=policy,
             agents=case.agents,
+            spec=case.spec,
             mask=None if self.mask is None else self.mask.unsqueeze(0),
             seen_array=data["observation"].unsqueeze(0),
             action_array=self.all_actions.unsqueeze(0),
@@ -219,7 +227,7 @@ class Step:
 
 
 class MadeUp:
-    """A rollout of one group made of random numbers: what a Learner reads of a GroupRollout.
+    """A rollout of one group made of random numbers: what an OnPolicy reads of a GroupRollout.
 
     The probabilities of its actions were 0.6, 0.9, 1, 1.1 or 1.6 times as large as they are now, and its values between
     0.6 less and 0.6 more: none is near a clip range of 0.2.
@@ -241,7 +249,7 @@ class MadeUp:
         leaves: bool = False,
         seed: int = 31,
     ) -> None:
-        self.case, self.agents = case, case.agents
+        self.case, self.agents, self.spec = case, case.agents, case.spec
         generator = torch.Generator().manual_seed(seed)
         device, num_agents = backend.device, len(case.agents)
         shape = (num_steps, case.num_envs, num_agents)
@@ -280,13 +288,12 @@ class MadeUp:
         if active is not None:
             active = active.to(device)
             self.active = active[:-1, :, case.agents.start : case.agents.stop]
-        self.rollout = SimpleNamespace(active=active)
+        self.rollout, self.actor = SimpleNamespace(active=active), SimpleNamespace(path="fused")
         self.value_moments = torch.tensor([0.0, 1.0], device=device)
         self.policy.to(device)
         if self.policy.value_norm is not None:
             self.value_moments = self.policy.value_norm.moments
-        self.fused = make_packed(case, self.policy, backend, precision)
-        self.fused.pack()
+        make_packed(case, self.policy, backend, precision).pack()
 
     def evaluate(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """log_prob, entropy and value [N] of all samples, by torch in float64."""
@@ -312,15 +319,15 @@ class QuietGuard:
         return self.found[tensor]
 
 
-def make_learner(group: MadeUp, config: PolicyConfig) -> Learner:
+def make_learner(group: MadeUp, config: PolicyConfig) -> OnPolicy:
     """Of A2C or PPO. The advantages are the group's, and its statistics of observations stay as they are."""
     algorithm = PPO if isinstance(config, PPOConfig) else A2C
-    learner = algorithm(config, group, lambda: None, QuietGuard(group.advantage.device), seed=3)
+    learner = algorithm(config, group, QuietGuard(group.advantage.device), 3, estimate=lambda: None)
     learner.end = lambda: None
     return learner
 
 
-def expect_gradient(learner: Learner, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
     """Of the loss over these rows of [T, E, A]: one gradient of all parameters, and figures; by torch in float64."""
     group, config = learner.group, learner.config
     rows = rows.long().cpu()

@@ -97,7 +97,8 @@ def main(out: str, device: str, precision: str, *runs: str) -> None:
         for _ in range(ITERATIONS):
             figures = trainer.iterate()
         if device != "cpu" and precision == "fp32":
-            assert all(one.replay.is_captured for one in trainer.algorithms.values()), "collectives outside the graph"
+            graphs = [one for phases in trainer.phases.values() for one in phases.values()]
+            assert all(one.is_captured for one in graphs), "collectives outside the graph"
         report = trainer.metrics.report(figures)
         trainer.guard.raise_if_halted(trainer.iteration)
         tensors = {

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from trainers.acting.actor import make_actors
 from trainers.errors import MemoryShortError
 from trainers.experience.rollout import Rollout
 from trainers.networks.policy import Policy, make_policy
@@ -114,24 +115,21 @@ class Evaluation:
         self.limit = env.episode_length or MAX_STEPS
         _check_memory(env, policies, num_episodes, min(NUM_STEPS, self.limit), len(record), backend.device)
         self.env = EnvWrapper(env, num_episodes, seed=seed, backend=backend, final_observations=1)
-        everyone = {SHARED: range(env.num_agents)}
-        agents = {name: everyone[name] if name in everyone else env.groups[name].agents for name in policies}
         chosen = (policies if greedy else ()) if isinstance(greedy, bool) else greedy
-        pairs = {name: (policy, agents[name]) for name, policy in policies.items()}
         names, most = arrays_to_draw(env), min(self.limit, MAX_FRAMES)
         self._recorders = [EpisodeRecorder(self.env, names, one, most) for one in record]
         for recorder in self._recorders:
             recorder.start()  # before the rollout packs its calls, which then record
         self.recorded: list[dict[str, np.ndarray]] = []
         """For each env to record, what EpisodeRecorder pulls of the env's own arrays, and of its reward and flags."""
-        self.rollout = Rollout(self.env, pairs, min(NUM_STEPS, self.limit), chosen)
+        actors = make_actors(self.env, policies, greedy=chosen)
+        self.rollout = Rollout(self.env, actors, min(NUM_STEPS, self.limit))
 
     def play(self) -> Score:
         """One episode in each env. Waits for the device."""
         rollout, env = self.rollout, self.env
         env.reset(self.seed)
-        for group in rollout.groups.values():
-            group.forget_all()
+        rollout.forget()
         rollout.begin()
         for recorder in self._recorders:
             recorder.start()

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainers.acting.actor import make_actors
 from trainers.algorithms import find_algorithm
+from trainers.algorithms.algorithm import Algorithm, Clock
 from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout
+from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import make_head
 from trainers.learning.distributed import device_of, join, world
 from trainers.learning.graphs import Replayed, SideBySide
 from trainers.learning.guard import Guard
-from trainers.networks.features import group_of, places_of
 from trainers.networks.policy import Policy, make_policy
 from trainers.report.metrics import Metrics
 from trainers.report.profiling import Profile
@@ -33,15 +35,14 @@ from trainers.run.generators import generator_states, prepare_generators, seed_e
 from trainers.run.memory import check_memory, explains_shortage
 from trainers.run.run_folder import RunFolder
 from trainers.run.stop import Stopped, StopSignals, signal_name
-from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name
-from trainers.targets.gae import GAE
+from trainers.settings.config import SHARED, Config, PolicyConfig, TrainerConfig, check_run_name
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.config import shown, to_plain
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import CheckpointError, KernelError
+from warpdrive.errors import CheckpointError, EnvError, KernelError
 
 
 class Trainer:
@@ -88,9 +89,10 @@ class Trainer:
         settings = config.trainer
         env = load_env(config.name, config.env)
         agents = {SHARED: range(env.num_agents)} if SHARED in config.policy else _agents_of_groups(env)
-        for name in agents:  # what no policy can see or act in is told before anything is made or compiled
-            places_of(env, name)
-            make_head(group_of(env, name).action_space)
+        specs = {name: spec_of(env, name) for name in agents}
+        for name, spec in specs.items():  # what no policy can see or act in is told before anything is made or compiled
+            make_head(spec.action_space)
+            _check_algorithm(config.policy[name], spec)
         self.world = join(settings)
         self.backend = make_backend(settings)
         check_memory(config, env, self.backend)
@@ -104,6 +106,8 @@ class Trainer:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
             torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True  # the same convolutions every time
+        torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
         torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
 
         num_envs = settings.num_envs // self.world.size
@@ -115,24 +119,25 @@ class Trainer:
             backend=self.backend,
             final_observations=max_truncations(env, settings.num_steps),
         )
-        pairs = {name: (policy, agents[name]) for name, policy in self.policies.items()}
-        self.rollout = Rollout(self.env, pairs, settings.num_steps, precision=settings.precision)
+        actors = make_actors(self.env, self.policies, settings.precision)
+        trained = {name: one for name, one in config.policy.items() if one.to_train and name in specs}
+        kinds = {name: find_algorithm(one.algorithm)[0] for name, one in trained.items()}
+        fields = {name: kind.fields(trained[name], specs[name]) for name, kind in kinds.items()}
+        self.rollout = Rollout(self.env, actors, settings.num_steps, fields)
         self.guard = Guard(self.rollout)
-        gae = GAE(self.rollout)
-        self.algorithms = {}
+        self.algorithms: dict[str, Algorithm] = {}
+        self.phases: dict[str, dict[str, Replayed]] = {}
+        """By policy and name; a GPU replays them."""
         for number, (name, group) in enumerate(self.rollout.groups.items()):
-            policy_config = config.policy[name]
-            if policy_config.to_train:
-                one = policy_config
-                estimate = gae.prepare(group, one.gamma, one.gae_lambda, one.reward_clip)
-                algorithm = find_algorithm(one.algorithm)[0]
+            if name in kinds:
                 seed = settings.seed + number + len(self.policies) * self.world.rank
-                learner = algorithm(one, group, estimate, self.guard, seed)
-                learner.replay = self._replayed(learner.learn, [learner.generator])
-                self.algorithms[name] = learner
-        learners = self.algorithms.values()
-        share_nothing = all(one.shares_nothing for one in learners)
-        self.side_by_side = SideBySide([one.replay for one in learners], self.backend, share_nothing)
+                one = self.algorithms[name] = kinds[name](trained[name], group, self.guard, seed)
+                self.phases[name] = {
+                    phase: self._replayed(call, [one.generator]) for phase, call in one.phases().items()
+                }
+        share_nothing = all(one.shares_nothing for one in self.algorithms.values())
+        graphs = [list(ones.values()) for ones in self.phases.values()]
+        self.side_by_side = SideBySide(graphs, self.backend, share_nothing)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
         self._play = self._replayed(self._collect)
@@ -157,6 +162,11 @@ class Trainer:
     def env_steps(self) -> int:
         """Steps made so far, over all envs."""
         return self.iteration * self.config.trainer.train_batch_size
+
+    @property
+    def clock(self) -> Clock:
+        """What algorithms plan an iteration by."""
+        return Clock(self.iteration, self.env_steps, self.config.trainer.train_batch_size)
 
     def train(self) -> None:
         """Runs all iterations that are left; reports, and saves as often as the config says and at the end.
@@ -219,8 +229,8 @@ class Trainer:
         in_parts = not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
         timing.end_rollout()
-        env_steps = self.env_steps
-        updates = [partial(algorithm.update, env_steps) for algorithm in self.algorithms.values()]
+        clock = self.clock
+        updates = [partial(one.update, clock, self.phases[name]) for name, one in self.algorithms.items()]
         figures = dict(zip(self.algorithms, self.side_by_side(updates), strict=True))
         timing.end_iteration()
         self.iteration += 1
@@ -252,8 +262,7 @@ class Trainer:
         tensors = {}
         for name, policy in self.policies.items():
             tensors[f"policy.{name}"] = policy.state_dict()
-        for name, algorithm in self.algorithms.items():
-            tensors[f"optim.{name}"] = checkpoint.optimizer_tensors(self.policies[name], algorithm.optimizer)
+        tensors |= self._states()
         checkpoint.check_finite(
             tensors,
             f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
@@ -273,6 +282,12 @@ class Trainer:
         place = self.world.first(lambda: checkpoint.save_checkpoint(*arguments))
         self._saved_at = self.iteration
         return place
+
+    def _states(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        """What the algorithms' checkpoints hold, by file."""
+        return {
+            f"{file}.{name}": tensors for name, one in self.algorithms.items() for file, tensors in one.state().items()
+        }
 
     def _save_if_possible(self) -> None:
         """A run outlives a full disk: what cannot be saved now is said once, until one is saved again."""
@@ -334,6 +349,7 @@ class Trainer:
         saved = checkpoint.load_checkpoint(path)
         manifest = saved.path / checkpoint.MANIFEST
         into = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
+        into |= self._states()
         into["env"] = checkpoint.arrays_of(self.env.data)
         iteration = saved.progress.get("iteration")
         if type(iteration) is not int or not 0 <= iteration < 1 << 53:
@@ -349,26 +365,22 @@ class Trainer:
                 raise CheckpointError(f"{manifest}: {message} Leave it as it was.")
         if "env" in saved.tensors:
             saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], self.world)
-        checkpoint.check_files([*into, *(f"optim.{name}" for name in self.algorithms)], saved)
+        checkpoint.check_files(into, saved)
         for file, tensors in into.items():
             checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
-        for name, algorithm in self.algorithms.items():
-            tensors, file = saved.tensors[f"optim.{name}"], saved.path / f"optim.{name}.safetensors"
-            if tensors or iteration:  # before its first step an optimiser remembers nothing
-                checkpoint.check_optimizer(self.policies[name], algorithm.optimizer, tensors, file)
         restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, self._generators())
 
         # All of it fits: from here on nothing is refused.
         for file, tensors in into.items():
             checkpoint.restore_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
-        for name, algorithm in self.algorithms.items():
-            checkpoint.restore_optimizer(self.policies[name], algorithm.optimizer, saved.tensors[f"optim.{name}"])
+        for one in self.algorithms.values():
+            one.restored()
         restore_generators()
         self.guard.clear()
         self._play.forget()
         self._play_in_parts.forget()
-        for algorithm in self.algorithms.values():
-            algorithm.replay.forget()  # the optimiser's memory is another now
+        for replayed in (one for phases in self.phases.values() for one in phases.values()):
+            replayed.forget()
         self.iteration = iteration
         self._saved_at = None  # not in this run's folder
         self.rollout.begin()
@@ -403,6 +415,13 @@ def make_backend(settings: TrainerConfig) -> Backend:
     if world().size > 1 and driver == "auto" and BindingsDriver.is_installed():
         driver = "bindings"  # PyCUDA's launches keep Python from ending a rank whose device waits for a dead one
     return choose_backend(env_backend, device_of(settings), driver=driver)
+
+
+def _check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
+    """Raises EnvError where an algorithm cannot learn what a policy is to do."""
+    why = find_algorithm(config.algorithm)[0].why_not(config, spec)
+    if why is not None:
+        raise EnvError(f"policy.{spec.name}: {config.algorithm} {why}")
 
 
 def max_truncations(env: Env, num_steps: int) -> int:

@@ -103,7 +103,7 @@ class Env:
         return {}
 
     def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
-        """How an episode looks, in circles, segments and polygons (see warpdrive/drawing.py).
+        """How an episode looks, in circles, segments, polygons, texts and grids of cells (see warpdrive/drawing.py).
 
         By default, agents are discs at the arrays x and y, whatever else these hold is grey, and who is not `active`
         is hollow.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from warpdrive.drawing import DARK, Shapes
+import numpy as np
+
+from warpdrive.drawing import DARK, Choice, Shapes, rgb
 from warpdrive.errors import BackendError
 from warpdrive.player import TAIL, Film
 
@@ -14,6 +17,8 @@ SIZE = 420
 """Pixels of the longer side of what the env draws; words stand below it."""
 LINE, LETTERS = 18, 13
 """Pixels of a line of words and of its letters."""
+ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
+"""How Pillow calls a text's alignment."""
 MAX_FRAMES = 300
 """Of an episode in the GIF; longer ones leave out frames evenly."""
 FINER = 2
@@ -46,11 +51,14 @@ def _with_one_palette(films: Sequence[Film], pictures: Sequence[Any]) -> list[An
     from PIL import Image
 
     width, height = (max(picture.size[axis] for picture in pictures) for axis in range(2))
-    used = dict.fromkeys([DARK, *(film.colour_of(shapes) for film in films for shapes in film.drawing.shapes)])
-    num_shades = min(24, 255 // len(used))  # no more: they would crowd the white
+    palettes = [film.palette_of(shapes) for film in films for shapes in film.drawing.shapes]
+    used = list(dict.fromkeys([DARK, *(colour for palette in palettes for colour in palette if colour)]))
+    used = used[:: -(-len(used) // 255)]  # of too many some do, as many are shades of one another
+    num_shades = min(24, 255 // len(used))
     shades = [_mixed(colour, (i + 1) / num_shades) for colour in used for i in range(num_shades)]
+    kept = [(255, 255, 255), *(shade for shade in shades if min(shade) < 244)]  # lighter ones would crowd the white
     palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for colour in [(255, 255, 255), *shades] for channel in colour])
+    palette.putpalette([channel for colour in kept for channel in colour])
     found = []
     for picture in pictures:
         if picture.size != (width, height):
@@ -62,18 +70,17 @@ def _with_one_palette(films: Sequence[Film], pictures: Sequence[Any]) -> list[An
 
 
 def _pictures(film: Film, frames: Sequence[int]) -> Iterator[Any]:
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     left, bottom, right, top = film.view
     scale = SIZE * FINER / max(right - left, top - bottom)
     width, height = (max(FINER, round(side * scale / FINER) * FINER) for side in (right - left, top - bottom))
     lines = _lines(film)
-    font = ImageFont.load_default(LETTERS)
+    font = _font(LETTERS)
     for frame in frames:
         stage = Image.new("RGB", (width, height), "white")
-        draw = ImageDraw.Draw(stage)
         for shapes in film.drawing.shapes:
-            _draw(draw, film, shapes, frame, scale, height)
+            _draw(stage, film, shapes, frame, scale)
         whole = Image.new("RGB", (width // FINER, height // FINER + LINE * (len(lines) + 1) + 4), "white")
         whole.paste(stage.reduce(FINER))
         draw = ImageDraw.Draw(whole)
@@ -93,7 +100,7 @@ def _lines(film: Film) -> list[tuple[str, str, Any]]:
         (film.colours[name], f"{name} x {number}" if number > 1 else name, film.returns.get(name))
         for name, number in film.groups.items()
     ]
-    return lines + [(film.colour_of(one), one.label, None) for one in film.drawing.shapes if one.label]
+    return lines + [(colour, words, None) for colour, words in film.legend]
 
 
 def _step(film: Film, frame: int) -> str:
@@ -101,40 +108,81 @@ def _step(film: Film, frame: int) -> str:
     return f"step {frame} of {last}" + (f", {film.ending}" if frame == last and film.ending else "")
 
 
-def _draw(draw: Any, film: Film, shapes: Shapes, frame: int, scale: float, height: int) -> None:
-    left, bottom, _, _ = film.view
-    x, y = (shapes.x - left) * scale, height - (shapes.y - bottom) * scale
-    stands, colour = len(x) == 1, film.colour_of(shapes)
-    at, size = 0 if stands else frame, shapes.size * scale
-    num_shapes, num_points = x.shape[1:]
+def _draw(stage: Any, film: Film, shapes: Shapes, frame: int, scale: float) -> None:
+    from PIL import ImageDraw
+
+    draw, (left, bottom, _, _) = ImageDraw.Draw(stage), film.view
+    x, y = (shapes.x - left) * scale, stage.height - (shapes.y - bottom) * scale
+    stands, size = len(x) == 1, shapes.size * scale
+    at = 0 if stands else frame
+    if shapes.kind == "cells":
+        _paste_cells(stage, shapes.colour, frame, [round(edge) for edge in (*x[at, 0], *y[at, 0])])
+        return
+    num_shapes = x.shape[1]
     active = [True] * num_shapes if shapes.active is None else shapes.active[frame]
-    if shapes.tail and num_points == 1 and not stands:
+    if isinstance(shapes.colour, Choice):
+        colours = _options(shapes.colour, frame)
+    else:
+        colours = [*film.palette_of(shapes)] * num_shapes
+    seen = [(i, colour) for i, colour in enumerate(colours) if colour is not None]
+    if shapes.tail and shapes.kind == "circles" and not stands:
         first = max(0, frame - TAIL)
-        for i in range(num_shapes):
+        for i, colour in seen:
             for t in range(first, frame) if active[i] else ():
                 shade = _mixed(colour, 0.45 * (t + 1 - first) / (frame - first))
                 ends = [(x[t, i, 0], y[t, i, 0]), (x[t + 1, i, 0], y[t + 1, i, 0])]
                 draw.line(ends, fill=shade, width=max(FINER, round(min(0.7 * size, 5 * FINER))))
-    for i in range(num_shapes):
+    words = None if shapes.words is None else _options(shapes.words, frame)
+    for i, colour in seen:
         corners = list(zip(x[at, i].tolist(), y[at, i].tolist(), strict=True))
-        if num_points == 1:
+        shade = colour if active[i] else _mixed(colour, 0.45)
+        if words is not None:
+            letters = size or LETTERS * FINER
+            look = {"font": _font(letters), "anchor": ANCHORS[shapes.align], "stroke_width": letters / 12}
+            draw.text(corners[0], words[i], fill=shade, stroke_fill=DARK if rgb(colour)[1] > 160 else "white", **look)
+        elif shapes.kind == "circles":
             (x0, y0), radius = corners[0], max(size, 1.5 * FINER)
             box = (x0 - radius, y0 - radius, x0 + radius, y0 + radius)
             if active[i]:
-                draw.ellipse(box, fill=colour, outline="white" if shapes.tail else None, width=FINER)
+                draw.ellipse(box, fill=shade, outline="white" if shapes.tail else None, width=FINER)
             else:
-                draw.ellipse(box, outline=_mixed(colour, 0.45), width=FINER)
-        elif num_points == 2:
-            shade = colour if active[i] else _mixed(colour, 0.45)
+                draw.ellipse(box, outline=shade, width=FINER)
+        elif shapes.kind == "segments":
             draw.line(corners, fill=shade, width=max(FINER, round(size)))
             for x0, y0 in corners if size > 2 * FINER else ():  # round ends
                 draw.ellipse((x0 - size / 2, y0 - size / 2, x0 + size / 2, y0 + size / 2), fill=shade)
         elif active[i]:
-            draw.polygon(corners, fill=colour)
+            draw.polygon(corners, fill=shade)
         else:
-            draw.polygon(corners, outline=_mixed(colour, 0.45))
+            draw.polygon(corners, outline=shade)
+
+
+def _paste_cells(stage: Any, colours: Choice, frame: int, edges: Sequence[int]) -> None:
+    """Args: edges: left, right, bottom, top, in pixels from above."""
+    from PIL import Image
+
+    left, right, bottom, top = edges
+    palette = np.array([(0, 0, 0, 0) if one is None else (*rgb(one), 255) for one in colours.options], np.uint8)
+    cells = Image.fromarray(palette[_index(colours, frame)])
+    cells = cells.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.NEAREST)
+    stage.paste(cells, (left, top), cells)  # nothing where it is transparent
+
+
+def _index(choice: Choice, frame: int) -> np.ndarray:
+    return choice.index[0 if len(choice.index) == 1 else frame].astype(np.intp)  # a bool would be a mask
+
+
+def _options(choice: Choice, frame: int) -> list[str | None]:
+    return [choice.options[number] for number in _index(choice, frame).tolist()]
+
+
+@functools.cache
+def _font(letters: float) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(letters)
 
 
 def _mixed(colour: str, share: float) -> tuple[int, int, int]:
     """A colour thinned with white."""
-    return tuple(round(share * int(colour[i : i + 2], 16) + (1 - share) * 255) for i in (1, 3, 5))
+    return tuple(round(share * channel + (1 - share) * 255) for channel in rgb(colour))

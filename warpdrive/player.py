@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from warpdrive.drawing import GREY, PALETTE, Drawing, Shapes
+from warpdrive.drawing import GREY, PALETTE, Choice, Drawing, Shapes
 from warpdrive.env import Env
 from warpdrive.errors import EnvError
 
@@ -53,8 +53,24 @@ class Film:
         """Of the groups."""
         return {name: PALETTE[number % len(PALETTE)] for number, name in enumerate(self.groups)}
 
-    def colour_of(self, shapes: Shapes) -> str:
-        return shapes.colour or self.colours.get(shapes.group, GREY)
+    def palette_of(self, shapes: Shapes) -> Sequence[str | None]:
+        """The colours that shapes may have: one, unless an array chooses."""
+        if isinstance(shapes.colour, Choice):
+            return shapes.colour.options
+        return (shapes.colour or self.colours.get(shapes.group, GREY),)
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Colour and words, besides those of groups."""
+        found = []
+        for shapes in self.drawing.shapes:
+            palette, label = self.palette_of(shapes), shapes.label
+            if isinstance(shapes.colour, Choice) and shapes.colour.names:
+                named = zip(palette, shapes.colour.names, strict=True)
+                found += [(one, f"{label}: {name}" if label else name) for one, name in named if one and name]
+            elif label:
+                found.append((next(filter(None, palette), GREY), label))
+        return list(dict.fromkeys(found))
 
 
 def film_of(env: Env, episode: Mapping[str, np.ndarray]) -> Film:
@@ -123,30 +139,38 @@ def _pack(film: Film) -> dict[str, Any]:
     """What the player reads: a description, and numbers as base64, deflated where that is shorter.
 
     The numbers: of each shapes' points x and y as uint16 between the extent's ends, all of one frame after those of
-    the one before, low bytes and then high bytes; then its bits of `active`; at the end the returns as float32.
+    the one before, low bytes and then high bytes; its bits of `active`; then, as the points are, which colours and
+    which words it has; at the end the returns as float32.
     """
     left, bottom, right, top = film.drawing.extent
     low, size = np.array([left, bottom]), np.array([(right - left) or 1.0, (top - bottom) or 1.0])
-    points, bits, described = [], [], []
+    parts: list[np.ndarray | bytes] = []
+    described = []
     for shapes in film.drawing.shapes:
         places = np.stack([shapes.x, shapes.y], -1).reshape(len(shapes.x), -1, 2)
-        points.append(np.rint((places - low) / size * 65535).astype(np.uint16).reshape(len(places), -1))
+        parts.append(np.rint((places - low) / size * 65535).astype(np.uint16).reshape(len(places), -1))
         is_all = shapes.active is None or bool(shapes.active.all())
-        bits.append(b"" if is_all else np.packbits(shapes.active, axis=None, bitorder="little").tobytes())
-        described.append(
-            {
-                "frames": shapes.x.shape[0],
-                "count": shapes.x.shape[1],
-                "points": shapes.x.shape[2],
-                "size": float(shapes.size),
-                "colour": film.colour_of(shapes),
-                "label": shapes.label,
-                "tail": shapes.tail,
-                "active": not is_all,
-            }
-        )
-    returns = np.array([film.returns[name] for name in film.returns], "<f4").tobytes()
-    order, deflated, data = _shortest(points, bits, returns)
+        parts.append(b"" if is_all else np.packbits(shapes.active, axis=None, bitorder="little").tobytes())
+        one = {
+            "kind": shapes.kind,
+            "frames": shapes.x.shape[0],
+            "count": shapes.x.shape[1],
+            "points": shapes.x.shape[2],
+            "size": float(shapes.size),
+            "tail": shapes.tail,
+            "active": not is_all,
+        }
+        for name, choice in (("colour", shapes.colour), ("words", shapes.words)):
+            if isinstance(choice, Choice):
+                parts.append(choice.index.reshape(len(choice.index), -1).astype(np.uint16))
+                one[name] = {"options": choice.options, "frames": len(choice.index), "axes": choice.index.shape[1:]}
+            elif name == "colour":
+                (one[name],) = film.palette_of(shapes)
+        if shapes.words is not None:
+            one["align"] = shapes.align.replace("middle", "center")  # as a canvas says it
+        described.append(one)
+    parts.append(np.array([film.returns[name] for name in film.returns], "<f4").tobytes())
+    order, deflated, data = _shortest(parts)
     return {
         "frames": film.num_frames,
         "fps": film.frames_per_second,
@@ -155,6 +179,7 @@ def _pack(film: Film) -> dict[str, Any]:
         "size": size.tolist(),
         "ending": film.ending,
         "groups": [{"name": name, "agents": n, "colour": film.colours[name]} for name, n in film.groups.items()],
+        "legend": film.legend,
         "returns": bool(film.returns),
         "shapes": described,
         "order": order,
@@ -163,17 +188,18 @@ def _pack(film: Film) -> dict[str, Any]:
     }
 
 
-def _shortest(points: Sequence[np.ndarray], bits: Sequence[bytes], returns: bytes) -> tuple[int, bool, bytes]:
-    """How often differences between frames are taken (0: positions themselves), whether the rest is deflated, bytes."""
+def _shortest(parts: Sequence[np.ndarray | bytes]) -> tuple[int, bool, bytes]:
+    """How often differences between frames are taken (0: numbers themselves), whether the rest is deflated, bytes."""
     best = None
     for order in range(3):
-        parts = []
-        for values, active in zip(points, bits, strict=True):
-            for _ in range(order if len(values) > 1 else 0):
-                values = np.diff(values, axis=0, prepend=np.zeros_like(values[:1]))  # modulo 65536
-            parts += [(values & 255).astype(np.uint8).tobytes(), (values >> 8).astype(np.uint8).tobytes(), active]
-        plain = b"".join([*parts, returns])
+        plain = b"".join(part if isinstance(part, bytes) else _bytes_of(part, order) for part in parts)
         for deflated, data in ((False, plain), (True, zlib.compress(plain))):
             if best is None or len(data) < len(best[2]):
                 best = (order, deflated, data)
     return best
+
+
+def _bytes_of(values: np.ndarray, order: int) -> bytes:
+    for _ in range(order if len(values) > 1 else 0):
+        values = np.diff(values, axis=0, prepend=np.zeros_like(values[:1]))  # modulo 65536
+    return (values & 255).astype(np.uint8).tobytes() + (values >> 8).astype(np.uint8).tobytes()

@@ -32,7 +32,7 @@ def test_host_fed_update_is_the_trainers_on_the_same_rollout(monkeypatch):
         give_rollout(host, last_seen, trainer)
         host.learn()
         for algorithm in trainer.algorithms.values():
-            algorithm.update(0)
+            algorithm.update()
         for name, policy in trainer.policies.items():
             expected = dict(policy.named_parameters())
             for key, parameter in host.groups[name].policy.named_parameters():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import time
 import zlib
 
 import numpy as np
 import pytest
+from film_cases import CHANGING, SEEN, WRITTEN
 
-from warpdrive.drawing import PALETTE, Drawing, circles, segments
+from warpdrive.drawing import PALETTE, Drawing, cells, circles, formatted, one_of, rgb, segments, texts
 from warpdrive.env import load_env
 from warpdrive.player import Film, film_of, player_html, rounding
 
@@ -37,16 +39,23 @@ def unpacked(packed: dict) -> tuple[list[np.ndarray], np.ndarray]:
     data = base64.b64decode(packed["data"])
     data = np.frombuffer(zlib.decompress(data) if packed["deflated"] else data, np.uint8)
     at, found = 0, []
-    for one in packed["shapes"]:
-        size = one["frames"] * one["count"] * one["points"] * 2
-        values = (data[at : at + size] + 256 * data[at + size : at + 2 * size].astype(np.uint16)).reshape(
-            one["frames"], -1
-        )
-        for _ in range(packed["order"] if one["frames"] > 1 else 0):
+
+    def take(num_frames: int, *axes: int) -> np.ndarray:
+        nonlocal at
+        size = num_frames * math.prod(axes)
+        values = (data[at : at + size] + 256 * data[at + size : at + 2 * size].astype(np.uint16)).reshape(-1, *axes)
+        at += 2 * size
+        for _ in range(packed["order"] if num_frames > 1 else 0):
             values = np.cumsum(values, 0, dtype=np.uint16)
-        at += 2 * size + (-(-packed["frames"] * one["count"] // 8) if one["active"] else 0)
-        shares = values.reshape(one["frames"], one["count"], one["points"], 2) / 65535
+        return values
+
+    for one in packed["shapes"]:
+        shares = take(one["frames"], one["count"], one["points"], 2) / 65535
         found.append(np.array(packed["low"]) + shares * np.array(packed["size"]))
+        at += -(-packed["frames"] * one["count"] // 8) if one["active"] else 0
+        for choice in (one["colour"], one.get("words")):
+            if isinstance(choice, dict):  # what the options come to joins it
+                choice["seen"] = np.array(choice["options"], object)[take(choice["frames"], *choice["axes"])]
     return found, data[at:].view("<f4").reshape(len(packed["groups"]), -1)
 
 
@@ -77,6 +86,28 @@ def test_positions_are_within_the_rounding_that_is_named(stride):
     np.testing.assert_allclose(returns, list(film.returns.values()), rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_words", [3, 300])  # 300 do not fit into a byte
+def test_colours_and_words_over_time_are_packed_whole(num_words):
+    generator = np.random.default_rng(0)
+    index, number = generator.integers(0, 2, (50, 4)), generator.integers(0, num_words, (50, 4))
+    grid, x = generator.integers(0, 3, (50, 5, 7)).astype(np.int8), np.zeros((50, 4))
+    drawing = Drawing(
+        [
+            cells(one_of(grid, PALETTE[:3]), from_top=True),
+            circles(x, x, 1.0, colour=one_of(index.astype(bool), [PALETTE[4], None])),
+            texts(x, x, formatted(number, "{} m"), align="left"),
+        ]
+    )
+    drawing.check("here", [], 50)
+    (packed,) = films_in(player_html([Film(drawing, {"a": 1}, {"a": np.arange(50)}, 50)], ""))
+    _, returns = unpacked(packed)
+    maze, balls, heights = packed["shapes"]
+    assert maze["colour"]["seen"].tolist() == np.array(PALETTE)[grid].tolist()
+    assert balls["colour"]["seen"].tolist() == np.where(index, None, PALETTE[4]).tolist()
+    assert heights["words"]["seen"].tolist() == [[f"{one} m" for one in row] for row in number.tolist()]
+    assert heights["align"] == "left" and returns[0].tolist() == list(range(50))
+
+
 def test_smooth_motion_is_packed_as_differences_and_noise_as_it_is():
     x = np.linspace(0, 1, 200)[:, np.newaxis]
     noise = np.random.default_rng(0).uniform(size=(200, 30))
@@ -88,12 +119,14 @@ def test_smooth_motion_is_packed_as_differences_and_noise_as_it_is():
 
 def test_nothing_that_is_shown_can_become_code():
     evil = "</script><script>alert(1)</script><!--&amp;\u2028"
-    film = Film(Drawing([circles([0.0], [0.0], 1.0, label=evil)]), {evil: 2}, {}, 1)
+    shapes = [circles([0.0], [0.0], 1.0, label=evil), texts(0.0, 0.0, evil)]
+    film = Film(Drawing(shapes), {evil: 2}, {}, 1)
     html = player_html([film], evil)
     assert html.count("<script") == 2 and html.count("</script>") == 2  # the data and the player
     assert "alert(1)</" not in html and "<!--" not in html
     (packed,) = films_in(html)
-    assert packed["groups"][0]["name"] == packed["shapes"][0]["label"] == evil
+    (words,) = packed["shapes"][1]["words"]["options"]
+    assert packed["groups"][0]["name"] == packed["legend"][0][1] == words == evil
 
 
 def test_policy_allows_its_own_script_and_style_alone():
@@ -118,27 +151,44 @@ def test_an_episode_takes_about_ten_seconds():
     assert speeds == [5, 20, 30]
 
 
-def test_gif_has_a_frame_a_step_and_shows_who_is_where(tmp_path):
+def gif_of(films, path) -> np.ndarray:
+    """[frame, row, column, 3] of pictures, 42 pixels a unit, row 0 the lowest."""
     image = pytest.importorskip("PIL.Image")
     from warpdrive.gif import write_gif
 
+    write_gif(films, path)
+    frames = []
+    with image.open(path) as gif:
+        for frame in range(gif.n_frames):
+            gif.seek(frame)
+            frames.append(np.asarray(gif.convert("RGB"), int)[:420][::-1])
+    return np.array(frames)
+
+
+def has(picture, colour: str, left: float, bottom: float, right: float, top: float) -> bool:
+    """Whether there is the colour somewhere in a rectangle; white exactly."""
+    columns, rows = (
+        slice(round(low * 42), max(round(low * 42) + 1, round(high * 42)))
+        for low, high in ((left, right), (bottom, top))
+    )
+    distance = np.abs(picture[rows, columns] - rgb(colour)).max(-1)
+    return bool((distance < (1 if colour == "#ffffff" else 16)).any())
+
+
+def test_gif_has_a_frame_a_step_and_shows_who_is_where(tmp_path):
     x = np.array([[0.0, 8.0], [4.0, 8.0], [8.0, 8.0]])
     left = circles(x, 5.0 + 0 * x, 1.0, group="a", active=np.array([[True, False]] * 3))
     line = segments([[0.0, 10.0]], [[0.0, 0.0]], width=0.5, colour="#008000")
     film = Film(Drawing([line, left], (0, 0, 10, 10)), {"a": 2}, {"a": np.zeros(3)}, 3, "truncated")
-    write_gif([film, film], tmp_path / "two.gif")
-    with image.open(tmp_path / "two.gif") as gif:
-        assert gif.n_frames == 6
-        gif.seek(1)
-        frame = gif.convert("RGB")
-        blue, green = (0, 0x72, 0xB2), (0, 0x80, 0)
+    pictures = gif_of([film, film], tmp_path / "two.gif")
+    assert len(pictures) == 6
+    for x, y, colour in [(4, 5, "#0072B2"), (5, 0.1, "#008000"), (8, 5, "#ffffff"), (5, 8, "#ffffff")]:
+        assert has(pictures[1], colour, x, y, x, y), (x, y)  # at (8, 5) hollow: it is out of the game
 
-        def at(x: float, y: float) -> tuple[int, int, int]:
-            return frame.getpixel((round(x * 42), round(420 - y * 42)))
 
-        def is_near(found, wanted) -> bool:
-            return max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < 16
-
-        assert is_near(at(4, 5), blue) and is_near(at(5, 0.1), green)
-        assert is_near(at(8, 5), (255, 255, 255))  # hollow: it is out of the game
-        assert is_near(at(5, 8), (255, 255, 255))
+def test_gif_shows_colours_and_words_over_time_and_cells(tmp_path):
+    pictures = gif_of([CHANGING], tmp_path / "changing.gif")
+    for frame, x, y, colour in SEEN:
+        assert has(pictures[frame], colour, x, y, x, y), (frame, x, y)
+    for frame, *box, ink, is_written in WRITTEN:
+        assert has(pictures[frame], ink, *box) == is_written, (frame, box)

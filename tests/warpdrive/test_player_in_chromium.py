@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from film_cases import CHANGING, SEEN, WHITE, WRITTEN
 
-from warpdrive.drawing import Drawing, circles, outline
+from warpdrive.drawing import PALETTE, Drawing, circles, formatted, one_of, outline, texts
 from warpdrive.player import Film, player_html
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
@@ -137,6 +138,31 @@ def test_agents_stand_where_the_env_put_them(show):
     assert browser.execute_script(colour, x + 1, 2) == [0, 0, 0, 0]
 
 
+def test_colours_words_and_cells_change_as_told(show):
+    """Colours of a rectangle of 10 by 10 units, white where there is nothing."""
+    colours = """
+    const stage = document.getElementById("stage"), scale = stage.width / 10;
+    const [left, bottom, right, top] = Array.from(arguments).map((edge) => Math.round(edge * scale));
+    const box = [left, stage.height - top, Math.max(1, right - left), Math.max(1, top - bottom)];
+    const data = stage.getContext("2d").getImageData(...box).data, found = new Set();
+    for (let i = 0; i < data.length; i += 4) {
+      const dot = Array.from(data.slice(i, i + 4), (one) => one.toString(16).padStart(2, "0")).join("");
+      found.add(data[i + 3] ? "#" + dot.replace(/ff$/, "") : "#ffffff");
+    }
+    return Array.from(found);
+    """
+    browser = show(CHANGING, hash="#0")
+    for frame, x, y, colour in SEEN:
+        scrub_to(browser, frame)
+        assert browser.execute_script(colours, x, y, x, y) == [colour], (frame, x, y)
+    for frame, left, bottom, right, top, ink, is_written in WRITTEN:
+        scrub_to(browser, frame)
+        found = browser.execute_script(colours, left, bottom, right, top)
+        assert (ink in found) == is_written and (is_written or found == [WHITE]), (frame, left)
+    legend = [cell.text for cell in browser.find_elements("css selector", "#things td:first-child")]
+    assert legend == ["wall", "door"]  # floor is not to be seen
+
+
 def test_keys_step_jump_and_change_the_speed(show):
     from selenium.webdriver.common.keys import Keys
 
@@ -173,7 +199,8 @@ def test_it_reads_itself_without_decompression_stream(show, browser, wanders):
     shown = film()
     if wanders:
         x, y = np.random.default_rng(0).normal(size=(2, 400, 40)).cumsum(1)
-        shown = Film(Drawing([circles(x, y, 1.0, group=EVIL, tail=True)]), {EVIL: 40}, {}, 400)
+        balls = circles(x, y, 1.0, group=EVIL, tail=True, colour=one_of(x > 0, PALETTE))
+        shown = Film(Drawing([balls, texts(x, y, formatted(y, "{:.0f}"))]), {EVIL: 40}, {}, 400)
     show(shown, hash="#30")
     expected = browser.execute_script(PIXELS)
     script = {"source": "delete window.DecompressionStream"}

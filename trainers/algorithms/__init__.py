@@ -8,7 +8,10 @@ from pathlib import Path
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError
 
-ALGORITHMS = sorted(file.stem.upper() for file in Path(__file__).parent.glob("[a-z]*.py"))
+NOT_ALGORITHMS = {"algorithm", "on_policy"}
+ALGORITHMS = sorted(
+    file.stem.upper() for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_ALGORITHMS
+)
 
 
 def find_algorithm(name: str) -> tuple[type, type]:

@@ -7,24 +7,25 @@ implementation details of PPO".
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from trainers.learning.learner import Learner
-from trainers.settings.config import PolicyConfig
+from trainers.algorithms.algorithm import START, Clock, Figures
+from trainers.algorithms.on_policy import OnPolicy
+from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Number
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-    from trainers.fused.learner import FusedLearner
 
 NOT_MOVED = {"approx_kl": 0.0, "clip_fraction": 0.0}
 """A2C's one step starts from the very policy that played: where PPO looks at both, before a step, there is nothing."""
 
 
 @dataclass(frozen=True)
-class A2CConfig(PolicyConfig):
+class A2CConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: A2C`."""
 
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
@@ -48,22 +49,22 @@ def a2c_loss(
     return -log_prob * advantage, (value - target).square()
 
 
-class A2C(Learner):
+class A2C(OnPolicy):
     """Updates one policy from its part of each rollout."""
 
     config: A2CConfig
 
-    def fuse(self) -> FusedLearner:
-        from trainers.fused.learner import FusedLearner
+    def loss_of_kernels(self) -> dict[str, Any]:
+        constants = {"IS_PPO": False, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
+        return {"num_epochs": 1, "num_minibatches": 1, "constants": constants}
 
-        return FusedLearner(self, 1, 1, {"IS_PPO": False, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0})
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        return {**super().update(clock, phases), **NOT_MOVED}
 
     def learn(self) -> dict[str, torch.Tensor]:
         """One step of the optimiser."""
         import torch
 
-        if self.fused is not None:
-            return {**self.fused.learn(), **NOT_MOVED}
         group, scalars = self.group, self.scalars
         self.begin()
         everything = torch.arange(group.num_units, device=self.device)
@@ -89,5 +90,4 @@ class A2C(Learner):
             "entropy": entropy,
             "explained_variance": self.explained_variance(),
             "grad_norm": grad_norm,
-            **NOT_MOVED,
         }

@@ -10,22 +10,21 @@ et al. 2022, "The 37 implementation details of PPO" (numbers in brackets below).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from trainers.learning.learner import Learner
-from trainers.settings.config import PolicyConfig
+from trainers.algorithms.on_policy import OnPolicy
+from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Count, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-    from trainers.fused.learner import FusedLearner
 
 FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
 
 @dataclass(frozen=True)
-class PPOConfig(PolicyConfig):
+class PPOConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: PPO`."""
 
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
@@ -98,24 +97,26 @@ def value_loss(
     return torch.maximum(error(value), error(clipped))
 
 
-class PPO(Learner):
+class PPO(OnPolicy):
     """Updates one policy from its part of each rollout."""
 
     config: PPOConfig
 
-    def fuse(self) -> FusedLearner:
-        from trainers.fused.learner import FusedLearner
-
+    def loss_of_kernels(self) -> dict[str, Any]:
         config = self.config
-        loss = {"IS_PPO": True, "CLIPS_VALUE": config.clip_value, "HUBER_DELTA": float(config.huber_delta or 0.0)}
-        return FusedLearner(self, config.num_epochs, config.num_minibatches, loss, config.target_kl or 0.0)
+        return {
+            "num_epochs": config.num_epochs,
+            "num_minibatches": config.num_minibatches,
+            "constants": {
+                "IS_PPO": True, "CLIPS_VALUE": config.clip_value, "HUBER_DELTA": float(config.huber_delta or 0.0)
+            },
+            "target_kl": config.target_kl or 0.0,
+        }  # fmt: skip
 
     def learn(self) -> dict[str, torch.Tensor]:
         """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12)."""
         import torch
 
-        if self.fused is not None:
-            return self.fused.learn()
         config, group = self.config, self.group
         self.begin()
         sums = torch.zeros(6, device=self.device)
@@ -155,6 +156,6 @@ class PPO(Learner):
                 figures += (of_sample * weight).sum(-1) / number
         figures = self.reduce(figures)
         if config.target_kl is not None:
-            self.stop_if(figures[3] > config.target_kl)
+            self.optimizer.stop_if(figures[3] > config.target_kl)
         grad_norm = self.step()
         return torch.cat([figures, grad_norm.view(1)])

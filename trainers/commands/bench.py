@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         changed = [f"{key}={value}" for key, value in overrides]
         results = {**describe(trainer, path.name, changed), **found, "peak_process_mb": round(_peak_process_mb(), 1)}
         machine = machine_of(trainer.backend)
-        players = {name: group.who_plays for name, group in trainer.rollout.groups.items()}
+        players = {name: group.actor.who_plays for name, group in trainer.rollout.groups.items()}
     print(table(results))
     if config.trainer.precision == "bf16":
         print("\n".join(f"policy {name}: {player}" for name, player in players.items()))

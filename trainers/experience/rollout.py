@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from trainers.experience.group_rollout import GroupRollout, prepare_copy
-from trainers.fused.actor import FusedActor
-from trainers.networks.features import ACTIVE, Arrays
-from trainers.networks.policy import Policy
+from trainers.acting.actor import Actor, Call, players_of, prepare_copy
+from trainers.experience.field import Field
+from trainers.experience.group_rollout import GroupRollout
+from trainers.experience.spec import ACTIVE
+from trainers.networks.features import Arrays
 from warpdrive.data_manager import DataManager
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION
@@ -18,10 +19,10 @@ from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION
 class Rollout:
     """T steps of all envs.
 
-    observation [T+1, E, A, F] float32, action [T, E, A] or [T, E, A, heads] int32, reward [T, E, A] float32,
-    terminated, truncated [T, E] bool: in `data`, under these names, for kernels that read whole rollouts. Where
-    groups see or act differently, each has its own arrays there, as in the env (see Layout). Where a central critic
-    reads the env's global_state [T+1, E, F], that is there, too.
+    observation [T+1, E, A, ...] as the env gives it, action [T, E, A] or [T, E, A, heads] int32, reward [T, E, A]
+    float32, terminated, truncated [T, E] bool: in `data`, under these names, for kernels that read whole rollouts.
+    Where groups see or act differently, each has its own arrays there, as in the env (see Layout). Where a central
+    critic reads the env's global_state [T+1, E, F], that is there, too.
     active [T+1, E, A], survived [T, E, A] bool: whether an agent is in the game before step t, and after it but
     before a reset; None if the env has no array `active`.
     `groups` holds a GroupRollout per policy; `calls` all launches in order, and `is_env` which of them are the env's.
@@ -31,25 +32,23 @@ class Rollout:
 
     Args:
         env: made with `final_observations` of at least the truncations an env may have in T steps.
-        policies: name -> (policy, its agents).
+        actors: by policy, who plays (see `make_actors`).
         num_steps: T.
-        greedy: names of policies that take the likeliest action instead of drawing one.
-        precision: of the networks: "bf16" plays by fused kernels where they can, anything else by torch.
+        fields: by policy, what is kept of each step besides what its actor declares.
     """
 
     def __init__(
         self,
         env: EnvWrapper,
-        policies: Mapping[str, tuple[Policy, range]],
+        actors: Mapping[str, Actor],
         num_steps: int,
-        greedy: Collection[str] = (),
-        precision: str = "fp32",
+        fields: Mapping[str, Sequence[Field]] | None = None,
     ) -> None:
         self.env = env
         self.num_steps = num_steps
         self.num_envs = env.num_envs
         self.observations = list(env.layout.observations)
-        if GLOBAL_STATE in env.layout.kept and any(policy.has_central_critic for policy, _ in policies.values()):
+        if GLOBAL_STATE in env.layout.kept and any(actor.policy.has_central_critic for actor in actors.values()):
             self.observations.append(GLOBAL_STATE)  # kept as what agents see is, for the critics that read it
         self.max_truncations = len(env.data[FINAL + self.observations[0]])
         self.data = DataManager(env.device)
@@ -64,20 +63,12 @@ class Rollout:
             self.active = torch.ones(shape, dtype=torch.bool, device=env.device)
             self.survived = torch.ones_like(self.active[:-1])
         self.groups = {
-            name: GroupRollout(name, policy, agents, self, name in greedy, precision)
-            for name, (policy, agents) in policies.items()
+            name: GroupRollout(actor, self, (fields or {}).get(name, ())) for name, actor in actors.items()
         }
-        fused = [group for group in self.groups.values() if group.fused is not None]
-        self._actor = FusedActor(env, fused, list(greedy)) if fused else None
-        of_env: list[Callable[[], None]] = []
+        self._players = players_of(list(actors.values()))
+        of_env: list[Call] = []
         self.calls = [call for t in range(num_steps) for call in self._prepare_step(t, of_env)]
-        self.calls += [call for group in self.groups.values() for call in group.prepare_values()]
-        if self._actor is not None:
-            seen, values = [group.seen_array[-1] for group in fused], [group.value[-1] for group in fused]
-            self.calls.append(self._actor.prepare_values(seen, values))
-            for k in range(self.max_truncations):
-                seen, values = [group.final_seen_array[k] for group in fused], [group.final_value[k] for group in fused]
-                self.calls.append(self._actor.prepare_values(seen, values))
+        self.calls += [call for player in self._players for call in player.prepare_end()]
         ids = {id(call) for call in of_env}
         self.is_env = [id(call) in ids for call in self.calls]
 
@@ -97,20 +88,24 @@ class Rollout:
 
     def begin(self) -> None:
         """Starts from what the env's observation arrays hold, after a reset or a restore."""
-        for group in self.groups.values():
-            if group.fused is not None:
-                group.fused.pack()  # parameters may have been restored
+        for player in self._players:
+            player.begin()
         for name in self.observations:
             self.data[name][-1].copy_(self.env.data[name])
         if self.active is not None:
             self.active[-1].copy_(self.env.data[ACTIVE])
+
+    def forget(self) -> None:
+        """What recurrent policies remember is gone: every env starts a new episode."""
+        for player in self._players:
+            player.forget()
 
     def end(self) -> None:
         """Writes what the envs show now back into their observation arrays, for a checkpoint."""
         for name in self.observations:
             self.env.data[name].copy_(self.data[name][-1])
 
-    def collect(self, mark: Callable[[], None] | None = None) -> None:
+    def collect(self, mark: Call | None = None) -> None:
         """Plays T steps from where the last rollout ended; `mark` is called where the env begins or ends its part."""
         with torch.inference_mode():
             for name in self.observations:
@@ -128,13 +123,14 @@ class Rollout:
                     mark()
                 call()
                 was_env = is_env
+            if was_env:
+                mark()
 
-    def _prepare_step(self, t: int, of_env: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    def _prepare_step(self, t: int, of_env: list[Call]) -> list[Call]:
         groups = self.groups.values()
-        calls = [call for group in groups for call in group.prepare_act(t)]
-        if self._actor is not None:
-            calls.append(self._actor.prepare_act(t))
-        between = [*self.env.after_step, *(call for group in groups for call in group.prepare_after_step(t))]
+        calls = [prepare_copy(group.mask[t], group.env_mask) for group in groups if group.mask is not None]
+        calls += [call for player in self._players for call in player.prepare_step(t)]
+        between = [*self.env.after_step, *(call for player in self._players for call in player.prepare_between(t))]
         if self.active is not None:
             between.append(prepare_copy(self.survived[t], self.env.data[ACTIVE]))
         slots = self.slots(t)

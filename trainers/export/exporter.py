@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from trainers.experience.spec import spec_of
 from trainers.export.portable import ACTION, MEMORY, NEXT_MEMORY, Actor, Slot, random_inputs
-from trainers.networks.features import group_of
 from trainers.run.disk import written
 from warpdrive.config import to_plain
 from warpdrive.env import Env
@@ -195,15 +195,15 @@ def _commit() -> str | None:
 
 def describe_env(env: Env, name: str) -> dict[str, Any]:
     """What the file says of the env and of whom the policy acts for."""
-    group = group_of(env, name)
+    spec = spec_of(env, name)
     groups = [name] if name in env.groups else list(env.groups)
     return {
         "env": env.name,
         "env_config": to_plain(env.config),
         "policy": name,
         "groups": {one: [env.groups[one].agents.start, env.groups[one].agents.stop] for one in groups},
-        "observation_space": describe_space(group.observation_space),
-        "action_space": describe_space(group.action_space),
+        "observation_space": describe_space(spec.observation_space),
+        "action_space": describe_space(spec.action_space),
     }
 
 

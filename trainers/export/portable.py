@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainers.experience.spec import spec_of
 from trainers.heads import MASKED, GaussianHead, split_heads
-from trainers.networks.features import central_features, group_of, places_of
-from trainers.networks.policy import Policy
+from trainers.networks.features import central_features
+from trainers.networks.policy import Policy, features_of
 from warpdrive.env import Env
-from warpdrive.layout import GLOBAL_STATE, Layout, parts
+from warpdrive.layout import GLOBAL_STATE, parts
 
 AGENT_ID, MASK, MEMORY = "agent_id", "action_mask", "memory"
 """Inputs beside the observation, where a policy has them."""
@@ -48,11 +49,12 @@ class Actor(nn.Module):
 
     def __init__(self, policy: Policy, env: Env, name: str, with_value: bool = False) -> None:
         super().__init__()
-        places, group = places_of(env, name), group_of(env, name)
-        layout = Layout(env.groups, env.global_state_space)
-        self.space = group.action_space
-        self.num_agents = places.action.columns.stop - places.action.columns.start
+        spec = spec_of(env, name)
+        layout = spec.layout
+        self.space = spec.action_space
+        self.num_agents = spec.num_agents
         self.with_value = with_value
+        self.features = features_of(spec, policy)
         self.policy = copy.deepcopy(policy).cpu().eval().requires_grad_(False)
         self.policy.reward_norm = None
         central = central_features(layout, self.num_agents) if policy.has_central_critic else None
@@ -73,10 +75,10 @@ class Actor(nn.Module):
         if policy.sees_agent_id or self.seen_by_critic:
             meaning = f"which of the policy's {self.num_agents} agents it is, from 0"
             self.inputs.append(Slot(AGENT_ID, (), "int64", meaning))
-        self.has_mask = places.mask is not None
+        self.has_mask = spec.mask is not None
         if self.has_mask:
             meaning = "which actions may be taken, the heads side by side"
-            self.inputs.append(Slot(MASK, (sum(group.head_sizes),), "bool", meaning))
+            self.inputs.append(Slot(MASK, (policy.head.num_outputs,), "bool", meaning))
         self.memory_size = self.policy.memory_size
         if self.memory_size:
             meaning = f"zeros at the start of an episode, then {NEXT_MEMORY} of the step before"
@@ -112,15 +114,15 @@ class Actor(nn.Module):
         return found
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        observation = self._rows([inputs[name] for name in self.observed])
-        if self.policy.sees_agent_id:
-            observation = torch.cat([observation, self._agent_number(inputs)], dim=-1)
+        ids = self._agent_number(inputs) if self.policy.sees_agent_id else None
+        observation = self.features.of_parts([inputs[name] for name in self.observed], ids)
         critic_input = None
         if self.seen_by_critic:
             state = self._rows([inputs[name] for name in self.seen_by_critic])
             critic_input = torch.cat([state, self._agent_number(inputs)], dim=-1)
         elif self.num_critic_features:
-            critic_input = observation.new_zeros(observation.shape[0], self.num_critic_features)
+            first = inputs[next(iter(self.observed))]
+            critic_input = torch.zeros(first.shape[0], self.num_critic_features)
         memory = None
         if self.memory_size:
             sequence = None if critic_input is None else critic_input.unsqueeze(0)
@@ -189,16 +191,15 @@ def real_inputs(
     Args:
         arrays: name -> [E, ...]. What is not among them is left out.
     """
-    places, inputs = places_of(env, name), {}
-    num_agents = places.action.columns.stop - places.action.columns.start
-    seen = dict(zip(observed(env, name), places.observation, strict=True))
-    if places.mask is not None:
-        seen[MASK] = places.mask
+    spec, inputs = spec_of(env, name), {}
+    num_agents = spec.num_agents
+    seen = dict(zip(observed(env, name), spec.seen, strict=True))
+    if spec.mask is not None:
+        seen[MASK] = spec.mask
     for key, place in seen.items():
         if place.array in arrays:
             inputs[key] = arrays[place.array][:, place.columns]
-    layout = Layout(env.groups, env.global_state_space)
-    for array in central_features(layout, num_agents).arrays:
+    for array in central_features(spec.layout, num_agents).arrays:
         if array in arrays:
             inputs[f"critic_{array}"] = arrays[array].unsqueeze(1).expand(-1, num_agents, *arrays[array].shape[1:])
     num_envs = min((len(array) for array in inputs.values()), default=0)
@@ -208,24 +209,20 @@ def real_inputs(
 
 def observed(env: Env, name: str) -> dict[str, Any]:
     """The spaces of what a policy's agents see, by the names of the inputs."""
-    seen = parts(group_of(env, name).observation_space)
+    seen = parts(spec_of(env, name).observation_space)
     return {f"observation_{key}" if key else "observation": space for key, space in seen.items()}
 
 
-class _NoValue(nn.Module):
-    """In a value head's place: nothing that anybody reads."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden[..., :1]
-
-
 def _drop_critic(policy: Policy) -> None:
-    """Takes away what only the value needs, in networks built as MLP and GRU are; others keep it."""
+    """Takes away what only the value needs, in networks built as MLP, GRU and CNN are; others keep it."""
     network = policy.network
     policy.value_norm = policy.critic_norm = None
-    if not hasattr(network, "critic_trunk"):
+    if not isinstance(getattr(network, "value_head", None), nn.Linear):
         return
-    network.critic_trunk, network.value_head = None, _NoValue()
+    network.heads = {name: size for name, size in network.heads.items() if name != "value"}
+    for name in ("value_head", "critic_trunk", "critic_encoder"):
+        if hasattr(network, name):
+            setattr(network, name, None)
     if policy.memory_size:
         network.critic_cell, network.memory_size = None, network.cell.hidden_size
 

@@ -21,19 +21,13 @@ if TYPE_CHECKING:
 
 def group_constants(group: GroupRollout) -> dict[str, Constant]:
     """Where a group's agents see and act: the constants that fused_act.cuh and fused_learn.cuh share."""
-    seen, acts = group.seen_array.shape[2], group.action_array.shape[2]
-
-    def first(num_columns: int) -> int:
-        """An array is the group's own, or all agents'."""
-        return 0 if num_columns == len(group.agents) else group.agents.start
-
     return {
         "GROUP_SIZE": len(group.agents),
         "FIRST_AGENT": group.agents.start,
-        "SEEN_COLUMNS": seen,
-        "FIRST_SEEN": first(seen),
-        "NUM_COLUMNS": acts,
-        "FIRST_COLUMN": first(acts),
+        "SEEN_COLUMNS": group.seen_array.shape[2],
+        "FIRST_SEEN": group.spec.seen[0].columns.start,
+        "NUM_COLUMNS": group.action_array.shape[2],
+        "FIRST_COLUMN": group.spec.acts.columns.start,
         "NUM_HEADS": len(group.policy.head.head_sizes),
         "HAS_MASK": group.mask is not None,
     }

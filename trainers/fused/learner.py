@@ -19,8 +19,8 @@ from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
+    from trainers.algorithms.on_policy import OnPolicy
     from trainers.fused.plan import Part
-    from trainers.learning.learner import Learner
 
 
 class FusedLearner:
@@ -35,7 +35,7 @@ class FusedLearner:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: OnPolicy,
         num_epochs: int,
         num_minibatches: int,
         constants: dict[str, Constant],
@@ -306,7 +306,7 @@ class FusedLearner:
         return calls
 
     def _reduce(self, figures: torch.Tensor) -> None:
-        """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to. See Learner.reduce."""
+        """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""
         guard = self.learner.guard
         gradient, figures_of_all, halted = self.learner.world.sum(self._gradient, figures, guard.has_found())
         self._gradient.copy_(gradient)
@@ -321,5 +321,5 @@ def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"place": place, "stride": zeros, "num_parts": zeros + 1}
 
 
-def _has_two(learner: Learner) -> bool:
+def _has_two(learner: OnPolicy) -> bool:
     return len(learner.optimizer.param_groups) > 1

@@ -1,6 +1,6 @@
 """What the fused kernels can do for a policy, and how: the one place for their limits, launches, constants and bytes.
 
-    found = plan(Request.of(config, layout, places, head), Limits.of(backend), "bf16")
+    found = plan(Request.of(policy.config, spec), Limits.of(backend), "bf16")
     if isinstance(found, str):  # why torch plays and learns for it
     found.bytes_of_playing(num_rows), found.learning(num_samples, num_epochs, num_minibatches).num_bytes
 
@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from trainers.experience.spec import GroupSpec
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
-from trainers.heads import CategoricalHeads, Head
+from trainers.heads import CategoricalHeads, make_head
 from trainers.networks import find_network
-from trainers.networks.features import Features, Places
+from trainers.networks.features import Features
 from trainers.networks.mlp import MLP
 from trainers.settings.config import PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.function_manager import Constant
-from warpdrive.layout import Layout
 
 RUNS_ON_CPU = False
 """Tests set it: on a CPU, where lanes must exchange what tensor cores multiply, torch is far faster."""
@@ -108,14 +108,15 @@ class Request:
     """Of each array that it sees."""
 
     @classmethod
-    def of(cls, config: PolicyConfig, layout: Layout, places: Places, head: Head) -> Request:
-        """Of an env's arrays, by their layout, and where the policy's agents see and act in them."""
+    def of(cls, config: PolicyConfig, spec: GroupSpec) -> Request:
+        """As a policy's config and its group say it."""
         model = config.model
         critic_widths = None
         if config.central_critic or not model.shared_trunk:
             critic_widths = model.fc_dims if model.critic_fc_dims is None else model.critic_fc_dims
+        head = make_head(spec.action_space)
         return cls(
-            Features(layout, places.observation).num_features,
+            Features(spec.layout, spec.seen, spec.observation_space).num_features,
             model.fc_dims,
             head.head_sizes if isinstance(head, CategoricalHeads) else None,
             critic_widths,
@@ -125,7 +126,7 @@ class Request:
             config.normalize_observation,
             config.central_critic,
             config.agent_id,
-            tuple(layout.observations[place.array].dtype for place in places.observation),
+            tuple(spec.layout.observations[place.array].dtype for place in spec.seen),
         )
 
 

@@ -93,11 +93,11 @@ class SideBySide:
     time, so that another fills the GPU while one waits or its last blocks are at work.
 
     Args:
-        graphs: share nothing that one of them writes.
+        graphs: of each call, those that it may replay; calls share nothing that one of them writes.
         is_enabled: false: always one after the other.
     """
 
-    def __init__(self, graphs: Sequence[Replayed], backend: Backend, is_enabled: bool = True) -> None:
+    def __init__(self, graphs: Sequence[Sequence[Replayed]], backend: Backend, is_enabled: bool = True) -> None:
         self.graphs = graphs
         self.backend = backend
         self.is_enabled = is_enabled and backend.name == "cuda" and len(graphs) > 1
@@ -106,10 +106,10 @@ class SideBySide:
     @property
     def is_at_once(self) -> bool:
         """Whether the next calls run at the same time."""
-        return self.is_enabled and all(graph.is_captured for graph in self.graphs)
+        return self.is_enabled and all(graph.is_captured for graphs in self.graphs for graph in graphs)
 
     def __call__(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Makes them, each of which replays the graph at its place, and returns what they return."""
+        """Makes them, each of which replays graphs at its place, and returns what they return."""
         if not self.is_at_once:
             return [call() for call in calls]
         *others, last = calls

@@ -70,7 +70,9 @@ class Guard:
         # Of one step, in the order in which they come to be: the first of them is told.
         self._places: list[_Place] = [self._place_of(name) for name in rollout.observations]
         of_policies = [(name, group.agents.start, len(group.agents)) for name, group in rollout.groups.items()]
-        self._places += [_Place(tensor, *one) for one in of_policies for tensor in ("value", "log_prob")]
+        for one in of_policies:
+            watched = [field.name for field in rollout.groups[one[0]].fields.values() if field.is_watched]
+            self._places += [_Place(tensor, *one) for tensor in watched]
         self._places.append(_Place("reward", None, 0, self.num_agents))
         self._places += [self._place_of(name, FINAL) for name in rollout.observations]
         self._num_of_rollout = len(self._places)

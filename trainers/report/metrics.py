@@ -10,12 +10,23 @@ from pathlib import Path
 
 import torch
 
+from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.experience.rollout import Rollout
 from trainers.learning.distributed import world
 from trainers.run import disk
 from warpdrive.function_manager import FunctionManager
 
 SOURCE = Path(__file__).parent / "episodes.cu"
+
+
+def figures_of_algorithms() -> dict[str, str]:
+    """What the algorithms say of their figures, by name; of a figure of several, what the first says."""
+    found = {}
+    for name in ALGORITHMS:
+        for figure, explanation in find_algorithm(name)[0].FIGURES.items():
+            found.setdefault(f"train/<policy>/{figure}", explanation)
+    return found
+
 
 EXPLANATIONS = {
     "rollout/ep_rew_mean": "mean return of an agent in the episodes that ended since the last report",
@@ -26,15 +37,7 @@ EXPLANATIONS = {
     "time/agent_steps_per_s": "the same times the agents of an env",
     "time/total_timesteps": "env steps made so far, over all envs: the x axis of all curves",
     "time/iterations": "iterations made so far, each a rollout and an update of each policy",
-    "train/<policy>/policy_loss": "the policy's part of the loss in the last update, mean over its minibatches",
-    "train/<policy>/value_loss": "the critic's part, before vf_loss_coeff",
-    "train/<policy>/entropy": "entropy of the action's distribution, nats",
-    "train/<policy>/approx_kl": "KL divergence from the policy that played, nats, before each step; 0 for A2C, whose "
-    "one step starts there",
-    "train/<policy>/clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, likewise",
-    "train/<policy>/explained_variance": "1 is a critic that knows what comes, 0 one that guesses, less is worse",
-    "train/<policy>/learning_rate": "the optimiser's step size in that update",
-    "train/<policy>/grad_norm": "length of the gradient, before it was shortened",
+    **figures_of_algorithms(),
     "eval/mean_reward": "mean return of an agent in the evaluation's episodes; only in reports that evaluate",
     "eval/std_reward": "standard deviation over those episodes of their agents' mean return",
     "eval/mean_ep_length": "mean length of those episodes, in steps",

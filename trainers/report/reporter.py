@@ -77,7 +77,7 @@ class Reporter:
         )
         if settings.precision == "bf16":
             for name, group in trainer.rollout.groups.items():
-                self.run.say(f"policy {name}: {group.who_plays}")
+                self.run.say(f"policy {name}: {group.actor.who_plays}")
         if trainer.world.size > 1:
             self.run.say(f"{trainer.world.size} ranks, each with {self.env.num_envs:,} of the envs")
         self.run.say(f"run folder: {self.run.path}")

@@ -78,8 +78,7 @@ def env_alone(trainer: Trainer) -> Callable[[], None]:
 def start_again(trainer: Trainer) -> None:
     """Every env starts anew: agents leave some games, and each figure begins with all of them."""
     trainer.env.reset()
-    for group in trainer.rollout.groups.values():
-        group.forget_all()
+    trainer.rollout.forget()
     trainer.rollout.begin()
 
 
@@ -183,8 +182,8 @@ def memory_of(backend: Backend) -> dict[str, float]:
 def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
     """Which code ran, such as "fused" or "torch", by policy; None where it does not say."""
     return {
-        "policy": {name: getattr(group, "path", None) for name, group in trainer.rollout.groups.items()},
-        "learner": {name: getattr(one, "path", None) for name, one in trainer.algorithms.items()},
+        "policy": {name: group.actor.path for name, group in trainer.rollout.groups.items()},
+        "learner": {name: one.path for name, one in trainer.algorithms.items()},
     }
 
 

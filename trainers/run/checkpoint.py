@@ -16,7 +16,6 @@ kept, and the best.
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import json
 import os
@@ -362,46 +361,6 @@ def check_finite(files: Mapping[str, Tensors], way_out: str) -> None:
     for (file, name, _), is_finite in zip(named, are_finite, strict=True):
         if not is_finite:
             raise CheckpointError(f"{file}: '{name}' holds a NaN or an infinity. {way_out}")
-
-
-def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What an optimiser remembers, as "<parameter>/<what>"; empty before its first step."""
-    return {
-        f"{name}/{key}": value
-        for name, parameter in module.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors, file: Path | str) -> None:
-    """Raises CheckpointError if these are not what the optimiser remembers once it has made a step."""
-    twin = copy.deepcopy(optimizer)  # of its own parameters: what it remembers is found by making it step
-    places = zip(_parameters(optimizer), _parameters(twin), strict=True)
-    twin_of = {id(parameter): other for parameter, other in places}
-    for other in twin_of.values():
-        other.grad = torch.zeros_like(other)
-    twin._warned_capturable_if_run_uncaptured = True  # it is for no graph
-    twin.step()
-    expected = {
-        f"{name}/{key}": value
-        for name, parameter in module.named_parameters()
-        if id(parameter) in twin_of
-        for key, value in twin.state[twin_of[id(parameter)]].items()
-    }
-    check_tensors(expected, tensors, file)
-
-
-def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Gives an optimiser back what `optimizer_tensors` took; see `check_optimizer`."""
-    parameters = dict(module.named_parameters())
-    optimizer.state.clear()
-    for full_name, tensor in tensors.items():
-        name, _, key = full_name.rpartition("/")
-        optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device, copy=True)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _to_bytes(tensors: Tensors) -> bytes:

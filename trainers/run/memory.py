@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainers.algorithms.on_policy import MAX_SAMPLES
 from trainers.errors import MemoryShortError, is_shortage
+from trainers.experience.spec import ACTIVE, GroupSpec, spec_of
 from trainers.fused.plan import Limits, Plan, Request, plan
 from trainers.heads import CategoricalHeads, Head, make_head
-from trainers.learning.learner import MAX_SAMPLES
-from trainers.networks.features import ACTIVE, Features, Places, central_features, group_of, places_of
+from trainers.networks.features import Features, central_features
 from trainers.run.free_memory import free_bytes
 from trainers.settings.config import SHARED, Config, PolicyConfig
 from warpdrive.backends.base import Backend
@@ -288,16 +289,14 @@ def _policies(config: Config, env: Env) -> dict[str, range]:
     return {name: group.agents for name, group in env.groups.items()}
 
 
-def _fused(config: Config, one: PolicyConfig, layout: Layout, places: Places, head: Head, device: str) -> Plan | str:
-    return plan(Request.of(one, layout, places, head), Limits.of_device(device), config.trainer.precision)
-
-
-def _network(config: Config, env: Env, layout: Layout, name: str, num_agents: int) -> tuple[Network, Places, Features]:
+def _network(
+    config: Config, env: Env, layout: Layout, name: str, num_agents: int
+) -> tuple[Network, GroupSpec, Features]:
     one = config.policy[name]
-    places = places_of(env, name)
-    features = Features(layout, places.observation, num_agents if one.agent_id else 0)
+    places = spec_of(env, name)
+    features = Features(layout, places.seen, places.observation_space, num_agents if one.agent_id else 0)
     central = central_features(layout, num_agents).num_features if one.central_critic else None
-    head = make_head(group_of(env, name).action_space)
+    head = make_head(places.action_space)
     return Network(one, features.num_features, central, head), places, features
 
 
@@ -336,7 +335,7 @@ def of_rollout(
         if places.mask is not None:
             found.add(f"{name}.mask", (num_steps, num_envs, count, outputs), 1)
         found.add(f"{name}.parameters", (network.num_parameters + network.num_buffers,))
-        fused = _fused(config, one, layout, places, network.head, device)
+        fused = plan(Request.of(one, places), Limits.of_device(device), config.trainer.precision)
         if isinstance(fused, Plan):
             playing_bytes = fused.bytes_of_playing(num_envs * count)
             found.num_bytes |= {f"{name}.{key}": size for key, size in playing_bytes.items()}
@@ -382,9 +381,9 @@ def _add_env(
             found.add(f"env.pool_{name}", np.shape(rows), np.asarray(rows).dtype.itemsize)
 
 
-def _copies_rows(layout: Layout, places: Places, features: Features, count: int) -> bool:
+def _copies_rows(layout: Layout, places: GroupSpec, features: Features, count: int) -> bool:
     """Whether the network cannot read what its agents see in place; see GroupRollout._rows."""
-    arrays = [layout.observations[place.array] for place in places.observation]
+    arrays = [layout.observations[place.array] for place in places.seen]
     if features.num_ids or len(arrays) > 1 or arrays[0].dtype != np.float32:
         return True
     return count > 1 and arrays[0].num_agents != count
@@ -411,7 +410,7 @@ def _add_learner(
     minibatch = -(-num_samples // num_minibatches)
     # Of the whole rollout: the order of its samples, and what advantages and targets are summed up with.
     whole = 16 * num_samples if one.normalize_return else 0
-    fused = _fused(config, one, layout, places, network.head, device)
+    fused = plan(Request.of(one, places), Limits.of_device(device), config.trainer.precision)
     if isinstance(fused, Plan):
         learning = fused.learning(num_samples, getattr(one, "num_epochs", 1), num_minibatches)
         found.num_bytes |= {f"{name}.{key}": size for key, size in learning.num_bytes.items()}
@@ -419,7 +418,7 @@ def _add_learner(
         found.num_bytes["work of learning"] = max(whole, 4 * rows + 8 * num_samples * one.normalize_observation)
         return
     chunk = min(minibatch, max(MAX_SAMPLES[device], num_steps * len(agents) if network.memory_sizes else 1))
-    moments = 16 * minibatch if one.normalize_advantage else 8 * minibatch
+    moments = 16 * minibatch if getattr(one, "normalize_advantage", False) else 8 * minibatch
     order = 8 * (num_samples if num_minibatches == 1 or not network.memory_sizes else num_samples // num_steps)
     gradients = 4 * network.num_parameters
     learning = 4 * chunk * network.learning_of_sample + order + gradients

@@ -8,91 +8,82 @@ from pathlib import Path
 
 import torch
 
-from trainers.experience.group_rollout import GroupRollout, array_name
-from trainers.experience.rollout import Rollout
+from trainers.experience.group_rollout import GroupRollout
 from warpdrive.function_manager import FunctionManager
 
 SOURCE = Path(__file__).parent / "gae.cu"
 
 
-class GAE:
-    """Generalised advantage estimation by one launch for each policy group.
+def prepare_gae(
+    group: GroupRollout, discount: float, gae_lambda: float, reward_clip: float = math.inf
+) -> Callable[[], None]:
+    """Generalised advantage estimation: a launch packed once, which reads the rollout and writes `group.advantage`; see
+    `gae_reference` for what it computes.
 
-    gae = GAE(rollout)
-    estimate = gae.prepare(rollout.groups["tagger"], discount=0.98, gae_lambda=0.95)
-    estimate()      # reads the rollout, writes groups["tagger"].advantage
+    The value's unit and the scale of rewards are the group's: `group.value_moments`, `group.reward_scale`.
+    Rewards are first scaled, and clipped to +-reward_clip if the policy scales them.
     """
+    rollout = group.rollout
+    env = rollout.env
+    functions = FunctionManager(
+        rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
+    )
+    scale = _prepare_scale(group, functions, discount)
+    masks = {}
+    if rollout.active is not None:
+        masks = {"active": rollout.active, "survived": rollout.survived}
+    launch = functions.prepare(
+        "gae_with_inactive" if masks else "gae",
+        value=group.value,
+        final_value=group.final_value,
+        value_moments=group.value_moments,
+        reward_scale=group.reward_scale,
+        num_truncated=env.data["num_truncated"],
+        advantage=group.advantage,
+        reward_clip=min(reward_clip if scale else math.inf, torch.finfo(torch.float32).max),
+        discount=discount,
+        gae_lambda=gae_lambda,
+        group_start=group.agents.start,
+        group_size=len(group.agents),
+        num_steps=rollout.num_steps,
+        max_truncations=rollout.max_truncations,
+        **masks,
+    )
+    if scale is None:
+        return launch
 
-    def __init__(self, rollout: Rollout) -> None:
-        env = rollout.env
-        self.rollout = rollout
-        self.functions = FunctionManager(
-            rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
-        )
+    def estimate() -> None:
+        scale()
+        launch()
 
-    def prepare(
-        self, group: GroupRollout, discount: float, gae_lambda: float, reward_clip: float = math.inf
-    ) -> Callable[[], None]:
-        """A launch packed once; see `gae_reference` for what it computes.
+    return estimate
 
-        The value's unit and the scale of rewards are the group's: `group.value_moments`, `group.reward_scale`.
-        Rewards are first scaled, and clipped to +-reward_clip if the policy scales them.
-        """
-        scale = self._prepare_scale(group, discount)
-        masks = {}
-        if self.rollout.active is not None:
-            masks = {"active": self.rollout.active, "survived": self.rollout.survived}
-        launch = self.functions.prepare(
-            "gae_with_inactive" if masks else "gae",
-            value=group.value,
-            final_value=group.final_value,
-            value_moments=group.value_moments,
-            reward_scale=group.reward_scale,
-            num_truncated=self.rollout.env.data["num_truncated"],
-            advantage=group.advantage,
-            reward_clip=min(reward_clip if scale else math.inf, torch.finfo(torch.float32).max),
-            discount=discount,
-            gae_lambda=gae_lambda,
-            group_start=group.agents.start,
-            group_size=len(group.agents),
-            num_steps=self.rollout.num_steps,
-            max_truncations=self.rollout.max_truncations,
-            **masks,
-        )
-        if scale is None:
-            return launch
 
-        def estimate() -> None:
-            scale()
-            launch()
+def _prepare_scale(group: GroupRollout, functions: FunctionManager, discount: float) -> Callable[[], None] | None:
+    """What brings `group.reward_scale` up to date with the rollout; None if the policy does not scale rewards."""
+    norm = group.policy.reward_norm
+    if norm is None:
+        return None
+    env, agents = group.rollout.env, group.agents
+    # A rollout ends within episodes: the sums under way are part of the envs' state, and of a checkpoint.
+    running = env.data.push(
+        group.spec.array("discounted_return"), torch.zeros(env.num_envs, len(agents), device=env.device)
+    )
+    launch = functions.prepare(
+        "discounted_returns",
+        running=running,
+        discounted=group.advantage,  # free until GAE writes it
+        discount=discount,
+        group_start=agents.start,
+        group_size=len(agents),
+        num_steps=group.rollout.num_steps,
+    )
 
-        return estimate
+    def scale() -> None:
+        launch()
+        norm.update(group.advantage, group.active, group.reward_scale)
 
-    def _prepare_scale(self, group: GroupRollout, discount: float) -> Callable[[], None] | None:
-        """What brings `group.reward_scale` up to date with the rollout; None if the policy does not scale rewards."""
-        norm = group.policy.reward_norm
-        if norm is None:
-            return None
-        env, agents = self.rollout.env, group.agents
-        # A rollout ends within episodes: the sums under way are part of the envs' state, and of a checkpoint.
-        running = env.data.push(
-            array_name("discounted_return", group.name), torch.zeros(env.num_envs, len(agents), device=env.device)
-        )
-        launch = self.functions.prepare(
-            "discounted_returns",
-            running=running,
-            discounted=group.advantage,  # free until GAE writes it
-            discount=discount,
-            group_start=agents.start,
-            group_size=len(agents),
-            num_steps=self.rollout.num_steps,
-        )
-
-        def scale() -> None:
-            launch()
-            norm.update(group.advantage, group.active, group.reward_scale)
-
-        return scale
+    return scale
 
 
 def gae_reference(

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from trainers.algorithms import on_policy
 from trainers.algorithms.a2c import a2c_loss
 from trainers.heads import CategoricalHeads
-from trainers.learning import learner
 from trainers.trainer import Trainer
 
 
@@ -50,14 +50,14 @@ def test_heads_are_independent():
 @pytest.mark.parametrize(("max_samples", "num_chunks"), [(1 << 15, 1), (40, 5), (1, 180)])
 def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_samples, num_chunks):
     """The whole update of 180 samples, in chunks, against the loss written out again and torch's plain Adam."""
-    monkeypatch.setitem(learner.MAX_SAMPLES, device, max_samples)
+    monkeypatch.setitem(on_policy.MAX_SAMPLES, device, max_samples)
     trainer = Trainer(tiny(policy={"shared": {"normalize_advantage": True, "max_grad_norm": 0.1, "lr": 0.01}}))
     trainer.rollout.collect()
     group, algorithm = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
     policy = trainer.policies["shared"]
     assert len(list(algorithm.chunks(torch.arange(180, device=device)))) == num_chunks
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    figures = algorithm.update(0)
+    figures = algorithm.update()
     after = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
 
     policy.load_state_dict(before)
@@ -124,6 +124,6 @@ def test_gradients_left_by_somebody_else_are_not_learned_from(tiny):
         trainer.rollout.collect()
         for parameter in trainer.policies["shared"].parameters():
             parameter.grad = torch.full_like(parameter, 7.0) if is_left else None
-        trainer.algorithms["shared"].update(0)
+        trainer.algorithms["shared"].update()
         after.append({name: one.clone() for name, one in trainer.policies["shared"].state_dict().items()})
     assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])

@@ -22,10 +22,11 @@ from trainers.algorithms.a2c import A2C, A2CConfig
 from trainers.algorithms.ppo import PPO, PPOConfig
 from trainers.experience.samples import Samples
 from trainers.heads import make_head
+from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig
-from trainers.targets.gae import GAE
+from trainers.targets.gae import prepare_gae
 from trainers.trainer import Trainer
 
 pytest.importorskip("torchrl", reason="needs torchrl, an extra of the tests", exc_type=ImportError)
@@ -46,7 +47,7 @@ SPACES = {"discrete": spaces.Discrete(5), "continuous": spaces.Box(-1.0, 1.0, (3
 class RandomGroup:
     """Random numbers where a rollout's group has what happened: one step of NUM_SAMPLES agents."""
 
-    fused = None  # torch learns
+    actor = SimpleNamespace(path="torch")
 
     policy: Policy
     generator: torch.Generator
@@ -99,7 +100,7 @@ def random_policy(config, space: str, seed: int) -> Policy:
     """In float64, its outputs large enough for likely and unlikely actions."""
     head = make_head(SPACES[space], log_std_init=-0.3)
     generator = torch.Generator().manual_seed(seed)
-    network = MLP(config.model, NUM_FEATURES, head.num_outputs, None, generator)
+    network = MLP(config.model, Inputs(NUM_FEATURES), {"policy": head.num_outputs, "value": 1}, generator)
     policy = Policy(network, head, config, NUM_FEATURES, None).double()
     with torch.no_grad():
         network.policy_head.weight *= 50.0
@@ -118,7 +119,7 @@ def ours(algorithm: type, config, group: RandomGroup, monkeypatch) -> tuple[dict
     learner = algorithm(config, group, estimate=lambda: None, guard=guard)
     gradient = []
     monkeypatch.setattr(learner.optimizer, "step", lambda: gradient.extend(p.grad.clone() for p in learner.parameters))
-    figures = {name: float(figure) for name, figure in learner.update(0).items()}
+    figures = {name: float(figure) for name, figure in learner.update().items()}
     return figures, gradient
 
 
@@ -296,7 +297,7 @@ def test_gae_is_torchrls_and_the_sum_of_its_definition(tiny, name, discount, gae
     )
     trainer = Trainer(config)
     rollout, group = trainer.rollout, trainer.rollout.groups[name]
-    estimate = GAE(rollout).prepare(group, discount, gae_lambda)
+    estimate = prepare_gae(group, discount, gae_lambda)
     for seed in range(5):
         steps = random_steps(rollout, group, group.final_value, trainer.env.data["num_truncated"], seed)
         estimate()

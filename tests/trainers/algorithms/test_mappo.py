@@ -188,16 +188,16 @@ def test_detail_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
     train, device, monkeypatch, max_samples
 ):
     """Two epochs, at once or in chunks, against the losses written out again on the samples that count."""
-    from trainers.learning import learner
+    from trainers.algorithms import on_policy
 
-    monkeypatch.setitem(learner.MAX_SAMPLES, device, max_samples)
+    monkeypatch.setitem(on_policy.MAX_SAMPLES, device, max_samples)
     settings = {"lr": 0.01, "num_epochs": 2, "huber_delta": 0.5, "max_grad_norm": 0.1, "vf_loss_coeff": 0.7}
     trainer = train(**settings)
     trainer.rollout.collect()
     group, algorithm = trainer.rollout.groups["climber"], trainer.algorithms["climber"]
     policy = group.policy
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    algorithm.update(0)
+    algorithm.update()
     after = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
 
     policy.load_state_dict(before)
@@ -307,8 +307,8 @@ def test_detail_10_actor_and_critic_have_learning_rates_of_their_own(train, type
         algorithm.step()
         return {}
 
-    algorithm.replay = make_a_step
-    algorithm.update(0)
+    algorithm.learn = make_a_step
+    algorithm.update()
     changes = {name: before[name] - parameter.detach() for name, parameter in parameters.items()}
     of_critic = {name for name in changes if name.startswith(("network.critic_", "network.value_head"))}
     assert len(of_critic) == len(changes) / 2
@@ -356,7 +356,7 @@ def test_detail_11_inputs_may_be_normalised_over_their_features(train, type):
     observation, critic_input = samples.observation.flatten(0, -2), samples.critic_input.flatten(0, -2)
     expected = policy(observation, critic_input)
     torch.testing.assert_close(policy(3 * observation + 5, 3 * critic_input + 5), expected, rtol=1e-3, atol=1e-4)
-    trainer.algorithms["climber"].update(0)
+    trainer.algorithms["climber"].update()
     assert not torch.equal(policy.network.critic_trunk[0].weight, torch.ones(7, device=value.device)), "it learns, too"
 
 
@@ -422,7 +422,7 @@ def test_detail_14_a_recurrent_policy_learns_from_chunks_of_10_steps(train):
     log_prob, _, value = group.policy.evaluate(samples)
     torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(value, samples.value, rtol=1e-4, atol=1e-5)
-    trainer.algorithms["climber"].update(0)
+    trainer.algorithms["climber"].update()
 
 
 def test_detail_14_steps_that_are_no_multiple_of_a_chunk_are_refused(train):

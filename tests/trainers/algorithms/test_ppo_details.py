@@ -21,8 +21,9 @@ from ppo_cases import (
     watch_minibatches,
 )
 
-import trainers.learning.learner
+import trainers.algorithms.on_policy
 from trainers.algorithms import ppo
+from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.ppo import ppo_loss, value_loss
 from trainers.heads import CategoricalHeads
 
@@ -77,10 +78,10 @@ def test_detail_04_the_learning_rate_falls_along_its_schedule(tag, algorithm, mo
     """Under gradients of 1, Adam moves every parameter by its learning rate at each step."""
     trainer = tag(algorithm, lr=[[0, 0.01], [120, 0.0]], clip_grad_norm=False)
     _, learner = parts(trainer)
-    monkeypatch.setattr(learner, "replay", lambda: {})
+    monkeypatch.setattr(learner, "learn", lambda: {})
     told = []
     for env_steps, rate in ((0, 0.01), (60, 0.005), (90, 0.0025), (120, 0.0), (180, 0.0)):
-        told.append(learner.update(env_steps)["learning_rate"])
+        told.append(learner.update(Clock(0, env_steps, 0))["learning_rate"])
         before = [parameter.detach().clone() for parameter in learner.parameters]
         for parameter in learner.parameters:
             parameter.grad = torch.ones_like(parameter)
@@ -113,7 +114,7 @@ def test_detail_06_minibatches_cover_all_samples_once_with_a_new_permutation_eac
     taken = watch_minibatches(group, monkeypatch)
     for _ in range(2):
         trainer.rollout.collect()
-        learner.update(0)
+        learner.update()
     assert [len(minibatch) for minibatch in taken] == [45] * 24
     epochs = [torch.cat(taken[first : first + 4]) for first in range(0, 24, 4)]
     for epoch in epochs:
@@ -134,7 +135,7 @@ def test_detail_07_advantages_are_normalised_in_each_minibatch(tag, monkeypatch)
         return ppo_loss(log_prob, old_log_prob, advantage, clip)
 
     monkeypatch.setattr(ppo, "ppo_loss", watched)
-    learner.update(0)
+    learner.update()
     means = [advantage[index].mean().item() for index in taken]
     assert abs(means[0] - means[1]) > 0.01  # they are not all samples'
     for index, normalised in zip(taken, used, strict=True):
@@ -174,7 +175,7 @@ def test_detail_08_the_ratio_is_to_the_log_probability_stored_at_rollout_time(ta
         return ppo_loss(log_prob, old_log_prob, advantage, clip)
 
     monkeypatch.setattr(ppo, "ppo_loss", watched)
-    learner.update(0)
+    learner.update()
     for index, (_, old) in zip(taken, compared, strict=True):
         assert torch.equal(old, stored.flatten()[index])
     torch.testing.assert_close(*compared[0], rtol=1e-4, atol=1e-5)
@@ -202,7 +203,7 @@ def test_detail_09_clipping_the_value_is_an_option(tag, clip_value, expected):
     trainer.rollout.collect()
     group.value.fill_(1.0)
     expect(learner, torch.full((180,), -1.0))
-    assert learner.update(0)["value_loss"].item() == pytest.approx(expected, abs=1e-6)
+    assert learner.update()["value_loss"].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_detail_10_a_whole_update_is_that_of_the_loss_written_out(tag, monkeypatch):
@@ -213,7 +214,7 @@ def test_detail_10_a_whole_update_is_that_of_the_loss_written_out(tag, monkeypat
     trainer.rollout.collect()
     taken = watch_minibatches(group, monkeypatch)
     before = state_of(trainer)
-    figures = learner.update(0)
+    figures = learner.update()
     after = state_of(trainer)
 
     policy = group.policy
@@ -283,7 +284,7 @@ def test_detail_12_debug_figures_by_hand(tag):
     group.log_prob.view(-1)[::2] -= math.log(2.0)
     group.value[:-1] = 3.0 * advantage
     expect(learner, advantage)
-    figures = {name: float(figure) for name, figure in learner.update(0).items()}
+    figures = {name: float(figure) for name, figure in learner.update().items()}
     expected = {
         "policy_loss": (-1.2 + 2.0 - 1.0 + 1.0) / 4,
         "value_loss": 0.5 * 4.0**2,
@@ -307,7 +308,7 @@ def test_detail_12_debug_figures_of_a2c_by_hand(tag):
     advantage[5:] = -1.0
     group.value[:-1] = 3.0 * advantage
     expect(learner, advantage)
-    figures = {name: float(figure) for name, figure in learner.update(0).items()}
+    figures = {name: float(figure) for name, figure in learner.update().items()}
     expected = {
         "policy_loss": math.log(NUM_ACTIONS),  # -log_prob * (3 - 1) / 2
         "value_loss": (12.0**2 + 4.0**2) / 2,
@@ -347,7 +348,7 @@ def test_clip_range_annealing_narrows_the_clip_along_its_schedule(tag):
     group.log_prob -= math.log(1.15)
     group.value.fill_(1.0)
     expect(learner, torch.full((180,), -1.0))  # the critic says 0, as it should, but said 1
-    found = [learner.update(env_steps) for env_steps in (0, 60, 120)]
+    found = [learner.update(Clock(0, env_steps, 0)) for env_steps in (0, 60, 120)]
     assert [figures["clip_fraction"].item() for figures in found] == [0.0, 1.0, 1.0]
     expected = [0.5 * 0.8**2, 0.5 * 0.9**2, 0.5]
     assert [figures["value_loss"].item() for figures in found] == pytest.approx(expected)
@@ -362,7 +363,7 @@ def test_kl_early_stop_makes_no_step_past_the_target(tag, target_kl, num_steps):
     trainer.rollout.collect()
     group.log_prob -= math.log(2.0)
     before = state_of(trainer)
-    figures = learner.update(0)
+    figures = learner.update()
     assert figures["approx_kl"].item() == pytest.approx(1 - math.log(2.0), rel=1e-5)
     assert num_steps_made(learner) == num_steps
     after = state_of(trainer)
@@ -398,13 +399,13 @@ def test_a_minibatch_in_chunks_gives_the_gradient_of_one_pass(tag, device, algor
     batches = {"num_epochs": 1, "num_minibatches": 3} if algorithm == "PPO" else {}
     gradients, figures = [], []
     for limit in (1 << 15, max_samples):
-        monkeypatch.setitem(trainers.learning.learner.MAX_SAMPLES, device, limit)
+        monkeypatch.setitem(trainers.algorithms.on_policy.MAX_SAMPLES, device, limit)
         trainer = tag(algorithm, max_grad_norm=1e9, **batches)
         group, learner = parts(trainer)
         trainer.rollout.collect()
         given = watch_gradients(learner, monkeypatch)
         taken = watch_minibatches(group, monkeypatch)
-        figures.append({name: float(figure) for name, figure in learner.update(0).items()})
+        figures.append({name: float(figure) for name, figure in learner.update().items()})
         gradients.append(given)
         size = 60 if algorithm == "PPO" else 180
         assert len(taken) == 180 // size * -(-size // limit)
@@ -448,5 +449,5 @@ def test_a2c_learns_from_the_reward_of_the_last_step(tag):
     end_nothing(trainer)
     trainer.rollout.reward.zero_()
     trainer.rollout.reward[-1] = 1.0
-    figures = learner.update(0)
+    figures = learner.update()
     assert figures["policy_loss"].item() == pytest.approx(math.log(NUM_ACTIONS) * (2 - 1 / 512) / 10)

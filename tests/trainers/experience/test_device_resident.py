@@ -78,7 +78,8 @@ def warm_up(trainer: Trainer, graphs: bool) -> None:
     """Until each iteration is as the next."""
     for _ in range(WARM_UP + 1):
         trainer.iterate()
-    captured = [trainer._play.is_captured, *(one.replay.is_captured for one in trainer.algorithms.values())]
+    graphs_of_policies = [one for phases in trainer.phases.values() for one in phases.values()]
+    captured = [one.is_captured for one in (trainer._play, *graphs_of_policies)]
     assert captured == [graphs] * len(captured)
     torch.cuda.synchronize()
 

@@ -20,12 +20,13 @@ import onnxruntime
 import pytest
 import torch
 
+from trainers.acting.actor import make_actors
 from trainers.commands import export as command
 from trainers.experience.rollout import Rollout
+from trainers.experience.spec import spec_of
 from trainers.export import exporter as export
 from trainers.export.portable import Actor, random_inputs, real_inputs
 from trainers.heads import GaussianHead
-from trainers.networks.features import places_of
 from trainers.networks.policy import make_policy
 from trainers.settings.config import SHARED
 from trainers.settings.read_config import read_config
@@ -109,14 +110,13 @@ def play(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping
         trainer = {**mapping.get("trainer", {}), "total_timesteps": 1, "num_episodes": None}
         config = read_config({**mapping, "trainer": trainer})
         env = load_env(config.name, config.env)
-        generator, pairs = torch.Generator().manual_seed(0), {}
+        generator, policies = torch.Generator().manual_seed(0), {}
         for name, one in config.policy.items():
             policy = make_policy(env, name, one, generator)
             draw_parameters(policy, generator)
-            agents = range(env.num_agents) if name == SHARED else env.groups[name].agents
-            pairs[name] = (policy.to(backend.device), agents)
+            policies[name] = policy.to(backend.device)
         wrapper = EnvWrapper(env, NUM_ENVS, seed=3, backend=backend, final_observations=NUM_STEPS)
-        rollout = Rollout(wrapper, pairs, NUM_STEPS, greedy=list(pairs))
+        rollout = Rollout(wrapper, make_actors(wrapper, policies, greedy=list(policies)), NUM_STEPS)
         wrapper.reset()
         rollout.begin()
         rollout.collect()
@@ -164,8 +164,8 @@ def check_plays_alike(played: Played, name: str, run: Callable, with_value: bool
 
         if isinstance(head, GaussianHead):
             close(outputs["mean"], group.action[t].flatten(0, 1))
-            clipped = rollout.data[places_of(played.env.env, name).action.array][t]
-            columns = places_of(played.env.env, name).action.columns
+            clipped = rollout.data[spec_of(played.env.env, name).acts.array][t]
+            columns = spec_of(played.env.env, name).acts.columns
             close(outputs["action"], clipped[:, columns].flatten(0, 1))
             deviate = (group.action[t].flatten(0, 1).cpu().numpy() - outputs["mean"]) / outputs["std"]
             log_prob = (-0.5 * deviate**2 - np.log(outputs["std"]) - 0.5 * np.log(2 * np.pi)).sum(-1)

@@ -23,8 +23,8 @@ from fused_cases import (
 
 import trainers.fused.plan
 from trainers.algorithms.a2c import A2CConfig
+from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
-from trainers.learning.learner import Learner
 from warpdrive.backends.base import Backend
 from warpdrive.config import Schedule
 
@@ -68,7 +68,7 @@ def make(backend, monkeypatch):
     """A function that makes the learner of a rollout, which sums gradients up in registers or by records, of which
     there are 48 at once."""
 
-    def make(rollout: str, precision: str, way: str, times: int = 1, **changes: object) -> Learner:
+    def make(rollout: str, precision: str, way: str, times: int = 1, **changes: object) -> OnPolicy:
         if way != REGISTERS:
             monkeypatch.setattr(trainers.fused.plan, "MAX_BLOCKS_A_WARP", 0 if way == RECORDS else 1)
             monkeypatch.setattr(trainers.fused.plan, "MAX_RECORDS", 48)
@@ -85,7 +85,7 @@ def make(backend, monkeypatch):
     return make
 
 
-def minibatches(learner: Learner) -> list[torch.Tensor]:
+def minibatches(learner: OnPolicy) -> list[torch.Tensor]:
     """The rows of [T, E, A] of each, after an update."""
     plan = learner.fused.plan
     if not plan.has_order:
@@ -122,7 +122,7 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
         pytest.skip("a GPU alone has them, and these layers take a CPU long")
     learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
-    figures = learner.update(0)
+    figures = learner.update()
     taken = minibatches(learner)
     expected = [expect_gradient(learner, rows) for rows in taken]
     found = learner.fused._gradient.double().cpu()
@@ -150,7 +150,7 @@ def test_the_same_update_has_the_same_bits(make, rollout, precision, way, device
     found = []
     for _ in range(2):
         learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
-        learner.update(0)
+        learner.update()
         found.append(learner.fused._gradient.clone())
     assert found[0].norm() > 0
     assert torch.equal(*found)
@@ -159,7 +159,7 @@ def test_the_same_update_has_the_same_bits(make, rollout, precision, way, device
 # ------------------------------------------------------------------------------------------------- steps
 
 
-def watch_steps(learner: Learner, watch: Callable[[], None]) -> None:
+def watch_steps(learner: OnPolicy, watch: Callable[[], None]) -> None:
     """Calls `watch` before each step of Adam from now on."""
     fused = learner.fused
     fused._calls = []
@@ -206,7 +206,7 @@ def test_an_optimiser_that_forgot_all_begins_anew(make):
         learner.fused.packed.parameter.copy_(start)
         learner.fused.packed.pack()
         for _ in range(3):
-            learner.update(0)
+            learner.update()
         states.append({"parameter": learner.fused.packed.parameter.clone()})
         for number, memory in enumerate(learner.optimizer.state.values()):
             states[-1] |= {f"{name} {number}": tensor.clone() for name, tensor in memory.items()}
@@ -243,7 +243,7 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
     assert told == {name: sum(one.nbytes for one in tensors) for name, tensors in held.items()}
 
 
-def bad_rows(learner: Learner) -> dict[str, int]:
+def bad_rows(learner: OnPolicy) -> dict[str, int]:
     return {name: row.item() for name, row in learner.guard.found.items()}
 
 
@@ -256,7 +256,7 @@ def test_from_the_first_bad_minibatch_on_no_step_is_made(make):
     group.advantage.view(-1)[row] = float("nan")
     states = []
     watch_steps(learner, lambda: states.append(learner.fused.packed.parameter.clone()))
-    learner.update(0)
+    learner.update()
     first_bad = next(number for number, rows in enumerate(minibatches(learner)) if row in rows)
     changed = [not torch.equal(one, other) for one, other in itertools.pairwise(states)]
     assert changed == [True] * first_bad + [False] * (config.num_epochs * config.num_minibatches - 1 - first_bad)
@@ -274,7 +274,7 @@ def test_warpgroups_hide_no_nan(make, rollout, precision, way, device):
     if group.active is not None:
         group.active[divmod(row, group.case.num_envs)] = True
     group.advantage.view(-1)[row] = float("nan")
-    learner.update(0)
+    learner.update()
     assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
     assert learner.guard.halted.item() == 1
     assert torch.isfinite(learner.fused.packed.parameter).all()
@@ -285,7 +285,7 @@ def test_nothing_is_learned_where_all_are_out_of_the_game(make):
     learner = make("a2c of the narrowest", FULL, REGISTERS, lr=0.01)
     learner.group.rollout.active.zero_()
     before = learner.fused.packed.parameter.clone()
-    figures = learner.update(0)
+    figures = learner.update()
     assert (learner.fused._gradient == 0).all()
     assert torch.equal(learner.fused.packed.parameter, before)
     assert [float(figures[name]) for name in ("policy_loss", "value_loss", "entropy", "grad_norm")] == [0.0] * 4
@@ -297,7 +297,7 @@ def test_each_update_has_an_order_of_its_own_which_the_seed_decides(make):
     for _ in range(2):
         learner = make("ppo whose values move freely", FULL, RECORDS)
         for _ in range(2):
-            learner.update(0)
+            learner.update()
             found.append(learner.fused._order.clone())
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
     assert not torch.equal(found[0], found[1])
@@ -307,7 +307,7 @@ def test_kernels_read_what_the_optimiser_wrote(make):
     learner = make("ppo with a critic of its own", BF16, RECORDS, lr=0.01)
     fused = learner.fused.packed
     before = fused.elements.clone()
-    learner.update(0)
+    learner.update()
     mine = fused.elements.clone(), fused.biases.clone()
     assert not torch.equal(mine[0], before)
     fused.pack()

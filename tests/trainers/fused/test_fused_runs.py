@@ -37,7 +37,8 @@ def make(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
         object.__setattr__(config.trainer, "precision", precision)
         trainer = Trainer(config, resume=resume)
         path = "torch" if precision == TORCH else "fused"
-        assert {one.path for one in (*trainer.rollout.groups.values(), *trainer.algorithms.values())} == {path}
+        actors = [group.actor for group in trainer.rollout.groups.values()]
+        assert {one.path for one in (*actors, *trainer.algorithms.values())} == {path}
         return trainer
 
     return make

@@ -12,11 +12,10 @@ from fused_cases import GPUS
 from gymnasium import spaces
 
 import trainers.fused.plan
+from trainers.experience.spec import GroupSpec
 from trainers.fused.plan import CPU, LARGE_GPU, Limits, Request, plan, plan_acting
-from trainers.heads import make_head
-from trainers.networks.features import Places
 from trainers.networks.gru import GRU
-from trainers.settings.config import ModelConfig, PolicyConfig
+from trainers.settings.config import ActorCriticConfig, ModelConfig, PolicyConfig
 from warpdrive.env import Group
 from warpdrive.layout import Layout
 
@@ -118,18 +117,18 @@ def test_a_launch_for_two_networks_shares_the_blocks_by_their_work():
 
 @pytest.mark.parametrize("action", [spaces.MultiDiscrete([4, 2]), spaces.Box(-1, 1, (2,))])
 def test_a_request_is_what_a_config_and_spaces_say(action):
-    parts = {"near": spaces.Box(-1, 1, (3, 2), np.float32), "far": spaces.Box(-1, 1, (3, 1), np.float32)}
-    layout = Layout({"all": Group(range(2), spaces.Dict(parts), action)})
-    places = Places(tuple(layout.observation["all"].values()), layout.action["all"], None)
+    seen = spaces.Dict({key: spaces.Box(-1, 1, (3, size), np.float32) for key, size in (("near", 2), ("far", 1))})
+    layout = Layout({"all": Group(range(2), seen, action)})
+    places = tuple(layout.observation["all"].values()), layout.action["all"]
+    spec = GroupSpec("all", range(2), layout, *places, None, seen, action, all_agents=2, may_leave=False)
     model = ModelConfig(type="gru", fc_dims=(7,), shared_trunk=False, activation="tanh", layer_norm=True)
     config = PolicyConfig(agent_id=True, normalize_observation=True, model=model)
     heads = (4, 2) if isinstance(action, spaces.MultiDiscrete) else None
-    assert Request.of(config, layout, places, make_head(action)) == Request(
+    assert Request.of(config, spec) == Request(
         9, (7,), heads, (7,), GRU, "tanh", True, True, sees_agent_id=True, observations=(np.float32,) * 2
     )
-    plain = Request.of(PolicyConfig(), layout, places, make_head(action))
+    plain, central = (Request.of(ActorCriticConfig(central_critic=one), spec) for one in (False, True))
     assert (plain.critic_widths, plain.has_central_critic) == (None, False)
-    central = Request.of(PolicyConfig(central_critic=True), layout, places, make_head(action))
     assert (central.critic_widths, central.has_central_critic) == ((32, 32), True)
 
 

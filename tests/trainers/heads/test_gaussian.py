@@ -164,7 +164,7 @@ def test_a_policy_gradient_moves_the_mean_towards_what_paid(pendulum):
         before = group.policy(observation)[0]
         above = torch.sign(group.action.flatten(0, 2) - before)
         learner.estimate = lambda: group.advantage.copy_(above.view_as(group.advantage))
-    learner.update(0)
+    learner.update()
     with torch.no_grad():
         after = group.policy(observation)[0]
     assert (after > before).all()

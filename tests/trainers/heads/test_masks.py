@@ -13,11 +13,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from trainers.acting.actor import make_actors
 from trainers.algorithms.ppo import PPO
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.rollout import Rollout
+from trainers.experience.spec import spec_of
 from trainers.heads import CategoricalHeads
-from trainers.networks.features import places_of
 from trainers.networks.policy import Policy
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -64,7 +65,8 @@ def test_a_masked_action_is_never_taken_in_100_000_draws(make_trainer, greedy):
     trainer = make_trainer("locks:Locks", {"shared": {}}, num_envs=900)
     policy = trainer.policies["shared"]
     policy.network.policy_head.bias.data = torch.tensor([8.0, 0, 0, 0, 8], device=trainer.env.device)
-    rollout = Rollout(trainer.env, {"shared": (policy, range(3))}, 20, ("shared",) if greedy else ())
+    actors = make_actors(trainer.env, {"shared": policy}, greedy=("shared",) if greedy else ())
+    rollout = Rollout(trainer.env, actors, 20)
     rollout.begin()
     group, num_draws, num_by_choice = rollout.groups["shared"], 0, torch.zeros(5, dtype=torch.int64)
     for _ in range(2):
@@ -198,27 +200,27 @@ def test_an_array_that_cannot_mean_what_its_name_says_is_refused(name, array, me
     env.arrays = lambda: {name: array}
     with pytest.raises(EnvError, match=message):
         for group in env.groups:
-            places_of(env, group)
+            spec_of(env, group)
     with pytest.raises(EnvError, match=message):
-        places_of(env, "shared")
+        spec_of(env, "shared")
 
 
 def test_a_policy_for_all_heeds_the_mask_of_the_only_group():
-    mask = places_of(MaskedByGroup(3), "shared").mask
+    mask = spec_of(MaskedByGroup(3), "shared").mask
     assert (mask.array, mask.columns) == ("action_mask_group0", slice(0, 3))
 
 
 def test_a_mask_of_all_agents_is_cut_by_group_and_whole_for_a_policy_for_all():
     env = MaskedByGroup(2, 1)
     env.arrays = lambda: {"action_mask": np.ones((3, 3), np.bool_)}
-    masks = {name: places_of(env, name).mask for name in ("group0", "group1", "shared")}
+    masks = {name: spec_of(env, name).mask for name in ("group0", "group1", "shared")}
     assert {mask.array for mask in masks.values()} == {"action_mask"}
     assert [mask.columns for mask in masks.values()] == [slice(0, 2), slice(2, 3), slice(0, 3)]
 
 
 def test_a_policy_for_all_is_refused_where_only_some_have_a_mask():
     with pytest.raises(EnvError, match=r"the env gives action_mask_group0, of some\. Give each group its own policy"):
-        places_of(MaskedByGroup(2, 1), "shared")
+        spec_of(MaskedByGroup(2, 1), "shared")
 
 
 # ---------------------------------------------------------------------------------------------- inactive agents
@@ -291,7 +293,7 @@ def test_an_update_is_that_of_plain_torch_on_the_agents_in_the_game(make_trainer
     left = (~group.active).float().mean().item()
     assert 0.2 < left < 0.9
     policy, config = copy.deepcopy(group.policy), learner.config
-    figures = learner.update(0)
+    figures = learner.update()
 
     advantage, old_value = group.advantage.flatten(), group.value[:-1].flatten()
     target = advantage + old_value
@@ -365,7 +367,7 @@ def test_what_agents_see_and_do_out_of_the_game_changes_nothing(make_trainer, al
             group.action[out] = 1
             runners = slice(group.agents.start, group.agents.stop)
             trainer.rollout.observation[:-1, :, runners][out] = 50.0
-        trainer.algorithms["runner"].update(0)
+        trainer.algorithms["runner"].update()
         states.append(group.policy.state_dict())
     for name, tensor in states[0].items():
         assert torch.equal(tensor, states[1][name]), name

@@ -21,7 +21,7 @@ def parameters(run, folder, device, **settings):
     trainer = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 800, "device": device, **settings}
     trainer = Trainer(read_config(config_of(run, trainer, {"basedir": str(folder)})))
     trainer.train()
-    captured = {name: one.replay.is_captured for name, one in trainer.algorithms.items()}
+    captured = {name: phases["learn"].is_captured for name, phases in trainer.phases.items()}
     captured["rollout"] = trainer._play.is_captured
     tensors = {name: policy.state_dict() for name, policy in trainer.policies.items()}
     return captured, {f"{policy}.{name}": one.cpu() for policy, ones in tensors.items() for name, one in ones.items()}
@@ -105,7 +105,7 @@ TWO_FUSED = {
 def test_on_a_cpu_calls_are_made_one_after_the_other():
     backend, made = choose_backend("cpu"), []
     graphs = [Replayed(lambda: None, backend) for _ in range(3)]
-    side_by_side = SideBySide(graphs, backend)
+    side_by_side = SideBySide([[one] for one in graphs], backend)
     assert side_by_side([lambda i=i: made.append(i) or i for i in range(3)]) == [0, 1, 2] == made
     assert not side_by_side.is_at_once
     assert SideBySide([], backend)([]) == []
@@ -132,7 +132,7 @@ def test_streams_part_and_meet_again_even_where_a_call_is_stopped(monkeypatch, i
     def stop() -> None:
         raise KeyboardInterrupt
 
-    side_by_side = SideBySide([SimpleNamespace(is_captured=True)] * 3, backend)
+    side_by_side = SideBySide([[SimpleNamespace(is_captured=True)]] * 3, backend)
     calls = [lambda: 1, stop if is_stopped else lambda: 2, lambda: 3]
     with pytest.raises(KeyboardInterrupt) if is_stopped else contextlib.nullcontext():
         assert side_by_side(calls) == [1, 2, 3]
@@ -155,7 +155,7 @@ def test_graphs_at_once_see_what_was_before_and_are_seen_by_what_comes_after():
         return Replayed(call, backend)
 
     graphs = [prepare(own) for own in sums]
-    side_by_side, was_at_once = SideBySide(graphs, backend), []
+    side_by_side, was_at_once = SideBySide([[one] for one in graphs], backend), []
     for number in range(20):
         given.fill_(number)
         was_at_once.append(side_by_side.is_at_once)

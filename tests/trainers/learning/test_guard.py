@@ -64,7 +64,7 @@ def learned(trainer: Trainer) -> dict[str, torch.Tensor]:
     for name, policy in trainer.policies.items():
         found |= {f"{name}.{key}": value for key, value in policy.named_parameters()}
         optimizer = trainer.algorithms[name].optimizer
-        found |= {f"{name}/{key}": value for key, value in checkpoint.optimizer_tensors(policy, optimizer).items()}
+        found |= {f"{name}/{key}": value for key, value in optimizer.tensors().items()}
     return {name: tensor.detach().clone() for name, tensor in found.items()}
 
 
@@ -202,7 +202,7 @@ def test_a_bad_loss_stops_the_run(make_trainer, algorithm, is_infinite):
     """Row (6 x 8 + 5) x 2 + 1 of the second policy's samples."""
     trainer = make_trainer(algorithm, save=1, graphs=False)  # a graph would not know which iteration it is
     spoil_samples(trainer, "others", 107, float("-inf") if is_infinite else float("nan"))
-    trainer.algorithms["first"].update = lambda env_steps: {}  # it learns first, and would be a step ahead
+    trainer.algorithms["first"].update = lambda *_: {}  # it learns first, and would be a step ahead
     fail_in(
         trainer,
         "policy 'others': loss is a NaN or an infinity at env 5, agent 2, step 6 of iteration 3 "

@@ -177,7 +177,7 @@ def test_every_evaluation_starts_with_an_empty_memory(make_trainer):
     first = evaluation.play()
     assert (evaluation.env.data["memory_shared"] != 0).any()
     assert torch.equal(evaluation.play().returns, first.returns)
-    evaluation.rollout.groups["shared"].forget_all = lambda: None
+    evaluation.rollout.forget = lambda: None
     assert not torch.equal(evaluation.play().returns, first.returns)
 
 
@@ -211,7 +211,7 @@ def test_a_run_resumed_within_an_episode_remembers_it(make_trainer):
         assert torch.equal(two.env.data["memory_shared"], one.env.data["memory_shared"])
         assert two.env.data["memory_shared"].abs().min().item() > 0
         if forgets:
-            group_of(two).forget_all()
+            two.rollout.forget()
         two.iterate()
         two.iterate()
         states.append(two.policies["shared"].state_dict())

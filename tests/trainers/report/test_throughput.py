@@ -29,12 +29,12 @@ def test_rates_are_those_of_the_median():
     assert (found["env_steps_per_s"], found["agent_steps_per_s"]) == (2_000_000, 6_000_000)
 
 
-def test_path_is_what_groups_and_algorithms_say():
-    groups = {"tagger": SimpleNamespace(path="fused"), "runner": SimpleNamespace()}
+def test_path_is_what_actors_and_algorithms_say():
+    groups = {name: SimpleNamespace(actor=SimpleNamespace(path="fused")) for name in ("tagger", "runner")}
     rollout = SimpleNamespace(groups=groups)
     trainer = SimpleNamespace(rollout=rollout, algorithms={"tagger": SimpleNamespace(path="torch")})
     found = path_of(trainer)
-    assert found == {"policy": {"tagger": "fused", "runner": None}, "learner": {"tagger": "torch"}}
+    assert found == {"policy": {"tagger": "fused", "runner": "fused"}, "learner": {"tagger": "torch"}}
 
 
 def test_the_env_alone_is_the_launches_that_a_rollout_makes_of_it():

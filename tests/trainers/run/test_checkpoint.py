@@ -292,7 +292,7 @@ def everything(trainer):
     for name, policy in trainer.policies.items():
         tensors += policy.state_dict().values()
         if name in trainer.algorithms:
-            tensors += checkpoint.optimizer_tensors(policy, trainer.algorithms[name].optimizer).values()
+            tensors += trainer.algorithms[name].optimizer.tensors().values()
     generators = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
     generators += [algorithm.generator.get_state().tolist() for algorithm in trainer.algorithms.values()]
     return trainer.iteration, generators, [tensor.detach().cpu().numpy().tobytes() for tensor in tensors]

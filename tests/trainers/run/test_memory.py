@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trainers import cli
+from trainers.algorithms import on_policy
 from trainers.errors import MemoryShortError
-from trainers.learning import learner
 from trainers.run import memory
 from trainers.run.free_memory import free_bytes
 from trainers.run.memory import dry_run, estimate, explained_shortage, largest_num_envs, printed_size
@@ -83,14 +83,14 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
-    monkeypatch.setitem(learner.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
+    monkeypatch.setitem(on_policy.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
     config = config_of(tmp_path, *CASES[case])
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
     trainer.iterate()  # an optimiser remembers nothing before
     held = held_since(before)
     works = [peak_bytes(trainer._play)]
-    works += [peak_bytes(lambda one=one: one.update(0)) for one in trainer.algorithms.values()]
+    works += [peak_bytes(lambda one=one: one.update()) for one in trainer.algorithms.values()]
     work = found.num_bytes["work of an update"]
     assert found.total - work == pytest.approx(held, rel=0.01)
     assert work == pytest.approx(max(works), rel=0.1)
@@ -102,7 +102,7 @@ def test_estimate_of_fused_kernels_is_within_a_tenth_of_their_arrays(tmp_path):
     config = config_of(tmp_path, "tag_gridworld", 100, policy, precision="bf16")
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
-    assert [group.path for group in trainer.rollout.groups.values()] == ["fused", "fused"]
+    assert [group.actor.path for group in trainer.rollout.groups.values()] == ["fused", "fused"]
     held = held_since(before)
     assert found.total - found.num_bytes["work of an update"] == pytest.approx(held, rel=0.1)
 

@@ -1,30 +1,33 @@
-"""What the algorithms share: targets from a rollout, and steps of the optimiser that cannot ruin a policy."""
+"""What A2C, PPO and MAPPO share: advantages and targets of a rollout, and safe steps of the optimiser."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainers.settings.config import PolicyConfig
-from warpdrive.config import value_at
+from trainers.algorithms.algorithm import Algorithm, Figures, State
+from trainers.settings.config import ActorCriticConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
+    from trainers.acting.actor import Actor, Stage
+    from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
+    from trainers.experience.spec import GroupSpec
     from trainers.fused.learner import FusedLearner
     from trainers.learning.guard import Guard
+    from trainers.networks.policy import Policy
 
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Samples that go through the network at once; gradients of more are added up. It bounds the memory of an
 update, and a CPU is fastest with what its cache holds."""
 
 
-class Learner:
-    """One policy that learns; an algorithm derives from it and writes `learn`:
+class OnPolicy(Algorithm):
+    """A policy that learns from each rollout once; an algorithm derives from it and writes `learn`:
 
     self.begin()                 # advantages and targets of the rollout
     loss.backward()              # as often as it takes; divide it by the number that `moments` gives
@@ -32,59 +35,69 @@ class Learner:
     self.step()                  # one step of Adam
     self.end()
 
-    `learn` does the same launches each time, so that a GPU can replay them: numbers that a schedule changes are
-    tensors on the device, and nothing asks the host.
-
     Args:
-        config: of its algorithm.
-        group: what the policy's agents saw, did and got; also holds the policy.
-        estimate: launches GAE, which fills `group.advantage`.
-        guard: watches losses and gradients.
-        seed: of the minibatches' order.
+        estimate: what fills `group.advantage`, if it is not GAE.
     """
 
+    FIGURES: ClassVar[Mapping[str, str]] = {
+        "policy_loss": "the policy's part of the loss in the last update, mean over its minibatches",
+        "value_loss": "the critic's part, before vf_loss_coeff",
+        "entropy": "entropy of the action's distribution, nats",
+        "approx_kl": "KL divergence from the policy that played, nats, before each step; 0 for A2C, whose "
+        "one step starts there",
+        "clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, likewise",
+        "explained_variance": "1 is a critic that knows what comes, 0 one that guesses, less is worse",
+        "learning_rate": "the optimiser's step size in that update",
+        "grad_norm": "length of the gradient, before it was shortened",
+    }
+    SCHEDULED = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
+
     def __init__(
-        self, config: PolicyConfig, group: GroupRollout, estimate: Callable[[], None], guard: Guard, seed: int = 0
+        self,
+        config: ActorCriticConfig,
+        group: GroupRollout,
+        guard: Guard,
+        seed: int = 0,
+        estimate: Callable[[], None] | None = None,
     ) -> None:
         import torch
 
-        from trainers.learning.distributed import world
+        from trainers.fused.player import find_learner
+        from trainers.learning.optimiser import SafeAdam
+        from trainers.targets.gae import prepare_gae
 
-        self.world = world()
-        self.config = config
-        self.group = group
-        self.policy = group.policy
-        self.estimate = estimate
-        self.guard = guard
-        self.device = group.advantage.device
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        super().__init__(config, group, guard, seed)
+        self.estimate = estimate or prepare_gae(group, config.gamma, config.gae_lambda, config.reward_clip)
+        """Launches GAE."""
         self.parameters = list(self.policy.parameters())
-        self.replay: Callable[[], dict[str, torch.Tensor]] = self.learn
-        """Does what `learn` does; a GPU replays it (see Replayed)."""
-        scheduled = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
-        self.scalars = {
-            name: torch.zeros((), device=self.device) for name in scheduled if getattr(config, name, None) is not None
-        }
-        """This iteration's numbers, by the config's key."""
-        self._filled: dict[str, float] = {}
-        # fused: one launch for all parameters, its step count stays on the device, and `found_inf` stops it there.
-        with _without_compiler(torch.optim.Optimizer.add_param_group):
-            self.optimizer = torch.optim.Adam(
-                self._parameter_groups(),
-                lr=self.scalars["lr"],
-                eps=1e-5,
-                fused=True,
-                capturable=self.device.type == "cuda",
-            )
-        self.optimizer.grad_scale = None
-        self.optimizer._warned_capturable_if_run_uncaptured = True  # it runs uncaptured first, and that is meant
-        self.optimizer.found_inf = self._skip = torch.zeros((), device=self.device)
+        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
+        self.optimizer = SafeAdam(
+            self.policy, self._parameter_groups(), self.scalars["lr"], guard, group.name, max_norm
+        )
+        self.stopped = self.optimizer.stopped
+        self.reduce = self.optimizer.reduce
         self.target = torch.zeros_like(group.advantage)
         """[T, E, A]: what the value should have been, in rewards as GAE saw them."""
-        self.stopped = torch.zeros(1, device=self.device)
-        """[1], not 0: no more steps in this iteration."""
-        self.fused: FusedLearner | None = None if group.fused is None else self.fuse()
-        """Does the work by fused kernels, where they can."""
+        self.fused: FusedLearner | None = find_learner(self)
+        """Does what `learn` does by fused kernels, where they can."""
+
+    @classmethod
+    def fields(cls, config: ActorCriticConfig, spec: GroupSpec) -> list[Field]:
+        from trainers.experience.field import Field
+
+        return [Field("advantage")]
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        from trainers.acting.sampled import actor_critic
+
+        return actor_critic(policy, spec, stage)
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        return {"learn": self.learn if self.fused is None else self.fused.learn}
+
+    def state(self) -> State:
+        return {"optim": self.optimizer.tensors()}
 
     def _parameter_groups(self) -> list[dict]:
         network = self.policy.network
@@ -98,33 +111,17 @@ class Learner:
 
     @property
     def path(self) -> str:
-        """What does the work: "fused" kernels, or "torch"."""
         return "torch" if self.fused is None else "fused"
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether other policies may learn at the same time: torch's products share memory of the matrix library, and
-        ranks must agree on who sums first."""
         return self.world.size == 1 and self.fused is not None and not self.fused.uses_matrix_library
 
-    def update(self, env_steps: int) -> dict[str, torch.Tensor | float]:
-        """Learns from the rollout; `env_steps` were made before it.
-
-        Returns:
-            Debug figures by metric name, on the device: reading them waits for the update.
-        """
-        now = {name: float(value_at(getattr(self.config, name), env_steps)) for name in self.scalars}
-        for name, number in now.items():
-            if self._filled.get(name) != number:  # a launch that most iterations do not need
-                self.scalars[name].fill_(number)
-        self._filled = now
-        return {**self.replay(), "learning_rate": now["lr"]}
-
-    def fuse(self) -> FusedLearner:
-        """Does what `learn` does by fused kernels; called where the policy plays by them."""
+    def loss_of_kernels(self) -> dict[str, Any]:
+        """What FusedLearner is to know of the loss: its arguments besides the learner."""
         raise NotImplementedError
 
-    def learn(self) -> dict[str, torch.Tensor]:
+    def learn(self) -> Figures:
         """Learns from the rollout with this iteration's numbers; returns figures by metric name, on the device."""
         raise NotImplementedError
 
@@ -132,9 +129,7 @@ class Learner:
         """Advantages and targets of the rollout."""
         import torch
 
-        self.stopped.zero_()
-        for parameter in self.parameters:
-            parameter.grad = None  # a graph that could not be made may have left some
+        self.optimizer.begin()
         group = self.group
         with torch.no_grad():
             self.estimate()
@@ -198,42 +193,9 @@ class Learner:
         for part in units.split(size):
             yield self.group.samples(part)
 
-    def stop_if(self, condition: torch.Tensor) -> None:
-        """From here to the end of this iteration the optimiser does nothing if `condition` holds, a bool."""
-        import torch
-
-        torch.maximum(self.stopped, condition.to(self.stopped.dtype).view(1), out=self.stopped)
-
-    def reduce(self, figures: torch.Tensor) -> torch.Tensor:
-        """Sums gradients and figures [N] over all ranks, through one buffer; and all halt where one has to.
-
-        Call it after the last `backward` of a step. Returns the figures.
-        """
-        if self.world.size == 1:
-            return figures
-        parameters = [p for p in self.parameters if p.grad is not None]
-        *gradients, figures, halted = self.world.sum(*(p.grad for p in parameters), figures, self.guard.halted)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.guard.take_over(halted)
-        return figures
-
     def step(self) -> torch.Tensor:
-        """One step of Adam along the gradients there are, which are then gone.
-
-        Returns:
-            The gradient's norm before it was shortened.
-        """
-        import torch
-
-        limit = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        self.guard.check_gradient(self.group.name, self.parameters, norm)  # before a NaN of one makes all of them NaN
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
-        torch.maximum(self.stopped[0], self.guard.flag_of(self.group.name)[0], out=self._skip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
+        """One step of Adam along the gradients there are, which are then gone; returns the gradient's norm before."""
+        return self.optimizer.safe_step()
 
     def end(self) -> None:
         """What waits until the update is over: the statistics of observations, which the next rollout then uses."""
@@ -248,21 +210,6 @@ class Learner:
                 policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
                 if policy.critic_norm is not None:
                     policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
-
-
-@contextlib.contextmanager
-def _without_compiler(function: Callable) -> Iterator[None]:
-    """While it is entered, a function that torch hides from its compiler runs without that compiler being loaded, which
-    takes one to three seconds of a run's start."""
-    plain = getattr(function, "__wrapped__", None)
-    if plain is None or hasattr(plain, "__dynamo_disable"):
-        yield
-        return
-    plain.__dynamo_disable = plain
-    try:
-        yield
-    finally:
-        del plain.__dynamo_disable
 
 
 def _at_least_one(number: torch.Tensor | int) -> torch.Tensor | int:

@@ -1,0 +1,180 @@
+"""Actors of actor-critic algorithms, by torch: they draw actions, and judge what their agents see."""
+
+from __future__ import annotations
+
+import torch
+
+from trainers.acting.actor import Actor, Call, Stage, prepare_copy, value_fields
+from trainers.experience.field import Field
+from trainers.experience.group_rollout import GroupRollout
+from trainers.experience.spec import GroupSpec
+from trainers.fused.player import find_player
+from trainers.heads import GaussianHead
+from trainers.networks.features import Arrays
+from trainers.networks.policy import Policy
+from warpdrive.gaussian_sampler import GaussianSampler
+from warpdrive.layout import FINAL
+from warpdrive.sampler import Sampler
+
+
+def actor_critic(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+    """Who plays for a policy with a value: fused kernels where they can."""
+    found = find_player(policy, spec, stage)
+    if isinstance(found, Actor):
+        return found
+    kind = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
+    return kind(policy, spec, stage, found)
+
+
+class SampledActor(Actor):
+    """Draws from the distribution that a network's outputs say; keeps log-probabilities and values.
+
+    value [T+1, E, A] is in the critic's unit; final_value [K, E, A] of what an env saw before its k-th truncation.
+    Of a recurrent policy, memory [S, E, A, size] is what was remembered before each sequence of the rollout.
+
+    Args:
+        why: why torch plays, and not fused kernels.
+    """
+
+    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str = "nothing else was asked for") -> None:
+        super().__init__(policy, spec, stage)
+        self.why = why
+        self._memory: torch.Tensor | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    @property
+    def who_plays(self) -> str:
+        return f"torch, because {self.why}"
+
+    def fields(self, num_steps: int) -> list[Field]:
+        fields = value_fields()
+        if size := self.policy.memory_size:
+            every = self.policy.network.sequence_length or num_steps
+            fields.append(Field("memory", (size,), every=every))
+            fields.append(Field("final_memory", (size,), of="truncation"))
+        return fields
+
+    def attach(self, group: GroupRollout) -> None:
+        super().attach(group)
+        rollout, head = group.rollout, self.policy.head
+        new, rows = rollout.reward.new_zeros, (rollout.num_envs, self.spec.num_agents)
+        if self.policy.memory_size:
+            # The envs' state includes what their agents remember: a checkpoint holds it.
+            memory = torch.zeros((*rows, self.policy.memory_size))
+            self._memory = rollout.env.data.push(self.spec.array("memory"), memory)
+        # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
+        self._outputs = new(*rows, head.num_outputs)
+        self._entropy = new(rows)
+        self._greedy = self.spec.name in self.stage.greedy
+        num_columns, first = group.action_array.shape[2], self.spec.acts.columns.start
+        self._sampler = self._make_sampler(rollout.num_envs, num_columns, first)
+
+    def _make_sampler(self, num_envs: int, num_columns: int, first_column: int) -> Sampler:
+        env, sizes = self.stage.env, self.policy.head.head_sizes
+        return Sampler(
+            env.data, num_envs, self.spec.agents, num_columns, sizes, env.backend, first_column=first_column
+        )
+
+    def _prepare_sample(self, t: int) -> Call:
+        group = self.group
+        mask = None if group.mask is None else group.mask[t]
+        outputs = (group.log_prob[t], self._entropy)
+        return self._sampler.prepare(self._outputs, group.action_array[t], *outputs, mask, greedy=self._greedy)
+
+    def forget(self) -> None:
+        if self._memory is not None:
+            self._memory.zero_()
+
+    def prepare_step(self, t: int) -> list[Call]:
+        group, calls = self.group, []
+        if self._memory is not None and t % group.sequence_length == 0:
+            calls.append(prepare_copy(group.memory[t // group.sequence_length], self._memory))
+        calls += self._prepare_forward(group.rollout.seen(t), self._outputs, group.value[t], t, self._memory)
+        return [*calls, self._prepare_sample(t)]
+
+    def prepare_between(self, t: int) -> list[Call]:
+        """A recurrent policy forgets ended episodes."""
+        if self._memory is None:
+            return []
+        rollout, memory, final_memory = self.group.rollout, self._memory, self.group.final_memory
+        num_truncated = rollout.env.data["num_truncated"]
+
+        def forget() -> None:
+            truncated = rollout.truncated[t]
+            for k, final in enumerate(final_memory):  # what was remembered before the k-th truncation
+                is_this = (truncated & (num_truncated == k)).view(-1, 1, 1)
+                final.copy_(torch.where(is_this, memory, final))
+            ended = (rollout.terminated[t] | truncated).view(-1, 1, 1)
+            memory.masked_fill_(ended, 0.0)
+
+        return [forget]
+
+    def prepare_end(self) -> list[Call]:
+        """Values that targets bootstrap from: of the observation after the last step, and before each truncation."""
+        group, calls = self.group, []
+        rollout = group.rollout
+        calls += self._prepare_forward(rollout.seen(-1), None, group.value[-1], rollout.num_steps, self._memory)
+        for k, value in enumerate(group.final_value):
+            final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
+            memory = None if self._memory is None else group.final_memory[k]
+            calls += self._prepare_forward(final, None, value, None, memory)
+        return calls
+
+    def _prepare_forward(
+        self,
+        arrays: Arrays,
+        outputs: torch.Tensor | None,
+        value: torch.Tensor,
+        t: int | None,
+        memory: torch.Tensor | None,
+    ) -> list[Call]:
+        group, num_rows = self.group, value.numel()
+        rows, calls = group.features.prepare_step(arrays, self._buffer)
+        critic_rows = None
+        if group.central is not None:
+            active = None
+            if group.rollout.active is not None and t is not None:
+                active = group.rollout.active[t, :, group.agents.start : group.agents.stop]
+            central = group.central
+            shaped = self._buffer("critic_rows", value.new_empty(*value.shape, central.num_features))
+            critic_rows = shaped.view(num_rows, -1)
+            calls.append(lambda: shaped.copy_(central.of_step(arrays, active)))
+        act = self.policy.prepare_act(
+            rows,
+            critic_rows,
+            None if outputs is None else outputs.view(num_rows, -1),
+            value.view(-1),
+            None if memory is None else memory.view(num_rows, -1),
+            keep_memory=outputs is not None,
+        )
+        return [*calls, act]
+
+
+    def _buffer(self, name: str, example: torch.Tensor) -> torch.Tensor:
+        """Memory that every step uses anew, as large as an example."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.zeros_like(example, memory_format=torch.contiguous_format)
+        return self._buffers[name]
+
+
+class GaussianActor(SampledActor):
+    """Draws the numbers of a Box. action [T, E, A, n] is as drawn; the env gets it clipped to the Box."""
+
+    def fields(self, num_steps: int) -> list[Field]:
+        return [*super().fields(num_steps), Field("action", (self.policy.head.num_outputs,))]
+
+    def _make_sampler(self, num_envs: int, num_columns: int, first_column: int) -> GaussianSampler:
+        env, space = self.stage.env, self.policy.head.space
+        return GaussianSampler(env.data, num_envs, self.spec.agents, num_columns, space, env.backend, first_column)
+
+    def _prepare_sample(self, t: int) -> Call:
+        group = self.group
+        return self._sampler.prepare(
+            self._outputs,
+            self.policy.head.log_std.detach(),
+            group.action_array[t],
+            group.action[t],
+            group.log_prob[t],
+            self._entropy,
+            greedy=self._greedy,
+        )

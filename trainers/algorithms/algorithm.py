@@ -1,0 +1,160 @@
+"""What an algorithm is: how a policy acts, what is kept of each step, and how it learns from that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainers.settings.config import PolicyConfig
+from warpdrive.config import value_at
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+
+    from trainers.acting.actor import Actor, Stage
+    from trainers.experience.field import Field
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.learning.guard import Guard
+    from trainers.networks.policy import Policy
+
+Figures = Mapping[str, "torch.Tensor | float"]
+"""By metric: what is reported as train/<policy>/<metric>; reading a tensor waits for the update."""
+State = Mapping[str, Mapping[str, "torch.Tensor"]]
+"""By file of a checkpoint and name: live tensors."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When it is: what the host knows without asking the device."""
+
+    iteration: int
+    """Made before this one."""
+    env_steps: int
+    """Made before this iteration, over all envs."""
+    batch: int
+    """Env steps of one iteration, over all envs."""
+
+
+START = Clock(0, 0, 0)
+
+
+class Algorithm:
+    """One policy that learns. Derive from it, in a file of its own:
+
+    class Reinforce(Algorithm):
+        FIGURES = {"policy_loss": "mean of -log_prob * return"}
+
+        @classmethod
+        def heads(cls, config, num_outputs): return {"policy": num_outputs}
+        @classmethod
+        def actor(cls, policy, spec, stage): return MyActor(policy, spec, stage)
+        def phases(self): return {"learn": self.learn}
+
+    and a config beside it, `ReinforceConfig(PolicyConfig)`. A phase does the same launches each time, on memory that
+    stays where it is, so that a GPU can replay it as one CUDA graph: numbers that change are tensors on the device
+    (`self.scalars`), and nothing asks the host. Which phases an iteration runs is `plan`'s to say, by the clock alone.
+
+    Args:
+        config: of its algorithm.
+        group: what the policy's agents saw, did and got; also holds the policy.
+        guard: watches losses and gradients.
+        seed: of what it draws, such as the minibatches' order.
+    """
+
+    FIGURES: ClassVar[Mapping[str, str]] = {}
+    """What its phases report: metric -> what it says."""
+    SCHEDULED: ClassVar[Sequence[str]] = ("lr",)
+    """Keys of its config that may be schedules, in env steps."""
+
+    def __init__(self, config: PolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import torch
+
+        from trainers.learning.distributed import world
+
+        self.world = world()
+        self.config = config
+        self.group = group
+        self.policy = group.policy
+        self.guard = guard
+        self.device = next(self.policy.parameters()).device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        """What its phases draw from; a checkpoint holds its state."""
+        self.scalars = {
+            name: torch.zeros((), device=self.device)
+            for name in self.SCHEDULED
+            if getattr(config, name, None) is not None
+        }
+        """This iteration's numbers, by the config's key."""
+        self._filled: dict[str, float] = {}
+
+    @classmethod
+    def heads(cls, config: PolicyConfig, num_outputs: int) -> dict[str, int]:
+        """What the network ends in: name -> numbers. `num_outputs` say the distribution of an action."""
+        return {"policy": num_outputs, "value": 1}
+
+    @classmethod
+    def fields(cls, config: PolicyConfig, spec: GroupSpec) -> list[Field]:
+        """What it keeps of each step, besides what its actor does."""
+        return []
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        """Who plays for a policy of this algorithm, in training and after it."""
+        raise NotImplementedError
+
+    @classmethod
+    def why_not(cls, config: PolicyConfig, spec: GroupSpec) -> str | None:
+        """Why it cannot learn here, as the end of a sentence with a way out; None if it can."""
+        return None
+
+    @property
+    def path(self) -> str:
+        """What does the work: "fused" kernels, or "torch"."""
+        return "torch"
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether other policies may learn at the same time: torch's products share memory of the matrix library, and
+        ranks must agree on who sums first."""
+        return False
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        """By name, what an iteration may consist of after the rollout."""
+        raise NotImplementedError
+
+    def plan(self, clock: Clock) -> Sequence[str]:
+        """The phases of this iteration, in order."""
+        return list(self.phases())
+
+    def state(self) -> State:
+        """All that going on exactly from here takes, besides the policy: optimisers, targets, what was kept. By file, a
+        word each, and by name; `restore` writes into these very tensors."""
+        return {}
+
+    def restored(self) -> None:
+        """What `state` gave has been written to."""
+
+    def set_scalars(self, clock: Clock) -> dict[str, float]:
+        """Brings `scalars` up to date; returns them."""
+        now = {name: float(value_at(getattr(self.config, name), clock.env_steps)) for name in self.scalars}
+        for name, number in now.items():
+            if self._filled.get(name) != number:  # a launch that most iterations do not need
+                self.scalars[name].fill_(number)
+        self._filled = now
+        return now
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        """Runs the phases of an iteration.
+
+        Args:
+            phases: what replays them, by name; themselves if not given.
+        Returns:
+            Figures by metric name, on the device: reading them waits for the update.
+        """
+        now, found = self.set_scalars(clock), {}
+        phases = self.phases() if phases is None else phases
+        for name in self.plan(clock):
+            found |= phases[name]()
+        return {**found, "learning_rate": now["lr"]}

@@ -1,0 +1,79 @@
+"""Who plays for a policy by fused kernels: one launch a step for all such policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainers.acting.actor import Actor, Call, Stage, value_fields
+from trainers.experience.field import Field
+from trainers.experience.group_rollout import GroupRollout
+from trainers.experience.spec import GroupSpec
+from trainers.fused.actor import FusedActor
+from trainers.fused.learner import FusedLearner
+from trainers.fused.packed import pack
+from trainers.fused.plan import Limits, Plan, Request, plan
+from trainers.networks.policy import Policy
+
+if TYPE_CHECKING:
+    from trainers.algorithms.on_policy import OnPolicy
+
+
+def find_player(policy: Policy, spec: GroupSpec, stage: Stage) -> FusedPlayer | str:
+    """Who plays for a policy by fused kernels; or why they cannot."""
+    found = plan(Request.of(policy.config, spec), Limits.of(stage.env.backend), stage.precision)
+    return found if isinstance(found, str) else FusedPlayer(policy, spec, stage, found)
+
+
+def find_learner(learner: OnPolicy) -> FusedLearner | None:
+    """Does what the learner's `learn` does by fused kernels, where its policy plays by them."""
+    return FusedLearner(learner, **learner.loss_of_kernels()) if learner.group.actor.path == "fused" else None
+
+
+class FusedPlayer(Actor):
+    """Plays for one policy; its part of each launch is made in `together`."""
+
+    path = "fused"
+    who_plays = "fused kernels"
+
+    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, plan: Plan) -> None:
+        super().__init__(policy, spec, stage)
+        self.plan = plan
+
+    def fields(self, num_steps: int) -> list[Field]:
+        return value_fields()
+
+    def attach(self, group: GroupRollout) -> None:
+        super().attach(group)
+        pack(self.policy, self.plan, self.stage.env.backend)
+
+    @classmethod
+    def together(cls, actors: Sequence[Actor]) -> list[Actor]:
+        return [FusedPlayers(actors)]
+
+
+class FusedPlayers(Actor):
+    """Plays for several policies, in one launch a step."""
+
+    path = "fused"
+
+    def __init__(self, actors: Sequence[FusedPlayer]) -> None:
+        stage = actors[0].stage
+        self._groups = [actor.group for actor in actors]
+        self._max_truncations = self._groups[0].rollout.max_truncations
+        self._launches = FusedActor(stage.env, self._groups, list(stage.greedy))
+
+    def begin(self) -> None:
+        for group in self._groups:
+            group.policy.packed.pack()
+
+    def prepare_step(self, t: int) -> list[Call]:
+        return [self._launches.prepare_act(t)]
+
+    def prepare_end(self) -> list[Call]:
+        seen = [[group.seen_array[-1] for group in self._groups]]
+        values = [[group.value[-1] for group in self._groups]]
+        for k in range(self._max_truncations):
+            seen.append([group.final_seen_array[k] for group in self._groups])
+            values.append([group.final_value[k] for group in self._groups])
+        return [self._launches.prepare_values(*one) for one in zip(seen, values, strict=True)]

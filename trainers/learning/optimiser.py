@@ -1,0 +1,127 @@
+"""Adam that cannot ruin a policy, and whose launches a GPU can replay."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from trainers.learning.distributed import world
+from trainers.learning.guard import Guard
+
+
+class SafeAdam(torch.optim.Adam):
+    """Adam that makes no step once the guard found a NaN, or the iteration is stopped.
+
+    loss.backward()                        # as often as it takes
+    figures = optimizer.reduce(figures)    # gradients and figures of all ranks
+    norm = optimizer.safe_step()
+
+    One launch steps all parameters; their step counts stay on the device.
+
+    Args:
+        module: whose parameters are watched, by name.
+        groups: as torch's; `lr` is a tensor on the device.
+        guard: watches the gradient.
+        policy: the guard's name for it.
+        max_norm: of the gradient; longer ones are shortened.
+        eps: see Adam.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        groups: Sequence[Mapping],
+        lr: torch.Tensor,
+        guard: Guard,
+        policy: str,
+        max_norm: float = math.inf,
+        eps: float = 1e-5,
+    ) -> None:
+        with _without_compiler(torch.optim.Optimizer.add_param_group):
+            super().__init__(groups, lr=lr, eps=eps, fused=True, capturable=lr.device.type == "cuda")
+        self.module = module
+        self.parameters = list(module.parameters())
+        self.guard = guard
+        self.policy = policy
+        self.max_norm = max_norm
+        self.world = world()
+        self.stopped = torch.zeros(1, device=lr.device)
+        """[1], not 0: no more steps in this iteration."""
+        self.grad_scale = None
+        self._warned_capturable_if_run_uncaptured = True  # it runs uncaptured first, and that is meant
+        self.found_inf = self._skip = torch.zeros((), device=lr.device)  # what Adam's kernel stops for
+
+    def begin(self) -> None:
+        """An iteration begins: steps are made again."""
+        self.stopped.zero_()
+        for parameter in self.parameters:
+            parameter.grad = None  # a graph that could not be made may have left some
+
+    def stop_if(self, condition: torch.Tensor) -> None:
+        """From here to the end of this iteration no step is made if `condition` holds, a bool."""
+        torch.maximum(self.stopped, condition.to(self.stopped.dtype).view(1), out=self.stopped)
+
+    def reduce(self, figures: torch.Tensor) -> torch.Tensor:
+        """Sums gradients and figures [N] over all ranks, through one buffer; and all halt where one has to.
+
+        Call it after the last `backward` of a step. Returns the figures.
+        """
+        if self.world.size == 1:
+            return figures
+        parameters = [p for p in self.parameters if p.grad is not None]
+        *gradients, figures, halted = self.world.sum(*(p.grad for p in parameters), figures, self.guard.halted)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.guard.take_over(halted)
+        return figures
+
+    def safe_step(self) -> torch.Tensor:
+        """One step along the gradients there are, which are then gone.
+
+        Returns:
+            The gradient's norm before it was shortened.
+        """
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        self.guard.check_gradient(self.policy, self.parameters, norm)  # before a NaN of one makes all of them NaN
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_norm, norm)
+        torch.maximum(self.stopped[0], self.guard.flag_of(self.policy)[0], out=self._skip)
+        self.step()
+        self.zero_grad(set_to_none=True)
+        return norm
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What it remembers, as "<parameter>/<what>"; zeros before its first step."""
+        own = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        found = {}
+        for name, parameter in self.module.named_parameters():
+            if id(parameter) in own:
+                for key, value in self._remembered(parameter).items():
+                    found[f"{name}/{key}"] = value
+        return found
+
+    def _remembered(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        state = self.state[parameter]
+        if not state:  # as Adam itself makes it at its first step
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+
+@contextlib.contextmanager
+def _without_compiler(function: Callable) -> Iterator[None]:
+    """While it is entered, a function that torch hides from its compiler runs without that compiler being loaded, which
+    takes one to three seconds of a run's start."""
+    plain = getattr(function, "__wrapped__", None)
+    if plain is None or hasattr(plain, "__dynamo_disable"):
+        yield
+        return
+    plain.__dynamo_disable = plain
+    try:
+        yield
+    finally:
+        del plain.__dynamo_disable
