@@ -117,7 +117,7 @@ CONFIGS = [
         "trainer:",
         "traner:",
         "tag.yaml:4: traner: unknown key. Did you mean 'trainer'? (known: name, env, trainer, "
-        "policy, saving, evaluation)\ntag.yaml:1: trainer.total_timesteps: is missing: how long to "
+        "policy, saving, evaluation, callbacks)\ntag.yaml:1: trainer.total_timesteps: is missing: how long to "
         "train, in env steps (or num_episodes, in episodes).",
     ),
     changed(

@@ -1,10 +1,12 @@
-"""One file per algorithm: `a2c.py` holds A2C and A2CConfig. A new file is found by its name."""
+"""One file per algorithm: `a2c.py` holds A2C and A2CConfig. A new file is found by its name, and one from outside by its
+import name, "my_package.reinforce:Reinforce"."""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
 
+from trainers.settings.outside import config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError
 
@@ -15,13 +17,26 @@ ALGORITHMS = sorted(
 
 
 def find_algorithm(name: str) -> tuple[type, type]:
-    """An algorithm's class and the class of its config.
+    """An algorithm's class and the class of its config, `<Class>Config` beside it.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is none of this name, or it lacks what an algorithm must have.
     """
+    if is_outside(name):
+        return _from_outside(name)
     if name not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         raise ConfigError(f"unknown algorithm '{name}'.{did_you_mean(name, ALGORITHMS)} ({known})")
     module = importlib.import_module(f"{__name__}.{name.lower()}")
     return getattr(module, name), getattr(module, f"{name}Config")
+
+
+def _from_outside(name: str) -> tuple[type, type]:
+    from trainers.algorithms.algorithm import Algorithm
+    from trainers.settings.config import PolicyConfig
+
+    kind = import_class(name, "algorithm", Algorithm)
+    for method, does in (("actor", "says who plays"), ("phases", "says what an iteration does")):
+        if getattr(kind, method).__qualname__ == f"Algorithm.{method}":
+            raise ConfigError(f"algorithm '{name}': has no `{method}`, which {does}. See docs/own_algorithm.md.")
+    return kind, config_class(kind, PolicyConfig)

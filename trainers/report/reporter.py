@@ -152,7 +152,7 @@ class Reporter:
         self._waiting = _Report(pending, interval, trainer.iteration, num_iterations, evaluates)
         self._begun_iteration = trainer.iteration
         self._log_seconds += time.perf_counter() - begun
-        if evaluates or pending.is_at_once:
+        if evaluates or pending.is_at_once or trainer.callbacks.read_reports:
             self._write()
         return evaluates and trainer.world.first(self._is_best)
 
@@ -198,6 +198,7 @@ class Reporter:
         if report.evaluates:
             metrics |= self.trainer.world.first(self._evaluate)
             self.timing.begin_interval()  # what an evaluation takes is no part of training
+        metrics = self.trainer.callbacks.reported(self.trainer, metrics)
         begun = time.perf_counter()
         self._tell(metrics)
         self._log_seconds += time.perf_counter() - begun
