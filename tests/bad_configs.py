@@ -270,6 +270,7 @@ CONFIGS = [
         "outside",
         "tag_gridworld",
         "os:system",
-        "tag.yaml:1: name: 'os:system' imports code from outside. Allow it with --allow-import.",
+        "tag.yaml:1: name: 'os:system' imports code from outside. Allow it with --allow-import (in Python, "
+        "allow_import=True).",
     ),
 ]

@@ -45,8 +45,8 @@ class Callback:
         """
 
     def on_report(self, trainer: Trainer, metrics: Mapping[str, float]) -> Mapping[str, float] | None:
-        """At each report, before it is written; of several ranks, all get the first one's metrics. A GPU's host then waits
-        for the report, so that the same run finds the same metrics at the same iteration.
+        """At each report, before it is written; of several ranks, all get the first one's metrics. The host then waits
+        for a GPU at each report, so that a run finds the same metrics at the same iteration again.
 
         Returns:
             More metrics, by names that the report does not have.
@@ -75,7 +75,7 @@ class Callbacks:
         """By import name, a second one of a class with its number."""
         for one in (*map(make_callback, entries), *objects):
             if not isinstance(one, Callback):
-                raise ConfigError(f"callbacks: {shown(one)} is no Callback. Derive it from trainers.callbacks.Callback.")
+                raise ConfigError(f"callbacks: {shown(one)} is no trainers.callbacks.Callback. Derive it from that.")
             name = first = name_of(type(one))
             number = 1
             while name in self._by_name:

@@ -1,4 +1,4 @@
-"""One file per algorithm: `a2c.py` holds A2C and A2CConfig. A new file is found by its name, and one from outside by its
+"""One file per algorithm: `a2c.py` holds A2C and A2CConfig. A new file is found by its name; one from outside by its
 import name, "my_package.reinforce:Reinforce"."""
 
 from __future__ import annotations

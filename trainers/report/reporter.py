@@ -18,6 +18,7 @@ from trainers.report.timing import Interval, Timing
 from trainers.report.trackers import Trackers
 from trainers.run.best import is_best_evaluation
 from trainers.run.checkpoint import LAST
+from trainers.settings.outside import class_name
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
@@ -247,6 +248,6 @@ class Reporter:
 
     def _title(self) -> str:
         settings, policies = self.config.trainer, self.config.policy.values()
-        algorithms = " ".join(dict.fromkeys(policy.algorithm for policy in policies if policy.to_train))
+        algorithms = " ".join(dict.fromkeys(class_name(policy.algorithm) for policy in policies if policy.to_train))
         agents = f"{self.env.num_agents} agent{'s' if self.env.num_agents > 1 else ''}"
         return f"{self.config.name}  {algorithms}  {settings.num_envs:,} envs x {agents}  {self.env.device}"

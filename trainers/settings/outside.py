@@ -19,14 +19,17 @@ def is_outside(name: Any) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def check_allowed(name: Any, allow_import: bool) -> None:
+def check_allowed(name: Any, allow_import: bool, place: str = "") -> None:
     """The one question before anything that a config names is imported: an env, an algorithm, a network, a callback.
 
+    Args:
+        place: what the message begins with.
     Raises:
         ConfigError: it is from outside, and that was not allowed.
     """
     if is_outside(name) and not allow_import:
-        raise ConfigError(f"'{name}' imports code from outside. Allow it with --allow-import.")
+        way_out = "Allow it with --allow-import (in Python, allow_import=True)."
+        raise ConfigError(f"{place}'{name}' imports code from outside. {way_out}")
 
 
 def import_class(name: str, kind: str, base: type | None = None) -> type:
@@ -66,8 +69,13 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def class_name(name: str) -> str:
+    """"my_package.reinforce:Reinforce" -> "Reinforce"; "PPO" stays."""
+    return name.rpartition(":")[2]
+
+
 def config_class(kind: type, base: type) -> type:
-    """The config of an algorithm or of a network: `<Class>Config` in the module of the class, or `base` if there is none.
+    """The config of an algorithm or of a network: `<Class>Config` in the module of the class; `base` without one.
 
     Raises:
         ConfigError: it does not derive from `base`, or is no frozen dataclass.

@@ -23,7 +23,7 @@ from trainers.settings.config import (
     TrainerConfig,
     hints_for,
 )
-from trainers.settings.outside import check_allowed, is_outside
+from trainers.settings.outside import check_allowed
 from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_section, unknown_key
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
