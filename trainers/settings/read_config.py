@@ -23,7 +23,7 @@ from trainers.settings.config import (
     TrainerConfig,
     hints_for,
 )
-from trainers.settings.outside import check_allowed
+from trainers.settings.outside import check_allowed, is_outside
 from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_section, unknown_key
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
@@ -89,6 +89,10 @@ class _Reader:
         policy = self._policies(env)
         if trainer is not None:
             self._check_trainer(trainer, env)
+        if env is not None:
+            for name, one in policy.items():
+                if one is not None and is_outside(one.model.type) and (name in env.groups or name == SHARED):
+                    self._try_network(name, one, env)
         if trainer is not None and env is not None:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
@@ -286,6 +290,20 @@ class _Reader:
                 f"{near}."
             )
             self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
+
+    def _try_network(self, name: str, policy: PolicyConfig, env: Env) -> None:
+        """Whether a network from outside can be made for this env, and gives what its policy needs."""
+        import torch
+
+        from trainers.networks.policy import make_policy
+
+        try:
+            make_policy(env, name, policy, torch.Generator().manual_seed(0))
+        except ConfigError as error:
+            model = self.top["policy"][name]["model"]
+            self.problems.add(getattr(model, "marks", {}).get("type", ""), f"policy.{name}.model.type", str(error))
+        except EnvError:
+            pass  # of the env and the policy, not of the network: told where the policy is made
 
     def _check_best_metric(self, saving: SavingConfig, known: list[str]) -> None:
         name = saving.best_metric

@@ -1,0 +1,235 @@
+"""A package outside the project brings an env, an algorithm with an actor, a network and a callback; the commands take
+them, and no file of the project knows of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from trainers import cli
+from trainers.evaluation import load_policies
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import ConfigError
+
+HERE = Path(__file__).parent
+CONFIG = yaml.safe_load((HERE / "my_package" / "signs.yaml").read_text())
+
+
+@pytest.fixture(autouse=True)
+def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture(scope="module")
+def warpdrive() -> Callable:
+    """A function that runs a command and gives its exit code; --allow-import brings the package in."""
+
+    def run(*words: object) -> int:
+        return cli.main([*map(str, words), "--allow-import"])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory, warpdrive, device) -> Path:
+    """Of 6 iterations; the callback has raised the pay after the second."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        patch.chdir(HERE)
+        words = ("--config", "my_package/signs.yaml", f"saving.basedir={folder}", f"trainer.device={device}")
+        assert warpdrive("train", *words, "--run-name", "signs", "saving.model_params_save_freq=3") == 0
+    return folder / "signs"
+
+
+def changed(**changes: object) -> dict:
+    """The package's config, with other values at dotted keys that are written with `__`."""
+    config = json.loads(json.dumps(CONFIG))
+    for path, value in changes.items():
+        section = config
+        *parents, key = path.split("__")
+        for parent in parents:
+            section = section[parent]
+        section[key] = value
+    return config
+
+
+# ------------------------------------------------------------------------------------------------- the commands
+
+
+def test_it_learns_and_the_callback_changes_the_env_and_reports(run_folder):
+    reports = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    returns = [one["rollout/reader/ep_rew_mean"] for one in reports]
+    assert [one["curriculum/raised"] for one in reports] == [0, 1, 1, 1, 1, 1]
+    assert returns[0] == pytest.approx(2, abs=0.6) and min(returns[2:]) > 3  # 4 answers by chance, of 1, then of 2
+    assert all(one["train/reader/grad_norm"] > 0 for one in reports)
+
+
+def test_resumed_run_makes_the_same_bits(run_folder, tmp_path, warpdrive):
+    run = shutil.copytree(run_folder, tmp_path / "signs", symlinks=True)
+    assert warpdrive("train", "--resume", run / "checkpoints" / "step_000000000768") == 0
+    manifests = [json.loads((one / "checkpoints" / "last" / "manifest.json").read_text()) for one in (run_folder, run)]
+    assert manifests[0]["files"] == manifests[1]["files"] and manifests[0]["progress"] == manifests[1]["progress"]
+    assert manifests[0]["progress"]["callbacks"] == {"my_package.curriculum:Harder": 1}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "--device", "cpu", "--episodes", 5, "--json"),
+        ("play", "--device", "cpu", "--episodes", 5, "--greedy"),
+        ("render", "--device", "cpu", "--stochastic"),
+        ("export", "--format", "torch"),
+        ("plot",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_take_the_run_if_imports_are_allowed(run_folder, warpdrive, capsys, words):
+    command, *options = words
+    refused = cli.main([command, str(run_folder), *map(str, options)])
+    if command == "plot":  # reads a config without importing what it names
+        assert refused == 0
+        return
+    errors = capsys.readouterr().err
+    assert refused == 2
+    for key in ("name", "policy.reader.algorithm", "policy.reader.model.type", r"callbacks\[0\]"):
+        assert re.search(rf"config.resolved.yaml:\d+: {key}: '[\w.]+:\w+' imports code from outside\. Allow it", errors)
+    assert warpdrive(command, run_folder, *options) == 0
+
+
+def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):
+    monkeypatch.chdir(HERE)
+    assert warpdrive("config", "check", "my_package/signs.yaml") == 0
+    assert warpdrive("config", "show", "my_package/signs.yaml") == 0
+    shown = yaml.safe_load(capsys.readouterr().out.partition("ok\n")[2])
+    assert shown["callbacks"] == CONFIG["callbacks"]
+    assert shown["policy"]["reader"]["model"]["channels"] == 3 and shown["policy"]["reader"]["baseline"] is True
+
+
+def test_policies_are_loaded_in_python_as_they_were_saved(run_folder):
+    with pytest.raises(ConfigError, match=r"in Python, allow_import=True"):
+        load_policies(run_folder)
+    env, policies = load_policies(run_folder, allow_import=True)
+    assert env.name == "signs" and type(policies["reader"].network).__name__ == "Cnn"
+
+
+# ------------------------------------------------------------------------------------------------- what it computes
+
+
+def test_returns_end_with_episodes_and_the_loss_weighs_log_probabilities_by_them():
+    """Rewards 1, 2 | 4, the bar being an episode's end, half of what comes next: 1 + 2 / 2, 2 and 4."""
+    from my_package.reinforce import reinforce_loss, returns_to_go
+
+    reward, ended = torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1), torch.tensor([False, True, False]).view(3, 1)
+    returns_to_go(reward, ended, 0.5, into := torch.zeros(3, 1, 1))
+    assert into.flatten().tolist() == [2.0, 2.0, 4.0]
+    assert reinforce_loss(torch.tensor([-0.5, -1.0, 0.0]), into.flatten()).tolist() == [1.0, 2.0, 0.0]
+
+
+def test_two_armed_bandit_is_learned(tmp_path, device):
+    """With gamma 0 each step is a bandit of two arms, and the picture says which of them pays."""
+    changes = {"trainer__device": device, "trainer__total_timesteps": 10_240, "callbacks": []}
+    trainer = Trainer(read_config(changed(saving={"basedir": str(tmp_path), "metrics_log_freq": 40}, **changes)))
+    trainer.train()
+    assert trainer.run.metrics[-1]["rollout/ep_rew_mean"] > 3  # over the whole run; 2 by chance, 4 at most
+    assert trainer.rollout.reward.mean().item() > 0.95
+
+
+def test_weights_are_the_same_for_the_same_seed_and_others_for_another(tmp_path):
+    def weights(seed: int) -> torch.Tensor:
+        config = changed(saving={"basedir": str(tmp_path)}, trainer__seed=seed, callbacks=[])
+        return Trainer(read_config(config)).policies["reader"].network.body[0].weight
+
+    torch.rand(1)  # whoever has drawn before
+    first, same, other = weights(1), weights(1), weights(2)
+    assert torch.equal(first, same) and not torch.equal(first, other)
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+BROKEN = '''
+import torch
+from torch import nn
+from trainers.algorithms.algorithm import Algorithm
+from trainers.callbacks import Callback
+from my_package.nets import Cnn
+
+class Headless(Cnn):
+    def forward(self, observation, critic_input=None): return {}
+
+class Wide(Cnn):
+    def forward(self, observation, critic_input=None): return {"policy": torch.zeros(2, 3)}
+
+class Fails(Cnn):
+    def forward(self, observation, critic_input=None): return observation["picture"]
+
+class NoActor(Algorithm):
+    def phases(self): return {}
+
+class BadConfig(Algorithm):
+    phases = actor = None
+BadConfigConfig = dict
+
+class Picky(Callback):
+    def __init__(self, start):
+        if start < 0: raise ValueError(f"start must be at least 0, got {start}")
+'''
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "line"),
+    [
+        ("algorithm", "my_package.reinforc:A", "algorithm 'my_package.reinforc:A': No module named"),
+        ("algorithm", "my_package.reinforce:Renforce", "has no class 'Renforce'. Did you mean 'Reinforce'?"),
+        ("algorithm", "my_package.nets:Cnn", "is no Algorithm. Derive it from trainers.algorithms.algorithm.Algorithm"),
+        ("algorithm", "my_package:", "expected a module and a class of it with one colon between"),
+        ("algorithm", "broken:NoActor", "has no `actor`, which says who plays. See docs/own_algorithm.md."),
+        ("algorithm", "broken:BadConfig", "broken:BadConfigConfig must be a frozen dataclass that derives from "),
+        ("algorithm", "unreadable:A", "importing unreadable failed: SyntaxError: "),
+        ("algorithm", "lacking:A", "importing lacking failed: ModuleNotFoundError: No module named 'not_installed'"),
+        ("model.type", "my_package.reinforce:Reinforce", "is no Module. Derive it from torch.nn"),
+        ("model.type", "broken:Headless", "'broken:Headless': gave nothing as 'policy' for two rows, expected "),
+        ("model.type", "broken:Wide", "gave [2, 3] as 'policy' for two rows, expected [2, 2]."),
+        ("model.type", "broken:Fails", "failed on two rows of zeros: KeyError: 'picture'"),
+        ("callbacks", "my_package.nets:Cnn", "callbacks[0]: callback 'my_package.nets:Cnn': is no Callback."),
+        ("callbacks", {"broken:Picky": {"begin": 3}}, "missing a required argument: 'start'. It takes start."),
+        ("callbacks", {"a:B": 1, "c:D": 2}, 'callbacks[0]: expected "my_package.curriculum:Harder", or {'),
+    ],
+)
+def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(tmp_path, monkeypatch, key, name, line):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "unreadable.py").write_text("class A(\n")
+    (tmp_path / "lacking.py").write_text("import not_installed\n")
+    config = changed(policy__reader__baseline=True, callbacks=[name] if key == "callbacks" else [])
+    reader = config["policy"]["reader"]
+    if key == "algorithm":
+        reader.pop("baseline")
+        reader["algorithm"] = name
+    elif key == "model.type":
+        reader["model"]["type"] = name
+        reader["model"].pop("channels")
+    with pytest.raises(ConfigError) as caught:
+        read_config(config)
+    (told,) = str(caught.value).splitlines()
+    place = "callbacks[0]" if key == "callbacks" else f"policy.reader.{key}"
+    assert told.startswith(f"{place}: ") and line in told
+    sys.modules.pop("broken", None)
+
+
+def test_a_callback_that_cannot_be_made_says_why(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    config = read_config(changed(callbacks=[{"broken:Picky": {"start": -1}}], saving={"basedir": str(tmp_path)}))
+    with pytest.raises(ConfigError, match="callback 'broken:Picky': start must be at least 0, got -1"):
+        Trainer(config)
+    sys.modules.pop("broken", None)
