@@ -37,6 +37,6 @@ def _from_outside(name: str) -> tuple[type, type]:
 
     kind = import_class(name, "algorithm", Algorithm)
     for method, does in (("actor", "says who plays"), ("phases", "says what an iteration does")):
-        if getattr(kind, method).__qualname__ == f"Algorithm.{method}":
+        if getattr(getattr(kind, method), "__qualname__", "") == f"Algorithm.{method}":
             raise ConfigError(f"algorithm '{name}': has no `{method}`, which {does}. See docs/own_algorithm.md.")
     return kind, config_class(kind, PolicyConfig)

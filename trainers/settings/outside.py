@@ -75,15 +75,18 @@ def class_name(name: str) -> str:
 
 
 def config_class(kind: type, base: type) -> type:
-    """The config of an algorithm or of a network: `<Class>Config` in the module of the class; `base` without one.
+    """The config of an algorithm or of a network: `<Class>Config` beside the class, or beside the nearest of those it
+    derives from; `base` without any.
 
     Raises:
         ConfigError: it does not derive from `base`, or is no frozen dataclass.
     """
-    found = getattr(sys.modules[kind.__module__], f"{kind.__name__}Config", base)
-    is_frozen = dataclasses.is_dataclass(found) and found.__dataclass_params__.frozen
-    if not (is_frozen and issubclass(found, base)):
-        raise ConfigError(
-            f"{name_of(kind)}Config must be a frozen dataclass that derives from {base.__module__}.{base.__name__}."
-        )
-    return found
+    for one in kind.__mro__:
+        found = getattr(sys.modules.get(one.__module__), f"{one.__name__}Config", None)
+        if found is not None:
+            is_frozen = dataclasses.is_dataclass(found) and found.__dataclass_params__.frozen
+            if is_frozen and issubclass(found, base):
+                return found
+            of_base = f"{base.__module__}.{base.__name__}"
+            raise ConfigError(f"{name_of(one)}Config must be a frozen dataclass that derives from {of_base}.")
+    return base
