@@ -19,7 +19,7 @@ from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from trainers.fused.actor import FusedActor, group_constants
 from trainers.fused.network import fuse
 from trainers.heads import CategoricalHeads
-from trainers.networks.features import Places
+from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig, PolicyConfig
@@ -62,8 +62,10 @@ class Case:
         return len(self.agents) if self.has_own_arrays else self.num_agents
 
     @property
-    def places(self) -> Places:
-        return Places((Place("observation", self.columns),), Place("action", self.columns), None)
+    def places(self) -> SimpleNamespace:
+        """What is asked of a GroupSpec."""
+        seen, acts = Place("observation", self.columns), Place("action", self.columns)
+        return SimpleNamespace(seen=(seen,), acts=acts, mask=None)
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -87,7 +89,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         activation=case.activation,
     )
     head = CategoricalHeads(case.head_sizes)
-    network = MLP(model, case.num_features, head.num_outputs, None, generator)
+    network = MLP(model, Inputs(case.num_features), {"policy": head.num_outputs, "value": 1}, generator)
     if config is None:
         config = PolicyConfig(normalize_observation=case.normalises)
     policy = Policy(network, head, config, case.num_features, None)

@@ -206,14 +206,16 @@ def untrained_policy(env: Env, group: str, kind: str) -> Policy:
     class Constant(nn.Module):
         """The same outputs whatever is seen; judges nothing."""
 
-        memory_size = 0
+        sees, memory_size = "rows", 0
 
         def __init__(self, outputs: torch.Tensor) -> None:
             super().__init__()
+            self.heads = {"policy": len(outputs), "value": 1}
             self.register_buffer("outputs", outputs)
 
         def forward(self, observation, critic_input=None):
-            return self.outputs.expand(len(observation), -1), observation.new_zeros(len(observation))
+            count = len(observation)
+            return {"policy": self.outputs.expand(count, -1), "value": observation.new_zeros(count, 1)}
 
     head = make_head(env.groups[group].action_space)
     outputs = torch.zeros(head.num_outputs)

@@ -110,6 +110,8 @@ class Trainer:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
             torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True  # the same convolutions every time
+        torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
         torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
 
         num_envs = settings.num_envs // self.world.size

@@ -8,6 +8,7 @@ import throughput
 from throughput import WORKLOADS, Work, forward_flop, open_trainer, parts_of, work_of_a_step, workloads_of
 
 from trainers.networks import find_network
+from trainers.networks.features import Inputs
 from trainers.settings.config import ModelConfig
 from trainers.settings.read_config import read_config
 from warpdrive.errors import ConfigError
@@ -42,7 +43,7 @@ def tiny(tmp_path) -> str:
 def test_forward_pass_counts_two_for_each_element_of_a_matrix(model, elements):
     import torch
 
-    network = find_network(model.type)(model, 13, 5, None, torch.Generator().manual_seed(1))
+    network = find_network(model.type)(model, Inputs(13), {"policy": 5, "value": 1}, torch.Generator().manual_seed(1))
     assert forward_flop(network) == 2 * elements
 
 

@@ -129,14 +129,14 @@ class SampledActor(Actor):
         memory: torch.Tensor | None,
     ) -> list[Call]:
         group, num_rows = self.group, value.numel()
-        rows, calls = group.rows(arrays, self._buffers)
+        rows, calls = group.features.prepare_step(arrays, self._buffer)
         critic_rows = None
         if group.central is not None:
             active = None
             if group.rollout.active is not None and t is not None:
                 active = group.rollout.active[t, :, group.agents.start : group.agents.stop]
             central = group.central
-            shaped = group.buffer(self._buffers, "critic_rows", (*value.shape, central.num_features))
+            shaped = self._buffer("critic_rows", value.new_empty(*value.shape, central.num_features))
             critic_rows = shaped.view(num_rows, -1)
             calls.append(lambda: shaped.copy_(central.of_step(arrays, active)))
         act = self.policy.prepare_act(
@@ -148,6 +148,13 @@ class SampledActor(Actor):
             keep_memory=outputs is not None,
         )
         return [*calls, act]
+
+
+    def _buffer(self, name: str, example: torch.Tensor) -> torch.Tensor:
+        """Memory that every step uses anew, as large as an example."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.zeros_like(example, memory_format=torch.contiguous_format)
+        return self._buffers[name]
 
 
 class GaussianActor(SampledActor):

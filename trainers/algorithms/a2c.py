@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import OnPolicy
-from trainers.settings.config import PolicyConfig
+from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Number
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -25,7 +25,7 @@ NOT_MOVED = {"approx_kl": 0.0, "clip_fraction": 0.0}
 
 
 @dataclass(frozen=True)
-class A2CConfig(PolicyConfig):
+class A2CConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: A2C`."""
 
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5

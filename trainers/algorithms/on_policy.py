@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.algorithms.algorithm import Algorithm, Figures, State
-from trainers.settings.config import PolicyConfig
+from trainers.settings.config import ActorCriticConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -54,7 +54,7 @@ class OnPolicy(Algorithm):
 
     def __init__(
         self,
-        config: PolicyConfig,
+        config: ActorCriticConfig,
         group: GroupRollout,
         guard: Guard,
         seed: int = 0,
@@ -82,7 +82,7 @@ class OnPolicy(Algorithm):
         """Does what `learn` does by fused kernels, where they can."""
 
     @classmethod
-    def fields(cls, config: PolicyConfig, spec: GroupSpec) -> list[Field]:
+    def fields(cls, config: ActorCriticConfig, spec: GroupSpec) -> list[Field]:
         from trainers.experience.field import Field
 
         return [Field("advantage")]

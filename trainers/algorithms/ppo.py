@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trainers.algorithms.on_policy import OnPolicy
-from trainers.settings.config import PolicyConfig
+from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Count, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -24,7 +24,7 @@ FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
 
 
 @dataclass(frozen=True)
-class PPOConfig(PolicyConfig):
+class PPOConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: PPO`."""
 
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5

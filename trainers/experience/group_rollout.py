@@ -10,12 +10,12 @@ import torch
 from trainers.experience.field import Field
 from trainers.experience.samples import Samples
 from trainers.experience.spec import GroupSpec
-from trainers.networks.features import Arrays, Features, central_features
-from trainers.networks.policy import Policy
+from trainers.networks.features import Observation, central_features
+from trainers.networks.policy import Policy, features_of
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Actor, Call
+    from trainers.acting.actor import Actor
     from trainers.experience.rollout import Rollout
 
 
@@ -37,7 +37,7 @@ class GroupRollout:
         self.agents = spec.agents
         self.actor = actor
         self.rollout = rollout
-        self.features = Features(spec.layout, spec.seen, spec.num_agents if policy.sees_agent_id else 0)
+        self.features = features_of(spec, policy)
         self.central = central_features(spec.layout, spec.num_agents) if policy.has_central_critic else None
         self.sequence_length = (policy.network.sequence_length or rollout.num_steps) if policy.memory_size else 1
         self.fields = {field.name: field for field in (*actor.fields(rollout.num_steps), *fields)}
@@ -84,32 +84,13 @@ class GroupRollout:
         return self.rollout.env.data[FINAL + self.spec.seen[0].array]
 
     @property
-    def observation(self) -> torch.Tensor:
-        """[T+1, E, A, F] float32: what they saw, as the network gets it; a view where it is one row of float32."""
-        rows = self.features.of_step({name: array.flatten(0, 1) for name, array in self.rollout.seen().items()})
-        return rows.unflatten(0, (self.rollout.num_steps + 1, self.rollout.num_envs))
-
-    def rows(self, arrays: Arrays, buffers: dict[str, torch.Tensor]) -> tuple[torch.Tensor, list[Call]]:
-        """Observations of one step as rows [E A, F]; where no view can do it, a copy and the call that fills it.
-
-        Args:
-            arrays: name -> [E, ...].
-            buffers: memory that every step uses anew.
-        """
-        observation = self.features.of_step(arrays)
-        if self.features.is_view(arrays):
-            if observation.shape[1] == 1:
-                return observation[:, 0], []
-            if observation.is_contiguous():
-                return observation.flatten(0, 1), []
-        copy = self.buffer(buffers, "rows", observation.shape)
-        return copy.flatten(0, 1), [lambda: copy.copy_(self.features.of_step(arrays))]
-
-    def buffer(self, buffers: dict[str, torch.Tensor], name: str, shape: Sequence[int]) -> torch.Tensor:
-        """The one of this name, made if there is none."""
-        if name not in buffers:
-            buffers[name] = self.rollout.reward.new_zeros(shape)
-        return buffers[name]
+    def observation(self) -> Observation:
+        """[T+1, E, A, ...]: what they saw, as the network gets it; a view where it is one row of float32."""
+        sizes = (self.rollout.num_steps + 1, self.rollout.num_envs)
+        seen = self.features.of_step({name: array.flatten(0, 1) for name, array in self.rollout.seen().items()})
+        if isinstance(seen, dict):
+            return {key: one.unflatten(0, sizes) for key, one in seen.items()}
+        return seen.unflatten(0, sizes)
 
     # ----------------------------------------------------------------------------------------- learning
 

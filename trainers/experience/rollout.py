@@ -123,6 +123,8 @@ class Rollout:
                     mark()
                 call()
                 was_env = is_env
+            if was_env:
+                mark()
 
     def _prepare_step(self, t: int, of_env: list[Call]) -> list[Call]:
         groups = self.groups.values()

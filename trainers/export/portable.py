@@ -15,7 +15,7 @@ from torch import nn
 from trainers.experience.spec import spec_of
 from trainers.heads import MASKED, GaussianHead, split_heads
 from trainers.networks.features import central_features
-from trainers.networks.policy import Policy
+from trainers.networks.policy import Policy, features_of
 from warpdrive.env import Env
 from warpdrive.layout import GLOBAL_STATE, parts
 
@@ -54,6 +54,7 @@ class Actor(nn.Module):
         self.space = spec.action_space
         self.num_agents = spec.num_agents
         self.with_value = with_value
+        self.features = features_of(spec, policy)
         self.policy = copy.deepcopy(policy).cpu().eval().requires_grad_(False)
         self.policy.reward_norm = None
         central = central_features(layout, self.num_agents) if policy.has_central_critic else None
@@ -113,15 +114,15 @@ class Actor(nn.Module):
         return found
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        observation = self._rows([inputs[name] for name in self.observed])
-        if self.policy.sees_agent_id:
-            observation = torch.cat([observation, self._agent_number(inputs)], dim=-1)
+        ids = self._agent_number(inputs) if self.policy.sees_agent_id else None
+        observation = self.features.of_parts([inputs[name] for name in self.observed], ids)
         critic_input = None
         if self.seen_by_critic:
             state = self._rows([inputs[name] for name in self.seen_by_critic])
             critic_input = torch.cat([state, self._agent_number(inputs)], dim=-1)
         elif self.num_critic_features:
-            critic_input = observation.new_zeros(observation.shape[0], self.num_critic_features)
+            first = inputs[next(iter(self.observed))]
+            critic_input = torch.zeros(first.shape[0], self.num_critic_features)
         memory = None
         if self.memory_size:
             sequence = None if critic_input is None else critic_input.unsqueeze(0)
@@ -212,20 +213,16 @@ def observed(env: Env, name: str) -> dict[str, Any]:
     return {f"observation_{key}" if key else "observation": space for key, space in seen.items()}
 
 
-class _NoValue(nn.Module):
-    """In a value head's place: nothing that anybody reads."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden[..., :1]
-
-
 def _drop_critic(policy: Policy) -> None:
-    """Takes away what only the value needs, in networks built as MLP and GRU are; others keep it."""
+    """Takes away what only the value needs, in networks built as MLP, GRU and CNN are; others keep it."""
     network = policy.network
     policy.value_norm = policy.critic_norm = None
-    if not hasattr(network, "critic_trunk"):
+    if not isinstance(getattr(network, "value_head", None), nn.Linear):
         return
-    network.critic_trunk, network.value_head = None, _NoValue()
+    network.heads = {name: size for name, size in network.heads.items() if name != "value"}
+    for name in ("value_head", "critic_trunk", "critic_encoder"):
+        if hasattr(network, name):
+            setattr(network, name, None)
     if policy.memory_size:
         network.critic_cell, network.memory_size = None, network.cell.hidden_size
 

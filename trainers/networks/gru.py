@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
-from trainers.networks.mlp import ACTIVATIONS, MLP, last_width, linear, make_trunk
+from trainers.networks.features import Inputs
+from trainers.networks.mlp import ACTIVATIONS, MLP, add_heads, apply_heads, has_own_critic, last_width, make_trunk
 from trainers.settings.config import ModelConfig
 
 
 class GRU(nn.Module):
-    """Hidden layers, a GRU cell, and a linear layer at each end; for the critic its own, or the same.
+    """Hidden layers, a GRU cell, and a linear layer a head; for the value its own, or the same.
 
     What it remembers, `memory` [N, memory_size], is zero at the start of an episode.
 
@@ -19,26 +22,23 @@ class GRU(nn.Module):
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
 
+    sees = "rows"
+
     def __init__(
-        self,
-        config: ModelConfig,
-        num_features: int,
-        num_outputs: int,
-        num_critic_features: int | None,
-        generator: torch.Generator,
+        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
     ) -> None:
         super().__init__()
+        self.heads = dict(heads)
         self.activation = ACTIVATIONS[config.activation]
-        self.trunk = make_trunk(num_features, config.fc_dims, config.layer_norm, generator)
-        self.cell = _gru_cell(last_width(num_features, config.fc_dims), config.memory_size, generator)
+        self.trunk = make_trunk(inputs.num_features, config.fc_dims, config.layer_norm, generator)
+        self.cell = _gru_cell(last_width(inputs.num_features, config.fc_dims), config.memory_size, generator)
         self.critic_trunk = self.critic_cell = None
-        if num_critic_features is not None or not config.shared_trunk:
-            num_critic_features = num_critic_features or num_features
+        if has_own_critic(config, inputs, heads):
+            num_features = inputs.num_critic_features or inputs.num_features
             critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
-            self.critic_trunk = make_trunk(num_critic_features, critic_dims, config.layer_norm, generator)
-            self.critic_cell = _gru_cell(last_width(num_critic_features, critic_dims), config.memory_size, generator)
-        self.policy_head = linear(config.memory_size, num_outputs, 0.01, generator)
-        self.value_head = linear(config.memory_size, 1, 1.0, generator)
+            self.critic_trunk = make_trunk(num_features, critic_dims, config.layer_norm, generator)
+            self.critic_cell = _gru_cell(last_width(num_features, critic_dims), config.memory_size, generator)
+        add_heads(self, dict.fromkeys(heads, config.memory_size), generator)
         self.sequence_length = config.sequence_length
         self.memory_size = config.memory_size * (1 if self.critic_cell is None else 2)
 
@@ -50,7 +50,7 @@ class GRU(nn.Module):
         critic_input: torch.Tensor | None,
         memory: torch.Tensor,
         starts: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """A sequence of steps.
 
         Args:
@@ -59,7 +59,7 @@ class GRU(nn.Module):
             starts: [L, N] bool, whether an episode starts with this step, which then remembers nothing; None if
                 none does.
         Returns:
-            outputs [L, N, num_outputs], value [L, N], memory [N, memory_size] after the last step.
+            By head [L, N, numbers]; memory [N, memory_size] after the last step.
         """
         inputs = [self.encode(self.trunk, observation)]
         cells = [self.cell]
@@ -73,7 +73,7 @@ class GRU(nn.Module):
                 parts[i] = cell(inputs[i][t], before)
                 seen[i].append(parts[i])
         hidden = [torch.stack(steps) for steps in seen]
-        return self.policy_head(hidden[0]), self.value_head(hidden[-1]).squeeze(-1), torch.cat(parts, dim=-1)
+        return apply_heads(self, hidden[0], hidden[-1]), torch.cat(parts, dim=-1)
 
 
 def _gru_cell(num_in: int, size: int, generator: torch.Generator) -> nn.GRUCell:

@@ -1,71 +1,67 @@
-"""A multilayer perceptron: hidden layers, then one layer to the action's distribution and one to the value."""
+"""A multilayer perceptron: hidden layers, then one layer to each head."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
+from trainers.networks.features import Inputs
 from trainers.settings.config import ModelConfig
 
 ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_}
 
 
+GAINS = {"policy": 0.01}
+"""Of the last layer's weights; 1 for other heads."""
+JUDGES = "value"
+"""The head whose trunk may be its own, the critic's."""
+
+
 class MLP(nn.Module):
-    """Hidden layers, in one trunk for both ends or in one each, and a linear layer at each end.
+    """Hidden layers, in one trunk for all heads or in one of its own for the value, and a linear layer a head.
 
     Initialised orthogonally, gain sqrt 2 in the trunks, 0.01 for the action's outputs (so that play starts close to
-    uniform) and 1 for the value; biases 0. Drawn on the CPU: the same on every device.
+    uniform) and 1 for other heads; biases 0. Drawn on the CPU: the same on every device.
 
     Args:
         config: widths, activation, whether the trunk is shared.
-        num_features: of the observation.
-        num_outputs: numbers that say the action's distribution.
-        num_critic_features: of the critic's own input, which makes a trunk of its own for it; None if it sees
-            what the actor sees.
+        inputs: rows of features. The critic's own make a trunk of its own for it.
+        heads: name -> numbers, such as {"policy": 5, "value": 1} or {"q": 5}.
         generator: draws the weights.
 
     Source: Huang et al. 2022, "The 37 implementation details of PPO", details 2, 13 and 17.
     """
 
+    sees = "rows"
     memory_size = 0
     """Numbers that it remembers from step to step: none."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        num_features: int,
-        num_outputs: int,
-        num_critic_features: int | None,
-        generator: torch.Generator,
+        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
     ) -> None:
         super().__init__()
+        self.heads = dict(heads)
         self.activation = ACTIVATIONS[config.activation]
-        self.trunk = make_trunk(num_features, config.fc_dims, config.layer_norm, generator)
+        self.trunk = make_trunk(inputs.num_features, config.fc_dims, config.layer_norm, generator)
+        widths = dict.fromkeys(heads, last_width(inputs.num_features, config.fc_dims))
         self.critic_trunk = None
-        critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
-        if num_critic_features is not None or not config.shared_trunk:
-            self.critic_trunk = make_trunk(
-                num_critic_features or num_features, critic_dims, config.layer_norm, generator
-            )
-        else:
-            critic_dims = config.fc_dims
-        self.policy_head = linear(last_width(num_features, config.fc_dims), num_outputs, 0.01, generator)
-        width = last_width(num_critic_features or num_features, critic_dims)
-        self.value_head = linear(width, 1, 1.0, generator)
+        if has_own_critic(config, inputs, heads):
+            num_features = inputs.num_critic_features or inputs.num_features
+            critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
+            self.critic_trunk = make_trunk(num_features, critic_dims, config.layer_norm, generator)
+            widths[JUDGES] = last_width(num_features, critic_dims)
+        add_heads(self, widths, generator)
 
-    def forward(
-        self, observation: torch.Tensor, critic_input: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """observation [..., features] -> outputs [..., num_outputs], value [...]."""
-        hidden = self.encode(self.trunk, observation)
-        critic_hidden = hidden
+    def forward(self, observation: torch.Tensor, critic_input: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """observation [..., features] -> by head [..., numbers]."""
+        hidden = critic_hidden = self.encode(self.trunk, observation)
         if self.critic_trunk is not None:
             critic_hidden = self.encode(self.critic_trunk, observation if critic_input is None else critic_input)
-        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1)
+        return apply_heads(self, hidden, critic_hidden)
 
     def encode(self, trunk: nn.ModuleList, features: torch.Tensor) -> torch.Tensor:
         for layer in trunk:
@@ -75,31 +71,27 @@ class MLP(nn.Module):
         return features
 
     def prepare_act(
-        self,
-        observation: torch.Tensor,
-        critic_input: torch.Tensor | None,
-        outputs: torch.Tensor | None,
-        value: torch.Tensor,
+        self, observation: torch.Tensor, critic_input: torch.Tensor | None, into: Mapping[str, torch.Tensor]
     ) -> Callable[[], None]:
-        """A forward pass packed once: calling the result reads `observation` and writes `outputs` and `value`.
+        """A forward pass packed once: calling the result reads `observation` and writes heads.
 
         Nothing is allocated by the call, and what it writes is the memory that the sampler reads.
 
         Args:
             observation: [N, features]; rows may be apart.
             critic_input: [N, critic's features], if the critic has inputs of its own.
-            outputs: [N, num_outputs], contiguous; None if only the value is wanted.
-            value: [N], contiguous.
+            into: [N, numbers] of each head that is wanted, contiguous.
         """
-        rows = len(observation)
-        calls, hidden = [], None
-        if outputs is not None or self.critic_trunk is None:
-            hidden = self._prepare_trunk(calls, "trunk", observation)
-        if outputs is not None:
-            calls.append(_prepare_linear(self.policy_head, hidden, outputs, None))
-        if self.critic_trunk is not None:
-            hidden = self._prepare_trunk(calls, "critic_trunk", observation if critic_input is None else critic_input)
-        calls.append(_prepare_linear(self.value_head, hidden, value.view(rows, 1), None))
+        calls: list[Callable[[], None]] = []
+        of_critic = [name for name in into if name == JUDGES and self.critic_trunk is not None]
+        of_actor = [name for name in into if name not in of_critic]
+        for names, trunk, features in (
+            (of_actor, "trunk", observation),
+            (of_critic, "critic_trunk", observation if critic_input is None else critic_input),
+        ):
+            if names:
+                hidden = self._prepare_trunk(calls, trunk, features)
+                calls += [_prepare_linear(getattr(self, f"{name}_head"), hidden, into[name], None) for name in names]
 
         def act() -> None:
             for call in calls:
@@ -125,8 +117,31 @@ class MLP(nn.Module):
         if not hasattr(self, "_buffers_of_act"):
             self._buffers_of_act: dict[tuple[str, int, int], torch.Tensor] = {}
         if (name, layer, rows) not in self._buffers_of_act:
-            self._buffers_of_act[name, layer, rows] = self.value_head.weight.new_empty(rows, width, requires_grad=False)
+            weight = next(self.parameters())
+            self._buffers_of_act[name, layer, rows] = weight.new_empty(rows, width, requires_grad=False)
         return self._buffers_of_act[name, layer, rows]
+
+
+def has_own_critic(config: ModelConfig, inputs: Inputs, heads: Mapping[str, int]) -> bool:
+    """Whether the value has hidden layers of its own."""
+    return JUDGES in heads and (inputs.num_critic_features is not None or not config.shared_trunk)
+
+
+def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Generator) -> None:
+    """Gives a network a linear layer, `<name>_head`, for each of its heads.
+
+    Args:
+        widths: of what goes into each.
+    """
+    for name, num_outputs in network.heads.items():
+        network.add_module(f"{name}_head", linear(widths[name], num_outputs, GAINS.get(name, 1.0), generator))
+
+
+def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the layers of `add_heads` make of what is before them."""
+    return {
+        name: getattr(network, f"{name}_head")(critic_hidden if name == JUDGES else hidden) for name in network.heads
+    }
 
 
 def make_trunk(num_features: int, widths: Sequence[int], layer_norm: bool, generator: torch.Generator) -> nn.ModuleList:

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from gymnasium import spaces
 from torch import nn
 
-from trainers.experience.spec import spec_of
+from trainers.algorithms import find_algorithm
+from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import Head, make_head
-from trainers.networks import find_network
-from trainers.networks.features import Features, central_features
+from trainers.networks import make_network
+from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.settings.config import PolicyConfig
 from warpdrive.env import Env
+from warpdrive.layout import parts
 
 if TYPE_CHECKING:
     from trainers.experience.samples import Samples
@@ -57,25 +60,37 @@ class Policy(nn.Module):
         """Numbers that the network remembers from step to step; 0 if it is not recurrent."""
         return self.network.memory_size
 
+    @property
+    def acts_by(self) -> str:
+        """The network's first head, which says the action: "policy", or "q"."""
+        return next(iter(self.network.heads))
+
     def forward(
-        self, observation: torch.Tensor, critic_input: torch.Tensor | None = None
+        self, observation: Observation, critic_input: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step that remembers nothing.
 
         Args:
-            observation: [N, features], as the env gave it.
+            observation: [N, ...], as the env gave it (see Features).
             critic_input: [N, critic's features], where the critic has inputs of its own.
         Returns:
-            outputs [N, numbers of the distribution], value [N].
+            outputs [N, numbers of the distribution]; value [N], without a critic the largest of the outputs.
         """
+        return self._outputs_and_value(self.heads(observation, critic_input))
+
+    def heads(self, observation: Observation, critic_input: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """The same by the network's heads, [N, numbers] each."""
         if self.memory_size:
-            memory = observation.new_zeros(len(observation), self.memory_size)
-            outputs, value, _ = self.unroll(
-                observation.unsqueeze(0), None if critic_input is None else critic_input.unsqueeze(0), memory
-            )
-            return outputs[0], value[0]
-        observation, critic_input = self._normalised(observation, critic_input)
-        return self.network(observation, critic_input)
+            first = next(iter(observation.values())) if isinstance(observation, dict) else observation
+            memory = torch.zeros(len(first), self.memory_size, dtype=first.dtype, device=first.device)
+            sequence = [None if one is None else one.unsqueeze(0) for one in (observation, critic_input)]
+            found, _ = self.network.unroll(*self._normalised(*sequence), memory)
+            return {name: one[0] for name, one in found.items()}
+        return self.network(*self._normalised(observation, critic_input))
+
+    def _outputs_and_value(self, found: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = found[self.acts_by]
+        return outputs, found["value"].squeeze(-1) if "value" in found else outputs.max(-1).values
 
     def evaluate(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What it makes now of steps it made before; gradients flow.
@@ -98,16 +113,17 @@ class Policy(nn.Module):
         memory: torch.Tensor,
         starts: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A sequence of steps of a recurrent network; see GRU.unroll."""
+        """A sequence of steps of a recurrent network: outputs [L, N, numbers], value [L, N], memory; see GRU.unroll."""
         observation, critic_input = self._normalised(observation, critic_input)
-        return self.network.unroll(observation, critic_input, memory, starts)
+        found, after = self.network.unroll(observation, critic_input, memory, starts)
+        return *self._outputs_and_value(found), after
 
     def prepare_act(
         self,
         observation: torch.Tensor,
         critic_input: torch.Tensor | None,
         outputs: torch.Tensor | None,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         memory: torch.Tensor | None = None,
         keep_memory: bool = True,
     ) -> Callable[[], None]:
@@ -116,7 +132,7 @@ class Policy(nn.Module):
         Args:
             observation: [N, features], critic_input: [N, critic's features] or None.
             outputs: [N, numbers of the distribution], contiguous; None if only the value is wanted.
-            value: [N], contiguous.
+            value: [N], contiguous; None if it is not wanted.
             memory: [N, memory_size], read, and written unless `keep_memory` is false.
         """
         if self.memory_size:
@@ -133,19 +149,23 @@ class Policy(nn.Module):
 
             return act
         if hasattr(self.network, "prepare_act") and self.observation_norm is None:
-            return self.network.prepare_act(observation, critic_input, outputs, value)
+            into = {} if outputs is None else {self.acts_by: outputs}
+            if value is not None:
+                into["value"] = value.view(-1, 1)
+            return self.network.prepare_act(observation, critic_input, into)
 
         def act() -> None:
             found, values = self(observation, critic_input)
             if outputs is not None:
                 outputs.copy_(found)
-            value.copy_(values)
+            if value is not None:
+                value.copy_(values)
 
         return act
 
     def _normalised(
-        self, observation: torch.Tensor, critic_input: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, observation: Observation, critic_input: torch.Tensor | None
+    ) -> tuple[Observation, torch.Tensor | None]:
         if self.observation_norm is not None:
             observation = self.observation_norm(observation)
         if self.critic_norm is not None and critic_input is not None:
@@ -156,13 +176,22 @@ class Policy(nn.Module):
 def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator) -> Policy:
     """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`."""
     spec = spec_of(env, name)
-    num_agents = spec.num_agents
-    num_features = Features(spec.layout, spec.seen, num_agents if config.agent_id else 0).num_features
+    head = make_head(spec.action_space, config.model.log_std_init)
+    num_ids = spec.num_agents if config.agent_id else 0
+    num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features
     num_critic_features = None
     if config.central_critic:
-        num_critic_features = central_features(spec.layout, num_agents).num_features
-    head = make_head(spec.action_space, config.model.log_std_init)
-    network = find_network(config.model.type)(
-        config.model, num_features, head.num_outputs, num_critic_features, generator
-    )
+        num_critic_features = central_features(spec.layout, spec.num_agents).num_features
+    seen = parts(spec.observation_space)
+    if num_ids:
+        seen[AGENT_ID] = spaces.Box(0.0, 1.0, (num_ids,))
+    heads = find_algorithm(config.algorithm)[0].heads(config, head.num_outputs)
+    inputs = Inputs(num_features, num_critic_features, seen)
+    network = make_network(config.model.type, config.model, inputs, heads, generator)
     return Policy(network, head, config, num_features, num_critic_features)
+
+
+def features_of(spec: GroupSpec, policy: Policy) -> Features:
+    """How a policy's network gets what its agents observe."""
+    num_ids = spec.num_agents if policy.sees_agent_id else 0
+    return Features(spec.layout, spec.seen, spec.observation_space, num_ids, policy.network.sees == "arrays")

@@ -294,7 +294,7 @@ def _network(
 ) -> tuple[Network, GroupSpec, Features]:
     one = config.policy[name]
     places = spec_of(env, name)
-    features = Features(layout, places.seen, num_agents if one.agent_id else 0)
+    features = Features(layout, places.seen, places.observation_space, num_agents if one.agent_id else 0)
     central = central_features(layout, num_agents).num_features if one.central_critic else None
     head = make_head(places.action_space)
     return Network(one, features.num_features, central, head), places, features
@@ -420,7 +420,7 @@ def _add_learner(
         found.num_bytes["work of learning"] = max(whole, 4 * rows + 8 * num_samples * one.normalize_observation)
         return
     chunk = min(minibatch, max(MAX_SAMPLES[device], num_steps * len(agents) if network.memory_sizes else 1))
-    moments = 16 * minibatch if one.normalize_advantage else 8 * minibatch
+    moments = 16 * minibatch if getattr(one, "normalize_advantage", False) else 8 * minibatch
     order = 8 * (num_samples if num_minibatches == 1 or not network.memory_sizes else num_samples // num_steps)
     gradients = 4 * network.num_parameters
     learning = 4 * chunk * network.learning_of_sample + order + gradients

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size, shown
 from warpdrive.errors import ConfigError
@@ -81,7 +81,7 @@ class ModelConfig:
     type: str = "mlp"
     """A file of trainers/networks, or "my_package.nets:Net" (own_network.md)."""
     fc_dims: tuple[Count, ...] = (32, 32)
-    """Width of each hidden layer."""
+    """Width of each hidden layer, of mlp and gru."""
     shared_trunk: bool = True
     """Whether action and value come from the same hidden layers."""
     critic_fc_dims: tuple[Count, ...] | None = None
@@ -90,6 +90,11 @@ class ModelConfig:
     """What follows each hidden layer."""
     layer_norm: bool = False
     """Whether the input is normalised over its features."""
+    conv: Literal["minatar", "nature"] = "minatar"
+    """Convolutions of a cnn: one of 16 3x3 and a layer of 128, as for MinAtar; or those of DQN's paper in Nature, 32
+    8x8, 64 4x4, 64 3x3 and a layer of 512."""
+    dense_dim: Count | None = None
+    """Width of the layer behind a cnn's convolutions, if it is another."""
     memory_size: Count = 64
     """Numbers that a GRU remembers."""
     sequence_length: Count | None = None
@@ -110,14 +115,8 @@ class PolicyConfig:
     """false: the policy acts and stays as it is."""
     gamma: Fraction = 0.99
     """Discount of one step."""
-    gae_lambda: Fraction = 0.95
-    """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
     lr: Annotated[Number, Between(0)] = 1e-3
     """Adam's step size. A schedule counts env steps."""
-    critic_lr: Annotated[Number, Between(0)] | None = None
-    """Adam's step size for a critic that has its own hidden layers; as lr if not given."""
-    entropy_coeff: Annotated[Number, Between(0)] = 0.01
-    """Weight of the entropy: how much trying things out is worth. A schedule counts env steps."""
     clip_grad_norm: bool = True
     """Whether to shorten gradients that are too long."""
     max_grad_norm: Positive = 0.5
@@ -125,6 +124,27 @@ class PolicyConfig:
     normalize_observation: bool = False
     """Whether features are brought to mean 0 and standard deviation 1, by what was seen in the iterations before, and
     clipped to +-10. In the first iteration they are only clipped."""
+    agent_id: bool = False
+    """Whether each agent also sees which one of the policy's agents it is."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    # What only some algorithms have, and all are asked for.
+    critic_lr: ClassVar[Any] = None
+    normalize_reward: ClassVar[bool] = False
+    normalize_return: ClassVar[bool] = False
+    central_critic: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(PolicyConfig):
+    """What A2C's, PPO's and MAPPO's configs have beyond it."""
+
+    gae_lambda: Fraction = 0.95
+    """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
+    critic_lr: Annotated[Number, Between(0)] | None = None
+    """Adam's step size for a critic that has its own hidden layers; as lr if not given."""
+    entropy_coeff: Annotated[Number, Between(0)] = 0.01
+    """Weight of the entropy: how much trying things out is worth. A schedule counts env steps."""
     normalize_reward: bool = False
     """Whether rewards are divided by the standard deviation of the discounted return so far, and clipped to
     +-reward_clip."""
@@ -132,11 +152,8 @@ class PolicyConfig:
     """Bound of rewards after they are scaled by normalize_reward."""
     normalize_return: bool = False
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far."""
-    agent_id: bool = False
-    """Whether each agent also sees which one of the policy's agents it is."""
     central_critic: bool = False
     """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
-    model: ModelConfig = field(default_factory=ModelConfig)
 
 
 @dataclass(frozen=True)
@@ -235,4 +252,4 @@ SENTENCES = {
 def hints_for(section: str, known: Mapping[str, list[str]], sentences: Mapping[str, str] | None = None) -> Hints:
     """Hints for a section's unknown keys; `known` gives the keys of every section, `sentences` more SENTENCES."""
     elsewhere = {key: other for other, keys in known.items() if other != section for key in keys}
-    return Hints(SYNONYMS, {**SENTENCES, **(sentences or {})}, elsewhere)
+    return Hints(SYNONYMS, {**(sentences or {}), **SENTENCES}, elsewhere)

@@ -22,6 +22,7 @@ from trainers.algorithms.a2c import A2C, A2CConfig
 from trainers.algorithms.ppo import PPO, PPOConfig
 from trainers.experience.samples import Samples
 from trainers.heads import make_head
+from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig
@@ -99,7 +100,7 @@ def random_policy(config, space: str, seed: int) -> Policy:
     """In float64, its outputs large enough for likely and unlikely actions."""
     head = make_head(SPACES[space], log_std_init=-0.3)
     generator = torch.Generator().manual_seed(seed)
-    network = MLP(config.model, NUM_FEATURES, head.num_outputs, None, generator)
+    network = MLP(config.model, Inputs(NUM_FEATURES), {"policy": head.num_outputs, "value": 1}, generator)
     policy = Policy(network, head, config, NUM_FEATURES, None).double()
     with torch.no_grad():
         network.policy_head.weight *= 50.0

@@ -150,8 +150,10 @@ def test_a_box_of_any_shape_and_dtype_is_read_as_one_row_of_float32(odd_env, nam
     (array,) = layout.observations.values()
     numbers = np.arange(3 * 2 * num_features)  # of 3 envs and 2 agents
     seen = torch.from_numpy(numbers.reshape(3, 2, *array.shape).astype(array.dtype))
-    rows = Features(layout, spec_of(env, policy).seen).of_step({array.name: seen})
+    spec = spec_of(env, policy)
+    rows = Features(layout, spec.seen, spec.observation_space).of_step({array.name: seen})
     assert rows.dtype == torch.float32
-    assert rows.tolist() == numbers.reshape(3, 2, num_features).tolist()
+    expected = numbers.reshape(3, 2, num_features) * np.float32(1 / 255 if name == "Bytes" else 1.0)
+    assert rows.tolist() == expected.astype(np.float32).tolist()
     logits, value = policy_for(env, policy)(rows.flatten(0, 1))
     assert (logits.shape, value.shape) == ((6, 2), (6,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ import trainers.fused.network
 from trainers.fused.network import why_not
 from trainers.heads import GaussianHead
 from trainers.networks import find_network
-from trainers.networks.features import Places
+from trainers.networks.features import Inputs
 from trainers.networks.policy import Policy
-from trainers.settings.config import ModelConfig, PolicyConfig
+from trainers.settings.config import ActorCriticConfig, ModelConfig, PolicyConfig
 from warpdrive.layout import Place
 from warpdrive.sampler import Sampler
 
@@ -186,16 +187,17 @@ class Like:
 
     def __init__(self, backend) -> None:
         self.backend = backend
-        self.places = Places((self.place,), Place("action", slice(0, 1)), None)
+        self.spec = SimpleNamespace(seen=(self.place,), acts=Place("action", slice(0, 1)))
         self.observation = torch.zeros(3, 1, 6)
 
     def why_not(self, policy: Policy | None = None, precision: str = BF16, **changes: object) -> str | None:
-        arguments = {"places": self.places, "observation": self.observation, "backend": self.backend, **changes}
+        arguments = {"spec": self.spec, "observation": self.observation, "backend": self.backend, **changes}
         return why_not(make_policy(SMALL) if policy is None else policy, precision=precision, **arguments)
 
     def with_model(self, **model: object) -> str | None:
         config = PolicyConfig(model=ModelConfig(**model))
-        network = find_network(config.model.type)(config.model, 6, 2, None, torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        network = find_network(config.model.type)(config.model, Inputs(6), {"policy": 2, "value": 1}, generator)
         return self.why_not(Policy(network, make_policy(SMALL).head, config, 6, None))
 
     def with_outputs(self, number: int) -> str | None:
@@ -203,7 +205,7 @@ class Like:
 
     def with_config(self, **config: object) -> str | None:
         policy = make_policy(SMALL)
-        return self.why_not(Policy(policy.network, policy.head, PolicyConfig(**config), 6, None))
+        return self.why_not(Policy(policy.network, policy.head, ActorCriticConfig(**config), 6, None))
 
 
 def test_each_reason_why_not_is_told(backend, monkeypatch):
@@ -232,7 +234,7 @@ def test_each_reason_why_not_is_told(backend, monkeypatch):
     assert like.with_config(central_critic=True) == "its critic sees the whole env"
     assert like.with_config(agent_id=True) == "its agents see their numbers"
     not_one = "its observation is not one array of float32"
-    assert like.why_not(places=replace(like.places, observation=(like.place, like.place))) == not_one
+    assert like.why_not(spec=SimpleNamespace(seen=(like.place, like.place))) == not_one
     assert like.why_not(observation=like.observation.byte()) == not_one
     assert like.why_not(observation=like.observation.double()) == not_one
     if backend.name == "cpu":

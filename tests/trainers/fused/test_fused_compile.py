@@ -11,6 +11,7 @@ from compile_only import CompileOnlyBackend
 from trainers.fused.network import WARPS, Shape
 from trainers.fused.source import Part, compile_fused
 from trainers.heads import CategoricalHeads
+from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig, PolicyConfig
@@ -70,7 +71,7 @@ def compile_two(
 ) -> tuple[FunctionManager, LaunchShape]:
     """The kernel for two networks of this shape."""
     has_warpgroups = arch == "sm_90a" and shape.suits_warpgroups
-    network = MLP(ModelConfig(fc_dims=(4,)), 3, 2, None, torch.Generator())
+    network = MLP(ModelConfig(fc_dims=(4,)), Inputs(3), {"policy": 2, "value": 1}, torch.Generator())
     policy = Policy(network, CategoricalHeads((2,)), PolicyConfig(normalize_observation=True), 3, None)
     constants = {
         **shape.constants(policy, 2, 1, 200 << 10, has_warpgroups),

@@ -62,7 +62,7 @@ SPACES = {
 
 @pytest.mark.parametrize("second", [None, "bytes"], ids=["groups share arrays", "each group has its own"])
 @pytest.mark.parametrize("name", SPACES)
-def test_a_network_reads_the_parts_side_by_side_as_gymnasium_flattens_them(name, second, device):
+def test_a_network_reads_the_parts_side_by_side_as_gymnasium_flattens_them_bytes_from_0_to_1(name, second, device):
     """3 steps of 2 envs with 2 + 3 agents; the group of 3 is read, whole and sample by sample."""
     space, action = SPACES[name], spaces.Discrete(2)
     first = space if second is None else spaces.Box(0, 255, (5,), np.uint8)
@@ -77,7 +77,10 @@ def test_a_network_reads_the_parts_side_by_side_as_gymnasium_flattens_them(name,
     for step, env, agent in np.ndindex(3, 2, 3):
         parts = {key: arrays[place.array][step, env, place.columns.start + agent] for key, place in places.items()}
         expected[step, env, agent] = flattened(space, parts)
-    features = Features(layout, list(places.values()))
+    boxes = dict(space.spaces).values() if isinstance(space, spaces.Dict) else [space]
+    scales = [np.full(box.shape, 1 / 255 if box.dtype == np.uint8 else 1.0, np.float32) for box in boxes]
+    expected *= np.concatenate([scale.ravel() for scale in scales])
+    features = Features(layout, list(places.values()), space)
     tensors = {array: torch.from_numpy(values).to(device) for array, values in arrays.items()}
     assert features.num_features == expected.shape[-1]
     for step in range(3):
@@ -126,8 +129,9 @@ def test_play_values_and_bootstraps_read_the_flattened_parts(make_trainer):
 
     def read(arrays: Mapping[str, torch.Tensor], *place: int) -> torch.Tensor:
         parts = {key: arrays[key][place].cpu().numpy() for key in keys}
-        number = np.eye(2, dtype=np.float32)[place[-1] - 1]
-        return torch.from_numpy(np.concatenate([flattened(space, parts), number])).to(trainer.env.device)
+        row = np.concatenate([flattened(space, parts), np.eye(2, dtype=np.float32)[place[-1] - 1]])
+        row[1:7] *= np.float32(1 / 9)  # the picture, by its bounds
+        return torch.from_numpy(row).to(trainer.env.device)
 
     arrays = {key: rollout.data[f"observation_{key}"] for key in keys}
     final = {key: trainer.env.data[f"final_observation_{key}"] for key in keys}

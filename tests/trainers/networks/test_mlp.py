@@ -3,13 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.settings.config import ModelConfig
 
 
 def network(seed: int = 0, num_critic_features: int | None = None, **model: object) -> MLP:
     config = ModelConfig(**{"fc_dims": (16, 8), **model})
-    return MLP(config, 6, 5, num_critic_features, torch.Generator().manual_seed(seed))
+    return MLP(config, Inputs(6, num_critic_features), {"policy": 5, "value": 1}, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(
@@ -50,15 +51,14 @@ def test_prepared_pass_writes_what_forward_returns(model, num_critic_features):
     policy = network(num_critic_features=num_critic_features, **model)
     observation = torch.randn(7, 2, 6)[:, 1]  # rows that are apart, as one group's agents are
     critic_input = None if num_critic_features is None else torch.randn(7, num_critic_features)
-    logits, value = torch.empty(7, 5), torch.empty(7)
-    act = policy.prepare_act(observation, critic_input, logits, value)
+    logits, value = torch.empty(7, 5), torch.empty(7, 1)
+    act = policy.prepare_act(observation, critic_input, {"policy": logits, "value": value})
     with torch.no_grad():
         policy.value_head.bias += 1.0  # an update in place must be seen by the prepared pass
     with torch.inference_mode():
         act()
-    expected_logits, expected_value = policy(observation, critic_input)
-    torch.testing.assert_close(logits, expected_logits.detach())
-    torch.testing.assert_close(value, expected_value.detach())
+    expected = policy(observation, critic_input)
+    torch.testing.assert_close({"policy": logits, "value": value}, {key: one.detach() for key, one in expected.items()})
 
 
 def test_a_critic_without_hidden_layers_is_linear():
@@ -71,7 +71,7 @@ def test_a_critic_without_hidden_layers_is_linear():
 @pytest.mark.parametrize("model", [{}, {"shared_trunk": False}])
 def test_a_pass_prepared_for_the_value_alone_writes_the_same_value(model):
     policy, observation = network(**model), torch.randn(7, 6)
-    value = torch.empty(7)
+    value = torch.empty(7, 1)
     with torch.inference_mode():
-        policy.prepare_act(observation, None, None, value)()
-    torch.testing.assert_close(value, policy(observation)[1].detach())
+        policy.prepare_act(observation, None, {"value": value})()
+    torch.testing.assert_close(value, policy(observation)["value"].detach())

@@ -1,0 +1,213 @@
+"""DQN: Q-learning from transitions that are kept, with a network that targets are made by and that follows slowly.
+
+Agents of one policy learn each from its own transitions and share the network. Double Q-learning is on by default.
+
+Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", doi:10.1038/nature14236; van
+Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv:1509.06461.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures, State
+from trainers.settings.config import PolicyConfig
+from warpdrive.config import Between, Count, Number, Positive, Schedule, Size, value_at
+from warpdrive.errors import ConfigError
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+
+    from trainers.acting.actor import Actor, Stage
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.learning.guard import Guard
+    from trainers.networks.policy import Policy
+
+
+FALLING = Schedule(((0, 1.0), (50_000, 0.05)))
+
+
+@dataclass(frozen=True)
+class DQNConfig(PolicyConfig):
+    """`policy.<name>:` with `algorithm: DQN`."""
+
+    epsilon: Annotated[Number, Between(0, 1)] = FALLING
+    """Probability of an action drawn from all. A schedule counts env steps; evaluations that are not greedy take its
+    last value."""
+    buffer_size: Count = 100_000
+    """Transitions that are kept, over all envs and agents, rounded up to whole iterations."""
+    learning_starts: Size = 5_000
+    """Env steps before the first update, over all envs."""
+    batch_size: Count = 128
+    """Transitions of an update."""
+    replay_ratio: Positive = 0.1
+    """Updates an env step, over all envs."""
+    target_update_freq: Count = 200
+    """Updates from one step of the target network to the next."""
+    tau: Annotated[float, Between(0, 1)] = 1.0
+    """How far the target network steps towards the network: 1 copies it."""
+    double: bool = True
+    """Whether the network chooses the action whose value the target network gives."""
+    huber_delta: Positive | None = 1.0
+    """Errors above this count linearly instead of squared; None: all squared."""
+    max_grad_norm: Positive = 10.0
+    """How long the gradient of all the policy's parameters together may be."""
+
+
+def dqn_target(
+    reward: torch.Tensor,
+    has_future: torch.Tensor,
+    next_q: torch.Tensor,
+    next_q_of_target: torch.Tensor,
+    next_mask: torch.Tensor | None,
+    gamma: float,
+    double: bool,
+) -> torch.Tensor:
+    """What Q-values should have been, [N].
+
+    Args:
+        reward, has_future: [N].
+        next_q: [N, actions] of the network, after the step.
+        next_q_of_target: [N, actions] of the target network, likewise.
+        next_mask: [N, actions] bool, what may be taken then; None: everything.
+        double: whether `next_q` chooses; else the target network does.
+    """
+    chooses = next_q if double else next_q_of_target
+    if next_mask is not None:
+        chooses = chooses.masked_fill(~next_mask, -math.inf)
+    best = chooses.argmax(-1, keepdim=True)
+    return reward + gamma * has_future * next_q_of_target.gather(-1, best).squeeze(-1)
+
+
+def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -> torch.Tensor:
+    """[N]: half the squared error, or Huber's: beyond `huber_delta` it grows linearly."""
+    error = q - target
+    if huber_delta is None:
+        return 0.5 * error.square()
+    near = error.abs().clamp_max(huber_delta)
+    return 0.5 * near.square() + huber_delta * (error.abs() - near)
+
+
+class DQN(Algorithm):
+    """Updates one policy from what it kept of all rollouts."""
+
+    FIGURES = {
+        "loss": "loss of the last update, mean over its transitions",
+        "q_mean": "mean Q-value of the actions that were taken, in the last update",
+        "td_error": "mean distance of Q-values from their targets, in the last update",
+        "epsilon": "probability of an action drawn from all, in the next rollout",
+        "learning_rate": "the optimiser's step size in that update",
+        "grad_norm": "length of the gradient, before it was shortened",
+    }
+    config: DQNConfig
+
+    def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import copy
+
+        from trainers.experience.ring import Ring
+        from trainers.learning.optimiser import SafeAdam
+
+        super().__init__(config, group, guard, seed)
+        if self.world.size > 1:
+            raise ConfigError(f"policy.{group.name}.algorithm: DQN learns on one GPU alone. Set trainer.num_gpus: 1.")
+        self.target = copy.deepcopy(self.policy).requires_grad_(False)
+        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
+        parameters = [{"params": list(self.policy.parameters())}]
+        self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
+        self.ring = Ring(group, config.buffer_size)
+        self.epsilon = group.actor.epsilon
+        self.epsilon.fill_(float(value_at(config.epsilon, 0)))
+
+    @classmethod
+    def heads(cls, config: DQNConfig, num_outputs: int) -> dict[str, int]:
+        return {"q": num_outputs}
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+
+        return EpsilonGreedyActor(policy, spec, stage)
+
+    @classmethod
+    def why_not(cls, config: DQNConfig, spec: GroupSpec) -> str | None:
+        if not hasattr(spec.action_space, "n"):
+            kind = type(spec.action_space).__name__
+            return f"chooses from one list of actions (Discrete), and these agents act in a {kind}. Take PPO."
+        if config.model.type == "gru":
+            return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
+        return None
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        return {"add": self.add, "learn": self.learn, "follow": self.follow}
+
+    def plan(self, clock: Clock) -> Sequence[str]:
+        """Every rollout is kept. Of updates, as many as are due by then; every so many, the target network follows."""
+        phases, config = ["add"], self.config
+        begun, ended = clock.env_steps, clock.env_steps + clock.batch
+        if ended < config.learning_starts:
+            return phases
+        done, due = (int(config.replay_ratio * max(0, steps - config.learning_starts)) for steps in (begun, ended))
+        for number in range(done + 1, due + 1):
+            phases.append("learn")
+            if number % config.target_update_freq == 0:
+                phases.append("follow")
+        return phases
+
+    def state(self) -> State:
+        return {
+            "optim": self.optimizer.tensors(),
+            "target": self.target.state_dict(),
+            "replay": {**self.ring.tensors, "epsilon": self.epsilon},
+        }
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        found = super().update(clock, phases)
+        epsilon = float(value_at(self.config.epsilon, clock.env_steps + clock.batch))
+        self.epsilon.fill_(epsilon)
+        return {**found, "epsilon": epsilon}
+
+    def add(self) -> Figures:
+        """Keeps the rollout."""
+        self.ring.add()
+        norm, group = self.policy.observation_norm, self.group
+        if norm is not None:
+            weight = None if group.active is None else group.active.flatten()
+            norm.update(group.observation[:-1].flatten(0, 2), weight)
+            self.target.observation_norm.load_state_dict(norm.state_dict())
+        return {}
+
+    def learn(self) -> Figures:
+        """One update."""
+        import torch
+
+        config = self.config
+        self.optimizer.begin()
+        batch = self.ring.draw(config.batch_size, self.generator)
+        q = self.policy.heads(batch.observation)["q"].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            next_q_of_target = self.target.heads(batch.next_observation)["q"]
+            next_q = self.policy.heads(batch.next_observation)["q"] if config.double else next_q_of_target
+            future = (batch.has_future, next_q, next_q_of_target, batch.next_mask)
+            target = dqn_target(batch.reward, *future, config.gamma, config.double)
+        losses = dqn_loss(q, target, config.huber_delta)
+        weight = torch.ones_like(losses) if batch.weight is None else batch.weight
+        number = weight.sum().clamp_min(1.0)
+        loss = (losses * weight).sum() / number
+        loss.backward()
+        grad_norm = self.optimizer.safe_step()
+        with torch.no_grad():
+            q_mean, td_error = ((one * weight).sum() / number for one in (q, (q - target).abs()))
+        return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}
+
+    def follow(self) -> Figures:
+        """The target network makes its step towards the network."""
+        import torch
+
+        with torch.no_grad():
+            for ours, theirs in zip(self.target.parameters(), self.policy.parameters(), strict=True):
+                ours.lerp_(theirs, self.config.tau)
+        return {}

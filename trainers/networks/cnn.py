@@ -1,0 +1,139 @@
+"""A convolutional network for images, beside whatever else an observation has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from trainers.networks.features import Inputs, scale_of
+from trainers.networks.mlp import ACTIVATIONS, add_heads, apply_heads, has_own_critic, linear
+from trainers.settings.config import ModelConfig
+
+CONVOLUTIONS = {
+    "minatar": (((16, 3, 1),), 128),
+    "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+}
+"""By `model.conv`: channels, kernel and stride of each convolution, and the width of the layer behind them.
+
+Source: Young and Tian 2019, "MinAtar", arXiv:1903.03176; Mnih et al. 2015, "Human-level control through deep
+reinforcement learning", doi:10.1038/nature14236.
+"""
+IMAGES = (np.uint8, np.int8, np.bool_, np.float32)
+"""Dtypes that are scaled to 0 to 1 by their space's bounds."""
+
+
+class CNN(nn.Module):
+    """Convolutions over each image, a layer over all that they found and all else that is observed, and a linear layer
+    a head; the value's may have convolutions of its own.
+
+    An image is a part of the observation of shape [height, width] or [height, width, channels]; the parts that are none
+    go into the layer behind the convolutions as they are. Images are scaled to 0 to 1 by their space's bounds.
+    Initialised as MLP is.
+
+    Args: as MLP's. `config.conv` names the convolutions, `config.dense_dim` the width of the layer behind them. A
+    critic that has rows of its own judges by a layer of that width over them.
+    """
+
+    sees = "arrays"
+    memory_size = 0
+
+    def __init__(
+        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.heads = dict(heads)
+        layers, width = CONVOLUTIONS[config.conv]
+        width = config.dense_dim or width
+        self.encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
+        self.critic_encoder = None
+        if has_own_critic(config, inputs, heads):
+            if inputs.num_critic_features is None:
+                self.critic_encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
+            else:
+                layer = linear(inputs.num_critic_features, width, math.sqrt(2.0), generator)
+                self.critic_encoder = nn.Sequential(layer, _Activation(config.activation))
+        add_heads(self, dict.fromkeys(heads, width), generator)
+
+    def forward(
+        self, observation: dict[str, torch.Tensor], critic_input: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """By key [N, *shape] in the env's dtype -> by head [N, numbers]."""
+        hidden = critic_hidden = self.encoder(observation)
+        if self.critic_encoder is not None:
+            critic_hidden = self.critic_encoder(observation if critic_input is None else critic_input)
+        return apply_heads(self, hidden, critic_hidden)
+
+
+class Encoder(nn.Module):
+    """From the parts of an observation to one vector [N, width].
+
+    Args:
+        seen: the space of each part.
+        layers: (channels, kernel, stride) of each convolution.
+        width: of the layer behind them.
+    """
+
+    def __init__(
+        self,
+        seen: Mapping[str, spaces.Box],
+        layers: Sequence[tuple[int, int, int]],
+        width: int,
+        activation: str,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.images = {key: space.shape for key, space in seen.items() if len(space.shape) in (2, 3)}
+        self.scales = {key: scale_of(seen[key], IMAGES) for key in self.images}
+        self.convolutions = nn.ModuleList()
+        num_features = sum(math.prod(space.shape) for key, space in seen.items() if key not in self.images)
+        for key, (height, wide, *channels) in self.images.items():
+            found, num_in = nn.ModuleList(), (channels or [1])[0]
+            for num_out, kernel, stride in layers:
+                if min(height, wide) < kernel:
+                    raise ValueError(
+                        f"an image {list(self.images[key])} is too small for its convolutions: one of {kernel} x "
+                        f"{kernel} meets {height} x {wide}. Take model.conv: minatar, or a network of your own."
+                    )
+                found.append(_convolution(num_in, num_out, kernel, stride, generator))
+                height, wide = ((size - kernel) // stride + 1 for size in (height, wide))
+                num_in = num_out
+            num_features += height * wide * num_in
+            self.convolutions.append(found)
+        self.dense = linear(num_features, width, math.sqrt(2.0), generator)
+
+    def forward(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
+        dtype, found = self.dense.weight.dtype, []
+        for (key, shape), layers in zip(self.images.items(), self.convolutions, strict=True):
+            image = observation[key].to(dtype)
+            if self.scales[key] is not None:
+                low, scale = self.scales[key]
+                image = (image - low) * scale
+            image = image.unsqueeze(-3) if len(shape) == 2 else image.movedim(-1, -3)
+            for layer in layers:
+                image = self.activation(layer(image))
+            found.append(image.flatten(-3))
+        found += [one.to(dtype).flatten(1) for key, one in observation.items() if key not in self.images]
+        return self.activation(self.dense(torch.cat(found, dim=-1)))
+
+
+class _Activation(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[name]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.activation(hidden)
+
+
+def _convolution(num_in: int, num_out: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
+    with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
+        layer = nn.Conv2d(num_in, num_out, kernel, stride)
+    nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
