@@ -24,11 +24,13 @@ from warpdrive.env import load_env
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
+OUTSIDE = ROOT / "tests" / "outside"
+"""Where `my_package` of the pages is."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 LANGUAGES = {"", "python", "yaml", "console", "cuda"}
 RUN_ELSEWHERE = {"README.md", "docs/coming_from_warpdrive.md", "docs/export.md"}
 """Pages whose programs have a test of their own."""
-MADE_UP = {"boats/boats.yaml", "soccer_game/soccer_game.yaml"}
+MADE_UP = {"boats/boats.yaml", "soccer_game/soccer_game.yaml", "reinforce.yaml"}
 """Configs that readers make on the way."""
 KEYS = {"trainer": TrainerConfig, "saving": SavingConfig, "evaluation": EvaluationConfig, "model": ModelConfig}
 
@@ -272,6 +274,7 @@ def test_blocks_are_of_languages_that_are_checked(page):
 @everywhere
 def test_configs_are_read(page, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(OUTSIDE)
     for block in blocks_of(page):
         if block.language == "yaml":
             assert "name:" in block.text, f"{page.name}:{block.line}: a config begins with its env"

@@ -25,6 +25,7 @@ if not hasattr(EnvWrapper, "set"):  # arrays that an env declares `settable`
     EnvWrapper.set = lambda self, name, values: self.data[name].fill_(values)
 
 HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
 CONFIG = yaml.safe_load((HERE / "my_package" / "signs.yaml").read_text())
 
 
@@ -124,6 +125,21 @@ def test_policies_are_loaded_in_python_as_they_were_saved(run_folder):
         load_policies(run_folder)
     env, policies = load_policies(run_folder, allow_import=True)
     assert env.name == "signs" and type(policies["reader"].network).__name__ == "Cnn"
+
+
+def test_the_page_on_runs_scores_such_a_run(run_folder, device):
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "runs.md").read_text(), re.DOTALL | re.MULTILINE)
+    exec(next(block for block in blocks if "def score_of" in block), program := {})
+    assert program["score_of"](run_folder, num_episodes=20).mean_of("reader") > 2  # the callback's pay is not here
+
+
+@pytest.mark.parametrize(
+    ("page", "file"), [("own_algorithm", "reinforce"), ("own_network", "nets"), ("callbacks", "curriculum")]
+)
+def test_pages_show_the_package_as_it_is(page, file):
+    assert f"```python\n{(HERE / 'my_package' / file).with_suffix('.py').read_text()}```" in (
+        DOCS / f"{page}.md"
+    ).read_text()
 
 
 # ------------------------------------------------------------------------------------------------- what it computes
