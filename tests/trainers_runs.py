@@ -32,6 +32,24 @@ RUNS = {
         "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
         "policy": {"tagger": {"algorithm": "PPO", "model": SMALL}, "runner": {"algorithm": "A2C", "model": SMALL}},
     },
+    "dqn": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {
+            "tagger": {
+                "algorithm": "DQN",
+                "learning_starts": 40,
+                "buffer_size": 300,
+                "batch_size": 16,
+                "replay_ratio": 0.05,
+                "target_update_freq": 3,
+                "epsilon": [[0, 1.0], [200, 0.1]],
+                "normalize_observation": True,
+                "model": SMALL,
+            },
+            "runner": {"algorithm": "PPO", "model": SMALL},
+        },
+    },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

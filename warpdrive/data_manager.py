@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ def find_device(device: str | torch.device) -> torch.device:
 class DataManager:
     """Owns every array of a run. An array is pushed once, then lives on the device under its name.
 
+    It is read as a dict of tensors is: `name in data`, `data[name]`, `data.get(name)`, `data.items()`, `len(data)`.
+
     data = DataManager("cuda")
     data.push("x", np.zeros((num_envs, num_agents), np.float32))
     data["x"] += 1.0                # a torch tensor, the very memory that kernels see
@@ -59,6 +61,7 @@ class DataManager:
         self.device = find_device(device)
         self._arrays: dict[str, torch.Tensor] = {}
         self._constant: set[str] = set()
+        self._tables: dict[str, bool] = {}  # name -> whether it is settable
 
     def push(self, name: str, array: Any, const: bool = False) -> torch.Tensor:
         """Copies an array to the device and names it.
@@ -133,9 +136,33 @@ class DataManager:
     def __contains__(self, name: object) -> bool:
         return name in self._arrays
 
+    def __iter__(self) -> Iterator[str]:
+        """Names in the order of their push, tables among them."""
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def keys(self) -> KeysView[str]:
+        return self._arrays.keys()
+
+    def values(self) -> ValuesView[torch.Tensor]:
+        return self._arrays.values()
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        return self._arrays.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The live tensor, or `default` where there is none."""
+        return self._arrays.get(name, default)
+
     def names(self) -> list[str]:
-        """Names in the order of their push."""
-        return list(self._arrays)
+        """Names of all but tables, in the order of their push."""
+        return [name for name in self if name not in self._tables]
+
+    def is_table(self, name: str) -> bool:
+        """Whether all envs share the array; see `push_table`."""
+        return name in self._tables
 
     def is_const(self, name: str) -> bool:
         """Whether kernels may only read the array."""
@@ -147,6 +174,15 @@ class DataManager:
         if tensor.dtype is torch.bfloat16:
             tensor = tensor.float()
         return tensor.to("cpu", copy=True).numpy()
+
+    def push_table(self, name: str, array: Any, settable: bool = False) -> torch.Tensor:
+        """As `push`, of what all envs share: a map, a deck. It has no env axis, and kernels may only read it.
+
+        Who pushes a table can push it again, so a snapshot leaves it out, unless it is `settable` and may have changed.
+        """
+        tensor = self.push(name, array, const=True)
+        self._tables[name] = settable
+        return tensor
 
     def save_start(self, *names: str) -> None:
         """Keeps the arrays' values of now as `start_<name>`: ended envs restart from them."""
@@ -183,9 +219,13 @@ class DataManager:
         """Bytes on the device, by array."""
         return {name: tensor.numel() * tensor.element_size() for name, tensor in self._arrays.items()}
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """The live tensors that a snapshot copies: all there is to know to go on later."""
+        return {name: tensor for name, tensor in self.items() if self._tables.get(name, True)}
+
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of all arrays, on the device: all there is to know to go on later."""
-        return {name: tensor.clone() for name, tensor in self._arrays.items()}
+        """Copies of all arrays, and of the tables that are settable, on the device."""
+        return {name: tensor.clone() for name, tensor in self.state().items()}
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Writes a snapshot back into the same memory. Nothing is written if anything does not fit.
@@ -193,19 +233,20 @@ class DataManager:
         Raises:
             ArrayError: the snapshot has other names, shapes or dtypes.
         """
-        if missing := [name for name in self._arrays if name not in snapshot]:
+        state = self.state()
+        if missing := [name for name in state if name not in snapshot]:
             raise ArrayError(f"the snapshot lacks {missing}: it was taken of other arrays.")
-        if unknown := [name for name in snapshot if name not in self._arrays]:
+        if unknown := [name for name in snapshot if name not in state]:
             raise ArrayError(f"the snapshot holds {unknown}, which are no arrays here: it was taken of others.")
         for name, value in snapshot.items():
-            array = self[name]
+            array = state[name]
             if value.shape != array.shape or value.dtype != array.dtype:
                 raise ArrayError(
                     f"'{name}' is {list(value.shape)} {value.dtype} in the snapshot and "
                     f"{list(array.shape)} {array.dtype} here."
                 )
         for name, value in snapshot.items():
-            self[name].copy_(value)
+            state[name].copy_(value)
 
     def nearest(self, name: str) -> str:
         """A hint for a wrong name: `Did you mean 'x'?`, else the names there are."""

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,14 @@ from gymnasium import spaces
 from warpdrive.drawing import Drawing, draw_positions
 from warpdrive.env_names import ENVS_PACKAGE, list_envs
 from warpdrive.errors import ConfigError, EnvError
-from warpdrive.layout import Layout
+from warpdrive.layout import ACTION_MASK, ACTIVE, Layout, mask_place
+
+OUTPUTS = ("reward", "terminated", "truncated")
+"""What every step writes, besides what is seen."""
+FRAMEWORK_CONSTANTS = (
+    "NUM_ENVS", "NUM_AGENTS", "THREADS_PER_ENV", "ENVS_PER_BLOCK", "NUM_POOL_ROWS", "NUM_KEPT", "KEEP_TERMINATED",
+)  # fmt: skip
+"""Numbers that kernels of envs are compiled with, besides those of constants()."""
 
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -58,6 +65,9 @@ class Env:
         def constants(self):                     # name -> number, for the kernels
             return {"GRID_LENGTH": self.config.grid_length}
 
+        def tables(self):                        # what all envs share and only read, of any size
+            return {"wall": np.zeros((64, 64), bool)}
+
     The kernels: `<env>_step` reads `action` and writes `observation`, `reward`, `terminated` and `truncated`
     besides the env's own arrays; `<env>_reset`, if there is one, restarts envs that ended (see EnvironmentReset).
     Groups that see or act differently have arrays of their own, `observation_<group>`, `action_<group>` (see Layout).
@@ -65,6 +75,9 @@ class Env:
     Two arrays have a meaning if an env has them: `active` [agent] bool, whether an agent is in the game; and
     `action_mask` [agent, sum of head sizes] bool (or `action_mask_<group>`), which actions may be taken. A head of
     which none may takes action 0.
+
+    What changes in mid-run without being played, as a curriculum's numbers do, is an array or a table that `settable`
+    names: `EnvWrapper.set` writes it, and what restarts begin with, `start_<name>`.
 
     What no agent sees may still help to judge them: with `global_state_space = spaces.Box(...)` an env says that its
     kernels write such a state into `global_state` [feature]. A central critic then reads it.
@@ -75,6 +88,7 @@ class Env:
     episode_length: int | None
     groups: Mapping[str, Group]
     global_state_space: spaces.Box | None = None
+    settable: Sequence[str] = ()
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
@@ -94,8 +108,19 @@ class Env:
         """The first state of one env, without the env axis; every copy starts from it."""
         raise NotImplementedError
 
+    def tables(self) -> dict[str, np.ndarray]:
+        """What all copies share and no kernel writes: maps, layouts, decks. A kernel takes `map` as `const T* map`.
+
+        They follow from the config, as no checkpoint holds them but those that are `settable`.
+        """
+        return {}
+
     def pool(self) -> dict[str, np.ndarray] | None:
-        """Starts to draw from, name -> [row, ...]; every row a whole start, observations too. None: no pool."""
+        """Starts to draw from, name of an array -> [row, ...]. None: no pool.
+
+        Without a reset kernel every row is a whole start, observations too. A reset kernel draws for itself, of
+        `const T* pool_<name>` and the constant NUM_POOL_ROWS.
+        """
         return None
 
     def constants(self) -> dict[str, Any]:
@@ -130,9 +155,16 @@ class Env:
             expected = group.agents.stop
         if expected != self.num_agents:
             raise EnvError(f"{place}: groups cover {expected} agents of {self.num_agents}. Every agent needs one.")
-        Layout(self.groups, self.global_state_space)
-        for name, array in self.arrays().items():
+        layout, arrays = Layout(self.groups, self.global_state_space), self.arrays()
+        for name, array in arrays.items():
             self.check_start(name, array)
+        self._check_meanings(arrays)
+        for name in self.constants():
+            if name in FRAMEWORK_CONSTANTS:
+                raise EnvError(f"{place}: constants() has '{name}', which the framework sets. Leave it out.")
+        if self.settable:
+            written = {*OUTPUTS, *layout.actions, *layout.kept}
+            self._check_settable([name for name in (*arrays, *self.tables()) if name not in written])
 
     def check_start(self, name: str, array: Any) -> None:
         """Raises EnvError where what an array starts from, or a pool of such starts, holds what is no number."""
@@ -140,6 +172,43 @@ class Env:
             raise EnvError(
                 f"env '{self.name}': array '{name}' starts with a NaN or an infinity. Start it with numbers."
             )
+
+    def _check_meanings(self, arrays: Mapping[str, Any]) -> None:
+        """Raises EnvError where `active` or a mask is not as what it says asks."""
+        if ACTIVE in arrays:
+            self._check_array(ACTIVE, arrays[ACTIVE], (self.num_agents,), "which agents are in the game")
+        for name, group in self.groups.items():
+            mask = mask_place(self.groups, name, arrays)
+            if mask is None:
+                continue
+            num_agents, whose = len(group.agents), f"the agents of '{name}' may take"
+            if mask.array == ACTION_MASK:
+                num_agents, whose = self.num_agents, f"agents may take, those of '{name}', too"
+            shape = (num_agents, sum(group.head_sizes))
+            self._check_array(mask.array, arrays[mask.array], shape, f"which actions {whose}")
+
+    def _check_array(self, name: str, array: Any, shape: tuple[int, ...], meaning: str) -> None:
+        array = np.asarray(array)
+        if array.shape != shape or array.dtype != np.bool_:
+            raise EnvError(
+                f"env '{self.name}': array '{name}' is {list(array.shape)} {array.dtype}, but must be {list(shape)} "
+                f"bool: it says {meaning}. Make it so, or give it another name."
+            )
+
+    def _check_settable(self, can_be: Collection[str]) -> None:
+        place, pool = f"env '{self.name}'", self.pool() or {}
+        if isinstance(self.settable, str):
+            raise EnvError(f"{place}: settable is '{self.settable}'. Give names in a tuple: ('{self.settable}',).")
+        for name in self.settable:
+            if name not in can_be:
+                raise EnvError(
+                    f"{place}: settable names '{name}', which is neither in arrays() nor in tables(), or which each "
+                    f"step writes. There are: {', '.join(can_be) or 'none'}."
+                )
+            if name in pool:
+                raise EnvError(
+                    f"{place}: settable names '{name}', but restarts take it from pool(). Leave it out of one of them."
+                )
 
 
 def load_env(name: str | type[Env], config: Mapping[str, Any] | Any = None) -> Env:

@@ -11,11 +11,12 @@ import torch
 from warpdrive.actions import ActionCheck
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
-from warpdrive.data_manager import POOL, START, DataManager
+from warpdrive.contract import check_kernels, check_names, check_pool
+from warpdrive.data_manager import DataManager
 from warpdrive.env import Env, Group, load_env
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
-from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION, Layout
+from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout
 from warpdrive.reset import EnvironmentReset
 from warpdrive.sampler import seed_words
 
@@ -38,7 +39,9 @@ class EnvWrapper:
     env_step [E] int32, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
     (see EnvironmentReset). Groups that see or act differently have arrays of their own: `layout` names them, and
     what reset() and step() give and take is then a dict by group, or by key for a Dict space, or both. An env that
-    gives a state of the whole has global_state [E, F] and final_global_state [K, E, F] as well.
+    gives a state of the whole has global_state [E, F] and final_global_state [K, E, F] as well. Its tables are there
+    without an env axis, its pool as pool_<name> [row, ...], and what restarts begin with as start_<name> [E, ...]: of
+    all arrays if it has no reset kernel, else of those that are settable.
 
     Args:
         env: a name or a class for `load_env`, or an Env.
@@ -89,21 +92,21 @@ class EnvWrapper:
         self.layout = Layout(self.groups, self.env.global_state_space)
         self._steps_alone = final_observations is None
         self._push_arrays(seed, 1 if final_observations is None else final_observations)
+        num_rows = self._push_pool()
         self.functions = FunctionManager(
             self.data,
             self.env.source,
-            self.env.constants(),
+            {**self.env.constants(), **({"NUM_POOL_ROWS": num_rows} if num_rows else {})},
             num_envs,
             self.num_agents,
             self.backend,
             threads_per_env,
             envs_per_block,
         )
-        self._check_global_state()
         own_reset = f"{self.env.name}_reset"
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
-        if own is None:
-            self._save_starts()
+        self.data.save_start(*(name for name in self.env.arrays() if own is None or name in self.env.settable))
+        check_kernels(self.env, self.functions, self.layout)
         if folds is None:
             folds = self.backend.name == "cuda" and not self._steps_alone
         self._reset = EnvironmentReset(
@@ -220,30 +223,35 @@ class EnvWrapper:
             return [self._reset.prepare_step(**overrides)]
         return [self.prepare_step(**overrides), self.prepare_reset(**overrides)]
 
-    def _save_starts(self) -> None:
-        """What envs without a reset kernel restart from: rows of the env's pool, and what arrays() says."""
-        given, pool = self.env.arrays(), self.env.pool() or {}
-        for name in self.layout.kept:
-            if name not in given and name not in pool:
-                raise EnvError(
-                    f"env '{self.env.name}' has no kernel '{self.env.name}_reset', so arrays() or pool() must say what "
-                    f"is seen at the start: add '{name}' there, or write the kernel."
-                )
-        self.data.save_start(*given)
-        for name, rows in pool.items():
-            self.env.check_start(name, rows)
-        if pool:
-            self.data.push_pool(**pool)
+    def set(self, name: str, values: Any) -> None:
+        """Changes, in mid-run, an array or a table that the env says is `settable`.
 
-    def _check_global_state(self) -> None:
-        step = self.functions.signature(f"{self.env.name}_step")
-        if GLOBAL_STATE in self.layout.kept and not any(
-            parameter.name == GLOBAL_STATE and not parameter.is_const for parameter in step.parameters
-        ):
+        An array changes in every env at once, and so does what restarts begin with: no reset undoes it.
+
+        Args:
+            values: of a table, its shape; of an array, the shape of one env, for all of them, or [E, ...]. What has
+                fewer axes, or axes of length 1, is repeated.
+        Raises:
+            EnvError: it is not settable; the message lists what is. Or it is no number.
+            ArrayError: values do not fit in shape or kind.
+        """
+        if name not in self.env.settable:
             raise EnvError(
-                f"env '{self.env.name}' has a global_state_space, but its kernel '{step.name}' does not write "
-                f"'{GLOBAL_STATE}'. Give the kernel a parameter of this name that is not const, or take the space away."
+                f"env '{self.env.name}': '{name}' cannot be set. Settable are: {', '.join(self.env.settable) or 'none'}"
+                f"; {type(self.env).__name__}.settable lists them."
             )
+        if not isinstance(values, torch.Tensor):
+            self.env.check_start(name, values)
+        self.data[name] = values
+        if not self.data.is_table(name):
+            self.data.save_start(name)
+
+    def _push_pool(self) -> int:
+        """Pushes the rows of the env's pool, and tells how many there are."""
+        pool = self.env.pool() or {}
+        check_pool(self.env, pool, [*self.env.arrays(), *self.layout.kept])
+        self.data.push_pool(**pool)
+        return len(next(iter(pool.values()))) if pool else 0
 
     def by_group(self, arrays: Mapping[str, torch.Tensor]) -> Tensors:
         """Observation arrays as reset() and step() give them: alone if there is one, else by group, key or both."""
@@ -284,13 +292,8 @@ class EnvWrapper:
 
     def _push_arrays(self, seed: int, num_kept: int) -> None:
         num_envs, num_agents, data = self.num_envs, self.num_agents, self.data
-        own = self.env.arrays()
-        for name in own:
-            if name in ("seed", "env_step", "num_truncated") or name.startswith((START, POOL, FINAL)):
-                raise EnvError(
-                    f"env '{self.env.name}': array '{name}' has a name that is taken (seed, env_step, num_truncated, "
-                    f"and all that begin with {START}, {POOL} or {FINAL}). Choose another."
-                )
+        own, tables = self.env.arrays(), self.env.tables()
+        check_names(self.env, [*own, *tables])
         for name, array in own.items():
             array = np.asarray(array)
             data.push(name, np.broadcast_to(array, (num_envs, *array.shape)))
@@ -315,3 +318,7 @@ class EnvWrapper:
                     f"its spaces say {list(shape[1:])} {np.dtype(dtype)}. Make them agree."
                 )
         data.push("seed", seed_words(seed, self.first_env))
+        for name, table in tables.items():
+            if name in data:
+                raise EnvError(f"env '{self.env.name}': table '{name}' has the name of an array. Choose another.")
+            data.push_table(name, table, settable=name in self.env.settable)

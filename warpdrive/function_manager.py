@@ -39,7 +39,7 @@ _KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignof", "cat
 class FunctionManager:
     """Compiles one source and launches its kernels.
 
-    functions = FunctionManager(data, Path("tag.cu"), {"NUM_AGENTS": 5}, num_envs=2000, num_agents=5)
+    functions = FunctionManager(data, Path("tag.cu"), {"SPEED": 0.5}, num_envs=2000, num_agents=5)
     functions.launch("tag_step")                              # every parameter takes the array of its name
     step = functions.prepare("tag_step", reward=rewards[t])   # a view in place of an array, packed once
     step()                                                    # little more than the driver itself takes
@@ -56,7 +56,7 @@ class FunctionManager:
     Args:
         data: where arrays come from.
         source: path of the `.cu` file, or its text.
-        constants: name -> number, or a sequence of numbers. Names are capitals.
+        constants: name -> number, or a sequence of numbers. Names are capitals. Sequences take 64 KiB at most.
         num_envs, num_agents: the grid; also the constants NUM_ENVS and NUM_AGENTS.
         backend: who compiles and launches; chosen by `data.device` if not given.
         threads_per_env, envs_per_block: of kernels that are right for any number; chosen if not given. Several envs
@@ -98,14 +98,15 @@ class FunctionManager:
         self.source = Source(path, text, "", self.signatures, tuple(include_folders), tuple(options))
         self._classify()
         self.threads_per_env, self.envs_per_block = self._choose_block(threads_per_env, envs_per_block)
-        numbers = {
-            **self.constants,
+        grid = {
             "NUM_ENVS": num_envs,
             "NUM_AGENTS": num_agents,
             "THREADS_PER_ENV": self.threads_per_env,
             "ENVS_PER_BLOCK": self.envs_per_block,
         }
-        self.source = replace(self.source, constants=write_constants(numbers))
+        if taken := [name for name in grid if name in self.constants]:
+            raise WiringError(f"{path}: constant '{taken[0]}' follows from how kernels are launched. Leave it out.")
+        self.source = replace(self.source, constants=write_constants({**self.constants, **grid}))
         self._module = backend.compile(self.source)
         self._calls: dict[str, Callable[[], None]] = {}
 
@@ -236,7 +237,7 @@ class FunctionManager:
                 f"kernel '{kernel}' has a parameter '{name}', but no array '{name}' was pushed. "
                 f"{self.data.nearest(name)}"
             )
-        tensor = overrides.get(name, self.data[name] if name in self.data else None)
+        tensor = overrides.get(name, self.data.get(name))
         self._check(kernel, parameter, tensor)
         return tensor
 
@@ -321,32 +322,43 @@ def _read(path: Path) -> str:
         raise WiringError(why) from None
 
 
-_WIDTHS = ["bool", "int", "long long", "float"]
-"""Kinds of constants; a sequence has the last of its items' kinds."""
-_TAKEN_NAMES = {"NAN", "INFINITY", "NULL", "INT_MAX", "INT_MIN", "M_PI"}
+_WIDTHS = {"bool": 1, "int": 4, "long long": 8, "float": 4}
+"""Kinds of constants and their bytes; a sequence has the last of its items' kinds."""
+MAX_SEQUENCE_BYTES = 1 << 16
+"""Of all sequences of one source: a GPU's constant memory."""
+_TAKEN_NAMES = {"NAN", "INFINITY", "NULL", "INT_MAX", "INT_MIN", "M_PI", "ENV_SHARED", "REDUCE_LANES"}
+_TAKEN_NAMES |= {"STREAM_ENV", "STREAM_ACTION", "STREAM_RESET"}
 
 
 def write_constants(constants: Mapping[str, Constant]) -> str:
     """Lines of C++: `constexpr int NUM_AGENTS = 5;`. Floats are float, not double; sequences become arrays.
 
     Raises:
-        WiringError: a name is not in capitals, or a value is no number.
+        WiringError: a name is not in capitals or taken, a value is no number, or sequences are too long.
     """
-    lines = []
+    lines, num_bytes = [], {}
     for name, value in constants.items():
         if name in _TAKEN_NAMES:
-            raise WiringError(f"constant '{name}': C has one of that name already. Choose another.")
+            raise WiringError(f"constant '{name}': C or warpdrive.cuh has one of that name already. Choose another.")
         if not _CONSTANT_NAME.fullmatch(name):
             raise WiringError(f"constant '{name}': names are capitals, digits and _, such as '{name.upper()}'.")
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if isinstance(value, Sequence) and not isinstance(value, str) and len(value):
-            kind = max((_literal(name, item)[0] for item in value), key=_WIDTHS.index)
+            kind = max((_literal(name, item)[0] for item in value), key=list(_WIDTHS).index)
+            num_bytes[name] = len(value) * _WIDTHS[kind]
             items = ", ".join(_literal(name, float(item) if kind == "float" else item)[1] for item in value)
             lines.append(f"__constant__ const {kind} {name}[{len(value)}] = {{{items}}};")
         else:
             kind, literal = _literal(name, value)
             lines.append(f"constexpr {kind} {name} = {literal};")
+    if sum(num_bytes.values()) > MAX_SEQUENCE_BYTES:
+        longest = max(num_bytes, key=num_bytes.__getitem__)
+        raise WiringError(
+            f"constants: their sequences take {sum(num_bytes.values()):,} bytes, '{longest}' {num_bytes[longest]:,} of "
+            f"them, and a GPU has room for {MAX_SEQUENCE_BYTES:,}. Make '{longest}' a table: an env returns it by "
+            f"tables(), others call data.push_table('{longest.lower()}', ...)."
+        )
     return "\n".join(lines)
 
 
@@ -366,4 +378,7 @@ def _literal(name: str, value: Any) -> tuple[str, str]:
         if literal in (float("inf"), float("-inf")):
             raise WiringError(f"constant '{name}' = {value} does not fit a float. Use a smaller number.")
         return "float", f"{literal!r}f"
-    raise WiringError(f"constant '{name}' is a {type(value).__name__}. Constants are numbers, or sequences of them.")
+    raise WiringError(
+        f"constant '{name}' is a {type(value).__name__}. Constants are numbers, or sequences of them; what "
+        "has more axes is a table."
+    )

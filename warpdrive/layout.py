@@ -8,7 +8,7 @@ it gives one, is `global_state` [E, feature].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from warpdrive.env import Group
 
 OBSERVATION, ACTION, FINAL, GLOBAL_STATE = "observation", "action", "final_", "global_state"
+ACTIVE, ACTION_MASK = "active", "action_mask"
+"""Arrays with a meaning, if an env has them (see Env)."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,27 @@ def parts(space: spaces.Space) -> dict[str, spaces.Space]:
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
 
+def mask_place(groups: Mapping[str, Group], name: str, arrays: Container[str]) -> Place | None:
+    """Where the mask of a group's actions lies, if `arrays` has one and there is something to choose."""
+    group, own = groups[name], f"{ACTION_MASK}_{name}"
+    if own in arrays:
+        return Place(own, slice(0, len(group.agents)))
+    if ACTION_MASK in arrays and group.head_sizes:
+        return Place(ACTION_MASK, slice(group.agents.start, group.agents.stop))
+    return None
+
+
 def action_shape(group: str, space: spaces.Space) -> tuple[tuple[int, ...], np.dtype]:
-    """What one agent's action looks like in its array: () int32, [heads] int32, or a Box's shape float32."""
+    """What one agent's action looks like in its array: () int32, [heads] int32, or a Box's shape float32.
+
+    Raises:
+        EnvError: no array can hold such actions, or they do not count from 0.
+    """
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
+        raise EnvError(
+            f"group '{group}' acts in {space}, but kernels, networks and masks count actions from 0. "
+            "Leave `start` out, and add it in the kernel."
+        )
     if isinstance(space, spaces.Discrete):
         return (), np.dtype(np.int32)
     if isinstance(space, spaces.MultiDiscrete):

@@ -22,21 +22,15 @@ def test_pull_gives_a_copy_of_what_was_pushed(device):
     assert data["x"][0, 0].item() == 0
 
 
-def test_the_tensor_is_live_and_push_copies(device):
+def test_the_tensor_is_live_and_push_copies_while_add_takes_the_very_memory(device):
     data = DataManager(device)
     mine = torch.zeros(2, device=device)
     data.push("x", mine)
+    data.add("y", mine)
     mine += 1
-    assert data.pull("x").tolist() == [0, 0]
+    assert data.pull("x").tolist() == [0, 0] and data.pull("y").tolist() == [1, 1]
     data["x"] += 5
     assert data.pull("x").tolist() == [5, 5]
-
-
-def test_add_takes_the_very_memory(device):
-    data = DataManager(device)
-    mine = torch.zeros(2, device=device)
-    data.add("x", mine)
-    assert data["x"].data_ptr() == mine.data_ptr()
 
 
 def test_arrays_of_every_dtype_go_there_and_back(device):
@@ -57,22 +51,14 @@ def test_a_dtype_kernels_cannot_take_is_refused_with_the_fix(array):
         DataManager().push("x", array)
 
 
-def test_a_name_is_pushed_once():
+def test_a_name_is_an_identifier_and_pushed_once_and_one_that_is_unknown_names_the_nearest():
     data = manager("cpu")
     with pytest.raises(ArrayError, match=r"'x' is there already.*copy_"):
         data.push("x", np.zeros(2))
-
-
-def test_a_name_is_an_identifier():
     with pytest.raises(ArrayError, match="C identifier"):
-        DataManager().push("not a name", np.zeros(2))
-
-
-def test_an_unknown_array_names_the_nearest():
-    data = DataManager()
-    data.push("heading", np.zeros(2))
-    with pytest.raises(ArrayError, match="no array 'headnig'. Did you mean 'heading'?"):
-        data["headnig"]
+        data.push("not a name", np.zeros(2))
+    with pytest.raises(ArrayError, match="no array 'alvie'. Did you mean 'alive'?"):
+        data["alvie"]
 
 
 def test_what_does_not_fit_is_not_written():
@@ -136,6 +122,30 @@ def test_numbers_of_the_kind_or_of_a_narrower_one_are_written(device, name, valu
 def test_a_device_that_is_none_is_named(device):
     with pytest.raises(BackendError, match=f"unknown device '{device}'. Choose auto"):
         DataManager(device)
+
+
+def test_it_reads_as_a_dict_of_tensors_does():
+    data = manager("cpu")
+    table = data.push_table("map", np.ones(4))
+    as_dict = {"x": data["x"], "alive": data["alive"], "map": table}
+    assert list(data) == list(data.keys()) == list(as_dict) and len(data) == 3
+    assert [one is other for one, other in zip(data.values(), as_dict.values(), strict=True)] == [True] * 3
+    assert all(as_dict[name] is array for name, array in data.items())
+    assert dict(data).keys() == as_dict.keys() and data.get("map") is table
+    assert data.get("mop") is None and data.get("mop", 3) == 3
+
+
+@pytest.mark.parametrize("settable", [False, True])
+def test_a_snapshot_holds_the_tables_that_are_settable(settable):
+    data = manager("cpu")
+    data.push_table("map", np.ones(4), settable)
+    snapshot = data.snapshot()
+    assert list(snapshot) == ["x", "alive", "map"][: 2 + settable] and data.names() == ["x", "alive"]
+    data["map"] = 5.0
+    data.restore(snapshot)
+    assert data.pull("map").tolist() == ([1.0] * 4 if settable else [5.0] * 4)
+    with pytest.raises(ArrayError, match="holds .*'mop'.*no arrays here" if settable else "'map'.*no arrays here"):
+        data.restore({**snapshot, "mop" if settable else "map": torch.ones(4)})
 
 
 def test_bytes_are_counted_by_array():

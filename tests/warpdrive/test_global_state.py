@@ -64,36 +64,3 @@ def test_the_conformance_kit_names_a_state_outside_its_space(device):
     env.global_state_space = spaces.Box(0.0, np.array([3, 3, 3, 0.5], np.float32))
     with pytest.raises(EnvError, match=r"'global_state' is 0.666.* \(step 4, env 0, feature \[3\]\).* \[0.0, 0.5\]"):
         check_env(env, device)
-
-
-def test_a_space_that_is_no_box_is_refused():
-    env = load_env(NAME)
-    env.global_state_space = spaces.Discrete(4)
-    with pytest.raises(EnvError, match=r"global_state_space is a Discrete. Use a Box, \[feature\] float32.$"):
-        env.check()
-
-
-def test_a_space_that_does_not_match_the_array_is_refused(device):
-    env = load_env(NAME)
-    env.global_state_space = spaces.Box(0.0, 3.0, (5,))
-    with pytest.raises(
-        EnvError, match=r"array 'global_state' is \[4\] torch.float32 a copy, its spaces say \[5\] float32"
-    ):
-        EnvWrapper(env, 2, device)
-
-
-def test_a_kernel_that_does_not_write_it_is_refused(device):
-    env = load_env("tag_gridworld")
-    env.global_state_space = spaces.Box(0.0, 1.0, (4,))
-    line = "kernel 'tag_gridworld_step' does not write 'global_state'. Give the kernel a parameter of this name"
-    with pytest.raises(EnvError, match=line):
-        EnvWrapper(env, 2, device)
-
-
-def test_a_restart_that_would_leave_the_old_one_is_refused(device):
-    env = load_env(NAME)
-    arrays = env.arrays()
-    del arrays["global_state"]
-    env.arrays = lambda: arrays
-    with pytest.raises(EnvError, match="what is seen at the start: add 'global_state' there, or write the kernel"):
-        EnvWrapper(env, 2, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class GroupRollout:
         self.features = features_of(spec, policy)
         self.central = central_features(spec.layout, spec.num_agents) if policy.has_central_critic else None
         self.sequence_length = (policy.network.sequence_length or rollout.num_steps) if policy.memory_size else 1
+        self.shape = (rollout.num_steps, rollout.num_envs, spec.num_agents)
+        """[T, E, A]."""
         self.fields = {field.name: field for field in (*actor.fields(rollout.num_steps), *fields)}
         sizes = (rollout.num_steps, rollout.max_truncations, rollout.num_envs, spec.num_agents)
         device = rollout.env.device
@@ -97,20 +100,20 @@ class GroupRollout:
     @property
     def num_units(self) -> int:
         """What minibatches are made of: samples; for a recurrent policy, sequences of one env."""
-        num_steps, num_envs, num_agents = self.advantage.shape
+        num_steps, num_envs, num_agents = self.shape
         if self.policy.memory_size:
             return num_steps // self.sequence_length * num_envs
         return num_steps * num_envs * num_agents
 
     @property
     def samples_per_unit(self) -> int:
-        return self.advantage.numel() // self.num_units
+        return math.prod(self.shape) // self.num_units
 
     def index_of(self, units: torch.Tensor) -> torch.Tensor:
         """The rows of [T, E, A] that these units hold: [N], or [L, M] of a recurrent policy."""
         if not self.policy.memory_size:
             return units
-        _, num_envs, num_agents = self.advantage.shape
+        _, num_envs, num_agents = self.shape
         step, env = self._steps_of(units)
         agent = torch.arange(num_agents, device=units.device)
         return ((step * num_envs + env).unsqueeze(-1) * num_agents + agent).flatten(1)

@@ -9,11 +9,10 @@ import torch
 from trainers.acting.actor import Actor, Call, players_of, prepare_copy
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
-from trainers.experience.spec import ACTIVE
 from trainers.networks.features import Arrays
 from warpdrive.data_manager import DataManager
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.layout import ACTION, FINAL, GLOBAL_STATE, OBSERVATION
+from warpdrive.layout import ACTION, ACTIVE, FINAL, GLOBAL_STATE, OBSERVATION
 
 
 class Rollout:

@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 
 from warpdrive.env import Env
 from warpdrive.errors import EnvError
-from warpdrive.layout import Layout, Place
-
-ACTIVE, ACTION_MASK = "active", "action_mask"
-"""Arrays of an env that have a meaning here (see Env)."""
+from warpdrive.layout import ACTION_MASK, ACTIVE, Layout, Place, mask_place
 
 
 @dataclass(frozen=True)
@@ -56,15 +52,13 @@ def spec_of(env: Env, policy: str) -> GroupSpec:
     """Who a policy of this name plays for: a group of the env; under any other name, all agents, who must be alike.
 
     Raises:
-        EnvError: the policy is for all agents but they differ; or an array that has a meaning here cannot have it.
+        EnvError: the policy is for all agents but they differ.
     """
     layout, arrays = Layout(env.groups, env.global_state_space), env.arrays()
-    if ACTIVE in arrays:
-        _check_array(env, ACTIVE, arrays[ACTIVE], (env.num_agents,), "which agents are in the game")
     group = env.groups.get(policy) or next(iter(env.groups.values()))
     if policy in env.groups:
         agents, seen, acts = group.agents, layout.observation[policy].values(), layout.action[policy]
-        mask = _mask_of(env, policy, arrays)
+        mask = mask_place(env.groups, policy, arrays)
     else:
         agents, everyone = range(env.num_agents), slice(0, env.num_agents)
         seen = [Place(place.array, everyone) for place in next(iter(layout.observation.values())).values()]
@@ -79,7 +73,7 @@ def spec_of(env: Env, policy: str) -> GroupSpec:
 
 
 def _mask_of_all(env: Env, policy: str, arrays: Mapping[str, Any]) -> Place | None:
-    masks = [_mask_of(env, group, arrays) for group in env.groups]
+    masks = [mask_place(env.groups, group, arrays) for group in env.groups]
     own = [mask.array for mask in masks if mask is not None and mask.array != ACTION_MASK]
     if own and len(env.groups) > 1:
         raise EnvError(
@@ -87,29 +81,3 @@ def _mask_of_all(env: Env, policy: str, arrays: Mapping[str, Any]) -> Place | No
             f"Give each group its own policy: {', '.join(env.groups)}; or the env one {ACTION_MASK} of all agents."
         )
     return None if masks[0] is None else Place(masks[0].array, slice(0, env.num_agents))
-
-
-def _mask_of(env: Env, name: str, arrays: Mapping[str, Any]) -> Place | None:
-    """A group's part of the env's action mask, if it has one."""
-    group, own = env.groups[name], f"{ACTION_MASK}_{name}"
-    if own not in arrays and ACTION_MASK not in arrays:
-        return None
-    agents, num_choices = group.agents, sum(group.head_sizes)
-    if own in arrays:
-        shape = (len(agents), num_choices)
-        _check_array(env, own, arrays[own], shape, f"which actions the agents of '{name}' may take")
-        return Place(own, slice(0, len(agents)))
-    if not num_choices:  # a Box leaves nothing to choose from
-        return None
-    shape = (env.num_agents, num_choices)
-    _check_array(env, ACTION_MASK, arrays[ACTION_MASK], shape, f"which actions agents may take, those of '{name}', too")
-    return Place(ACTION_MASK, slice(agents.start, agents.stop))
-
-
-def _check_array(env: Env, name: str, array: Any, shape: tuple[int, ...], meaning: str) -> None:
-    array = np.asarray(array)
-    if array.shape != shape or array.dtype != np.bool_:
-        raise EnvError(
-            f"env '{env.name}': array '{name}' is {list(array.shape)} {array.dtype}, but must be {list(shape)} bool: "
-            f"it says {meaning}. Make it so, or give it another name."
-        )

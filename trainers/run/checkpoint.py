@@ -49,6 +49,9 @@ NUM_KEPT = 3
 SPARE_BYTES = 1 << 16
 """Of the disk, for what a checkpoint takes besides its tensors: names, JSON, unfilled blocks."""
 
+TABLE = "table:"
+"""Begins the name of a table, which has no axis of envs, among arrays that have one."""
+
 Tensors = Mapping[str, torch.Tensor]
 
 _ASIDE = "abandoned_"
@@ -161,8 +164,9 @@ def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
 
 
 def arrays_of(data: DataManager) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds of the envs: their arrays; of `seed` the seed alone, not which rank it is of."""
-    return {name: data[name][:2] if name == "seed" else data[name] for name in data.names()}
+    """What a checkpoint holds of the envs: their state; of `seed` the seed alone, not which rank it is of."""
+    state = {TABLE * data.is_table(name) + name: array for name, array in data.state().items()}
+    return {name: array[:2] if name == "seed" else array for name, array in state.items()}
 
 
 def arrays_of_env(data: DataManager, env: int) -> dict[str, torch.Tensor]:
@@ -194,7 +198,7 @@ def parts_of_arrays(arrays: Tensors, world: World) -> dict[str, torch.Tensor]:
 
 
 def _env_axis(name: str) -> int | None:
-    if name == "seed" or name.startswith(POOL):
+    if name == "seed" or name.startswith((POOL, TABLE)):
         return None
     return 1 if name.startswith(FINAL) else 0
 

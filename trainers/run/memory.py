@@ -21,7 +21,7 @@ import torch
 
 from trainers.algorithms.on_policy import MAX_SAMPLES
 from trainers.errors import MemoryShortError, is_shortage
-from trainers.experience.spec import ACTIVE, GroupSpec, spec_of
+from trainers.experience.spec import GroupSpec, spec_of
 from trainers.fused import sizes as fused
 from trainers.heads import CategoricalHeads, Head, make_head
 from trainers.networks.features import Features, central_features
@@ -29,7 +29,7 @@ from trainers.run.free_memory import free_bytes
 from trainers.settings.config import SHARED, Config, PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.env import Env, load_env
-from warpdrive.layout import FINAL, GLOBAL_STATE, Layout
+from warpdrive.layout import ACTIVE, FINAL, GLOBAL_STATE, Layout
 
 LIBRARIES = 256 << 20
 """On a GPU: what cuBLAS and kernels take once they are first used."""
@@ -375,11 +375,13 @@ def _add_env(
         found.add(f"env.{FINAL}{name}", (max_truncations, num_envs, *shape), np.dtype(dtype).itemsize)
     for name, (shape, item_bytes) in sizes.items():
         found.add(f"env.{name}", (num_envs, *shape), item_bytes)
-    if not re.search(rf"__global__[^;{{]*\b{env.name}_reset\s*\(", env.source.read_text(encoding="utf-8")):
-        for name, array in arrays.items():
+    has_reset = re.search(rf"__global__[^;{{]*\b{env.name}_reset\s*\(", env.source.read_text(encoding="utf-8"))
+    for name, array in arrays.items():
+        if not has_reset or name in env.settable:
             found.add(f"env.start_{name}", (num_envs, *array.shape), array.dtype.itemsize)
-        for name, rows in (env.pool() or {}).items():
-            found.add(f"env.pool_{name}", np.shape(rows), np.asarray(rows).dtype.itemsize)
+    pools = {f"pool_{name}": rows for name, rows in (env.pool() or {}).items()}
+    for name, shared in {**pools, **env.tables()}.items():
+        found.add(f"env.{name}", np.shape(shared), np.asarray(shared).dtype.itemsize)
 
 
 def _copies_rows(layout: Layout, places: GroupSpec, features: Features, count: int) -> bool:

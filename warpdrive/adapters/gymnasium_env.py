@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from warpdrive.adapters.joint import Joint, to_numpy
-from warpdrive.adapters.spaces import MASK, new_seed
+from warpdrive.adapters.spaces import new_seed
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
+from warpdrive.layout import ACTION_MASK
 
 
 class GymnasiumEnv(gymnasium.Env):
@@ -92,7 +93,7 @@ class GymnasiumEnv(gymnasium.Env):
 
     def _info(self, more: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         info = _first(to_numpy({**self._joint.info(), **more}))
-        return {name: array.astype(np.int8) if name.startswith(MASK) else array for name, array in info.items()}
+        return {name: array.astype(np.int8) if name.startswith(ACTION_MASK) else array for name, array in info.items()}
 
 
 def _first(arrays: Any) -> Any:

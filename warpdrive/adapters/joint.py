@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from warpdrive.adapters.spaces import ACTIVE, MASK, check_action, finite
+from warpdrive.adapters.spaces import check_action, finite
 from warpdrive.env_wrapper import EnvWrapper, Tensors
 from warpdrive.errors import EnvError
-from warpdrive.layout import ACTION, GLOBAL_STATE, parts
+from warpdrive.layout import ACTION, ACTION_MASK, ACTIVE, GLOBAL_STATE, parts
 
 
 class Joint:
@@ -51,7 +51,9 @@ class Joint:
         if list(layout.actions) != [ACTION]:
             self.action_space = spaces.Dict({self._group_of[name]: s for name, s in self._action_spaces.items()})
         self.info_arrays = [
-            name for name in wrapper.data.names() if name in (ACTIVE, MASK, GLOBAL_STATE) or name.startswith(MASK + "_")
+            name
+            for name in wrapper.data.names()
+            if name in (ACTIVE, ACTION_MASK, GLOBAL_STATE) or name.startswith(f"{ACTION_MASK}_")
         ]
 
     def observation(self, seen: Tensors) -> Tensors:

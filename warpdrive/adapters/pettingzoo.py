@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from warpdrive.adapters.spaces import ACTIVE, MASK, check_action, finite, mask_place, missing, new_seed
+from warpdrive.adapters.spaces import check_action, finite, missing, new_seed
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import GLOBAL_STATE
+from warpdrive.layout import ACTION_MASK, ACTIVE, GLOBAL_STATE, mask_place
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -74,7 +74,8 @@ class WarpDriveParallelEnv:
         self.observation_spaces = {name: finite(self._of(name).observation_space) for name in self.possible_agents}
         self.action_spaces = {name: self._of(name).action_space for name in self.possible_agents}
         self.state_space = self._make_state_space()
-        self._masks = {group: place for group in wrapper.groups if (place := mask_place(wrapper, group)) is not None}
+        masks = {group: mask_place(wrapper.groups, group, wrapper.data) for group in wrapper.groups}
+        self._masks = {group: place for group, place in masks.items() if place is not None}
         self._left: set[str] = set()
         self._is_reset = False
 
@@ -175,7 +176,7 @@ class WarpDriveParallelEnv:
                 mask = arrays[place.array][place.columns][index].astype(np.int8)
                 if isinstance(self.action_spaces[name], spaces.MultiDiscrete):
                     mask = tuple(np.split(mask, np.cumsum(self._of(name).head_sizes)[:-1]))
-                infos[name][MASK] = mask
+                infos[name][ACTION_MASK] = mask
         return infos
 
     def _take(self, actions: Mapping[str, Any]) -> None:

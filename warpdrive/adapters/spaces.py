@@ -8,12 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, EnvError
-from warpdrive.layout import Place
-
-MASK, ACTIVE = "action_mask", "active"
-"""Arrays with a meaning, if an env has them (see Env)."""
 
 
 def finite(space: spaces.Space) -> spaces.Space:
@@ -71,14 +66,6 @@ def _largest(space: spaces.Space) -> np.ndarray:
 def _signed(array: np.ndarray) -> np.ndarray:
     """torch compares no unsigned integers."""
     return array.astype(np.int64) if array.dtype.kind == "u" else array
-
-
-def mask_place(wrapper: EnvWrapper, group: str) -> Place | None:
-    """Where the mask of a group's actions lies, if it has one."""
-    agents = wrapper.groups[group].agents
-    if f"{MASK}_{group}" in wrapper.data:
-        return Place(f"{MASK}_{group}", slice(0, len(agents)))
-    return Place(MASK, slice(agents.start, agents.stop)) if MASK in wrapper.data else None
 
 
 def new_seed() -> int:

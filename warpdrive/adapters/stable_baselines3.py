@@ -10,9 +10,10 @@ import torch
 from gymnasium import spaces
 
 from warpdrive.adapters.gymnasium_vector import GymnasiumVectorEnv
-from warpdrive.adapters.spaces import MASK, missing
+from warpdrive.adapters.spaces import missing
 from warpdrive.env import Env
 from warpdrive.errors import EnvError
+from warpdrive.layout import ACTION_MASK
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -99,11 +100,11 @@ class WarpDriveVecEnv:
 
     def action_masks(self) -> np.ndarray:
         """[E, sum of the action space's sizes] bool, of the step to come."""
-        mask = self.envs.joint.info()[MASK]
+        mask = self.envs.joint.info()[ACTION_MASK]
         return mask.flatten(1).cpu().numpy().copy()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        owner = self if attr_name == "action_masks" and MASK in self.envs.joint.info_arrays else self.envs
+        owner = self if attr_name == "action_masks" and ACTION_MASK in self.envs.joint.info_arrays else self.envs
         return [getattr(owner, attr_name)] * len(self._indices(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:

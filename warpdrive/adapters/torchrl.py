@@ -10,11 +10,11 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from warpdrive.adapters.spaces import ACTIVE, check_action, mask_place, missing, new_seed
+from warpdrive.adapters.spaces import check_action, missing, new_seed
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import GLOBAL_STATE, Place, parts
+from warpdrive.layout import ACTIVE, GLOBAL_STATE, Place, mask_place, parts
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -80,7 +80,7 @@ class WarpDriveTorchRLEnv:
         self.group_map = {
             name: [f"{name}_{index}" for index in range(len(group.agents))] for name, group in wrapper.groups.items()
         }
-        self._masks = {name: mask_place(wrapper, name) for name in wrapper.groups}
+        self._masks = {name: mask_place(wrapper.groups, name, wrapper.data) for name in wrapper.groups}
         outputs = ("reward", "terminated", "truncated", *wrapper.layout.kept)
         step = wrapper.functions.signature(f"{wrapper.env.name}_step")
         self._written = [each.name for each in step.parameters if each.name in outputs and not each.is_const]
