@@ -18,11 +18,7 @@ from trainers import cli
 from trainers.evaluation import load_policies
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import ConfigError
-
-if not hasattr(EnvWrapper, "set"):  # arrays that an env declares `settable`
-    EnvWrapper.set = lambda self, name, values: self.data[name].fill_(values)
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
