@@ -214,7 +214,7 @@ CONFIGS = [
         "PP0",
         "A2C",
         "PP0",
-        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, MAPPO, PPO)",
+        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, DQN, MAPPO, PPO)",
     ),
     changed(
         "schedule", "1e-3", "[[1000, 1e-3], [500, 1e-4]]", RATE + "schedule steps must increase, but 500 follows 1000."

@@ -3,9 +3,12 @@ them, and no file of the project knows of them."""
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +24,8 @@ from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
+ROOT = HERE.parents[1]
+DOCS = ROOT / "docs"
 CONFIG = yaml.safe_load((HERE / "my_package" / "signs.yaml").read_text())
 
 
@@ -107,6 +111,37 @@ def test_commands_take_the_run_if_imports_are_allowed(run_folder, warpdrive, cap
     assert warpdrive(command, run_folder, *options) == 0
 
 
+STOPS = """
+from pathlib import Path
+from trainers.callbacks import Callback
+
+class Stops(Callback):
+    def on_iteration(self, trainer):
+        if (trainer.iteration, trainer.world.rank) == (2, 1):
+            trainer.stop()
+    def on_report(self, trainer, metrics):
+        Path(f"report_{trainer.world.rank}").write_text(str(metrics["time/fps"]))
+    def on_checkpoint(self, trainer, place):
+        Path(f"saved_{trainer.world.rank}").touch()
+"""
+
+
+def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
+    """The second stops after 2 of 6 iterations; the metrics are the first one's; the first alone has a checkpoint."""
+    (tmp_path / "stops.py").write_text(STOPS)
+    path = os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))
+    words = ["--config", HERE / "my_package" / "signs.yaml", "--allow-import", "--run-name", "a", "--device", "cpu"]
+    command = [sys.executable, "-m", "warpdrive", "train", *words, "trainer.num_gpus=2", "callbacks=[stops:Stops]"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped by a callback after 512 env steps" in done.stdout
+    assert len((tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "report_0").read_text() == (tmp_path / "report_1").read_text()
+    assert [path.name for path in tmp_path.glob("saved_*")] == ["saved_0"]
+
+
 def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):
     monkeypatch.chdir(HERE)
     assert warpdrive("config", "check", "my_package/signs.yaml") == 0
@@ -136,6 +171,13 @@ def test_pages_show_the_package_as_it_is(page, file):
     assert f"```python\n{(HERE / 'my_package' / file).with_suffix('.py').read_text()}```" in (
         DOCS / f"{page}.md"
     ).read_text()
+
+
+def test_the_package_imports_nothing_private():
+    for file in (HERE / "my_package").glob("*.py"):
+        imports = [one for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, ast.ImportFrom)]
+        words = [word for one in imports for word in [*one.module.split("."), *(alias.name for alias in one.names)]]
+        assert not [word for word in words if word.startswith("_")]
 
 
 # ------------------------------------------------------------------------------------------------- what it computes

@@ -104,9 +104,11 @@ class Reinforce(Algorithm):
         log_prob, _ = self.policy.head.log_prob_and_entropy(logits, group.action.flatten(0, 2), mask)
         losses = reinforce_loss(log_prob, returns)
         self.optimizer.begin()
-        losses.mean().backward()
+        loss = losses.mean() / self.world.size
+        loss.backward()
         self.guard.check_loss(group.name, losses, index)
-        return {"policy_loss": losses.detach().mean(), "grad_norm": self.optimizer.safe_step()}
+        (loss,) = self.optimizer.reduce(loss.detach().view(1))  # gradients and figures of all ranks are summed
+        return {"policy_loss": loss, "grad_norm": self.optimizer.safe_step()}
 
     def state(self):
         return {"optim": self.optimizer.tensors()}
