@@ -126,15 +126,15 @@ class Stops(Callback):
 """
 
 
+@pytest.mark.alone
 def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
     """The second stops after 2 of 6 iterations; the metrics are the first one's; the first alone has a checkpoint."""
     (tmp_path / "stops.py").write_text(STOPS)
     path = os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))
     words = ["--config", HERE / "my_package" / "signs.yaml", "--allow-import", "--run-name", "a", "--device", "cpu"]
     command = [sys.executable, "-m", "warpdrive", "train", *words, "trainer.num_gpus=2", "callbacks=[stops:Stops]"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "stopped by a callback after 512 env steps" in done.stdout
     assert len((tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()) == 2
