@@ -6,10 +6,10 @@ python benchmarks/both_paths.py     # reads and writes benchmarks/results
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent / "results"
+from read_results import RESULTS, read
+
 TASKS = ("cartpole", "acrobot", "tag_gridworld", "tag_continuous")
 
 
@@ -20,7 +20,7 @@ def draw(folder: Path) -> Path:
 
     panels = []
     for task in TASKS:
-        reports = [json.loads((folder / f"learning_{name}_cuda.json").read_text()) for name in (task, f"{task}_bf16")]
+        reports = [read(folder, f"learning_{name}_cuda.json", "results") for name in (task, f"{task}_bf16")]
         for group in reports[0]["results"]["curves"]:
             panels.append((task, group, [report["results"] for report in reports]))
     figure = Figure(figsize=(11, 3 * -(-len(panels) // 2)), layout="constrained")

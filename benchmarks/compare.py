@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from read_results import COLUMNS, MEASURED, RESULTS, ResultError, measured_rows, read_peers, read_report
+from read_results import COLUMNS, MEASURED, RESULTS, ResultError, each, made, measured_rows, read_peers, read_report
+from read_results import table as markdown
 from run_peers import run_peers
 
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
@@ -220,67 +221,48 @@ def table(folder: Path = RESULTS) -> str:
     peers = read_peers(folder)
     rows = peer_rows(folder).values()
     sources = "; ".join(f"{name}: {peers['sources'][name]}" for name in dict.fromkeys(row["peer"] for row in rows))
-    made = f" (commit {_each(reports, 'commit')}, `{reports[0]['command']}` and so on)" if reports else ""
-    lines = [
-        f"**Against the peers**, {_each(reports, 'device') or 'nothing measured yet'}, env + policy + learner unless a "
-        f'row says otherwise{made}. "Short" is a target that was missed. Peers, on {_each(rows, "device")}: {sources}. '
+    how = f" ({made(*reports)} and so on)" if reports else ""
+    cells = ((one.row.number, one.row.workload, *one.words.values(), one.verdict) for one in outcomes(folder))
+    parts = [
+        f"**Against the peers**, {each(reports, 'device') or 'nothing measured yet'}, env + policy + learner unless a "
+        f'row says otherwise{how}. "Short" is a target that was missed. Peers, on {each(rows, "device")}: {sources}. '
         "* measured on the same machine, one after the other with ours; what it reached on another day stands behind "
         "it where that differs by more than a tenth.",
-        "",
-        "| | workload | peer | ours | times | target | |",
-        "|---|---|---|---|---|---|---|",
+        markdown("", "workload", "peer", "ours", "times", "target", "", rows=cells),
+        *_columns(folder),
     ]
-    for one in outcomes(folder):
-        words = one.words
-        lines.append(
-            f"| {one.row.number} | {one.row.workload} | {words['peer']} | {words['ours']} | {words['ratio']} | "
-            f"{words['target']} | {one.verdict} |"
-        )
-    columns = _columns(folder)
-    return "\n".join([*lines, "", *columns] if columns else lines)
-
-
-def _each(reports: Iterable[Mapping[str, Any]], key: str) -> str:
-    """What the reports say, each once."""
-    return ", ".join(dict.fromkeys(report[key] for report in reports))
+    return "\n\n".join(parts)
 
 
 def _columns(folder: Path) -> list[str]:
-    """Lines of the second table; none if nothing was measured."""
-    peers, lines = peer_rows(folder), []
+    """The second table and what it shows; nothing if nothing was measured."""
+    peers, rows = peer_rows(folder), []
     for name in dict.fromkeys(row.peer[0] for row in ROWS):
         report = read_report(folder, f"throughput_{name}")
         if report is None:
             continue
         try:
-            lines.append(f"| {name.replace('_', ', ')} | {_line(report['results'], peers[name])} |")
+            rows.append((name.replace("_", ", "), *_cells(report["results"], peers[name])))
         except (KeyError, TypeError, ValueError) as error:
             raise ResultError(f"throughput_{name}_cuda.json lacks a figure ({error})") from None
-    if not lines:
+    if not rows:
         return []
+    names = ("env alone", "env + policy", "env + policy + learner", "shares, %", "of the limit, %", "GB")
     return [
         "Microseconds a step, the peer's in brackets; then the shares of env, policy and learner, the part of the "
         "limit that each column reaches (benchmarks/throughput.py says what is counted), and the device's memory:",
-        "",
-        "| | env alone | env + policy | env + policy + learner | shares, % | of the limit, % | GB |",
-        "|---|---|---|---|---|---|---|",
-        *lines,
+        markdown("", *names, rows=rows),
     ]
 
 
-def _line(results: Mapping[str, Any], peer: Mapping[str, Any]) -> str:
-    """The cells of a line of the second table."""
-    cells = []
+def _cells(results: Mapping[str, Any], peer: Mapping[str, Any]) -> Iterable[str]:
+    """Of a line of the second table."""
     for column in COLUMNS:
-        theirs = _us_of(peer, column)
-        cells.append(f"{results[column]['us_a_step']:,.1f}" + (f" ({theirs})" if theirs else ""))
-    shares = " / ".join(f"{100 * part['share']:.0f}" for part in results["parts"].values())
-    limit = " / ".join(f"{100 * results[column]['fraction_of_limit']:.1f}" for column in COLUMNS)
-    return " | ".join([*cells, shares, limit, _memory(results)])
-
-
-def _memory(results: Mapping[str, Any]) -> str:
-    return f"{results['device_memory_gb']:.1f}" if "device_memory_gb" in results else ""
+        theirs = " to ".join(f"{us:,.1f}" if us < 1000 else f"{us:,.0f}" for us in us_a_step(peer, column))
+        yield f"{results[column]['us_a_step']:,.1f}" + (f" ({theirs})" if theirs else "")
+    yield " / ".join(f"{100 * part['share']:.0f}" for part in results["parts"].values())
+    yield " / ".join(f"{100 * results[column]['fraction_of_limit']:.1f}" for column in COLUMNS)
+    yield f"{results['device_memory_gb']:.1f}" if "device_memory_gb" in results else ""
 
 
 def us_a_step(peer: Mapping[str, Any], column: str) -> list[float]:
@@ -292,10 +274,6 @@ def us_a_step(peer: Mapping[str, Any], column: str) -> list[float]:
     if peer["unit"] == US:
         return figures
     return [peer["num_envs"] * peer["num_agents"] / rate * 1e6 for rate in figures]
-
-
-def _us_of(peer: Mapping[str, Any], column: str) -> str:
-    return " to ".join(f"{us:,.1f}" if us < 1000 else f"{us:,.0f}" for us in us_a_step(peer, column))
 
 
 def main() -> int:

@@ -129,6 +129,7 @@ def main() -> int:
 def run_all(arguments: argparse.Namespace) -> int:
     """Each number of ranks in turn; the exit code."""
     results: dict[str, dict] = {"steps_an_iteration": arguments.steps, "envs_of_each": arguments.envs}
+    alone = 0.0  # env steps/s of one
     if arguments.device == "cpu":
         for name in ("OMP_NUM_THREADS", "WARPDRIVE_NUM_THREADS"):
             os.environ.setdefault(name, "1")  # a core each, however many ranks there are
@@ -145,7 +146,7 @@ def run_all(arguments: argparse.Namespace) -> int:
             found = json.loads(written.read_text())
         us = median(found["us_a_step_of_each_repeat"])
         rate = found["num_envs"] / us * 1e6
-        alone = results.get("1", {}).get("env_steps_per_s", rate)
+        alone = alone or rate
         results[str(num_ranks)] = {
             "us_a_step": us,
             "env_steps_per_s": round(rate),

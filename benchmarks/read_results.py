@@ -1,8 +1,9 @@
-"""Reads benchmarks/results: our reports, and the peers' figures."""
+"""Reads benchmarks/results, our reports and the peers' figures, and makes Markdown of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,23 @@ def read_peers(folder: Path) -> dict[str, Any]:
 def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """row -> what --run-peers measured, with command and commit."""
     return (read(folder, MEASURED, "rows") or {"rows": {}})["rows"]
+
+
+# ------------------------------------------------------------------------------------------------- as Markdown
+
+
+def each(reports: Iterable[Mapping[str, Any]], key: str) -> str:
+    """What the reports say, each once."""
+    return ", ".join(dict.fromkeys(report[key] for report in reports))
+
+
+def made(*reports: Mapping[str, Any]) -> str:
+    """How figures came about: every commit, and the first command."""
+    return f"commit {each(reports, 'commit')}, `{reports[0]['command']}`"
+
+
+def table(*names: str, rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table with a column a name."""
+    head = f"| {' | '.join(names)} |".replace("|  |", "| |").replace("|  |", "| |")
+    lines = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    return "\n".join([head, "|---" * len(names) + "|", *lines])

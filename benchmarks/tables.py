@@ -3,16 +3,13 @@
 `python benchmarks/tables.py --check` writes nothing and exits 1 if they say anything else.
 """
 
-import json
 import sys
-from pathlib import Path
 
 import compare
 import numpy as np
+from read_results import RESULTS, ROOT, ResultError, made, read, read_peers, table
 
 from trainers.report.statistics import interval, iqm
-
-ROOT = Path(__file__).resolve().parent.parent
 
 FP32_PER_S = 33.5e12
 """Float32 operations of an H200: 132 multiprocessors x 128 lanes x 1.98 GHz."""
@@ -20,12 +17,15 @@ OPERATIONS_A_PAIR = 7
 """Of tag_continuous: two differences, two squares, a sum, a comparison and a mark."""
 
 
-def read(name: str) -> dict:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+def report_of(name: str) -> dict:
+    """What a benchmark wrote.
 
-
-def command(report: dict) -> str:
-    return f"`{report['command']}`"
+    Raises:
+        ResultError: there is none, or it is damaged.
+    """
+    if (found := read(RESULTS, f"{name}.json", "results")) is None:
+        raise ResultError(f"{name}.json is not in {RESULTS}")
+    return found
 
 
 def comparison() -> str:
@@ -35,7 +35,7 @@ def comparison() -> str:
 
 def residence() -> str:
     """Against the same envs on the CPU that feed the same policies on the GPU."""
-    report = read("host_fed_cuda")
+    report = report_of("host_fed_cuda")
     found, times = report["results"], report["results"]["times_faster"]
     us = {name: [found[name][column]["us_a_step"] for column in times] for name in ("resident", "host_fed")}
     return (
@@ -44,18 +44,18 @@ def residence() -> str:
         "which feed the policies on the GPU through the host, as around a CPU simulator, take "
         f"{us['host_fed'][0]:,.0f} us a step with a policy and {us['host_fed'][1]:,.0f} with a learner, too; resident, "
         f"{us['resident'][0]:,.0f} and {us['resident'][1]:,.0f}: {times['rollout']:.0f} and {times['train']:.0f} times "
-        f"as fast (commit {report['commit']}, {command(report)})."
+        f"as fast ({made(report)})."
     )
 
 
 def growth() -> list[str]:
     """The picture of cost over envs and agents, if it was drawn."""
-    if not (ROOT / "benchmarks" / "results" / "scaling_cuda.png").exists():
+    if not (RESULTS / "scaling_cuda.png").exists():
         return []
-    report = read("scaling_cuda")
+    report = report_of("scaling_cuda")
     return [
         "![Microseconds a step over envs and over agents](benchmarks/results/scaling_cuda.png)",
-        f"How cost grows, {report['device']} (commit {report['commit']}, {command(report)}).",
+        f"How cost grows, {report['device']} ({made(report)}).",
     ]
 
 
@@ -67,40 +67,31 @@ def results() -> str:
 
 
 def envs() -> str:
-    report, peers = read("env_step_cuda"), read("peers")["env alone"]
-    lines = [
-        f"**Envs alone**, {report['device']}, launches replayed from a CUDA graph (commit {report['commit']}, "
-        f"{command(report)}). The limit is the time that the bytes of a step need at 4.3 TB/s; the pair distances of "
-        "continuous Tag are not in it.",
-        "",
-        "| env | step, us | with random actions and reset, us | limit, us | others' step, us |",
-        "|---|---|---|---|---|",
-    ]
+    report, peers = report_of("env_step_cuda"), read_peers(RESULTS)["env alone"]
+    rows = []
     for name, one in report["results"].items():
         us = one["us"]
-        lines.append(
-            f"| {name} | {us['step']:.1f} | {us['random_actions_step_and_reset']:.1f} | {one['limit_us']:.2f} | "
-            f"{peers.get(name, '')} |"
-        )
-    return "\n".join(lines)
+        both = f"{us['random_actions_step_and_reset']:.1f}"
+        rows.append((name, f"{us['step']:.1f}", both, f"{one['limit_us']:.2f}", peers.get(name, "")))
+    return (
+        f"**Envs alone**, {report['device']}, launches replayed from a CUDA graph ({made(report)}). The limit is the "
+        "time that the bytes of a step need at 4.3 TB/s; the pair distances of continuous Tag are not in it.\n\n"
+        + table("env", "step, us", "with random actions and reset, us", "limit, us", "others' step, us", rows=rows)
+    )
 
 
 def limits() -> str:
-    report = read("env_step_cuda")
-    lines = [
-        f"{report['device']}, launches replayed from a CUDA graph (commit {report['commit']}, {command(report)}):",
-        "",
-        "| env | step, us | MB | limit of the bytes, us | of the pairs, us | times the longer |",
-        "|---|---|---|---|---|---|",
-    ]
+    report, rows = report_of("env_step_cuda"), []
     for name, one in report["results"].items():
         us, bytes_us = one["us"]["step"], one["limit_us"]
         pairs_us = one["num_envs"] * pairs_of_an_env(name, one["num_agents"]) * OPERATIONS_A_PAIR / FP32_PER_S * 1e6
-        lines.append(
-            f"| {name} | {us:.1f} | {one['mb_moved']:.1f} | {bytes_us:.1f} | {f'{pairs_us:.1f}' if pairs_us else ''} | "
-            f"{us / max(bytes_us, pairs_us):.1f} |"
-        )
-    return "\n".join(lines)
+        of_pairs = f"{pairs_us:.1f}" if pairs_us else ""
+        times = us / max(bytes_us, pairs_us)
+        rows.append((name, f"{us:.1f}", f"{one['mb_moved']:.1f}", f"{bytes_us:.1f}", of_pairs, f"{times:.1f}"))
+    names = ("env", "step, us", "MB", "limit of the bytes, us", "of the pairs, us", "times the longer")
+    return (
+        f"{report['device']}, launches replayed from a CUDA graph ({made(report)}):\n\n{table(*names, rows=rows)}"
+    )
 
 
 PARTS = {
@@ -117,18 +108,13 @@ PROFILED = ("P1", "P3", "P5", "P7")
 
 def training() -> str:
     """Where an iteration's time goes, by part."""
-    reports = [read(f"profile_{name}_cuda") for name in PROFILED]
-    made = ", ".join(dict.fromkeys(report["commit"] for report in reports))
+    reports = [report_of(f"profile_{name}_cuda") for name in PROFILED]
     columns = [us_of_parts(report["results"]) for report in reports]
-    lines = [
-        f"{reports[0]['device']}, {reports[0]['results']['precision']}, microseconds a step (commit {made}, "
-        f"{command(reports[0])} and so on):",
-        "",
-        f"| | {' | '.join(PROFILED)} |",
-        "|---" * (1 + len(PROFILED)) + "|",
-    ]
-    lines += [f"| {part} | {' | '.join(_us(column[part]) for column in columns)} |" for part in columns[0]]
-    return "\n".join(lines)
+    rows = ((part, *(_us(column[part]) for column in columns)) for part in columns[0])
+    return (
+        f"{reports[0]['device']}, {reports[0]['results']['precision']}, microseconds a step ({made(*reports)} and so "
+        f"on):\n\n{table('', *PROFILED, rows=rows)}"
+    )
 
 
 def us_of_parts(results: dict) -> dict[str, float]:
@@ -153,93 +139,87 @@ def pairs_of_an_env(name: str, num_agents: int) -> int:
 
 
 def sampler() -> str:
-    report = read("sampler_cuda")
+    report = report_of("sampler_cuda")
     ours = report["results"]
     return (
         f"**Sampler**, {ours['num_envs']:,} x {ours['num_agents']:,} agents, {ours['num_actions']} actions, "
         f"{report['device']}: {ours['sampler_us']:.0f} us with log-probability and entropy, against "
         f"{ours['multinomial_us']:.0f} us for softmax and `torch.multinomial` alone: {ours['times_faster']:.1f} times "
-        f"(chi-square {ours['chi_square']:.1f} at {ours['degrees_of_freedom']} degrees of freedom; {command(report)})."
+        f"(chi-square {ours['chi_square']:.1f} at {ours['degrees_of_freedom']} degrees of freedom; "
+        f"`{report['command']}`)."
     )
 
 
 def cpu() -> str:
-    report = read("cpu_env_step")
-    num_envs = next(iter(report["results"].values()))["num_envs"]
-    lines = [
-        f"**One CPU core**, {num_envs:,} envs: our step kernels against vectorised numpy of the same rules, in turn in "
-        f"one run (commit {report['commit']}, {command(report)}; {report['versions']['compiler']}, numpy "
-        f"{report['versions']['numpy']}). Numpy is ahead where a step is mostly sines and cosines, which it takes of "
-        "many envs at once and the C library of one (pendulum), and level where rows are written in short pieces "
-        "(tag_continuous).",
-        "",
-        "| env | agents | ours, us a step | ns an agent step | numpy, us a step | times |",
-        "|---|---|---|---|---|---|",
-    ]
+    report = report_of("cpu_env_step")
+    num_envs, versions = next(iter(report["results"].values()))["num_envs"], report["versions"]
+    rows = []
     for name, one in report["results"].items():
-        lines.append(
-            f"| {name} | {one['num_agents']} | {one['kernel_us']:.0f} | {one['kernel_ns_an_agent_step']:.0f} | "
-            f"{one['numpy_us']:.0f} | {one['times_faster_than_numpy']:.1f} |"
-        )
-    return "\n".join(lines)
+        numpy_us = f"{one['numpy_us']:.0f}" + " (to be read)" * one.get("is_oracle", False)
+        ours = f"{one['kernel_us']:.0f}", f"{one['kernel_ns_an_agent_step']:.0f}"
+        rows.append((name, one["num_agents"], *ours, numpy_us, f"{one['times_faster_than_numpy']:.1f}"))
+    return (
+        f"**One CPU core**, {num_envs:,} envs: our step kernels against vectorised numpy of the same rules, in turn in "
+        f"one run ({made(report)}; {versions['compiler']}, numpy {versions['numpy']}). Numpy is ahead where a step is "
+        "mostly sines and cosines, which it takes of many envs at once and the C library of one (pendulum), and level "
+        "where rows are written in short pieces (tag_continuous).\n\n"
+        + table("env", "agents", "ours, us a step", "ns an agent step", "numpy, us a step", "times", rows=rows)
+    )
 
 
 def learning() -> str:
-    report = read("learning_tag_cpu")
+    report = report_of("learning_tag_cpu")
     runs = report["results"]["runs"]
-    names = list(runs[0]["returns"])
-    lines = [
-        f"**`make train`** on {report['device']}: {report['results']['env_steps']:,} env steps ({command(report)}). "
-        "Mean returns of an episode, from the first report to the last:",
-        "",
-        "| seed | seconds | " + " | ".join(names) + " |",
-        "|---" * (2 + len(names)) + "|",
-    ]
+    rows = []
     for run in runs:
         pairs = [f"{first:+.2f} to {last:+.2f}" for first, last in run["returns"].values()]
-        lines.append(f"| {run['seed']} | {run['seconds']:.0f} | " + " | ".join(pairs) + " |")
+        rows.append((run["seed"], f"{run['seconds']:.0f}", *pairs))
     rise = report["results"]["least_rise"]["tagger"]
-    return "\n".join([*lines, "", f"The taggers' mean return rises by at least {rise:.1f}, whatever the seed."])
+    return (
+        f"**`make train`** on {report['device']}: {report['results']['env_steps']:,} env steps "
+        f"(`{report['command']}`). Mean returns of an episode, from the first report to the last:\n\n"
+        f"{table('seed', 'seconds', *runs[0]['returns'], rows=rows)}\n\n"
+        f"The taggers' mean return rises by at least {rise:.1f}, whatever the seed."
+    )
 
 
 def scores() -> str:
     """What the tasks of benchmarks/learning.py reached on a GPU; empty if none was measured."""
-    folder = ROOT / "benchmarks" / "results"
-    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("learning_*_cuda.json"))]
+    reports = [read(RESULTS, path.name) for path in sorted(RESULTS.glob("learning_*_cuda.json"))]
     reports = [report for report in reports if "missed" in report["results"]]  # a config alone has no score
     if not reports:
         return ""
-    lines = [
+    parts = [
         f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds N`): mean "
         "return of whole episodes, interquartile mean over the seeds with its 95 % interval; in Tag, what a trained "
         "side gains over an untrained one against untrained opponents, in standard errors.",
-        "",
-        "| task | seeds | env steps | seconds a seed | reached | must reach |",
-        "|---|---|---|---|---|---|",
+        table("task", "seeds", "env steps", "seconds a seed", "reached", "must reach", rows=map(_score, reports)),
     ]
-    for report in reports:
-        found, runs = report["results"], report["results"]["runs"]
-        if "score" in found:
-            several = len(found["score"]) > 1
-            reached = ", ".join(
-                f"{f'{group} ' if several else ''}{one['iqm']:.1f} ({one['low']:.1f} to {one['high']:.1f})"
-                for group, one in found["score"].items()
-            )
-        else:
-            reached = ", ".join(f"{group} {value:.1f}" for group, value in found["standard_errors"].items())
-        at_least = "" if found["at_least"] is None else f"{found['at_least']:g}"
-        seconds = sum(run["seconds"] for run in runs) / len(runs)
-        task = report["benchmark"].removeprefix("learning_").removesuffix("_cuda")
-        lines.append(f"| {task} | {len(runs)} | {found['env_steps']:,} | {seconds:.0f} | {reached} | {at_least} |")
-    if (folder / "both_paths.png").exists():
-        lines += [
-            "",
+    if (RESULTS / "both_paths.png").exists():
+        parts.append(
             "`_bf16` is `trainer.precision=bf16`: fused kernels played and learned. Both paths' learning curves are in "
-            "[one picture](../benchmarks/results/both_paths.png) (`python benchmarks/both_paths.py`).",
-        ]
-    if (folder / "peers_torchrl.json").exists():
-        lines += ["", torchrl(read("peers_torchrl"))]
-    return "\n".join(lines)
+            "[one picture](../benchmarks/results/both_paths.png) (`python benchmarks/both_paths.py`)."
+        )
+    if (peer := read(RESULTS, "peers_torchrl.json", "results")) is not None:
+        parts.append(torchrl(peer))
+    return "\n\n".join(parts)
+
+
+def _score(report: dict) -> tuple:
+    """The cells of a task's line."""
+    found, runs = report["results"], report["results"]["runs"]
+    if "score" in found:
+        reached = {
+            f"{group} " if len(found["score"]) > 1 else "": f"{one['iqm']:.1f} ({one['low']:.1f} to {one['high']:.1f})"
+            for group, one in found["score"].items()
+        }
+    else:
+        reached = {f"{group} ": f"{value:.1f}" for group, value in found["standard_errors"].items()}
+    task = report["benchmark"].removeprefix("learning_").removesuffix("_cuda")
+    seconds = sum(run["seconds"] for run in runs) / len(runs)
+    at_least = "" if found["at_least"] is None else f"{found['at_least']:g}"
+    told = ", ".join(group + value for group, value in reached.items())
+    return task, len(runs), f"{found['env_steps']:,}", f"{seconds:.0f}", told, at_least
 
 
 def torchrl(report: dict) -> str:
@@ -257,7 +237,7 @@ def torchrl(report: dict) -> str:
 
 
 def launch() -> str:
-    reports = [read(f"launch_cuda_{driver}") for driver in ("pycuda", "cuda_bindings")]
+    reports = [report_of(f"launch_cuda_{driver}") for driver in ("pycuda", "cuda_bindings")]
     drivers = [report["results"] for report in reports]
     times = " and ".join(f"{one['host_us']:.1f} us through {one['driver']}" for one in drivers)
     return (
@@ -270,25 +250,20 @@ def launch() -> str:
 
 def survived() -> str:
     """What runs survived, a line each."""
-    report = read("reliability_cpu")
+    report = report_of("reliability_cpu")
     found = report["results"]
-    rows = [
+    told = (
         ("kill -9 at any moment, then resumed to the same bits", "kills", "resumed", "kills"),
         ("Ctrl-C, SIGTERM, SIGHUP, a second Ctrl-C: can be resumed", "stops", "resumable", "stops"),
         ("processes that wanted one run folder: refused but for one", "locks", "refused_with_its_number", "processes"),
-        (
-            "flipped bits and cut files: refused by name, the one before taken",
-            "corruptions",
-            "refused_and_fell_back",
-            "",
-        ),
+        ("flipped bits and cut files: refused by name, the one before taken", "corruptions", "refused_and_fell_back",
+         "corruptions"),
         ("a full disk at each step of a save: training went on", "disk_full", "survived", "times"),
         ("NaNs planted: stopped, dumped, none saved", "nans", "stopped_and_dumped", "planted"),
         ("configs of `examples/` stopped and resumed to the same bits", "resumes", "same_bits", "configs"),
-    ]
-    lines = [f"On {report['device']} (commit {report['commit']}, {command(report)}):", "", "| | |", "|---|---|"]
-    lines += [f"| {words} | {found[key][good]} of {found[key][of or key]} |" for words, key, good, of in rows]
-    return "\n".join(lines)
+    )  # fmt: skip
+    rows = ((words, f"{found[key][good]} of {found[key][of]}") for words, key, good, of in told)
+    return f"On {report['device']} ({made(report)}):\n\n{table('', '', rows=rows)}"
 
 
 WRITTEN = (
@@ -310,7 +285,10 @@ def main() -> int:
         text = path.read_text()
         before, _, rest = text.partition(start)
         _, _, after = rest.partition(end)
-        new = f"{before}{start}\n{text_of()}\n{end}{after}"
+        try:
+            new = f"{before}{start}\n{text_of()}\n{end}{after}"
+        except ResultError as error:
+            raise SystemExit(f"{error}. Take the file from git, or measure anew.") from None
         if "--check" not in sys.argv:
             path.write_text(new)
         elif new != text:

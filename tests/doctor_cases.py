@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpdrive.doctor import Finding, Torch
+from warpdrive.findings import Finding, Torch
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 
 H100 = Gpu("NVIDIA H100", 80 * 2**30, (9, 0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +16,9 @@ import torch
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
-from trainers.fused.actor import FusedActor, group_constants
-from trainers.fused.network import fuse
+from trainers.fused.actor import FusedActor
+from trainers.fused.packed import PackedPolicy, pack
+from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
 from trainers.heads import CategoricalHeads
 from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
@@ -28,10 +29,16 @@ from warpdrive.data_manager import DataManager
 from warpdrive.layout import Place
 from warpdrive.sampler import seed_words
 
-FULL, BF16 = "fused-fp32", "bf16"
+FULL, BF16 = FULL_PRECISION, "bf16"
 NOTHING_FOUND = np.iinfo(np.int32).max
 UNTOUCHED = -7
 """What is written nowhere holds it."""
+GPUS = {
+    "sm_80": Limits((8, 0), 163 << 10, 108),
+    "sm_86": Limits((8, 6), 99 << 10, 84),
+    "sm_89": Limits((8, 9), 99 << 10, 128),
+    "sm_90": Limits((9, 0), 227 << 10, 132, has_warpgroups=True),
+}
 
 
 @dataclass(frozen=True)
@@ -62,10 +69,9 @@ class Case:
         return len(self.agents) if self.has_own_arrays else self.num_agents
 
     @property
-    def places(self) -> SimpleNamespace:
+    def spec(self) -> SimpleNamespace:
         """What is asked of a GroupSpec."""
-        seen, acts = Place("observation", self.columns), Place("action", self.columns)
-        return SimpleNamespace(seen=(seen,), acts=acts, mask=None)
+        return SimpleNamespace(seen=(Place("observation", self.columns),), acts=Place("action", self.columns))
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -102,6 +108,12 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
             policy.observation_norm.mean.normal_(0.0, 0.5, generator=generator)
             policy.observation_norm.variance.uniform_(0.3, 3.0, generator=generator)
     return policy
+
+
+def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) -> PackedPolicy:
+    request = Request(case.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
+    request = replace(request, normalises=policy.observation_norm is not None)
+    return pack(policy, plan(request, Limits.of(backend), precision), backend)
 
 
 def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -150,7 +162,7 @@ class Step:
         self.policy = copy.deepcopy(policy).double()
         self.backend = backend
         device = backend.device
-        self.fused = fuse(policy.to(device), backend, full_precision=precision == FULL)
+        self.packed = make_packed(case, policy.to(device), backend, precision)
         seen = torch.full((num_envs, case.num_columns, case.num_features), float("nan"))
         self.observation = torch.randn(*shape, case.num_features, generator=generator)
         seen[:, case.columns] = self.observation
@@ -173,8 +185,7 @@ class Step:
             name="group",
             policy=policy,
             agents=case.agents,
-            fused=self.fused,
-            fused_constants=group_constants(self.env, case.places, case.agents, case.head_sizes),
+            spec=case.spec,
             mask=None if self.mask is None else self.mask.unsqueeze(0),
             seen_array=data["observation"].unsqueeze(0),
             action_array=self.all_actions.unsqueeze(0),
@@ -183,7 +194,7 @@ class Step:
         )
         self.actor = Actor(self.env, [group], ["group"] if greedy else [])
         self.act = self.actor.prepare_act(0)
-        self.fused.pack()
+        self.packed.pack()
         self.act()
 
     def judge(self) -> torch.Tensor:
@@ -216,7 +227,7 @@ class Step:
 
 
 class MadeUp:
-    """A rollout of one group made of random numbers: what a OnPolicy reads of a GroupRollout.
+    """A rollout of one group made of random numbers: what an OnPolicy reads of a GroupRollout.
 
     The probabilities of its actions were 0.6, 0.9, 1, 1.1 or 1.6 times as large as they are now, and its values between
     0.6 less and 0.6 more: none is near a clip range of 0.2.
@@ -238,7 +249,7 @@ class MadeUp:
         leaves: bool = False,
         seed: int = 31,
     ) -> None:
-        self.case = case
+        self.case, self.agents, self.spec = case, case.agents, case.spec
         generator = torch.Generator().manual_seed(seed)
         device, num_agents = backend.device, len(case.agents)
         shape = (num_steps, case.num_envs, num_agents)
@@ -277,16 +288,12 @@ class MadeUp:
         if active is not None:
             active = active.to(device)
             self.active = active[:-1, :, case.agents.start : case.agents.stop]
-        self.rollout = SimpleNamespace(active=active)
+        self.rollout, self.actor = SimpleNamespace(active=active), SimpleNamespace(path="fused")
         self.value_moments = torch.tensor([0.0, 1.0], device=device)
         self.policy.to(device)
         if self.policy.value_norm is not None:
             self.value_moments = self.policy.value_norm.moments
-        self.fused = fuse(self.policy, backend, full_precision=precision == FULL)
-        self.fused.pack()
-        data = {"observation": self.seen_array[0], "action": self.action_array[0]}
-        env = SimpleNamespace(num_agents=case.num_agents, data=data)
-        self.fused_constants = group_constants(env, case.places, case.agents, case.head_sizes)
+        make_packed(case, self.policy, backend, precision).pack()
 
     def evaluate(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """log_prob, entropy and value [N] of all samples, by torch in float64."""

@@ -10,6 +10,7 @@ import marshal
 import pickle
 import shutil
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,20 +25,10 @@ from warpdrive.errors import CheckpointError, ConfigError
 
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = {
-    *(
-        "torch.load",
-        "torch.jit.load",
-        "torch.package",
-        "torch.hub",
-        "pickle",
-        "cPickle",
-        "dill",
-        "cloudpickle",
-        "joblib",
-    ),
-    *("marshal", "shelve", "pandas.read_pickle", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load"),
-    *("eval", "exec", "numpy.load", "np.load"),
-}
+    "torch.load", "torch.jit.load", "torch.package", "torch.hub", "pickle", "cPickle", "dill", "cloudpickle", "joblib",
+    "marshal", "shelve", "pandas.read_pickle", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load",
+    "eval", "exec", "numpy.load", "np.load",
+}  # fmt: skip
 
 
 def names_used(tree: ast.AST) -> set[str]:
@@ -87,38 +78,35 @@ class Payload:
         return open, (str(self.trace), "w")
 
 
-def saved_by_torch(payload: Payload, is_zip: bool) -> bytes:
+def saved(write, **named) -> bytes:
+    """What a function leaves in the file that it is given."""
     file = io.BytesIO()
-    torch.save({"weight": payload}, file, _use_new_zipfile_serialization=is_zip)
-    return file.getvalue()
-
-
-def saved_by_numpy(payload: Payload, is_zip: bool) -> bytes:
-    file, array = io.BytesIO(), np.array([payload], dtype=object)
-    (np.savez if is_zip else np.save)(file, array)
+    write(file, **named)
     return file.getvalue()
 
 
 def zipped(name: str, content: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(name, content)
-    return file.getvalue()
+    def write(file):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(name, content)
+
+    return saved(write)
 
 
 def payloads(trace: Path) -> dict[str, bytes]:
     """20 files, by what they pretend to be."""
     one, code = Payload(trace), f"open({str(trace)!r}, 'w')"
+    array, tensors = np.array([one], dtype=object), {"weight": one}
     found = {f"pickle of protocol {number}": pickle.dumps(one, number) for number in range(6)}
     pickled = found["pickle of protocol 2"]
     reduce = {"py/reduce": [{"py/function": "builtins.open"}, [str(trace), "w"]]}
     tag = f"!!python/object/apply:builtins.open [{str(trace)!r}, w]"
     header = json.dumps({"__metadata__": {"pickle": pickled.hex()}, "x": {"dtype": code, "shape": [1]}}).encode()
     return found | {
-        "torch, zip": saved_by_torch(one, True),
-        "torch, old": saved_by_torch(one, False),
-        "numpy": saved_by_numpy(one, False),
-        "numpy, zip": saved_by_numpy(one, True),
+        "torch, zip": saved(partial(torch.save, tensors)),
+        "torch, old": saved(partial(torch.save, tensors, _use_new_zipfile_serialization=False)),
+        "numpy": saved(np.save, arr=array),
+        "numpy, zip": saved(np.savez, x=array),
         "gzip": gzip.compress(pickled),
         "zip with data.pkl": zipped("archive/data.pkl", pickled),
         "zip with __main__.py": zipped("__main__.py", code.encode()),
@@ -136,7 +124,7 @@ NAMES = sorted(payloads(Path("x")))
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def trained(tmp_path_factory):
     """A run of one iteration."""
     sizes = {"num_envs": 4, "train_batch_size": 8, "total_timesteps": 8, "device": "cpu"}
     config = {"name": "cartpole", "trainer": sizes, "saving": {"basedir": str(tmp_path_factory.mktemp("runs"))}}
@@ -153,11 +141,11 @@ def test_there_are_twenty_and_they_are_live(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_payload_runs_no_code_wherever_it_is_put(saved, tmp_path, name):
+def test_a_payload_runs_no_code_wherever_it_is_put(trained, tmp_path, name):
     """In each file of a checkpoint, with the right sum in the manifest; as a policy to start from; as a config."""
     trace = tmp_path / "ran"
     content = payloads(trace)[name]
-    original = (saved.run.checkpoints / "last").resolve()
+    original = (trained.run.checkpoints / "last").resolve()
     files = [file.name for file in original.iterdir()]
     assert len(files) == 5
     for file in files:
@@ -170,7 +158,7 @@ def test_a_payload_runs_no_code_wherever_it_is_put(saved, tmp_path, name):
             told["sha256"] = manifest.sha256(manifest.to_json(told))
             (place / checkpoint.MANIFEST).write_bytes(manifest.to_json(told))
         with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
-            saved.restore(place)
+            trained.restore(place)
     policy = tmp_path / "policy.safetensors"
     policy.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"policy\.safetensors"):

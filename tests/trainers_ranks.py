@@ -24,14 +24,14 @@ from trainers_runs import config_of
 
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.samples import Samples
-from trainers.fused import network
+from trainers.fused import plan
 from trainers.learning.distributed import world
 from trainers.run import checkpoint
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 ITERATIONS = 20
-network.RUNS_ON_CPU = True
+plan.RUNS_ON_CPU = True
 
 
 def config_of_ranks(run: str, num_ranks: int, device: str, basedir: Path) -> dict[str, Any]:

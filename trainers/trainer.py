@@ -20,6 +20,7 @@ from trainers.errors import NotSavedError, describe_device_fault, is_device_faul
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout
 from trainers.experience.spec import GroupSpec, spec_of
+from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
 from trainers.learning.distributed import device_of, join, world
 from trainers.learning.graphs import Replayed, SideBySide
@@ -152,7 +153,7 @@ class Trainer:
             self.evaluation = self.make_evaluation()
         self.iteration = 0
         self._saved_at: int | None = None  # the iteration
-        self._is_told_unsaved = False
+        self._is_told_unsaved = self._was_looked_at = False
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
         self.reporter = Reporter(self, self.timing, track)
         self.profile = Profile(self) if profile else None
@@ -234,11 +235,16 @@ class Trainer:
         Returns:
             policy -> debug figures, on the device.
         """
-        timing = self.timing
+        timing, is_first = self.timing, not self._was_looked_at
+        if is_first:
+            prepare_look(self.rollout)
         timing.begin_iteration()
         in_parts = not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
         timing.end_rollout()
+        if is_first:
+            check_written(self.rollout)
+            self._was_looked_at = True
         clock = self.clock
         updates = [partial(one.update, clock, self.phases[name]) for name, one in self.algorithms.items()]
         figures = dict(zip(self.algorithms, self.side_by_side(updates), strict=True))

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from warpdrive import nvidia_driver
 from warpdrive.cache import cache_folder
 from warpdrive.errors import BackendError
+from warpdrive.findings import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
 from warpdrive.nvidia_driver import NvidiaDriver
 
 MIN_PYTHON = (3, 11)
@@ -33,33 +33,7 @@ MIN_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 FEW_BYTES, TOO_FEW_BYTES = 5_000_000_000, 100_000_000
 """Free on a disk: less than the first is worth a warning, less than the second stops a run."""
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
-WOULD_RUN = "would run"
-"""Subject of the last line."""
-
 _TORCH_WITH_CUDA = "reinstall torch from pypi.org, whose Linux builds bring CUDA: pip install --force-reinstall torch"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; `fix` is empty where nothing is to be done."""
-
-    subject: str
-    state: Literal["ok", "warning", "problem"]
-    text: str
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class Torch:
-    """What torch says of itself. `cuda` is the CUDA that it was built for, `archs` the GPUs, as sm_90; `error` says why
-    it cannot be imported."""
-
-    version: str | None = None
-    cuda: str | None = None
-    archs: tuple[str, ...] = ()
-    sees_gpu: bool = False
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -312,16 +286,6 @@ def _existing_cache() -> Path:
 def _numbers(version: str) -> tuple[int, ...]:
     """(2, 13, 0) of "2.13.0+cpu"."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
-
-
-def dotted(version: Iterable[int] | None) -> str:
-    return "?" if version is None else ".".join(map(str, version))
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, shortened, and its kind if it says nothing."""
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def _group_of(file: str) -> str:

@@ -113,22 +113,38 @@ def read_signatures(text: str, path: str = "<source>") -> dict[str, Signature]:
                 f"{path}:{line}: kernel '{name}' has a line of the preprocessor among its parameters, which are read "
                 "before it is. Write kernels of different names, and give each the parameters it needs."
             )
-        parameters = tuple(
-            _read_parameter(part, name, f"{path}:{line}")
-            for part in match.group(2).split(",")
-            if part.strip() not in ("", "void")
-        )
-        names = [parameter.name for parameter in parameters]
-        for repeated in {n for n in names if names.count(n) > 1}:
-            raise SignatureError(f"{path}:{line}: kernel '{name}' has two parameters named '{repeated}'. Rename one.")
+        parameters = _read_parameters(match.group(2), name, f"{path}:{line}")
         signatures[name] = Signature(name, parameters, line)
     return signatures
+
+
+def read_function(text: str, name: str, path: str = "<source>") -> Signature:
+    """A `__device__ void` function, read as a kernel is: for kernels whose text is written around it.
+
+    Raises:
+        SignatureError: there is none of that name; or a parameter is none that a kernel could have.
+    """
+    code = blank_comments(text)
+    match = re.search(rf"__device__\s+(?:__forceinline__\s+)?void\s+{name}\s*\(([^)]*)\)", code)
+    if match is None:
+        raise SignatureError(f"{path}: no function `__device__ void {name}(...)` in it. Write one, or rename it so.")
+    line = code.count("\n", 0, match.start()) + 1
+    return Signature(name, _read_parameters(match.group(1), name, f"{path}:{line}"), line)
 
 
 def _is_conditional(code: str, position: int) -> bool:
     """Whether an `#if` is open there."""
     found = [match.group(1) for match in _CONDITION.finditer(code, 0, position)]
     return len(found) > 2 * found.count("endif")
+
+
+def _read_parameters(text: str, kernel: str, place: str) -> tuple[Parameter, ...]:
+    parts = [part for part in text.split(",") if part.strip() not in ("", "void")]
+    parameters = tuple(_read_parameter(part, kernel, place) for part in parts)
+    names = [parameter.name for parameter in parameters]
+    for repeated in {n for n in names if names.count(n) > 1}:
+        raise SignatureError(f"{place}: kernel '{kernel}' has two parameters named '{repeated}'. Rename one.")
+    return parameters
 
 
 def _read_parameter(text: str, kernel: str, place: str) -> Parameter:

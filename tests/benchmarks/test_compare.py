@@ -56,6 +56,10 @@ def run(monkeypatch, *argv: str) -> int:
     return compare.main()
 
 
+def rows_of(folder: Path, number: str) -> list:
+    return [one for one in outcomes(folder) if one.row.number == number]
+
+
 def test_check_passes_when_every_row_reaches_its_target_exactly(folder, monkeypatch, capsys):
     write_all(folder)
     assert run(monkeypatch, "--check", "--results", str(folder)) == 0
@@ -63,88 +67,65 @@ def test_check_passes_when_every_row_reaches_its_target_exactly(folder, monkeypa
     assert len(lines) == len(ROWS) and all(line.endswith(": ok") for line in lines)
 
 
-def test_check_fails_when_one_row_falls_short(folder, monkeypatch, capsys):
+REACHES = columns(1.0, 2.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("report", "ending"),
+    [
+        # 856 / 20.01 = 42.78
+        ({"results": columns(5.0, 10.0, 20.01, path={"policy": {"shared": "fused"}})},
+         "full observations: ours 20 us a step (bf16, fused), peer 856 us a step (WarpDrive, fp32), 42.8 times, "
+         "target at most 20 us a step: short"),
+        (None, "ours no figure, peer 856 us a step (WarpDrive, fp32), target at most 20 us a step: no figure"),
+        ('{"results": {', ": throughput_P1_cuda.json is no whole JSON (Expecting property name enclosed in double "
+         "quotes: line 1 column 14 (char 13))"),
+        ("", ": throughput_P1_cuda.json is no whole JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("[]", ": throughput_P1_cuda.json has no command, no commit, no device, no results"),
+        *(({"results": {"train": {"us_a_step": figure}}},
+           f": throughput_P1_cuda.json: train.us_a_step is {figure!r}, which is no figure")
+          for figure in ("fast", 0, -1.0, float("nan"))),
+        ({"results": REACHES, "device": "2 cores"}, "ours 20 us a step (bf16), peer 856 us a step (WarpDrive, fp32), "
+         "42.8 times, target at most 20 us a step: measured on 2 cores, but the target is of NVIDIA H200"),
+        ({"results": REACHES, "words": "trainer.num_envs=10"},
+         "measured with trainer.num_envs=10: other work than the row's"),
+        ({"results": REACHES, "words": "--gpus 2 --steps 50"}, "measured with --steps: other work than the row's"),
+        ({"results": REACHES, "commit": "abc-dirty"}, "measured at abc-dirty: with changes in no commit"),
+    ],
+)  # fmt: skip
+def test_check_fails_by_the_row_that_falls_short_or_has_no_figure(folder, monkeypatch, capsys, report, ending):
     write_all(folder)
-    write(folder, "throughput_P1", columns(5.0, 10.0, 20.01, path={"policy": {"shared": "fused"}}))
-    assert run(monkeypatch, "--check", "--results", str(folder)) == 1
-    short = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": short")]
-    # 856 / 20.01 = 42.78
-    assert short == [
-        "P1  tag_gridworld 2,000 x 5, 32x32, A2C, full observations: ours 20 us a step (bf16, fused), "
-        "peer 856 us a step (WarpDrive, fp32), 42.8 times, target at most 20 us a step: short"
-    ]
-
-
-def test_check_fails_when_one_row_is_missing(folder, monkeypatch, capsys):
-    write_all(folder)
-    (folder / "multi_gpu_cuda.json").unlink()
-    assert run(monkeypatch, "--check", "--results", str(folder)) == 1
-    missing = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": no figure")]
-    assert len(missing) == 2 and all(line.startswith("P11 ") for line in missing)
-
-
-def line_of_p1(folder: Path, monkeypatch, capsys) -> str:
-    """What --check says of P1 where every other row is ok."""
+    path = folder / "throughput_P1_cuda.json"
+    if isinstance(report, str):
+        path.write_text(report)
+    elif report is None:
+        path.unlink()
+    else:
+        write(folder, "throughput_P1", **report)
     assert run(monkeypatch, "--check", "--results", str(folder)) == 1
     first, *others = capsys.readouterr().out.splitlines()
     assert all(line.endswith(": ok") for line in others) and len(others) == len(ROWS) - 1
-    return first
+    assert first.startswith("P1 ") and first.endswith(ending)
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("name", "text", "words", "message"),
     [
-        ('{"results": {', "throughput_P1_cuda.json is no whole JSON (Expecting property name"),
-        ("", "throughput_P1_cuda.json is no whole JSON (Expecting value: line 1 column 1 (char 0))"),
-        ("[]", "throughput_P1_cuda.json has no command, no commit, no device, no results"),
+        ("peers.json", None, "--check", "peers.json is not in .*, and nothing can be compared without it"),
+        ("peers.json", '{"device": "d", "sources": {}, "rows": {}}', "--check", "peers.json has no row P1, P10"),
+        ("peers_run.json", '{"rows": {"P99": {}}}', "--check", "has a row 'P99' that peers.json has not"),
+        ("peers_run.json", '{"rows": ', "--check", "peers_run.json is no whole JSON"),
+        ("peers_run.json", '{"row": {}}', "--run-peers --only P99", "peers_run.json has no rows"),
+        ("throughput_P1_cuda.json", "[]", "", "throughput_P1_cuda.json .* Take the file from git, or measure anew."),
     ],
 )
-def test_check_names_a_damaged_file_in_its_row(folder, monkeypatch, capsys, text, fault):
-    write_all(folder)
-    (folder / "throughput_P1_cuda.json").write_text(text)
-    assert f": {fault}" in line_of_p1(folder, monkeypatch, capsys)
-    with pytest.raises(SystemExit, match="throughput_P1_cuda.json .* Take the file from git, or measure anew."):
-        run(monkeypatch, "--results", str(folder))  # a table has no place for it
-
-
-@pytest.mark.parametrize("figure", ["fast", 0, -1.0, float("nan")])
-def test_check_takes_no_figure_that_is_none(folder, monkeypatch, capsys, figure):
-    write_all(folder)
-    write(folder, "throughput_P1", {"train": {"us_a_step": figure}})
-    ending = f": throughput_P1_cuda.json: train.us_a_step is {figure!r}, which is no figure"
-    assert line_of_p1(folder, monkeypatch, capsys).endswith(ending)
-
-
-def test_check_takes_no_figure_of_another_device(folder, monkeypatch, capsys):
-    write_all(folder)
-    write(folder, "throughput_P1", columns(1.0, 2.0, 20.0), device="2 cores, x86_64")
-    line = line_of_p1(folder, monkeypatch, capsys)
-    assert "ours 20 us a step" in line
-    assert line.endswith(": measured on 2 cores, x86_64, but the target is of NVIDIA H200")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("peers.json", None, "peers.json is not in .*, and nothing can be compared without it"),
-        ("peers.json", '{"device": "d", "sources": {}, "rows": {}}', "peers.json has no row P1, P10"),
-        ("peers_run.json", '{"rows": {"P99": {}}}', "peers_run.json has a row 'P99' that peers.json has not"),
-        ("peers_run.json", '{"rows": ', "peers_run.json is no whole JSON"),
-    ],
-)
-def test_damaged_figures_of_peers_are_one_line(folder, monkeypatch, name, text, message):
+def test_a_damaged_file_that_nothing_can_go_without_is_one_line(folder, monkeypatch, name, text, words, message):
     write_all(folder)
     (folder / name).unlink(missing_ok=True)
     if text is not None:
         (folder / name).write_text(text)
     with pytest.raises(SystemExit, match=message):
-        run(monkeypatch, "--check", "--results", str(folder))
-
-
-def test_peers_are_not_measured_into_a_damaged_file(folder, monkeypatch):
-    (folder / "peers_run.json").write_text('{"row": {}}')
-    with pytest.raises(SystemExit, match="peers_run.json has no rows"):
-        run(monkeypatch, "--run-peers", "--only", "P99", "--results", str(folder))
+        run(monkeypatch, *words.split(), "--results", str(folder))
 
 
 def test_a_column_that_is_missing_is_named(folder, monkeypatch):
@@ -158,13 +139,13 @@ def test_a_column_that_is_missing_is_named(folder, monkeypatch):
 def test_memory_of_p6_counts_by_itself(folder):
     write_all(folder)
     write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.1))
-    verdicts = {one.row.figure: one.verdict for one in outcomes(folder) if one.row.number == "P6"}
+    verdicts = {one.row.figure: one.verdict for one in rows_of(folder, "P6")}
     assert verdicts == {("train", "us_a_step"): "ok", ("device_memory_gb",): "short"}
 
 
 def test_runs_that_never_reached_the_score_are_no_figure(folder):
     write(folder, "time_to_score", {"seconds": None})
-    assert next(one for one in outcomes(folder) if one.row.number == "P10").verdict == "no figure"
+    assert rows_of(folder, "P10")[0].verdict == "no figure"
 
 
 @pytest.mark.parametrize(
@@ -178,8 +159,7 @@ def test_runs_that_never_reached_the_score_are_no_figure(folder):
 )
 def test_ratio_says_how_many_times_better_ours_is(folder, name, results, number, ratio):
     write(folder, name, results)
-    found = next(one for one in outcomes(folder) if one.row.number == number)
-    assert found.ratio == pytest.approx(ratio)
+    assert rows_of(folder, number)[0].ratio == pytest.approx(ratio)
 
 
 def test_table_has_a_line_a_row_and_the_three_columns(folder):
@@ -190,10 +170,8 @@ def test_table_has_a_line_a_row_and_the_three_columns(folder):
         "| P1 | tag_gridworld 2,000 x 5, 32x32, A2C, full observations | 856 us a step (WarpDrive, fp32) | "
         "16 us a step (bf16) | 53.5 | at most 20 us a step | ok |"
     ) in lines
-    assert (
-        "| P10 | CartPole to a mean return of 475 | 6.7 s (PureJaxRL, tf32) | no figure |  | at most 3 s | no figure |"
-        in (lines)
-    )
+    no_figure = "6.7 s (PureJaxRL, tf32) | no figure |  | at most 3 s | no figure |"
+    assert f"| P10 | CartPole to a mean return of 475 | {no_figure}" in lines
     # Shares: 4, 6 and 6 of 16.
     assert lines[-1] == "| P1 | 4.0 (35.6) | 10.0 (664.0) | 16.0 (856.0) | 25 / 38 / 38 | 25.0 / 25.0 / 25.0 | 1.5 |"
 
@@ -201,10 +179,6 @@ def test_table_has_a_line_a_row_and_the_three_columns(folder):
 def test_table_needs_no_figure_of_ours(folder):
     text = table(folder)
     assert "nothing measured yet" in text and text.count("| no figure |") == 2 * len(ROWS)
-
-
-def test_committed_results_make_a_table():
-    assert table().count("\n| P") >= len(ROWS)
 
 
 def test_rate_of_a_peer_becomes_microseconds_a_step():
@@ -243,21 +217,31 @@ def test_figures_of_each_driver_are_read_from_its_lines():
     assert figures_of("purejaxrl.py", [*solved, {"what": "solve", "solved": False}])["seconds"] == 6.7
 
 
-def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch, capsys):
+def give_driver(folder: Path, monkeypatch, row: str, driver: str, line: dict) -> str:
+    """Lets a script that prints a line take the place of a row's driver; the row's command."""
     peers = json.loads((folder / "peers.json").read_text())
-    driver = folder / "jaxmarl.py"
-    line = {"what": "train", "agent_steps_per_s": 2e6, "device": "gpu:x"}
-    driver.write_text(f"print('hello')\nprint({json.dumps(json.dumps(line))})\n")
-    peers["rows"]["P7"]["command"] = f"python {driver} --num-envs 5"
+    (folder / driver).write_text(f"print('hello')\nprint({json.dumps(json.dumps(line))})\n")
+    peers["rows"][row]["command"] = f"python {folder / driver} --num-envs 5"
     (folder / "peers.json").write_text(json.dumps(peers))
-    monkeypatch.setitem(run_peers.PACKAGES, "jaxmarl.py", ("json", ""))
+    monkeypatch.setitem(run_peers.PACKAGES, driver, ("json", ""))
+    return peers["rows"][row]["command"]
+
+
+def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch):
+    line = {"what": "train", "agent_steps_per_s": 2e6, "device": "gpu:x"}
+    command = give_driver(folder, monkeypatch, "P7", "jaxmarl.py", line)
     assert run(monkeypatch, "--run-peers", "--only", "P7", "--results", str(folder)) == 0
     row = peer_rows(folder)["P7"]
     assert (row["train"], row["rollout"], row["device"]) == (2_000_000, 79_000_000, "x")
-    assert row["command"] == f"python {driver} --num-envs 5" and row["commit"]
+    assert row["command"] == command and row["commit"]
     write(folder, "throughput_P7", columns(1.0, 2.0, 4.0))
-    found = next(one for one in outcomes(folder) if one.row.number == "P7")
-    assert found.ratio == pytest.approx(250_000 / 2e6)
+    assert rows_of(folder, "P7")[0].ratio == pytest.approx(250_000 / 2e6)
+
+
+def test_peer_that_fails_is_told(folder, monkeypatch, capsys):
+    give_driver(folder, monkeypatch, "P9_2048", "purejaxrl.py", {"what": "error", "error": "out of memory"})
+    assert run(monkeypatch, "--run-peers", "--only", "P9_2048", "--results", str(folder)) == 1
+    assert "P9_2048: purejaxrl.py failed with exit code 0. out of memory" in capsys.readouterr().err
 
 
 def test_peer_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
@@ -266,17 +250,6 @@ def test_peer_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, ca
     out = capsys.readouterr().out
     assert "has no no_such_package: left out. To install it: pip install it." in out
     assert "P10" not in out and not (folder / "peers_run.json").exists()
-
-
-def test_peer_that_fails_is_told(folder, monkeypatch, capsys):
-    peers = json.loads((folder / "peers.json").read_text())
-    driver = folder / "purejaxrl.py"
-    driver.write_text('print(\'{"what": "error", "error": "out of memory"}\')\n')
-    peers["rows"]["P9_2048"]["command"] = f"python {driver}"
-    (folder / "peers.json").write_text(json.dumps(peers))
-    monkeypatch.setitem(run_peers.PACKAGES, "purejaxrl.py", ("json", ""))
-    assert run(monkeypatch, "--run-peers", "--only", "P9_2048", "--results", str(folder)) == 1
-    assert "P9_2048: purejaxrl.py failed with exit code 0. out of memory" in capsys.readouterr().err
 
 
 def test_every_row_of_the_peers_says_where_it_comes_from():
@@ -294,20 +267,6 @@ def test_a_peer_that_ran_otherwise_before_says_so(folder):
     write_all(folder)
     measured = {"P1": {"train": 700.0, "commit": "abc"}, "P2": {"train": 1228.0, "commit": "older"}}
     (folder / "peers_run.json").write_text(json.dumps({"rows": measured}))
-    first, second = (next(one for one in outcomes(folder) if one.row.number == number) for number in ("P1", "P2"))
+    (first,), (second,) = (rows_of(folder, number) for number in ("P1", "P2"))
     assert first.words["peer"] == "700 us a step (WarpDrive, fp32*; 856 us a step before)"
     assert second.words["peer"] == "1,228 us a step (WarpDrive, fp32)"
-
-
-@pytest.mark.parametrize(
-    ("how", "fault"),
-    [
-        ({"words": "trainer.num_envs=10"}, "measured with trainer.num_envs=10: other work than the row's"),
-        ({"words": "--gpus 2 --steps 50"}, "measured with --steps: other work than the row's"),
-        ({"commit": "abc-dirty"}, "measured at abc-dirty: with changes in no commit"),
-    ],
-)
-def test_check_takes_no_figure_of_other_work(folder, monkeypatch, capsys, how, fault):
-    write_all(folder)
-    write(folder, "throughput_P1", columns(1.0, 2.0, 4.0), **how)
-    assert line_of_p1(folder, monkeypatch, capsys).endswith(fault)

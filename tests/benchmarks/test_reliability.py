@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from reliability import corruptions, disk_full, kills, nans, stops
 
 pytestmark = pytest.mark.alone
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def test_kills_are_survived(tmp_path):

@@ -1,6 +1,4 @@
-import json
 import shutil
-import sys
 
 import pytest
 import scaling
@@ -40,37 +38,35 @@ def test_peers_lie_on_their_axes(tmp_path, monkeypatch):
     assert [(one["size"], one["column"]) for one in peer_points("envs")] == [(2000, c) for c in columns]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
-def test_size_that_does_not_fit_is_skipped_with_a_word(monkeypatch, capsys, error):
+@pytest.mark.parametrize(
+    ("error", "is_of_memory"),
+    [(torch.OutOfMemoryError("CUDA out of memory."), True), (MemoryError(), True), (RuntimeError("illegal"), False)],
+)
+def test_size_that_does_not_fit_is_skipped_with_a_word_and_no_other_error_is_hidden(
+    monkeypatch, capsys, error, is_of_memory
+):
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(scaling, "measure", fail)
-    found = point("agents", 2, 2, "cpu", ["trainer.train_batch_size=8"])
+    monkeypatch.setattr(scaling, "open_trainer", fail)
+    if not is_of_memory:
+        with pytest.raises(RuntimeError, match="illegal"):
+            point("agents", 2, 2, "cpu", [])
+        return
+    found = point("agents", 2, 2, "cpu", [])
     assert found == {"agents": 2, "skipped": "it does not fit into memory"}
     assert "2 agents: it does not fit into memory" in capsys.readouterr().out
 
 
-def test_error_that_is_not_of_memory_is_not_hidden(monkeypatch):
-    def fail(*arguments):
-        raise RuntimeError("an illegal memory access was encountered")
-
-    monkeypatch.setattr(scaling, "measure", fail)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        point("agents", 2, 2, "cpu", ["trainer.train_batch_size=8"])
-
-
-def test_command_writes_both_axes_and_a_picture(tmp_path, monkeypatch):
+def test_command_writes_both_axes_and_a_picture(tmp_path, monkeypatch, run):
     pytest.importorskip("matplotlib")
-    argv = ["scaling.py", "--device", "cpu", "--envs", "3", "--agents", "2", "--envs-of-agents", "2"]
-    monkeypatch.setattr(sys, "argv", [*argv, "--out", str(tmp_path), "policy.shared.model.fc_dims=[8]"])
     monkeypatch.setattr(scaling, "overrides_of", with_one_policy)
-    assert scaling.main() == 0
-    results = json.loads((tmp_path / "scaling_cpu.json").read_text())["results"]
+    sizes = ["--envs", 3, "--agents", 2, "--envs-of-agents", 2]
+    code, results = run(scaling, "--device", "cpu", *sizes, "policy.shared.model.fc_dims=[8]")
     (envs,), (agents,) = results["envs"], results["agents"]
     assert (envs["envs"], envs["num_agents"], agents["agents"], agents["num_envs"]) == (3, 5, 2, 2)
-    assert 0 < envs["env"] < envs["rollout"] < envs["train"]
-    assert (tmp_path / "scaling_cpu.png").read_bytes().startswith(b"\x89PNG")
+    assert code == 0 and all(one[column] > 0 for one in (envs, agents) for column in ("env", "rollout", "train"))
+    assert (tmp_path / "out" / "scaling_cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
 def with_one_policy(axis: str, size: int, num_envs: int) -> tuple[str, list[str]]:
@@ -86,18 +82,3 @@ def test_skipped_sizes_leave_a_gap_in_the_picture(tmp_path):
     axes = {axis: [{axis: 10, **one}, {axis: 100, "skipped": "no"}] for axis in ("envs", "agents")}
     results = {**axes, "envs_of_agents": 2000, "peers": {"envs": peer_points("envs"), "agents": []}}
     assert draw(results, "a title", tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_tag_needs_two(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "--agents", "1,2"])
-    with pytest.raises(SystemExit):
-        scaling.main()
-    assert "--agents: it takes a tagger and a runner to play" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--envs", "0,10"], ["--envs-of-agents", "0"]])
-def test_a_size_of_none_is_refused(monkeypatch, capsys, words):
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "--device", "cpu", *words])
-    with pytest.raises(SystemExit):
-        scaling.main()
-    assert "--envs, --envs-of-agents: give at least 1" in capsys.readouterr().err

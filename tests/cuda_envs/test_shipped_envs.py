@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+import torch
 
 from warpdrive.backends.base import Backend
+from warpdrive.backends.cpu_sanitize import sanitizer_environment
 from warpdrive.env import list_envs, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import BackendError
-from warpdrive.testing import check_sanitizers, random_actions
+from warpdrive.errors import BackendError, EnvError
+from warpdrive.testing import check_env, random_actions
 
 # Short episodes, so that a few steps see envs end and restart.
 SHIPPED = [
@@ -51,8 +57,126 @@ def test_three_runs_of_one_seed_have_the_same_bits_in_every_array(backend, name,
 
 
 @every_env
-def test_the_sanitizers_report_nothing(name, config):
+def test_an_episode_is_truncated_at_its_length_and_starts_anew(backend, name, config):
+    env = EnvWrapper(name, 300, backend=backend, seed=11, env_config=config)
+    env.reset()
+    has_ended = torch.zeros(300, dtype=torch.bool, device=env.device)
+    for step in range(1, 5):
+        _, _, terminated, truncated, _ = env.step()  # with the actions that are there, which are 0
+        assert step == 4 or not truncated.any()
+        has_ended |= terminated
+    assert (truncated | has_ended).all() and truncated.any() and not (truncated & terminated).any()
+    assert not env.data["time_step"][truncated].any()
+
+
+PLAY_ALL = """
+import json, sys
+from warpdrive.backends import choose_backend
+from warpdrive.env import load_env
+from warpdrive.testing import run_trace
+
+backend = choose_backend("cpu", sanitize=tuple(sys.argv[1].split("+")))
+for name, config in json.loads(sys.argv[2]):
+    print(name, config, flush=True)
+    run_trace(load_env(name, config), backend, num_envs=3, num_steps=10)
+"""
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("kinds", ["address+undefined", "thread"])
+def test_the_sanitizers_report_nothing(kinds):
+    """All envs in one process: it is the start that takes long."""
     try:
-        assert check_sanitizers(load_env(name, config))
+        found = sanitizer_environment(kinds.split("+"))
     except BackendError as error:
         pytest.skip(str(error))
+    python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = {**os.environ, **found, "WARPDRIVE_NUM_THREADS": "2", "PYTHONPATH": python_path}
+
+    def python(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-c", *words], env=environment, capture_output=True, text=True)
+
+    if python("").returncode:
+        pytest.skip(f"Python cannot start under the {kinds} sanitizer of this compiler")
+    done = python(PLAY_ALL, kinds, json.dumps(SHIPPED))
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+CLASSIC_CONTROL = ("cartpole", "mountain_car", "continuous_mountain_car", "acrobot", "pendulum")
+# On a small square, so that runners are tagged and leave.
+SMALL = {"grid_length": 4.0, "tagging_distance": 0.05, "episode_length": 15}
+PARTIAL = {"use_full_observation": False}
+
+
+@pytest.mark.usefixtures("built_quickly")
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        *((name, {"episode_length": 15}) for name in CLASSIC_CONTROL),
+        ("simple_spread", {}),
+        ("simple_tag", {}),
+        ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
+        ("tag_continuous", {**SMALL, "num_taggers": 3, "num_runners": 34}),
+        ("tag_continuous", {**SMALL, "num_taggers": 1, "num_runners": 4, **PARTIAL, "num_other_agents_observed": 4}),
+        ("tag_continuous", {**SMALL, "num_taggers": 3, "num_runners": 34, **PARTIAL, "num_other_agents_observed": 7}),
+        ("tag_gridworld", {"num_taggers": 4, "grid_length": 4, "episode_length": 15, **PARTIAL}),
+        ("tag_gridworld", {"num_taggers": 40, "grid_length": 4, "episode_length": 15}),
+    ],
+)
+def test_it_passes_the_conformance_kit(device, name, config):
+    assert check_env(name, device, **config)
+
+
+NO_STEPS = ({"episode_length": 0}, "episode_length must be at least 1, got 0")
+REFUSED = {
+    **{name: [NO_STEPS] for name in CLASSIC_CONTROL},
+    "cartpole": [NO_STEPS, ({"pole_mass": 0.0}, "pole_mass must be above 0")],
+    "pendulum": [NO_STEPS, ({"length": -1.0}, "length must be above 0")],
+    "simple_spread": [
+        ({"N": 0}, "N must be at least 1, got 0"),
+        ({"local_ratio": 1.5}, "local_ratio must be from 0 to 1, got 1.5"),
+    ],
+    "simple_tag": [
+        ({"num_good": 0}, "num_good must be at least 1, got 0"),
+        ({"num_obstacles": -1}, "num_obstacles must be at least 0, got -1"),
+    ],
+    "tag_gridworld": [
+        ({"num_taggers": 0}, "num_taggers must be at least 1"),
+        ({"starting_location_x": (1, 2)}, "2 cells for 11 agents"),
+        ({"starting_location_y": (11,) * 11}, "cells are 0 to 10"),
+    ],
+    "tag_continuous": [
+        ({"num_taggers": 0}, "num_taggers must be at least 1, got 0"),
+        ({"num_runners": 0}, "num_runners must be at least 1"),
+        ({"episode_length": 0}, "episode_length must be at least 1"),
+        ({"grid_length": 0.0}, "grid_length must be more than 0"),
+        ({"num_acceleration_levels": -1}, "num_acceleration_levels must be at least 0"),
+        ({"num_turn_levels": -1}, "num_turn_levels must be at least 0"),
+        ({"max_speed": -1.0}, "max_speed must be at least 0"),
+        ({"tag_reward_for_tagger": -1.0}, "tag_reward_for_tagger must be at least 0: it is added"),
+        ({"step_reward_for_runner": -1.0}, "step_reward_for_runner must be at least 0"),
+        ({"end_of_game_reward_for_runner": -1.0}, "end_of_game_reward_for_runner must be at least 0"),
+        ({"edge_hit_penalty": 1.0}, "edge_hit_penalty must be at most 0: it is added"),
+        ({"step_penalty_for_tagger": 1.0}, "step_penalty_for_tagger must be at most 0"),
+        ({"tag_penalty_for_runner": 1.0}, "tag_penalty_for_runner must be at most 0"),
+        ({"tagging_distance": 1.5}, "tagging_distance must be from 0 to 1"),
+        ({"start": "anywhere"}, "start must be random or fixed"),
+        ({"use_full_observation": False, "num_other_agents_observed": 11}, "num_other_agents_observed must be from 1"),
+        ({"use_full_observation": False, "num_other_agents_observed": 0}, "from 1 to 10, the number of others, got 0"),
+        ({"start": "fixed", "starting_location_x": (1.0, 2.0)}, "2 values for 11 agents"),
+        ({"start": "fixed", "starting_location_y": (11.0,) * 11}, "leaves the square: 11.0 is not from 0 to 10.0"),
+        ({"starting_directions": (0.0,) * 11}, "starting_directions is for start: fixed"),
+        ({"agent_types": (0,) * 11}, "1 times 1 .num_taggers. and 10 times 0 .num_runners., got 0 and 11"),
+        ({"num_runners": 7000}, "7001 agents need .* bytes of shared memory"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"), [(name, *case) for name, cases in REFUSED.items() for case in cases]
+)
+def test_a_config_out_of_bounds_is_refused_in_one_line(name, config, words):
+    env = type(load_env(name))
+    with pytest.raises(EnvError, match=words) as caught:
+        env(env.Config(**config))
+    assert "\n" not in str(caught.value)

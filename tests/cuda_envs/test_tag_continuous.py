@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +21,11 @@ from trainers.settings.read_config import read_config
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
-from warpdrive.testing import check_env
 
-NUM_CONFIGS = 200
+NUM_CONFIGS = 100
 NUM_ENVS = 8
-NUM_ROUNDS = 6
+NUM_ROUNDS = 12
 MARGIN = 1e-6
 """Of the square's side: what a few roundings of a float32 position can change in a distance."""
 TOLERANCE = 1e-5
@@ -48,31 +45,21 @@ def random_config(index: int) -> TagContinuousConfig:
         return round(float(rng.uniform(low, high)), 3)
 
     return TagContinuousConfig(
-        num_taggers=num_taggers,
-        num_runners=num_runners,
-        grid_length=grid_length,
+        num_taggers=num_taggers, num_runners=num_runners, grid_length=grid_length, max_speed=max_speed,
         episode_length=int(rng.integers(1, 9)),
         agent_types=tuple(int(code) for code in rng.permutation(types)) if rng.random() < 0.2 else None,
-        max_speed=max_speed,
-        skill_level_runner=some(0.5, 1.5),
-        skill_level_tagger=some(0.5, 1.5),
-        max_acceleration=max_speed * some(0, 1),
-        min_acceleration=-max_speed * some(0, 1),
-        max_turn=some(0, 7),
-        min_turn=some(-7, 0),
-        num_acceleration_levels=int(rng.choice([0, 1, 2, 20])),
-        num_turn_levels=int(rng.choice([0, 1, 3, 20])),
+        skill_level_runner=some(0.5, 1.5), skill_level_tagger=some(0.5, 1.5),
+        max_acceleration=max_speed * some(0, 1), min_acceleration=-max_speed * some(0, 1),
+        max_turn=some(0, 7), min_turn=some(-7, 0),
+        num_acceleration_levels=int(rng.choice([0, 1, 2, 20])), num_turn_levels=int(rng.choice([0, 1, 3, 20])),
         edge_hit_penalty=some(-1, 0),
         use_full_observation=bool(rng.random() < 0.3),
         num_other_agents_observed=int(min(rng.choice([1, 2, 3, 10, 33, 99]), num_agents - 1)),
         tagging_distance=float(rng.choice([0, 0.01, 0.05, 0.25, 1])),
-        tag_reward_for_tagger=some(0, 10),
-        step_penalty_for_tagger=some(-0.1, 0),
-        tag_penalty_for_runner=some(-10, 0),
-        step_reward_for_runner=some(0, 0.1),
-        end_of_game_reward_for_runner=some(0, 5),
-        runner_exits_game_after_tagged=bool(rng.random() < 0.7),
-    )
+        tag_reward_for_tagger=some(0, 10), step_penalty_for_tagger=some(-0.1, 0),
+        tag_penalty_for_runner=some(-10, 0), step_reward_for_runner=some(0, 0.1),
+        end_of_game_reward_for_runner=some(0, 5), runner_exits_game_after_tagged=bool(rng.random() < 0.7),
+    )  # fmt: skip
 
 
 def random_state(rng: np.random.Generator, parameters: oracle.TagContinuousParameters, num_envs: int) -> oracle.State:
@@ -190,7 +177,7 @@ def is_close(difference: np.ndarray, margin: float) -> np.ndarray:
 
 def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[oracle.State, Counter]:
     """One step by kernel and oracle; returns the oracle's next state, and what was seen and forgiven."""
-    parameters = oracle.TagContinuousParameters(**asdict(stepper.env.config))
+    parameters = oracle.TagContinuousParameters(stepper.env.config)
     margin = MARGIN * parameters.grid_length
     expected, reward, terminated, truncated, observation = oracle.step(parameters, state, action)
     moved, hit = oracle.move(parameters, state, action)
@@ -246,7 +233,7 @@ def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[
 def compare_over_rounds(index: int, backend: Backend) -> Counter:
     config = random_config(index)
     stepper = Stepper(config, backend, in_haste=index % 20 > 0)
-    parameters = oracle.TagContinuousParameters(**asdict(config))
+    parameters = oracle.TagContinuousParameters(config)
     rng, counts = np.random.default_rng([8, index]), Counter()
     for _ in range(NUM_ROUNDS):
         state = random_state(rng, parameters, NUM_ENVS)
@@ -263,7 +250,7 @@ def check_forgiven(counts: Counter) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_kernel_equals_the_oracle_over_200_random_configurations(backend, monkeypatch):
+def test_kernel_equals_the_oracle_over_100_random_configurations(backend, monkeypatch):
     counts = sum(over_configs(compare_over_rounds, NUM_CONFIGS, backend, monkeypatch), Counter())
     check_forgiven(counts)
     events = "exits edges bonuses terminated truncated ties tagger_ties just_out_of_reach padded"
@@ -277,7 +264,7 @@ def test_thousands_of_agents(backend, num_agents, threads_per_env):
         num_taggers=num_agents // 10, num_runners=num_agents - num_agents // 10, grid_length=20.0,
         tagging_distance=0.01, use_full_observation=False, num_other_agents_observed=10, tag_reward_for_tagger=10.0,
     )  # fmt: skip
-    parameters = oracle.TagContinuousParameters(**asdict(config))
+    parameters = oracle.TagContinuousParameters(config)
     stepper = Stepper(config, backend, num_envs=2, threads_per_env=threads_per_env)
     rng = np.random.default_rng(num_agents)
     state = random_state(rng, parameters, 2)
@@ -288,6 +275,7 @@ def test_thousands_of_agents(backend, num_agents, threads_per_env):
     assert counts["forgiven reward"] < 1e-2 * counts["steps"]
 
 
+@pytest.mark.usefixtures("built_quickly")
 def test_one_tag_by_hand(backend):
     """Agent 0 tags 1 in the last step. 2 runs into the edge, and alone gets the bonus."""
     config = TagContinuousConfig(
@@ -317,6 +305,7 @@ def test_one_tag_by_hand(backend):
     np.testing.assert_allclose(data.pull("observation")[0, :2], [seen_by_0, seen_by_1], atol=1e-6)
 
 
+@pytest.mark.usefixtures("built_quickly")
 def test_who_left_the_game_is_blind_and_unseen(backend):
     """After 1 was tagged: 0 sees 2 and a row of zeros, 1 sees nothing and earns nothing."""
     config = TagContinuousConfig(
@@ -335,6 +324,7 @@ def test_who_left_the_game_is_blind_and_unseen(backend):
     assert not observation[0, 1].any()
 
 
+@pytest.mark.usefixtures("built_quickly")
 def test_every_start_is_new(backend):
     env = EnvWrapper("tag_continuous", 50, backend=backend, seed=3, env_config={"grid_length": 4.0})
     env.reset()
@@ -354,6 +344,7 @@ def test_every_start_is_new(backend):
     np.testing.assert_array_equal(same.data.pull("x"), x)
 
 
+@pytest.mark.usefixtures("built_quickly")
 @pytest.mark.parametrize("given", [{}, {"starting_location_y": (1.0,) * 11, "starting_directions": (-HALF_PI,) * 11}])
 def test_a_fixed_start_is_always_the_same(backend, given):
     config = TagContinuousConfig(start="fixed", seed=5, **given)
@@ -378,56 +369,9 @@ def test_groups_are_taggers_then_runners_unless_types_mix_them():
     assert {name: group.agents for name, group in mixed.groups.items()} == {"agent": range(5)}
 
 
-@pytest.mark.usefixtures("built_quickly")
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"num_taggers": 3, "num_runners": 34},
-        {"num_taggers": 1, "num_runners": 4, "use_full_observation": False, "num_other_agents_observed": 4},
-        {"num_taggers": 3, "num_runners": 34, "use_full_observation": False, "num_other_agents_observed": 7},
-    ],
-)
-def test_passes_the_conformance_kit(device, config):
-    """On a small square, so that runners are tagged and leave."""
-    assert check_env("tag_continuous", device, grid_length=4.0, tagging_distance=0.05, episode_length=15, **config)
-
-
 def test_the_example_is_the_published_run():
     config = read_config(Path(__file__).parents[2] / "examples" / "tag_continuous.yaml")
     env = TagContinuous(TagContinuousConfig(**config.env))
     assert (env.num_agents, env.num_features, env.episode_length) == (110, 71, 500)
     assert {name: group.head_sizes for name, group in env.groups.items()} == {"tagger": (21, 21), "runner": (21, 21)}
     assert list(config.policy) == ["tagger", "runner"]
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"num_taggers": 0}, "num_taggers must be at least 1, got 0"),
-        ({"num_runners": 0}, "num_runners must be at least 1"),
-        ({"episode_length": 0}, "episode_length must be at least 1"),
-        ({"grid_length": 0.0}, "grid_length must be more than 0"),
-        ({"num_acceleration_levels": -1}, "num_acceleration_levels must be at least 0"),
-        ({"num_turn_levels": -1}, "num_turn_levels must be at least 0"),
-        ({"max_speed": -1.0}, "max_speed must be at least 0"),
-        ({"tag_reward_for_tagger": -1.0}, "tag_reward_for_tagger must be at least 0: it is added"),
-        ({"step_reward_for_runner": -1.0}, "step_reward_for_runner must be at least 0"),
-        ({"end_of_game_reward_for_runner": -1.0}, "end_of_game_reward_for_runner must be at least 0"),
-        ({"edge_hit_penalty": 1.0}, "edge_hit_penalty must be at most 0: it is added"),
-        ({"step_penalty_for_tagger": 1.0}, "step_penalty_for_tagger must be at most 0"),
-        ({"tag_penalty_for_runner": 1.0}, "tag_penalty_for_runner must be at most 0"),
-        ({"tagging_distance": 1.5}, "tagging_distance must be from 0 to 1"),
-        ({"start": "anywhere"}, "start must be random or fixed"),
-        ({"use_full_observation": False, "num_other_agents_observed": 11}, "num_other_agents_observed must be from 1"),
-        ({"use_full_observation": False, "num_other_agents_observed": 0}, "from 1 to 10, the number of others, got 0"),
-        ({"start": "fixed", "starting_location_x": (1.0, 2.0)}, "2 values for 11 agents"),
-        ({"start": "fixed", "starting_location_y": (11.0,) * 11}, "leaves the square: 11.0 is not from 0 to 10.0"),
-        ({"starting_directions": (0.0,) * 11}, "starting_directions is for start: fixed"),
-        ({"agent_types": (0,) * 11}, "1 times 1 .num_taggers. and 10 times 0 .num_runners., got 0 and 11"),
-        ({"num_runners": 7000}, "7001 agents need .* bytes of shared memory"),
-    ],
-)
-def test_a_config_out_of_bounds_is_refused_in_one_line(config, words):
-    with pytest.raises(EnvError, match=words) as caught:
-        TagContinuous(TagContinuousConfig(**config))
-    assert "\n" not in str(caught.value)

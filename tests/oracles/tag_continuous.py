@@ -9,6 +9,7 @@ float32 distances could decide otherwise.
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,111 +30,14 @@ NUM_RELATIVE_BLOCKS = 5
 FULL_TURN = np.float32(2 * math.pi)
 
 
-@dataclass(frozen=True)
 class TagContinuousParameters:
-    """Parameters of the env, with the published defaults.
+    """The env's config, and what follows from it."""
 
-    Raises:
-        ValueError: a parameter is out of its bounds, or a list does not have one item per agent.
-    """
+    def __init__(self, config: Any) -> None:
+        self.config = config
 
-    num_taggers: int = 1
-    num_runners: int = 10
-
-    grid_length: float = 10.0
-    """Side of the square."""
-
-    episode_length: int = 100
-    """Steps after which an episode with a runner left is truncated."""
-
-    starting_location_x: tuple[float, ...] | None = None
-    """Unused, like the next four: `start` is given what they would lead to."""
-
-    starting_location_y: tuple[float, ...] | None = None
-    starting_directions: tuple[float, ...] | None = None
-    start: str = "random"
-    seed: int | None = None
-
-    max_speed: float = 1.0
-
-    skill_level_runner: float = 1.0
-    """Times `max_speed` is a runner's top speed."""
-
-    skill_level_tagger: float = 1.0
-    """Times `max_speed` is a tagger's top speed."""
-
-    max_acceleration: float = 1.0
-    min_acceleration: float = -1.0
-    max_turn: float = math.pi / 2
-    min_turn: float = -math.pi / 2
-
-    num_acceleration_levels: int = 10
-    """Choices of acceleration besides none."""
-
-    num_turn_levels: int = 10
-    """Choices of turn besides none."""
-
-    edge_hit_penalty: float = 0.0
-    """Added to the reward, so at most 0, like the other penalties."""
-
-    use_full_observation: bool = True
-    """Whether an agent sees everyone, or only the nearest agents in the game."""
-
-    num_other_agents_observed: int = 2
-    """How many agents a partial observation shows."""
-
-    tagging_distance: float = 0.01
-    """Part of grid_length within which a runner is tagged."""
-
-    tag_reward_for_tagger: float = 1.0
-    """Per runner tagged."""
-
-    step_penalty_for_tagger: float = 0.0
-    tag_penalty_for_runner: float = -1.0
-    step_reward_for_runner: float = 0.0
-
-    end_of_game_reward_for_runner: float = 1.0
-    """For being in the game after the last step of a full-length episode."""
-
-    runner_exits_game_after_tagged: bool = True
-
-    agent_types: tuple[int, ...] | None = None
-    """1 for a tagger and 0 for a runner, per agent. None: taggers first."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_taggers", "num_runners", "grid_length", "episode_length"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}. Give more than 0.")
-        at_least_0 = ("num_acceleration_levels", "num_turn_levels", "num_other_agents_observed")
-        for name in at_least_0 + (
-            "tag_reward_for_tagger",
-            "step_reward_for_runner",
-            "end_of_game_reward_for_runner",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}. Give at least 0.")
-        for name in ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner"):
-            if getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, and is added. Give at most 0.")
-        if not 0 <= self.tagging_distance <= 1:
-            raise ValueError(f"tagging_distance is {self.tagging_distance}. Give a part of grid_length, 0 to 1.")
-        if not self.use_full_observation and self.num_other_agents_observed > self.num_agents - 1:
-            raise ValueError(
-                f"num_other_agents_observed is {self.num_other_agents_observed}. Give at most {self.num_agents - 1}, "
-                f"one less than the {self.num_agents} agents."
-            )
-        for name in ("starting_location_x", "starting_location_y", "starting_directions", "agent_types"):
-            values = getattr(self, name)
-            if values is not None and len(values) != self.num_agents:
-                raise ValueError(f"{name} has {len(values)} items for {self.num_agents} agents. Give one per agent.")
-        if self.start not in ("random", "fixed"):
-            raise ValueError(f"start is {self.start!r}. Give 'random' or 'fixed'.")
-        expected = [RUNNER] * self.num_runners + [TAGGER] * self.num_taggers
-        if self.agent_types is not None and sorted(self.agent_types) != expected:
-            raise ValueError(
-                f"agent_types is {self.agent_types}. Give {self.num_taggers} times 1, for the taggers, and "
-                f"{self.num_runners} times 0, for the runners."
-            )
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
 
     @property
     def num_agents(self) -> int:
@@ -182,16 +86,7 @@ class TagContinuousParameters:
 
 @dataclass(frozen=True)
 class Margins:
-    """How far each decision was from going the other way. Infinite where there is nothing to decide.
-
-    A neighbour margin of 0 is an exact tie, which is certain when the two agents share a place, as in a corner.
-    """
-
-    neighbour: np.ndarray
-    """[E, N] float64, smallest difference of two distances that decides which agents are seen, and in which order."""
-
-    neighbour_relative: np.ndarray
-    """[E, N] float64, the same, with each difference divided by the larger of its two distances."""
+    """How far each tag was from being decided the other way. Infinite where there is nothing to decide."""
 
     threshold: np.ndarray
     """[E, N] float64, from a runner's distance to its nearest tagger to the distance at which it is tagged."""
@@ -206,19 +101,8 @@ def start(parameters: TagContinuousParameters, x: np.ndarray, y: np.ndarray, dir
     Args:
         x, y: [E, N], 0 to grid_length.
         direction: [E, N], radians, kept as given.
-    Raises:
-        ValueError: the shapes differ, or are not [E, N], or a coordinate is off the square.
     """
     given = {name: np.array(value, dtype=np.float32) for name, value in (("x", x), ("y", y), ("direction", direction))}
-    num_agents = parameters.num_agents
-    for name, value in given.items():
-        if value.ndim != 2 or value.shape[1] != num_agents or value.shape != given["x"].shape:
-            raise ValueError(
-                f"{name} has shape {value.shape}. Give x, y and direction alike, [num_envs, {num_agents}]."
-            )
-    for name in ("x", "y"):
-        if not ((given[name] >= 0) & (given[name] <= np.float32(parameters.grid_length))).all():
-            raise ValueError(f"{name} is off the square. Give coordinates from 0 to {parameters.grid_length}.")
     shape = given["x"].shape
     return {
         **given,
@@ -259,13 +143,7 @@ def observe(parameters: TagContinuousParameters, state: State, active: np.ndarra
 
     observation = np.zeros((num_envs, num_agents, parameters.num_features), dtype=np.float32)
     blocks = observation[:, :, :-1].reshape(num_envs, num_agents, NUM_BLOCKS, other.shape[2])
-    scales = {
-        "x": diagonal,
-        "y": diagonal,
-        "speed": speed_scale,
-        "acceleration": speed_scale,
-        "direction": FULL_TURN,
-    }
+    scales = {"x": diagonal, "y": diagonal, "speed": speed_scale, "acceleration": speed_scale, "direction": FULL_TURN}
     for block, (name, scale) in enumerate(scales.items()):
         difference = np.take(state[name], index) - state[name][:, :, None]
         blocks[:, :, block] = np.where(related, difference / scale, np.float32(0))
@@ -284,22 +162,8 @@ def move(parameters: TagContinuousParameters, state: State, action: np.ndarray) 
         action: [E, N, 2] int, indices into `acceleration_table` and `turn_table`. 0 changes nothing.
     Returns:
         The state after the move, and whether each agent hit an edge, [E, N] bool.
-    Raises:
-        ValueError: `action` has another shape than [E, N, 2], or a value that is not an index.
     """
-    action = np.asarray(action)
-    if action.shape != (*state["x"].shape, 2):
-        raise ValueError(
-            f"action has shape {action.shape}, the state {state['x'].shape}. Give an acceleration and a turn per agent."
-        )
     tables = (parameters.acceleration_table, parameters.turn_table)
-    for part, table in enumerate(tables):
-        chosen = action[:, :, part]
-        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(table)):
-            raise ValueError(
-                f"action[:, :, {part}] goes from {chosen.min()} to {chosen.max()}. Give actions from 0 to "
-                f"{len(table) - 1}."
-            )
     added, turn = (table[action[:, :, part]] for part, table in enumerate(tables))
     active = state["active"]
 
@@ -339,8 +203,6 @@ def step(
         The new state; reward [E, N] float32; terminated [E] bool, no runner is left; truncated [E] bool, out of time
         with a runner left; observation [E, N, F] float32 of everyone after the move, and in the game or not as before
         the tags, on an episode's last step too.
-    Raises:
-        ValueError: `action` has another shape than [E, N, 2], or a value that is not an index.
     """
     new_state, hit = move(parameters, state, action)
     active = new_state["active"]
@@ -380,20 +242,6 @@ def margins(parameters: TagContinuousParameters, state_after_move: State) -> Mar
         state_after_move: what `move` returns, so with everyone still in the game who is tagged in this step.
     """
     active = state_after_move["active"]
-    neighbour = np.full(active.shape, np.inf)
-    neighbour_relative = neighbour.copy()
-    if not parameters.use_full_observation and parameters.num_other_agents_observed:
-        # One more than is seen: the last one seen against the first one not seen is a decision too.
-        num_ranked = min(parameters.num_other_agents_observed + 1, parameters.num_agents - 1)
-        _, distance_squared = _nearest_others(state_after_move, active, num_ranked)
-        distance = np.sqrt(distance_squared)
-        near, far = distance[:, :, :-1], distance[:, :, 1:]
-        exists = np.isfinite(far)
-        gap = np.subtract(far, near, out=np.full(far.shape, np.inf), where=exists)
-        relative_gap = np.divide(gap, far, out=np.where(exists, 0.0, np.inf), where=exists & (far > 0))
-        neighbour = gap.min(axis=2, initial=np.inf)
-        neighbour_relative = relative_gap.min(axis=2, initial=np.inf)
-
     runners = parameters.runners
     distance = np.sort(np.sqrt(_tagger_distance_squared(parameters, state_after_move)), axis=2)
     runner_active = active[:, runners]
@@ -403,7 +251,7 @@ def margins(parameters: TagContinuousParameters, state_after_move: State) -> Mar
     second_tagger = np.full(active.shape, np.inf)
     if parameters.num_taggers > 1:
         second_tagger[:, runners] = np.where(runner_active, distance[:, :, 1] - distance[:, :, 0], np.inf)
-    return Margins(neighbour, neighbour_relative, threshold, second_tagger)
+    return Margins(threshold, second_tagger)
 
 
 def _table(lowest: float, highest: float, num_levels: int) -> np.ndarray:

@@ -4,14 +4,13 @@ Taggers are agents 0 to N-2 and the one runner is agent N-1. Every function work
 is random and nothing resets: a caller starts ended envs again itself.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 State = dict[str, np.ndarray]
 """`x`, `y`: [E, N] int32, cells, 0 to grid_length. `time_step`: [E] int32, steps since the start."""
 
-NUM_ACTIONS = 5
 MOVE_X = np.array([0, 1, -1, 0, 0], dtype=np.int32)
 MOVE_Y = np.array([0, 0, 0, 1, -1], dtype=np.int32)
 
@@ -19,57 +18,14 @@ TAGGER = 0
 RUNNER = 1
 
 
-@dataclass(frozen=True)
 class TagGridworldParameters:
-    """Parameters of the env, with the published defaults.
+    """The env's config, and what follows from it."""
 
-    Raises:
-        ValueError: a count or length is below 1, or the starting locations are not one on-grid cell per agent.
-    """
+    def __init__(self, config: Any) -> None:
+        self.config = config
 
-    num_taggers: int = 10
-
-    grid_length: int = 10
-    """Largest coordinate: a side has grid_length + 1 cells."""
-
-    episode_length: int = 100
-    """Steps after which an episode without a tag is truncated."""
-
-    starting_location_x: tuple[int, ...] | None = None
-    """One coordinate per agent, runner last. None: taggers start at the centre, the runner at (0, 0)."""
-
-    starting_location_y: tuple[int, ...] | None = None
-    """Given exactly when `starting_location_x` is."""
-
-    seed: int | None = None
-    """Unused: the env draws no random numbers."""
-
-    wall_hit_penalty: float = 0.1
-    tag_reward_for_tagger: float = 10.0
-    tag_penalty_for_runner: float = 2.0
-
-    step_cost_for_tagger: float = 0.01
-    """Paid by each tagger, and to the runner, on every step without a tag."""
-
-    use_full_observation: bool = True
-    """Whether an agent sees everyone, or only itself and one agent of the other type."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_taggers", "grid_length", "episode_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}. Give at least 1.")
-        if (self.starting_location_x is None) != (self.starting_location_y is None):
-            raise ValueError("Only one of starting_location_x and starting_location_y is given. Give both or neither.")
-        for name in ("starting_location_x", "starting_location_y"):
-            location = getattr(self, name)
-            if location is None:
-                continue
-            if len(location) != self.num_agents:
-                raise ValueError(
-                    f"{name} has {len(location)} coordinates for {self.num_agents} agents. Give one per agent."
-                )
-            if min(location) < 0 or max(location) > self.grid_length:
-                raise ValueError(f"{name} is {location}. Give coordinates from 0 to grid_length, {self.grid_length}.")
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
 
     @property
     def num_agents(self) -> int:
@@ -125,15 +81,7 @@ def step(
     Returns:
         The new state; reward [E, N] float32; terminated [E] bool, a tag; truncated [E] bool, out of time without a
         tag; observation [E, N, F] float32 of the new state, on an episode's last step too.
-    Raises:
-        ValueError: `action` has another shape than [E, N], or a value outside 0 to 4.
     """
-    action = np.asarray(action)
-    if action.shape != state["x"].shape:
-        raise ValueError(f"action has shape {action.shape}, the state {state['x'].shape}. Give one action per agent.")
-    if action.size and (action.min() < 0 or action.max() >= NUM_ACTIONS):
-        raise ValueError(f"action goes from {action.min()} to {action.max()}. Give actions from 0 to 4.")
-
     wanted_x = state["x"] + MOVE_X[action]
     wanted_y = state["y"] + MOVE_Y[action]
     x = np.clip(wanted_x, 0, parameters.grid_length)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.fused import network
+from trainers.fused import plan
 from trainers.run import checkpoint
 from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
@@ -28,7 +28,7 @@ def one_torch_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fused_kernels_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """`precision: bf16` runs the fused kernels on a CPU, too."""
-    monkeypatch.setattr(network, "RUNS_ON_CPU", True)
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
 
 
 @pytest.fixture

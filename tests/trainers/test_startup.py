@@ -10,10 +10,10 @@ CODE = f"""
 import sys
 sys.path[:0] = {[str(TESTS.parent), str(TESTS)]!r}
 from trainers_runs import config_of
-from trainers.fused import network
+from trainers.fused import plan
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-network.RUNS_ON_CPU = True
+plan.RUNS_ON_CPU = True
 sizes = {{"num_envs": 8, "train_batch_size": 80, "total_timesteps": 160, "device": "cpu"}}
 trainer = Trainer(read_config(config_of("fused kernels", sizes, {{"basedir": sys.argv[1]}})))
 assert all(one.path == "fused" for one in trainer.algorithms.values())

@@ -47,9 +47,8 @@ def test_the_folder_is_the_users_alone():
 
 @pytest.mark.parametrize("place", ["/proc/nothing", "a file"])
 def test_a_folder_that_cannot_be_is_named_with_the_way_out(tmp_path, monkeypatch, place):
-    if place == "a file":
-        place = str(tmp_path / "file")
-        open(place, "w").close()
+    (tmp_path / "a file").touch()
+    place = str(tmp_path / place)
     monkeypatch.setenv("WARPDRIVE_CACHE", place)
     with pytest.raises(BackendError, match=f"{place}.*Set WARPDRIVE_CACHE"):
         cached("key", ".so", lambda: b"machine code")

@@ -5,16 +5,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from warpdrive.config import (
-    Between,
-    Count,
-    Fraction,
-    Hints,
-    Number,
-    Schedule,
-    build,
-    value_at,
-)
+from warpdrive.config import Between, Count, Fraction, Hints, Number, Schedule, build, value_at
 from warpdrive.config_file import dump_yaml, load_yaml, override, parse_yaml
 from warpdrive.errors import ConfigError, EnvError
 

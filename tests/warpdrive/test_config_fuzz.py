@@ -1,4 +1,5 @@
-"""Configs that were damaged at random: what is wrong is told by ConfigError, or nothing is; and never a hang.
+"""Configs that were damaged at random: what is wrong is told by ConfigError, or nothing is; and a test that
+hangs is ended by its timeout.
 
 WARPDRIVE_NUM_FUZZED_CONFIGS=10000 makes more of them than a test run does, anew each time.
 """
@@ -6,7 +7,6 @@ WARPDRIVE_NUM_FUZZED_CONFIGS=10000 makes more of them than a test run does, anew
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -18,10 +18,11 @@ from warpdrive.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml"))]
+assert len(EXAMPLES) >= 10, "they are what is damaged"
 NUM_CONFIGS = int(os.environ.get("WARPDRIVE_NUM_FUZZED_CONFIGS", 300))
-MAX_SECONDS = 5.0
-"""Of CPU time for one config; none took a tenth of it."""
-
+HOWS = (
+    "drop", "repeat", "swap", "move", "indent", "dedent", "tab", "rename", "value", "cut", "letter", "comment",
+)  # fmt: skip
 SCALARS = [
     "", "~", "null", "yes", "on", "TRUE", "False", "'False'", "0", "-0", "-1", "+5", "1_000", "1__0", "010",
     "0x10", "0o17", "0b1", ".5", "5.", "1e3", "1e-3", "1e400", "-1e400", "1e-400", ".inf", "-.INF", ".nan",
@@ -44,24 +45,7 @@ def damaged(draw: st.DrawFn) -> bytes:
             break
         i = draw(st.integers(0, len(lines) - 1))
         j = draw(st.integers(0, len(lines) - 1))
-        how = draw(
-            st.sampled_from(
-                [
-                    "drop",
-                    "repeat",
-                    "swap",
-                    "move",
-                    "indent",
-                    "dedent",
-                    "tab",
-                    "rename",
-                    "value",
-                    "cut",
-                    "letter",
-                    "comment",
-                ]
-            )
-        )
+        how = draw(st.sampled_from(HOWS))
         key, colon, value = lines[i].partition(":")
         if how == "drop":
             del lines[i]
@@ -79,10 +63,8 @@ def damaged(draw: st.DrawFn) -> bytes:
             lines[i] = lines[i].replace("  ", "\t", 1)
         elif how == "rename":
             other = lines[j].partition(":")[0].strip() or "x"
-            word = draw(
-                st.sampled_from([other, "lr", "num_envs", key.strip() + "s", key.strip()[:-1], "learning_rate"])
-            )
-            lines[i] = key[: len(key) - len(key.lstrip())] + word + colon + value
+            words = [other, "lr", "num_envs", key.strip() + "s", key.strip()[:-1], "learning_rate"]
+            lines[i] = key[: len(key) - len(key.lstrip())] + draw(st.sampled_from(words)) + colon + value
         elif how == "value":
             lines[i] = f"{key}: {draw(st.sampled_from(SCALARS))}"
         elif how == "cut":
@@ -113,7 +95,6 @@ def damaged(draw: st.DrawFn) -> bytes:
 def test_damaged_config_is_read_or_told_in_lines(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
     path.write_bytes(content)
-    start = time.process_time()
     try:
         read_config(path, allow_import=False)
     except ConfigError as error:
@@ -121,8 +102,3 @@ def test_damaged_config_is_read_or_told_in_lines(tmp_path_factory, content):
         assert 1 <= len(lines) <= MAX_ERRORS + 1
         assert all(line.isprintable() for line in lines)
         assert all(line.startswith((str(path), "... and ")) for line in lines)
-    assert time.process_time() - start < MAX_SECONDS
-
-
-def test_examples_are_what_is_damaged():
-    assert len(EXAMPLES) >= 10

@@ -20,7 +20,7 @@ from doctor_cases import CPU_TORCH, GPU_TORCH, H100, NEW, NO_GPU, OLD, has, only
 from trainers.commands import doctor as command
 from warpdrive import doctor, nvidia_driver
 from warpdrive.backends import examine, examine_compiler
-from warpdrive.doctor import OK, PROBLEM, WARNING, Finding, Torch
+from warpdrive.findings import OK, PROBLEM, WARNING, Finding, Torch
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 
 pytestmark = pytest.mark.usefixtures("own_cache")

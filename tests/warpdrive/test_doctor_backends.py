@@ -11,8 +11,8 @@ import pytest
 from doctor_cases import NEW, NO_GPU, OLD, has
 
 from warpdrive.backends import cuda, examine, examine_compiler
-from warpdrive.doctor import OK, PROBLEM, WARNING, Finding
 from warpdrive.errors import BackendError
+from warpdrive.findings import OK, PROBLEM, WARNING, Finding
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 
 pytestmark = pytest.mark.usefixtures("own_cache")

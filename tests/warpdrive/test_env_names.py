@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -53,75 +53,51 @@ extern "C" __global__ void counter_step(int* count)
 """
 
 
-def run_script(folder: Path, *lines: str, through_stdin: bool = False) -> str:
-    """What a script says that defines Counter and then runs these lines."""
-    text = "\n".join([COUNTER, *lines])
-    (folder / "counter.py").write_text(text)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, *([] if through_stdin else [str(folder / "counter.py")])]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=folder.parent,
-        input=text if through_stdin else None,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def say_error(line: str) -> str:
+def said(error_of: str) -> str:
     """Lines of a script that print the error of one."""
-    return textwrap.dedent(f"""
-        try:
-            {line}
-        except WarpDriveError as error:
-            print(f"{{type(error).__name__}}: {{error}}")
-    """)
+    return f"try:\n    {error_of}\nexcept WarpDriveError as error:\n    print(f'{{type(error).__name__}}: {{error}}')"
 
 
-def test_an_env_of_the_script_that_runs_has_its_kernels_beside_the_script(tmp_path):
-    (tmp_path / "counter.cu").write_text(KERNEL)
-    said = run_script(
-        tmp_path,
-        "for given in Counter(), Counter, '__main__:Counter':",
-        "    env = EnvWrapper(given, 2, 'cpu')",
-        "    env.step()",
-        "    print(env.env.name, env.data.pull('count'))",
-    )
-    assert said.splitlines() == ["counter [4 4]"] * 3
+NO_FILE = (
+    "EnvError: env class 'Counter' is defined in no file that names its kernels.* or move the class to my_env.py.$"
+)
+MADE = said("EnvWrapper(Counter(), 2, 'cpu')")
+TOLD = (
+    "class Told(Counter):\n    name, source = 'counter', Path.cwd() / 'kernels.cu'\n"
+    "env = EnvWrapper(Told, 2, 'cpu', env_config={'first': 6})\nenv.step()\nprint(env.data.pull('count'))"
+)
 
 
-def test_what_cannot_be_done_with_an_env_of_a_script_is_said_in_a_line_each(tmp_path):
-    attempts = [say_error("EnvWrapper(Counter(), 2, 'cpu')"), say_error("check_sanitizers(Counter())")]
-    no_kernels, no_import = run_script(tmp_path, *attempts).splitlines()
-    assert no_kernels.startswith(f"WiringError: {tmp_path / 'counter.cu'}: no kernels can be read there")
-    assert "cannot import Counter from __main__. Define the class at the top level of a module" in no_import
-
-
-def test_an_env_of_a_notebook_is_asked_for_its_name_and_kernels(tmp_path):
+@pytest.mark.parametrize(
+    ("kernels", "is_piped", "script", "expected"),
+    [
+        ("counter.cu", False,
+         "for given in Counter(), Counter, '__main__:Counter':\n    env = EnvWrapper(given, 2, 'cpu')\n    env.step()\n"
+         "    print(env.env.name, env.data.pull('count'))", [r"counter \[4 4\]$"] * 3),
+        (None, False, "\n".join([MADE, said("check_sanitizers(Counter())")]),
+         ["WiringError: .*/counter.cu: no kernels can be read there",
+          ".*cannot import Counter from __main__. Define the class at the top level of a module"]),
+        (None, True, "\n".join([MADE, said("load_env('__main__:Counter')")]), [NO_FILE] * 2),
+        ("kernels.cu", True, TOLD, [r"\[7 7\]$"]),
+    ],
+    ids=["kernels lie beside the script", "what cannot be done is a line each", "a notebook's is asked for its kernels",
+         "and works if it tells them"],
+)  # fmt: skip
+def test_an_env_of_the_script_that_runs(tmp_path, kernels, is_piped, script, expected):
     """A program read from the standard input has no file, as a notebook has none."""
-    attempts = [say_error("EnvWrapper(Counter(), 2, 'cpu')"), say_error("load_env('__main__:Counter')")]
-    lines = run_script(tmp_path, *attempts, through_stdin=True).splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert line.startswith("EnvError: env class 'Counter' is defined in no file that names its kernels")
-        assert line.endswith("or move the class to my_env.py.")
-
-
-def test_an_env_of_a_notebook_works_that_says_its_name_and_kernels(tmp_path):
-    (tmp_path / "kernels.cu").write_text(KERNEL)
-    said = run_script(
-        tmp_path,
-        "class Told(Counter):",
-        f"    name, source = 'counter', Path({str(tmp_path / 'kernels.cu')!r})",
-        "env = EnvWrapper(Told, 2, 'cpu', env_config={'first': 6})",
-        "env.step()",
-        "print(env.data.pull('count'))",
-        through_stdin=True,
-    )
-    assert said == "[7 7]"
+    (tmp_path / "counter.py").write_text(f"{COUNTER}\n{script}")
+    if kernels:
+        (tmp_path / kernels).write_text(KERNEL)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *([] if is_piped else [tmp_path / "counter.py"])], cwd=tmp_path,
+        input=f"{COUNTER}\n{script}" if is_piped else None, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(expected)
+    assert all(re.match(words, line) for words, line in zip(expected, lines, strict=True)), lines
 
 
 def test_a_class_is_as_good_as_a_name(device):

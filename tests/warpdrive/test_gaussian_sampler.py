@@ -17,31 +17,17 @@ def box(low: float, high: float, num_numbers: int) -> spaces.Box:
     return spaces.Box(low, high, (num_numbers,), np.float32)
 
 
-def sample(
-    backend,
-    mean,
-    log_std,
-    space=None,
-    seed=0,
-    env_step=0,
-    greedy=False,
-    agents=None,
-    num_agents=None,
-    first_column=None,
-    action=None,
-):
+def sample(backend, mean, log_std, space=None, seed=0, greedy=False, action=None):
     """One draw: action, unclipped, log_prob, entropy, on the CPU. `mean` is [E, agents, n]."""
     num_envs, size, num_numbers = mean.shape
     space = box(-np.inf, np.inf, num_numbers) if space is None else space
-    agents = range(size) if agents is None else agents
-    num_agents = size if num_agents is None else num_agents
     data = DataManager(backend.device)
     data.push("seed", seed_words(seed))
-    data.push("env_step", np.full(num_envs, env_step, np.int32))
-    sampler = GaussianSampler(data, num_envs, agents, num_agents, space, backend, first_column)
+    data.push("env_step", np.zeros(num_envs, np.int32))
+    sampler = GaussianSampler(data, num_envs, range(size), size, space, backend)
     mean = mean.float().contiguous().to(backend.device)
     if action is None:
-        action = torch.full((num_envs, num_agents, num_numbers), torch.nan)
+        action = torch.full((num_envs, size, num_numbers), torch.nan)
     outputs = [action.to(backend.device), torch.full_like(mean, torch.nan)]
     outputs += [torch.full_like(mean[..., 0], torch.nan) for _ in range(2)]
     sampler.prepare(mean, torch.as_tensor(log_std).float().to(backend.device), *outputs, greedy=greedy)()
@@ -91,19 +77,10 @@ def test_the_tails_are_the_normal_ones_by_chi_square(backend):
     assert ((count - expected) ** 2 / expected).sum().item() < 27.88  # 99.9 % of nine degrees of freedom
 
 
-def test_numbers_agents_envs_and_steps_are_independent_by_chi_square(backend):
-    mean = torch.zeros(40_000, 2, 2)
-    first = sample(backend, mean, [0.0, 0.0], seed=5, env_step=0)[1] > 0
-    second = sample(backend, mean, [0.0, 0.0], seed=5, env_step=1)[1] > 0
-    pairs = {
-        "numbers of an action": (first[:, 0, 0], first[:, 0, 1]),
-        "agents of an env": (first[:, 0, 0], first[:, 1, 0]),
-        "steps of an agent": (first[:, 0, 0], second[:, 0, 0]),
-        "neighbouring envs": (first[:-1, 0, 0], first[1:, 0, 0]),
-    }
-    for name, (a, b) in pairs.items():
-        count = torch.bincount(2 * a.long() + b.long(), minlength=4)
-        assert ((count - len(a) / 4) ** 2 / (len(a) / 4)).sum().item() < 16.27, name  # 99.9 % of three
+def test_numbers_of_an_action_are_independent_by_chi_square(backend):
+    a, b = (sample(backend, torch.zeros(40_000, 1, 2), [0.0, 0.0], seed=5)[1] > 0)[:, 0].long().T
+    count = torch.bincount(2 * a + b, minlength=4)
+    assert ((count - len(a) / 4) ** 2 / (len(a) / 4)).sum().item() < 16.27  # 99.9 % of three degrees of freedom
 
 
 def test_the_action_sent_is_clipped_number_by_number_and_the_one_kept_is_not(backend):
@@ -132,53 +109,9 @@ def test_the_mean_only_moves_the_draw_and_the_deviation_only_stretches_it(backen
     torch.testing.assert_close(moved, 2.0 + 3.0 * drawn, rtol=1e-5, atol=1e-5)
 
 
-def test_seed_and_step_name_the_draw(backend):
-    def drawn(**names):
-        return sample(backend, torch.zeros(100, 1, 1), [0.0], **names)[1]
-
-    assert torch.equal(drawn(seed=1), drawn(seed=1))
-    assert not (drawn(seed=1) == drawn(seed=2)).any()
-    assert not (drawn(seed=1) == drawn(seed=1 + 2**32)).any()  # the seed has 64 bits
-    assert not (drawn(seed=1) == drawn(seed=1, env_step=1)).any()
-
-
-def test_an_env_draws_the_same_among_few_and_among_many(backend):
-    few = sample(backend, torch.zeros(4, 3, 2), [0.0, 0.0], seed=9)
-    many = sample(backend, torch.zeros(400, 3, 2), [0.0, 0.0], seed=9)
-    for of_few, of_many in zip(few, many, strict=True):
-        assert torch.equal(of_few[3], of_many[3])
-    assert len(few[1].unique()) == few[1].numel()
-
-
-def test_an_agent_draws_the_same_whichever_group_it_is_in(backend):
-    everyone = sample(backend, torch.zeros(50, 4, 1), [0.0], seed=7)[1]
-    group = sample(backend, torch.zeros(50, 2, 1), [0.0], seed=7, agents=range(1, 3), num_agents=4)[1]
-    assert torch.equal(group, everyone[:, 1:3])
-
-
-@pytest.mark.parametrize("greedy", [False, True])
-def test_only_the_groups_columns_are_written(backend, greedy):
-    before = torch.full((5, 4, 1), -9.0)
-    names = {"agents": range(1, 3), "num_agents": 4, "greedy": greedy}
-    action, drawn, _, _ = sample(backend, torch.zeros(5, 2, 1), [0.0], action=before, **names)
-    assert (action[:, [0, 3]] == -9.0).all()
-    assert torch.equal(action[:, 1:3], drawn)
-
-
-def test_a_group_with_an_action_array_of_its_own_starts_in_its_first_column(backend):
-    action, drawn, _, _ = sample(
-        backend, torch.zeros(5, 2, 1), [0.0], seed=7, agents=range(3, 5), num_agents=2, first_column=0
-    )
-    assert torch.equal(action, drawn)
-    assert torch.equal(drawn, sample(backend, torch.zeros(5, 5, 1), [0.0], seed=7)[1][:, 3:5])
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"agents": range(3, 8), "num_agents": 5}, "do not fit an action array of 5 agents"),
-        ({"agents": range(0, 4, 2), "num_agents": 4}, r"must be a range such as range\(0, 4\), got range\(0, 4, 2\)"),
-        ({"agents": range(0)}, "must be a range"),
         ({"space": spaces.Box(-1, 1, (2, 2), np.float32)}, r"one axis, as \[n\], got \[2, 2\]. Flatten it."),
         ({"space": spaces.Box(-1, 1, (), np.float32)}, r"one axis, as \[n\], got \[\]"),
         ({"space": box(-1, 1, 3)}, r"'mean' must be \[2, 1, 3\], got \[2, 1, 1\]"),
@@ -186,7 +119,7 @@ def test_a_group_with_an_action_array_of_its_own_starts_in_its_first_column(back
         ({"action": torch.zeros(2, 1)}, r"'action' must be \[2, 1, 1\], got \[2, 1\]"),
     ],
 )
-def test_what_would_write_beyond_the_arrays_is_refused(backend, wrong, words):
+def test_arrays_that_do_not_fit_are_refused(backend, wrong, words):
     given = {"mean": torch.zeros(2, 1, 1), "log_std": [0.0], **wrong}
     with pytest.raises(ShapeError, match=words):
         sample(backend, **given)

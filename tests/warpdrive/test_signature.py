@@ -3,7 +3,7 @@ import torch
 
 from warpdrive.errors import SignatureError
 from warpdrive.function_manager import reachable_code
-from warpdrive.signature import read_signatures
+from warpdrive.signature import read_function, read_signatures
 
 
 def test_reads_names_dtypes_and_const_in_order():
@@ -29,6 +29,15 @@ def test_reads_names_dtypes_and_const_in_order():
         ("big", torch.int64, True, True),
         ("n", torch.int32, False, False),
     ]
+
+
+def test_a_function_is_read_as_a_kernel_is():
+    text = "// void act(int* no)\n__device__ __forceinline__ void act(\n    char* shared, const bool* mask, int n)\n{}"
+    found = read_function(text, "act", "act.cuh")
+    assert found.line == 2
+    assert [str(parameter) for parameter in found.parameters] == ["char* shared", "const bool* mask", "int n"]
+    with pytest.raises(SignatureError, match="act.cuh: no function `__device__ void learn"):
+        read_function(text, "learn", "act.cuh")
 
 
 def test_const_pointer_is_not_a_pointer_to_const():

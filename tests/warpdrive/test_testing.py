@@ -1,110 +1,45 @@
-"""The conformance kit finds what it is for: each env here has one mistake planted in it."""
+"""The conformance kit plays what is legal, to the end, and tells apart what differs; bugs: test_planted_bugs.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+import os
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from planted_env import Planted, Pooled, planted
 
 from warpdrive import testing
+from warpdrive.backends import choose_backend
 from warpdrive.backends.cpu import CpuBackend
-from warpdrive.env import Env, Group
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import BackendError, EnvError
-from warpdrive.testing import SKIPPED, check_env, compare_backends, compare_traces, main
+from warpdrive.errors import BackendError, EnvError, KernelError
+from warpdrive.testing import SKIPPED, Play, __main__, check_env, checks, compare_backends, compare_traces, processes
+from warpdrive.testing.play import Player
 
-KERNELS = """
-#include "warpdrive.cuh"
-#include "random.cuh"
-extern "C" __global__ void planted_step(const int* action, float* place, int* time_step, float* observation,
-                                        float* reward, bool* terminated, bool* truncated)
-{
-    const int env = env_index();
-    if (env >= NUM_ENVS) return;
-    const int time = time_step[env] + 1;
-    for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
-        const int i = env * NUM_AGENTS + agent;
-        place[i] = fminf(place[i] + 0.01f * action[i], 1.0f);
-        observation[i] = place[i] OBSERVED;
-        reward[i] = 1.0f;
-    }
-    env_sync();  // everyone has read the time
-    if (first_agent() == 0) {
-        time_step[env] = time;
-        terminated[env] = TERMINATED;
-        truncated[env] = time >= 10;
-    }
-}
-extern "C" __global__ void planted_reset(const bool* terminated, const bool* truncated, const unsigned* seed,
-                                         const int* env_step, float* place, int* time_step, float* observation)
-{
-    const int env = env_index();
-    if (env >= NUM_ENVS || !(ENDED)) return;
-    for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
-        const int i = env * NUM_AGENTS + agent;
-        place[i] = 0.5f * Random(seed, DRAWN_BY, agent, env_step[env], STREAM_RESET).uniform();
-        observation[i] = place[i];
-    }
-    if (first_agent() == 0 && RESTARTS_TIME) time_step[env] = 0;
-}
-"""
-
-RIGHT = {
-    "OBSERVED": "", "TERMINATED": "false", "ENDED": "terminated[env] || truncated[env]", "DRAWN_BY": "env",
-    "RESTARTS_TIME": "true",
-}  # fmt: skip
+FEW = Play(num_steps=20)
 
 
-@dataclass(frozen=True)
-class PlantedConfig:
-    pass
+class Poolless(Planted):
+    """Neither a reset kernel nor an observation to restart from."""
 
 
-class Planted(Env):
-    Config = PlantedConfig
-    num_agents = 3
-    episode_length = 10
-    groups: ClassVar = {"walker": Group(range(3), spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(3))}
-    name = "planted"
-    source = None
+class Masked(Planted):
+    """Only the action that the mask allows may be taken; it moves on from step to step. Agent 2 may do nothing."""
 
-    def arrays(self):
-        return {"place": np.zeros(3, np.float32), "time_step": np.zeros((), np.int32)}
+    def arrays(self) -> dict[str, Any]:
+        mask = np.zeros((3, 3), bool)
+        mask[:2, 1] = True
+        return {**super().arrays(), "action_mask": mask, "observation": np.zeros((3, 2), np.float32)}
 
 
-def planted(tmp_path, **mistake: str) -> Planted:
-    text = KERNELS
-    for word, code in {**RIGHT, **mistake}.items():
-        text = text.replace(word, code)
-    env = Planted()
-    env.source = tmp_path / "planted.cu"
-    env.source.write_text(text)
-    return env
+class Leaving(Planted):
+    """Who is not active is left alone by the kernel."""
 
-
-def test_without_a_mistake_all_checks_pass(device, tmp_path):
-    assert check_env(planted(tmp_path), device)
-
-
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        ({"OBSERVED": "+ 2.0f"}, "observation.* is .*outside its space"),
-        ({"OBSERVED": "/ 0.0f"}, "outside its space"),
-        ({"TERMINATED": "time >= 10"}, "both terminated and truncated"),
-        ({"ENDED": "true"}, "wrote 'time_step' of env 1, which had not ended|wrote 'place' of env 1"),
-        ({"RESTARTS_TIME": "false"}, "after a reset 'time_step' of env"),
-        ({"DRAWN_BY": "NUM_ENVS + env"}, "7 envs against 70"),
-        ({"time >= 10": "time >= 4"}, "truncated after 4 steps, but episode_length is 10"),
-    ],
-)
-def test_a_planted_mistake_is_named(device, tmp_path, mistake, words):
-    with pytest.raises(EnvError, match=words):
-        check_env(planted(tmp_path, **mistake), device)
+    def arrays(self) -> dict[str, Any]:
+        return {**super().arrays(), "active": np.ones(3, bool), "observation": np.zeros((3, 2), np.float32)}
 
 
 class ChangedBackend(CpuBackend):
@@ -119,8 +54,8 @@ class ChangedBackend(CpuBackend):
 
 
 def test_two_backends_that_do_the_same_agree(tmp_path):
-    compare_backends(planted(tmp_path), CpuBackend(num_threads=2), CpuBackend(debug=True))
-    compare_backends(pooled(tmp_path), CpuBackend(), CpuBackend(debug=True))
+    compare_backends(planted(tmp_path), CpuBackend(num_threads=2), CpuBackend(debug=True), FEW)
+    compare_backends(planted(tmp_path, kind=Pooled), CpuBackend(), CpuBackend(debug=True), FEW)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +97,11 @@ def test_the_check_takes_a_gpu_for_one_side_and_the_cpu_for_the_other(monkeypatc
     gpu = ChangedBackend("time_step[env] + 1", "time_step[env] + 2", name="cuda")
     backends = {"cpu": CpuBackend(), "cuda": gpu}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(testing, "choose_backend", backends.__getitem__)
+    monkeypatch.setattr(checks, "choose_backend", backends.__getitem__)
     with pytest.raises(EnvError, match="cuda against cpu, .* 'time_step' of env 0 .* step 1 on .2 against 1."):
-        testing._check_cpu_against_gpu(planted(tmp_path), backends[device])
+        checks.check_cpu_against_gpu(planted(tmp_path), backends[device], FEW)
     gpu.new = gpu.old
-    assert not testing._check_cpu_against_gpu(planted(tmp_path), backends[device]).startswith(SKIPPED)
+    assert not checks.check_cpu_against_gpu(planted(tmp_path), backends[device], FEW).startswith(SKIPPED)
 
 
 def test_a_gpu_that_cannot_be_used_is_the_reason(monkeypatch, tmp_path):
@@ -174,17 +109,17 @@ def test_a_gpu_that_cannot_be_used_is_the_reason(monkeypatch, tmp_path):
         raise BackendError("no driver.")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(testing, "choose_backend", refuse)
-    line = testing._check_cpu_against_gpu(planted(tmp_path), CpuBackend())
+    monkeypatch.setattr(checks, "choose_backend", refuse)
+    line = checks.check_cpu_against_gpu(planted(tmp_path), CpuBackend(), FEW)
     assert line == "skipped: CPU against GPU: no driver."
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_the_last_line_says_what_was_left_out(capsys):
-    assert main(["pendulum", "episode_length=9"]) == 0
-    first, *checks, last = capsys.readouterr().out.splitlines()
-    assert first == "ok      pendulum on cpu: 9 checks"
-    assert len(checks) == 10 and checks[-1] == "        skipped: CPU against GPU, as torch sees no GPU here"
+    assert __main__.main(["pendulum", "episode_length=9"]) == 0
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == "ok      pendulum on cpu: 10 checks"
+    assert len(lines) == 11 and lines[-1] == "        skipped: CPU against GPU, as torch sees no GPU here"
     assert last == "1 passed, 0 failed (1 envs on cpu); skipped: CPU against GPU, as torch sees no GPU here"
 
 
@@ -195,6 +130,75 @@ def test_a_class_is_checked_with_the_config_that_is_given_and_an_env_with_its_ow
         check_env(Pendulum, length=-1.0)
     with pytest.raises(EnvError, match="^length: give these with the name of an env; an Env has its config already.$"):
         check_env(Pendulum(PendulumConfig()), length=2.0)
+
+
+def test_steps_and_envs_are_the_callers(monkeypatch):
+    asked = []
+    monkeypatch.setattr(__main__, "check_env", lambda *given: asked.append(given[3:]) or [])
+    assert __main__.main(["pendulum", "--device", "cpu", "--steps", "12", "--envs", "5"]) == 0
+    assert __main__.main(["pendulum", "--device", "cpu"]) == 0
+    assert asked == [(12, 5), (100, 7)]
+    with pytest.raises(SystemExit):
+        __main__.main(["pendulum", "--steps", "0"])
+
+
+def test_what_is_looked_at_reaches_over_the_end_of_an_episode(tmp_path):
+    """40 steps: the first 20, then from 10 before the end on to 10 after it."""
+    play = Play(num_steps=40)
+    env = planted(tmp_path, ("time >= 10", "time >= 300"), episode_length=300)
+    trace = testing.run_trace(env, CpuBackend(), 2, 40, skip=play.skip(env))
+    assert trace.steps == [*range(20), *range(290, 311)]
+    assert [step for step, ended in zip(trace.steps, trace["truncated"], strict=True) if ended.all()] == [300]
+    assert not play.skip(planted(tmp_path))
+
+
+def test_only_what_a_mask_allows_is_done(tmp_path):
+    moving = "        for (int m = 0; m < 3; ++m) action_mask[3 * i + m] = agent < 2 && m == (time + 1) % 3;\n"
+    legal = "        assert(action[i] == (agent < 2 ? time % 3 : 0));\n"
+    env = planted(
+        tmp_path,
+        ("int* count,", "int* count, bool* action_mask,"),
+        ("        count[i] = time;\n", legal + moving),
+        kind=Masked,
+    )
+    wrapper = EnvWrapper(env, 4, backend=CpuBackend(debug=True))
+    player = Player(wrapper, 20)
+    wrapper.reset()
+    for _ in range(9):
+        player.step()
+    with pytest.raises(KernelError, match="assertion failed: action"):
+        wrapper.step(testing.random_actions(env, 4, 1)[0])
+
+
+def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):
+    """Each is paid for the step in which it leaves, and sees nothing from then on."""
+    start = "        const int i = env * NUM_AGENTS + agent;\n"
+    skips = f"{start}        if (!active[i]) continue;\n"
+    rules = [
+        ("int* count,", "int* count, bool* active,"),
+        (f"{start}        moved", f"{skips}        active[i] = time < 4 + agent;\n        moved"),
+        (f"{start}        place", f"{skips}        place"),
+    ]
+    backend = choose_backend(device=device)
+    assert checks.check_unwritten(planted(tmp_path, *rules, kind=Leaving), backend, FEW)
+    too_soon = [*rules, ("if (!active[i]) continue;", "if (time > 3) continue;")]
+    with pytest.raises(EnvError, match="in step 4 'reward' of env 0, agent 0 is left unwritten"):
+        checks.check_unwritten(planted(tmp_path, *too_soon, kind=Leaving), backend, FEW)
+
+
+def test_what_ends_a_process_of_its_own_is_told(tmp_path):
+    env = planted(tmp_path)
+
+    def fail() -> str:
+        raise KernelError("line 3 is wrong.")
+
+    assert processes.in_a_child(env, [("slept", lambda: "one"), ("slept", lambda: "two")]) == ["one", "two"]
+    with pytest.raises(EnvError, match="env 'planted': the process that checked it ended by SIGABRT while it fell"):
+        processes.in_a_child(env, [("stood", lambda: "stands"), ("fell", os.abort)])
+    with pytest.raises(KernelError, match="^line 3 is wrong.$"):
+        processes.in_a_child(env, [("failed", fail)])
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        processes.in_a_child(env, [("divided", lambda: str(1 / 0))])
 
 
 def test_traces_are_compared_by_their_bits():
@@ -208,57 +212,13 @@ def test_traces_are_compared_by_their_bits():
 
 def test_sanitizers_that_cannot_start_are_no_finding(monkeypatch):
     refused = {"LD_PRELOAD": "", "PYTHONHASHSEED": "none"}  # Python does not start so
-    monkeypatch.setattr("warpdrive.backends.cpu_sanitize.sanitizer_environment", lambda kinds: refused)
+    monkeypatch.setattr(processes, "sanitizer_environment", lambda kinds: refused)
     with pytest.raises(BackendError, match="^Python cannot start under this compiler's address sanitizer .*compiler.$"):
         testing.check_sanitizers(testing.load_env("pendulum"))
 
 
-def test_what_a_sanitizer_finds_is_shown(monkeypatch, tmp_path):
-    """An index out of range, in an env that a process of its own can import."""
-    text = KERNELS
-    for word, code in {**RIGHT, "OBSERVED": "+ place[NUM_ENVS * NUM_AGENTS + 5]"}.items():
-        text = text.replace(word, code)
-    (tmp_path / "planted.cu").write_text(text)
-    (tmp_path / "planted.py").write_text(
-        "from dataclasses import dataclass\nimport numpy as np\nfrom gymnasium import spaces\n"
-        "from warpdrive.env import Env, Group\n\n@dataclass\nclass PlantedConfig:\n    pass\n\n\n"
-        "class Planted(Env):\n    Config, num_agents, episode_length = PlantedConfig, 3, 10\n"
-        "    groups = {'walker': Group(range(3), spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(3))}\n\n"
-        "    def arrays(self):\n"
-        "        return {'place': np.zeros(3, np.float32), 'time_step': np.zeros((), np.int32)}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        testing.check_sanitizers(testing.load_env("planted:Planted"))
-    except BackendError as error:
-        pytest.skip(str(error))
-    except EnvError as error:
-        assert "env 'planted': the address sanitizer reports:" in str(error)
-        assert "heap-buffer-overflow" in str(error) and "planted.cu:13" in str(error)
-    else:
-        pytest.fail("the mistake went unseen")
-
-
-class Pooled(Planted):
-    """No reset kernel: it restarts from rows of a pool."""
-
-    def pool(self):
-        rows = np.arange(1, 6, dtype=np.float32)[:, None].repeat(3, 1) / 10
-        return {"place": rows, "observation": rows[..., None]}
-
-
-def pooled(tmp_path, kind=Pooled) -> Pooled:
-    env = kind()
-    env.source = tmp_path / "planted.cu"
-    text = KERNELS[: KERNELS.index('extern "C" __global__ void planted_reset')]
-    for word, code in RIGHT.items():
-        text = text.replace(word, code)
-    env.source.write_text(text)
-    return env
-
-
 def test_an_env_with_a_pool_restarts_from_its_rows(device, tmp_path):
-    env = EnvWrapper(pooled(tmp_path), 200, device)
+    env = EnvWrapper(planted(tmp_path, kind=Pooled), 200, device)
     observation, _ = env.reset()
     place = env.data.pull("place")
     assert set((10 * place[:, 0]).round().tolist()) == {1, 2, 3, 4, 5}
@@ -267,12 +227,12 @@ def test_an_env_with_a_pool_restarts_from_its_rows(device, tmp_path):
 
 
 def test_an_env_with_a_pool_passes_the_kit(device, tmp_path):
-    assert check_env(pooled(tmp_path), device)
+    assert check_env(planted(tmp_path, kind=Pooled), device)
 
 
 def test_a_start_without_an_observation_is_refused(tmp_path):
     with pytest.raises(EnvError, match="no kernel 'planted_reset'.*add 'observation'"):
-        EnvWrapper(pooled(tmp_path, Planted), 2, "cpu")
+        EnvWrapper(planted(tmp_path, kind=Poolless), 2, "cpu")
 
 
 @pytest.mark.parametrize("name", ["seed", "start_place", "pool_x", "final_y", "env_step"])

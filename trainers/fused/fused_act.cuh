@@ -1,78 +1,25 @@
 // One step of a policy group's agents: network, draw, log-probability, entropy and value.
 //
-// Constants: those of fused_mlp.cuh; GROUP_SIZE agents of the group, the first being the env's FIRST_AGENT, which are
-// seen
-// in column FIRST_SEEN and on of SEEN_COLUMNS and act in column FIRST_COLUMN and on of NUM_COLUMNS; NUM_HEADS heads
-// with
-// head_size(head) actions each; DRAWS: else only the value is wanted; GREEDY: the likeliest action instead of a drawn
-// one;
-// HAS_MASK.
+// Constants, besides those of layers/mlp.cuh and heads/categorical.cuh:
+//   GROUP_SIZE                    agents of the group
+//   FIRST_AGENT                   of the env's agents, the group's first
+//   SEEN_COLUMNS, FIRST_SEEN      columns of the array they observe in, and the first that is theirs
+//   NUM_COLUMNS, FIRST_COLUMN     of the one they act in
+//   DRAWS                         whether actions are wanted, or the value alone
+//   GREEDY                        whether the likeliest action is taken instead of a drawn one
+#include "heads/categorical.cuh"
 
-// Draws one action of one head, as draw_action in draw.cuh does, but with each exponential taken once.
-//   logit    [num_actions]  in shared memory; the weights take their place
-//   allowed  [num_actions]  actions that may be drawn, if it HAS_MASK
-//   uniform  in [0, 1)
-//   log_prob, entropy       of this head's distribution, nats             added to
-__device__ __forceinline__ int draw(
-    float* logit, const bool* allowed, int num_actions, float uniform, float& log_prob, float& entropy)
-{
-    float largest = -INFINITY;
-    int best = 0;
-    bool has_choice = !HAS_MASK;
-#pragma unroll 8
-    for (int i = 0; i < num_actions; ++i) {
-        if (HAS_MASK && !allowed[i]) {
-            logit[i] = -INFINITY;
-            continue;
-        }
-        has_choice = true;
-        if (logit[i] > largest) {
-            largest = logit[i];
-            best = i;
-        }
-    }
-    if (!has_choice) return 0;
-    float sum = 0.0f;
-    float weighted = 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < num_actions; ++i) {
-        const float above = logit[i] - largest;
-        const float weight = quick_exp(above);
-        sum += weight;
-        weighted += weight > 0.0f ? weight * above : 0.0f;
-        logit[i] = weight;
-    }
-    int action = best;
-    if (!GREEDY) {
-        const float target = uniform * sum;
-        float passed = 0.0f;
-        action = 0;
-#pragma unroll 8
-        for (int i = 0; i < num_actions; ++i) {
-            passed += logit[i];
-            action += passed <= target ? 1 : 0;
-        }
-        if (action == num_actions) {  // by rounding: then it is the last that has a weight
-            do {
-                action -= 1;
-            } while (action > 0 && logit[action] == 0.0f);
-        }
-    }
-    const float log_sum = quick_log(sum);
-    log_prob += quick_log(logit[action]) - log_sum;
-    entropy += log_sum - weighted / sum;
-    return action;
-}
-
-//   observation  [env, column, feature]                                                           read
-//   weights      bytes of elements, biases: see fused_mlp.cuh                                     read
-//   mean, variance [feature]  where it NORMALISES                                                 read
-//   mask         [env, agent of the group, output]  actions that may be taken, if it HAS_MASK     read
-//   seed, env_step            name the draws                                                      read
-//   action       [env, column, head]                                                              written if it DRAWS
-//   log_prob, entropy  [env, agent of the group]  summed over heads, nats                         written if it DRAWS
-//   value [env, agent of the group] written if it HAS_VALUE
-//   block, num_blocks         which of how many work for this network
+//   shared             shared memory of the block
+//   block, num_blocks  which of how many work for this network
+//   seed, env_step     name the draws                                               read
+//   observation        [env, column, feature]                                       read
+//   weights, biases    as layers/mlp.cuh has them                                   read
+//   mean, variance     [feature]  if it NORMALISES                                  read
+//   mask               [env, agent of the group, output]  may be taken, if HAS_MASK read
+//   action             [env, column, head]  if it DRAWS                             written
+//   log_prob, entropy  [env, agent of the group]  over heads, nats, if it DRAWS     written
+//   value              [env, agent of the group]  if it HAS_VALUE                   written
+//   num_rows           agents of the group in all envs
 __device__ __forceinline__ void act(
     char* shared, int block, int num_blocks, const unsigned int* seed, const int* env_step, const float* observation,
     const unsigned char* weights, const float* biases, const float* mean, const float* variance, const bool* mask,
@@ -103,8 +50,6 @@ __device__ __forceinline__ void act(
             [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {}, [](int, Pair(&)[ROW_TILES][AT_ONCE2][4]) {});
         rows = given_rows(rows_of(tile + step));
 
-        // Where a warp has half as many rows as lanes, two lanes share a row: each takes every other head.
-        constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;
         const int turn = SHARE == 2 ? lane >> 4 : 0;
         float* output = network.stage + (lane % TILE_ROWS) * STAGE_PITCH;
         if (DRAWS) {
@@ -123,7 +68,7 @@ __device__ __forceinline__ void act(
                         const bool* allowed = HAS_MASK ? mask + (long long)row * NUM_OUTPUTS + start : nullptr;
                         const float uniform = GREEDY ? 0.0f : random.uniform();
                         action[column * NUM_HEADS + head] =
-                            draw(output + start, allowed, head_size(head), uniform, row_log_prob, row_entropy);
+                            draw<GREEDY>(output + start, allowed, head_size(head), uniform, row_log_prob, row_entropy);
                     }
                     start += head_size(head);
                 }

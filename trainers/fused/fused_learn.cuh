@@ -1,46 +1,50 @@
 // The gradient of A2C's or PPO's loss over a minibatch: forward pass, loss, backward pass, weight gradients.
 //
-// A warp carries 16 ROW_TILES samples forwards and backwards through the network. What the weights' gradient is made
-// of, the record of
-// a sample, is [features | hidden 1 | hidden 2 | delta 1 | delta 2 | delta of the outputs]; a delta is the loss's
-// derivative
-// by what goes into an activation. If it ACCUMULATES, a block keeps the records of its samples in shared memory and
-// adds their
-// products to sums in registers; else records go to global memory, and a matrix product sums them up. For those of
-// WARPGROUPS the records of 64 samples lie in blocks of 8 samples by 8 columns, [column / 8][sample][column % 8], as
-// fused_products.cuh reads them.
+// A warp carries 16 ROW_TILES samples forwards and backwards through the network. What the weights' gradient is
+// made of is the record of a sample:
+//   [features | hidden 1 | hidden 2 | delta 1 | delta 2 | delta of the outputs]
+// A delta is the loss's derivative by what goes into an activation.
 //
-// Constants: those of fused_mlp.cuh; GROUP_SIZE agents of the group, the first being the env's FIRST_AGENT
-// of ALL_AGENTS, which are seen in column FIRST_SEEN and on of SEEN_COLUMNS and act in column FIRST_COLUMN and on of
-// NUM_COLUMNS; NUM_HEADS heads with head_size(head) actions each; IS_PPO, else A2C; CLIPS_VALUE; HUBER_DELTA, 0 for
-// none;
-// HAS_ORDER, HAS_MASK, HAS_ACTIVE: whether there are such arrays;
-// ONES_AT: where the column of ones stands in a record.
+// If it ACCUMULATES, a block keeps the records of its samples in shared memory, and adds their products to sums in
+// registers. Else records go to global memory: a matrix library, or fused_products.cuh, sums their products up.
+// Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8].
+//
+// Constants, besides those of layers/mlp.cuh and heads/categorical.cuh:
+//   ACCUMULATES                   see above
+//   HIDDEN1_AT, HIDDEN2_AT, DELTA1_AT, DELTA2_AT, DELTA_OUT_AT
+//                                 where each part of the record begins; the features begin it
+//   RECORD, PITCH                 elements of a record, and from one to the next
+//   AT_ONCE0, ONES_AT             tiles of features that stand side by side; where the column of ones stands
+//   BLOCKS2_AT, BLOCKS3_AT, BIASES_AT, NUM_BLOCKS
+//                                 where blocks of the gradient begin, and how many there are (fused_sums.cuh)
+//   NUM_FIGURES                   sums that are made of the loss's parts
+//   GROUP_SIZE                    agents of the group
+//   FIRST_AGENT, ALL_AGENTS       of the env's agents, the group's first, and how many there are
+//   SEEN_COLUMNS, FIRST_SEEN      columns of the array they observe in, and the first that is theirs
+//   NUM_COLUMNS, FIRST_COLUMN     of the one they act in
+//   IS_PPO                        else A2C
+//   CLIPS_VALUE                   whether PPO's value may not move far
+//   HUBER_DELTA                   from which error on its square grows no more; 0: never
+//   HAS_ORDER, HAS_ACTIVE         whether there are such arrays
+//   NORMALISES_ADVANTAGE, NUM_SUMS  as advantage.cuh has them
 
-constexpr int HIDDEN1_AT = FEATURE_TILES * 16;
-constexpr int HIDDEN2_AT = HIDDEN1_AT + TILES1 * 16;
-constexpr int DELTA1_AT = HIDDEN2_AT + TILES2 * 16;
-constexpr int DELTA2_AT = DELTA1_AT + TILES1 * 16;
-constexpr int DELTA_OUT_AT = DELTA2_AT + TILES2 * 16;
-constexpr int RECORD = DELTA_OUT_AT + OUTPUT_TILES * 16;
 constexpr bool SWIZZLES = ACCUMULATES && !FULL_PRECISION;
-constexpr int SHARED_PITCH = SWIZZLES ? (RECORD + 31) / 64 * 64 + 32 : RECORD + 4;  // see Shape.shared_pitch
-constexpr int PITCH = ACCUMULATES ? SHARED_PITCH : RECORD;
 constexpr int ROW_STEP = WARPGROUPS ? 8 : PITCH;  // elements from a sample's record to the next
 constexpr int COLUMN_STEP = WARPGROUPS ? 64 : 1;  // and, of a record, from a column to the next, tile by tile
-constexpr int AT_ONCE0 = FEATURE_TILES % 2 == 0 ? 2 : 1;
 constexpr int LAST_AT = TILES2 > 0 ? HIDDEN2_AT : HIDDEN1_AT;
 
-// Blocks of 16 x 16 of the weights' gradient, each the product of 16 columns of deltas and 16 of what they go with.
-constexpr int BLOCKS1 = TILES1 * FEATURE_TILES;
-constexpr int BLOCKS2 = TILES2 * TILES1;
-constexpr int BLOCKS3 = OUTPUT_TILES * LAST_TILES;
-constexpr int BLOCKS_OF_BIASES = TILES2 + OUTPUT_TILES;  // those of the first layer come with its weights
-constexpr int NUM_BLOCKS = BLOCKS1 + BLOCKS2 + BLOCKS3 + BLOCKS_OF_BIASES;
 constexpr bool FETCHES_BEFORE_SUMS = FETCHES_AHEAD && ACCUMULATES;  // the next tile's samples come while sums are made
-constexpr int NUM_FIGURES = 5;
 constexpr int WARP_ROWS = 16 * ROW_TILES;
-constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;  // lanes that share a sample: each takes every other head
+
+static_assert(HIDDEN1_AT == FEATURE_TILES * 16 && HIDDEN2_AT - HIDDEN1_AT == TILES1 * 16, "columns of a record meet");
+static_assert(DELTA1_AT - HIDDEN2_AT == TILES2 * 16, "columns of a record meet");
+static_assert(DELTA2_AT - DELTA1_AT == TILES1 * 16, "columns of a record meet");
+static_assert(DELTA_OUT_AT - DELTA2_AT == TILES2 * 16, "columns of a record meet");
+static_assert(RECORD - DELTA_OUT_AT == OUTPUT_TILES * 16, "columns of a record meet");
+static_assert(PITCH >= RECORD && (ACCUMULATES || PITCH == RECORD), "records meet");
+static_assert(!SWIZZLES || PITCH % 64 == 32, "`swizzle` needs an odd multiple of 64 bytes");
+static_assert(FEATURE_TILES % AT_ONCE0 == 0, "tiles are left over");
+static_assert(ONES_AT == place_of_column<AT_ONCE0>(NUM_FEATURES), "a record has its columns in another order");
 
 __device__ __forceinline__ float slope(float activated)
 {
@@ -48,8 +52,8 @@ __device__ __forceinline__ float slope(float activated)
     return activated > 0.0f ? 1.0f : 0.0f;
 }
 
-// The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there. Where that
-// is 0 or 1, it is applied to both at once; but warpgroups have no registers left for it.
+// The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there.
+// A slope of 0 or 1 is applied to both at once; but warpgroups have no registers left for it.
 __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
 {
     if constexpr (IS_TANH || WARPGROUPS) {
@@ -60,12 +64,12 @@ __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
     }
 }
 
-// Where in its record this lane has its part of COUNT tiles, 1 or 2, that begin with a column, a multiple of 16 COUNT
-// away from where a part of the record begins.
+// Where in its record this lane has its part of COUNT tiles, 1 or 2.
+//   column  where they begin: a multiple of 16 COUNT away from where a part of the record begins
 template <int COUNT>
 __device__ __forceinline__ int place_of_tiles(int column)
 {
-    const int of_lane = place_of_lane<8 * COLUMN_STEP, COUNT>();
+    const int of_lane = place_of_lane<8 * COLUMN_STEP, COUNT>(lane_index() & 3);
     if (!SWIZZLES) return column * COLUMN_STEP + of_lane;
     const int odd = column & 16;  // the rest is the same for all lanes
     return column - odd + swizzle<SWIZZLES>(lane_index() >> 2, odd + of_lane);
@@ -159,27 +163,29 @@ __device__ __forceinline__ void backward_by_group(
 }
 #endif
 
-#include "fused_loss.cuh"
+#include "losses/policy_gradient.cuh"
 #include "fused_sums.cuh"
 
-//   observation    [step, env, column, feature]                                                   read
-//   order          [num_rows..] the samples of the minibatch, if it HAS_ORDER                     read
-//   weights, biases, mean, variance  as in fused_act.cu                                           read
-//   action         [step, env, column, head]                                                      read
-//   log_prob, value, advantage, target  [step, env, agent of the group]                           read
-//   mask           [step, env, agent of the group, output]                                        read
-//   active         [step, env, agent of all]                                                      read
-//   value_moments  [2]  mean and deviation of what the critic says                                read
-//   sums           [NUM_SUMS, 3]  of advantage_sums over the minibatch                            read
-//   coefficients   [3]  of the entropy, of the value loss, and the clip range                     read
-//   gradient [block of the grid, NUM_BLOCKS, 16, 16] written if it ACCUMULATES
-//   records        bytes of [row, RECORD] elements, rows up to a multiple of 16 WARPS ROW_TILES   written otherwise
-//   figures        [warp of the grid, NUM_FIGURES] sums                                           written
-//   halted         [1]  not 0: nothing more is looked for                                         read
-//   nothing        [1]  0, which the compiler must not know: see `put` in tensor_core.cuh         read
-//   first_loss     [1]  the first sample whose loss is a NaN or an infinity                       read, written
-//   first_row, num_rows  of the minibatch: which of its samples
-//   block, num_blocks         which of how many work for this network
+//   shared              shared memory of the block
+//   block, num_blocks   which of how many work for this network
+//   observation         [step, env, column, feature]                                    read
+//   order               [num_rows..] the samples of the minibatch, if it HAS_ORDER      read
+//   action              [step, env, column, head]                                       read
+//   log_prob, value, advantage, target  [step, env, agent of the group]                 read
+//   mask                [step, env, agent of the group, output], if it HAS_MASK         read
+//   active              [step, env, agent of all], if it HAS_ACTIVE                     read
+//   value_moments       [2]  mean and deviation of what the critic says                 read
+//   sums                [NUM_SUMS, 3]  of advantage_sums over the minibatch             read
+//   coefficients        [3]  of the entropy, of the value loss, and the clip range      read
+//   halted              [1]  not 0: nothing more is looked for                          read
+//   nothing             [1]  0, which the compiler must not know: see tensor_core.cuh   read
+//   first_loss          [1]  the first sample whose loss is a NaN or an infinity        read, written
+//   first_row, num_rows which samples of the minibatch
+//   weights, biases, mean, variance  as in fused_act.cuh                                read
+//   gradient            [block, NUM_BLOCKS, 16, 16]  if it ACCUMULATES                  written
+//   records             bytes of [row, RECORD] elements, else; rows up to a multiple of
+//                       16 WARPS ROW_TILES                                              written
+//   figures             [warp of all blocks, NUM_FIGURES]  sums                         written
 __device__ __forceinline__ void learn(
     char* shared, int block, int num_blocks, const float* observation, const int* order, const int* action,
     const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
@@ -253,9 +259,10 @@ __device__ __forceinline__ void learn(
         if constexpr (!WARPGROUPS && !FETCHES_BEFORE_SUMS) rows = given_rows(rows_of(index));
 
         // The record of row g of the first tile. There is room for those of rows that are none.
-        Element* record = ACCUMULATES  ? records_of_block + (warp * WARP_ROWS + g) * PITCH
-                          : WARPGROUPS ? (Element*)records + (long long)(first / 64) * 64 * RECORD + (first % 64 + g) * 8
-                                       : (Element*)records + (long long)(first + g) * PITCH;
+        Element* record = ACCUMULATES ? records_of_block + (warp * WARP_ROWS + g) * PITCH
+                          : WARPGROUPS
+                              ? (Element*)records + (long long)(first / 64) * 64 * RECORD + (first % 64 + g) * 8
+                              : (Element*)records + (long long)(first + g) * PITCH;
         const auto keep_features = [&](Pair(&tiles)[ROW_TILES][FEATURE_TILES][4]) {
 #pragma unroll
             for (int k = 0; k < FEATURE_TILES; k += AT_ONCE0) {

@@ -1,32 +1,40 @@
-// The weights' gradient of a network of WARPGROUPS, out of the records that fused_learn.cuh wrote: each record is read
-// once from device memory, by blocks that run side by side.
+// The weights' gradient of a network of WARPGROUPS, out of the records that fused_learn.cuh wrote.
+// Each record is read once from device memory, by blocks that run side by side.
 //
-// A block keeps one piece of the gradient in its registers while it goes through its share of the samples, 64 at a time.
-// A piece is 128 columns of deltas 2 by all of hidden 1; or 128 columns of deltas 1 by all features, and 128 of hidden 2
-// by all deltas of the outputs. Column sums, the biases' gradient, are products with ones, as is the column of ones among
-// the features.
+// A block keeps one piece of the gradient in its registers while it goes through its share of the samples, 64 at a
+// time. A piece is one of
+//   128 columns of deltas 2 by all of hidden 1
+//   128 columns of deltas 1 by all features, and 128 of hidden 2 by all deltas of the outputs
+// Column sums, the biases' gradient, are products with ones, as is the column of ones among the features.
 //
-// Constants: those of fused_mlp.cuh; STAGES of shared memory, each of which holds 64 samples.
+// Constants, besides those of layers/mlp.cuh, and of fused_learn.cuh those of records:
+//   PIECES2, PIECES          pieces of the first kind, and all
+//   BIAS2_AT, WEIGHT1_AT, WEIGHT3_AT, BIAS3_AT, PART
+//                            where the products begin in a part of the gradient, and its size
+//   TILE_BYTES               of 16 columns of 64 samples
+//   STAGES, STAGE_BYTES      of shared memory, each of which holds what a piece needs of 64 samples
+//   HEAD_BYTES               of shared memory before them
 
-constexpr int PIECES2 = TILES2 / 8;
-constexpr int PIECES_ELSE = (TILES1 > TILES2 ? TILES1 : TILES2) / 8;
-constexpr int PIECES = PIECES2 + PIECES_ELSE;
+// A part of the gradient, its columns in the order of records:
+//   [delta 2, hidden 1]
+//   [delta 2]
+//   [delta 1, feature]
+//   [hidden 2, delta of the outputs]
+//   [delta of the outputs, up to 128]
+static_assert(BIAS2_AT == TILES2 * TILES1 * 256 && WEIGHT1_AT - BIAS2_AT == TILES2 * 16, "pieces meet");
+static_assert(WEIGHT3_AT - WEIGHT1_AT == TILES1 * FEATURE_TILES * 256, "pieces meet");
+static_assert(BIAS3_AT - WEIGHT3_AT == TILES2 * OUTPUT_TILES * 256 && PART - BIAS3_AT == 128, "pieces meet");
+static_assert(8 * PIECES2 == TILES2, "layer 2 has rows of no piece");
+static_assert(8 * (PIECES - PIECES2) >= TILES1, "layer 1 has rows of no piece");
+static_assert(8 * (PIECES - PIECES2) >= TILES2, "the outputs have rows of no piece");
 
-// A part of the gradient: [delta 2, hidden 1], [delta 2], [delta 1, feature], [hidden 2, delta of the outputs],
-// [delta of the outputs up to 128]; columns in the order of records.
-constexpr int BIAS2_AT = TILES2 * TILES1 * 256;
-constexpr int WEIGHT1_AT = BIAS2_AT + TILES2 * 16;
-constexpr int WEIGHT3_AT = WEIGHT1_AT + TILES1 * FEATURE_TILES * 256;
-constexpr int BIAS3_AT = WEIGHT3_AT + TILES2 * OUTPUT_TILES * 256;
-constexpr int PART = BIAS3_AT + 128;
-
-constexpr int TILE_BYTES = 16 * 64 * 2;  // of 16 columns of 64 samples
-constexpr int RECORD_TILES = FEATURE_TILES + 2 * (TILES1 + TILES2) + OUTPUT_TILES;
+constexpr int RECORD_TILES = RECORD / 16;
 constexpr int HALF_BYTES = 64 * 64 * 2;  // what a warpgroup multiplies as A: 64 columns of 64 samples
-constexpr int STAGE_BYTES = TILE_BYTES * (8 + (TILES1 > 8 + FEATURE_TILES + OUTPUT_TILES ? TILES1
-                                                                                          : 8 + FEATURE_TILES + OUTPUT_TILES));
-constexpr int HEAD_BYTES = 512;  // of shared memory, before the stages
-constexpr int ACROSS = 1024;     // bytes of shared memory from 8 columns of 64 samples to the next 8
+constexpr int ACROSS = 1024;              // bytes of shared memory from 8 columns of 64 samples to the next 8
+static_assert(TILE_BYTES == 16 * 64 * 2, "a tile is 16 columns of 64 samples");
+static_assert(STAGE_BYTES >= (8 + TILES1) * TILE_BYTES, "a stage has no room for a piece of layer 2");
+static_assert(STAGE_BYTES >= (16 + FEATURE_TILES + OUTPUT_TILES) * TILE_BYTES, "a stage has no room for other pieces");
+static_assert(HEAD_BYTES >= 256 + 8 * STAGES, "ones and arrivals have no room before the stages");
 
 // A stage's slabs of shared memory: how the bulk copies fill it, and what is multiplied.
 struct Slab {
@@ -48,8 +56,8 @@ __device__ __forceinline__ void fill(
     }
 }
 
-// Goes through tiles `first`, `first + step` .. of `num_tiles`, counted from the end, as the last that were written are
-// still in L2: copies the slabs of each, and calls add(stage), which issues products.
+// Goes through tiles `first`, `first + step` .. of `num_tiles`: copies the slabs of each, and calls add(stage), which
+// issues products. Tiles are counted from the end, as the last that were written are still in L2.
 template <int COUNT, typename Add>
 __device__ __forceinline__ void go_through(
     char* shared, const unsigned char* records, const Slab (&slabs)[COUNT], int first, int step, int num_tiles, Add add)
@@ -123,11 +131,12 @@ __device__ __forceinline__ void write_row_sums(float (&sum)[1][4], float* out)
     place[8] = sum[0][2];
 }
 
-//   records    bytes of [tile of 64 samples, RECORD / 8, 64, 8] elements                              read
-//   parts      [num_blocks / PIECES, PART]  floats                                                    written
-//   num_tiles  of records
-//   goes_on    whether this adds to the parts that an earlier launch wrote
-//   block, num_blocks         which of how many work for this network
+//   shared             shared memory of the block
+//   block, num_blocks  which of how many work for this network
+//   num_tiles          of records
+//   goes_on            whether this adds to the parts that an earlier launch wrote
+//   records            bytes of [tile of 64 samples, RECORD / 8, 64, 8] elements    read
+//   parts              [num_blocks / PIECES, PART]  floats                          written
 __device__ __forceinline__ void products(
     char* shared, int block, int num_blocks, int num_tiles, bool goes_on, const unsigned char* records, float* parts)
 {
@@ -147,8 +156,7 @@ __device__ __forceinline__ void products(
         float sum[TILES1 * 2][4];
         begin_sums(sum, part + row * (TILES1 * 16), TILES1 * 16, goes_on);
         begin_row_sums(bias, part + BIAS2_AT + row, goes_on);
-        constexpr int DELTA2_TILE = FEATURE_TILES + 2 * TILES1 + TILES2;
-        const Slab slabs[] = {{DELTA2_TILE + piece * 8, 8}, {FEATURE_TILES, TILES1}};
+        const Slab slabs[] = {{DELTA2_AT / 16 + piece * 8, 8}, {HIDDEN1_AT / 16, TILES1}};
         go_through(shared, records, slabs, first, step, num_tiles, [&](const char* stage) {
             const unsigned long long delta2 = describe(stage + group * HALF_BYTES, 128, ACROSS);
             const unsigned long long hidden1 = describe(stage + 8 * TILE_BYTES, 128, ACROSS);
@@ -172,21 +180,19 @@ __device__ __forceinline__ void products(
         begin_sums(sum1, out1, FEATURE_TILES * 16, goes_on && has1);
         begin_sums(sum3, out3, OUTPUT_TILES * 16, goes_on && has3);
         begin_row_sums(bias, out_bias, goes_on && number == 0);
-        constexpr int DELTA1_TILE = FEATURE_TILES + TILES1 + TILES2;
-        constexpr int DELTA_OUT_TILE = DELTA1_TILE + TILES1 + TILES2;
         // The deltas of the outputs stand first: they are multiplied as if they were 128 columns.
         const Slab slabs[] = {
-            {DELTA_OUT_TILE, OUTPUT_TILES},
+            {DELTA_OUT_AT / 16, OUTPUT_TILES},
             {0, FEATURE_TILES},
-            {DELTA1_TILE + (has1 ? number * 8 : 0), 8},
-            {FEATURE_TILES + TILES1 + (has3 ? number * 8 : 0), 8}};
+            {DELTA1_AT / 16 + (has1 ? number * 8 : 0), 8},
+            {HIDDEN2_AT / 16 + (has3 ? number * 8 : 0), 8}};
         go_through(shared, records, slabs, first, step, num_tiles, [&](const char* stage) {
-            constexpr int FEATURES_AT = OUTPUT_TILES * TILE_BYTES;
-            constexpr int DELTA1_AT = FEATURES_AT + FEATURE_TILES * TILE_BYTES;
+            constexpr int FEATURES = OUTPUT_TILES * TILE_BYTES;
+            constexpr int DELTAS = FEATURES + FEATURE_TILES * TILE_BYTES;
             const unsigned long long delta_out = describe(stage, 128, ACROSS);
             const unsigned long long delta_out_rows = describe(stage + group * HALF_BYTES, 128, ACROSS);
-            const unsigned long long features = describe(stage + FEATURES_AT, 128, ACROSS);
-            const unsigned long long delta1 = describe(stage + DELTA1_AT + group * HALF_BYTES, 128, ACROSS);
+            const unsigned long long features = describe(stage + FEATURES, 128, ACROSS);
+            const unsigned long long delta1 = describe(stage + DELTAS + group * HALF_BYTES, 128, ACROSS);
             const unsigned long long hidden2 = moved(delta1, 8 * TILE_BYTES);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {

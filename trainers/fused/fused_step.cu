@@ -1,22 +1,28 @@
 // From the parts of a gradient to new parameters: the sum, its length, and a step of Adam.
 //
-// Constants: NUM_PARAMETERS; STEP_THREADS of a block, of which SLICES add up one parameter's parts; NUM_GROUPS blocks
-// that add up; NUM_FIGURE_ROWS and NUM_FIGURES of the learn kernels; MAX_NORM, 0 for none; TARGET_KL, 0 for none;
-// FULL_PRECISION of the networks.
+// Constants:
+//   NUM_PARAMETERS                of the policy
+//   STEP_THREADS, SLICES          threads of a block, and those of them that add up one parameter's parts
+//   NUM_GROUPS                    blocks that add up
+//   NUM_FIGURE_ROWS, NUM_FIGURES  of what the learn kernel wrote
+//   MAX_NORM                      to which gradients are shortened; 0: to none
+//   TARGET_KL                     divergence from which no step is made; 0: none
+//   FULL_PRECISION                of the networks
 #include "tensor_core.cuh"
 
 constexpr int NOTHING_FOUND = 0x7fffffff;
+static_assert((long long)NUM_GROUPS * (STEP_THREADS / SLICES) >= NUM_PARAMETERS, "parameters of no block");
 
 // Adds the parts up, always in the same order.
-//   parts        [.., gradient] of all networks, one after the other                                 read
-//   place        [parameter]  where the first part of its gradient is                                read
-//   stride       [parameter]  from one part to the next                                              read
-//   num_parts    [parameter]                                                                         read
-//   name         [parameter]  the tensor that it belongs to                                          read
-//   halted, first_loss  [1]  not 0, not NOTHING_FOUND: nothing more is looked for                     read
-//   gradient     [parameter]                                                                         written
-//   squares      [NUM_GROUPS]  sums of the squares                                                   written
-//   first_name   [1]  the first tensor whose gradient has a NaN or an infinity                       read, written
+//   parts               [.., gradient]  of all networks, one after the other              read
+//   place               [parameter]  where the first part of its gradient is              read
+//   stride              [parameter]  from one part to the next                            read
+//   num_parts           [parameter]                                                       read
+//   name                [parameter]  the tensor that it belongs to                        read
+//   halted, first_loss  [1]  not 0, not NOTHING_FOUND: nothing more is looked for         read
+//   gradient            [parameter]                                                       written
+//   squares             [NUM_GROUPS]  sums of the squares                                 written
+//   first_name          [1]  the first tensor whose gradient has a NaN or an infinity     read, written
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
     const float* halted, const int* first_loss, float* gradient, float* squares, int* first_name)
@@ -60,20 +66,25 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     if (threadIdx.x == 0) squares[blockIdx.x] = sum_of[0][0];
 }
 
-// One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM; nothing if the run
-// is halted, this iteration stopped, or the policy too far from the one that played.
-//   squares      [NUM_GROUPS]                                                                        read
-//   figures      [NUM_FIGURE_ROWS, NUM_FIGURES] of this minibatch, the fourth being the KL divergence read
-//   first_loss, first_name  [1]  not NOTHING_FOUND: what halts the run                               read
-//   halted, stopped [1]      not 0: no step; raised here                                             read, written
-//   run_halted   [1]  raised with `halted`: what other policies halt by, once this update is over    written
-//   num_steps    [2]  steps so far; the first is read where the second is written: they take turns   read, written
-//   lr           [2]  of the parameters, and of those of the critic                                  read
-//   is_critic    [parameter]                                                                         read
-//   weight_place [parameter]  of its element in `elements`; or -1 - its place in `biases`            read
-//   parameter, average, square  [parameter]                                                          read, written
-//   elements     bytes of the networks' weights as the kernels read them, biases                     written
-//   norm         [1]  of the gradient, before it is shortened                                        written
+// One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM.
+// None if the run is halted, this iteration stopped, or the policy too far from the one that played.
+//   gradient                 [parameter]                                                  read
+//   squares                  [NUM_GROUPS]                                                 read
+//   figures                  [NUM_FIGURE_ROWS, NUM_FIGURES]  of this minibatch, the fourth
+//                            being the KL divergence                                      read
+//   first_loss, first_name   [1]  not NOTHING_FOUND: what halts the run; a norm that is no
+//                            number, of parts that are, is named after the first tensor   read, written
+//   halted, stopped          [1]  not 0: no step; raised here                             read, written
+//   run_halted               [1]  raised with `halted`: what other policies halt by, once
+//                            this update is over                                          written
+//   step_before, step_after  [1]  steps so far; the two take turns                        read; written
+//   lr                       [2]  of the parameters, and of those of the critic           read
+//   is_critic                [parameter]                                                  read
+//   weight_place             [parameter]  of its element in `elements`; or -1 - its place
+//                            in `biases`                                                  read
+//   parameter, average, square  [parameter]                                               read, written
+//   elements, biases         the networks' as their kernels read them; bytes, floats      written
+//   norm                     [1]  of the gradient, before it is shortened                 written
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, const float* figures, const int* first_loss, int* first_name,
     float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
@@ -135,7 +146,9 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     }
 }
 
-// The parameters as the kernels read them, after somebody else changed them.
+// The parameters as the kernels read them, after somebody else changed them; as adam_step has them.
+//   weight_place, parameter  read
+//   elements, biases         written
 extern "C" __global__ void pack_parameters(
     const int* weight_place, const float* parameter, unsigned char* elements, float* biases)
 {

@@ -1,9 +1,10 @@
-// The sums of products that the weights' gradient is made of, by a block that has records of its samples in shared
-// memory; a part of fused_learn.cuh.
+// The sums of products that the weights' gradient is made of; a part of fused_learn.cuh, if it ACCUMULATES.
+// A block has records of its samples in shared memory.
 //
-// A unit of this work is 16 columns of the record, loaded once, times up to MOVING tiles of 16 columns: features times
-// deltas of the first layer; or deltas of a later layer times what it got, and times ones, which gives its biases. Where
-// there are fewer units than warps, several warps have the same unit, each for a slice of the samples.
+// A unit of this work is 16 columns of the record, loaded once, times up to MOVING tiles of 16 columns. It is one of
+//   features times deltas of the first layer
+//   deltas of a later layer times what it got, and times ones, which gives its biases
+// Where there are fewer units than warps, several warps have the same unit, each for a slice of the samples.
 
 __device__ constexpr int num_chunks(int tiles, int moving)
 {
@@ -44,6 +45,13 @@ constexpr int NUM_SLICES = num_slices(MOVING);
 constexpr int UNITS_AT_ONCE = WARPS / NUM_SLICES;
 constexpr int UNITS_A_WARP = ACCUMULATES ? num_units_a_warp(MOVING) : 1;
 
+// The gradient is blocks of 16 x 16, each the product of 16 columns of deltas and 16 of what they go with.
+// The biases of the first layer come with its weights.
+static_assert(BLOCKS2_AT == TILES1 * FEATURE_TILES, "blocks of the gradient meet");
+static_assert(BLOCKS3_AT - BLOCKS2_AT == TILES2 * TILES1, "blocks of the gradient meet");
+static_assert(BIASES_AT - BLOCKS3_AT == OUTPUT_TILES * LAST_TILES, "blocks of the gradient meet");
+static_assert(NUM_BLOCKS - BIASES_AT == TILES2 + OUTPUT_TILES, "blocks of the gradient meet");
+
 struct Sums {
     float product[UNITS_A_WARP][MOVING][2][4];
     float bias[UNITS_A_WARP][4];
@@ -62,7 +70,6 @@ __device__ __forceinline__ Unit unit_of(int i)
 {
     constexpr int CHUNKS1 = num_chunks(TILES1, MOVING);
     constexpr int CHUNKS3 = num_chunks(LAST_TILES, MOVING);
-    constexpr int BIASES_AT = BLOCKS1 + BLOCKS2 + BLOCKS3;
     if (i < FEATURE_TILES * CHUNKS1) {
         const int tile = i / CHUNKS1;
         const int first = i % CHUNKS1 * MOVING;
@@ -76,7 +83,7 @@ __device__ __forceinline__ Unit unit_of(int i)
         return {DELTA2_AT + 16 * tile,
                 HIDDEN1_AT + 16 * first,
                 min(MOVING, TILES1 - first),
-                BLOCKS1 + tile * TILES1 + first,
+                BLOCKS2_AT + tile * TILES1 + first,
                 1,
                 first == 0 ? BIASES_AT + tile : -1,
                 false};
@@ -87,7 +94,7 @@ __device__ __forceinline__ Unit unit_of(int i)
     return {DELTA_OUT_AT + 16 * tile,
             LAST_AT + 16 * first,
             min(MOVING, LAST_TILES - first),
-            BLOCKS1 + BLOCKS2 + tile * LAST_TILES + first,
+            BLOCKS3_AT + tile * LAST_TILES + first,
             1,
             first == 0 ? BIASES_AT + TILES2 + tile : -1,
             false};
@@ -127,7 +134,8 @@ __device__ __forceinline__ void add_products(Sums& sums, const Element* records)
 __device__ __forceinline__ void write_products(Sums& sums, char* shared, float* out)
 {
     constexpr int PIECES = (int)sizeof(Sums) / 8;  // of a lane
-    static_assert((NUM_SLICES - 1) * UNITS_AT_ONCE * PIECES * 256 <= WARPS * WARP_ROWS * PITCH * (int)sizeof(Element), "");
+    constexpr int RECORD_BYTES = WARPS * WARP_ROWS * PITCH * (int)sizeof(Element);
+    static_assert((NUM_SLICES - 1) * UNITS_AT_ONCE * PIECES * 256 <= RECORD_BYTES, "slices are more than records");
     const int warp = threadIdx.x >> 5;
     const int lane = lane_index();
     FloatPair* all = (FloatPair*)shared + lane;  // [slice - 1][unit at once][piece][lane]

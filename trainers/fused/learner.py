@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.fused.gradient import ROWS_OF_STAGE, NetworkGradient
-from trainers.fused.network import KERNELS, NUM_FIGURES, WARPS
-from trainers.fused.source import Part, compile_fused, split_blocks
+from trainers.fused.actor import group_constants
+from trainers.fused.gradient import NetworkGradient
+from trainers.fused.packed import KERNELS
+from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
+from trainers.fused.shape import STAGE_ROWS, WARPS
+from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
-
-SUM_THREADS = 256
-"""Of the blocks that sum up advantages."""
-STEP_THREADS, SLICES = 256, 4
-"""Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
-MAX_RECORDS = 1 << 20
-"""Samples whose records are in memory at once."""
+    from trainers.fused.plan import Part
 
 
 class FusedLearner:
     """What an algorithm's `learn` does between `begin` and `end`, in a few launches a minibatch.
 
     Args:
-        learner: of A2C or PPO, whose policy the fused kernels can play for.
+        learner: of A2C or PPO, whose policy is packed (see `pack`).
         num_epochs, num_minibatches: passes over the rollout, and steps of each.
         constants: of the loss: IS_PPO, CLIPS_VALUE, HUBER_DELTA.
         target_kl: stops the iteration; 0: never.
@@ -45,42 +43,41 @@ class FusedLearner:
     ) -> None:
         group, config = learner.group, learner.config
         self.learner = learner
-        self.fused = group.fused
-        self.num_samples = group.num_units
-        self.size = -(-self.num_samples // num_minibatches)
-        self.num_steps = num_epochs * num_minibatches
-        self.has_order = num_epochs * num_minibatches > 1
+        self.packed = group.policy.packed
+        self.plan = plan = self.packed.plan.learning(group.num_units, num_epochs, num_minibatches)
         device = group.advantage.device
-        new = self.fused.biases.new_zeros
+        new = self.packed.biases.new_zeros
         self._key = torch.zeros(2, dtype=torch.int64, device=device)
-        num_ordered = self.num_samples * num_epochs if self.has_order else 1
-        self._order = torch.zeros(num_ordered, dtype=torch.int32, device=device)
-        # Blocks that sum up the advantages of a minibatch: all together keep the device busy.
-        self._num_sums = max(1, min(8 * self.fused.num_multiprocessors // self.num_steps, -(-self.size // SUM_THREADS)))
-        self._sums = torch.zeros(self.num_steps, self._num_sums, 3, dtype=torch.float64, device=device)
+        self._order = torch.zeros(plan.num_ordered, dtype=torch.int32, device=device)
+        self._sums = torch.zeros(plan.num_steps, plan.num_sums, 3, dtype=torch.float64, device=device)
         self._coefficients, self._lr = new(3), new(2)
-        self._num_epochs = num_epochs
         self.constants = {
-            **group.fused_constants,
+            **group_constants(group),
+            **self.packed.constants,
             **constants,
-            "HAS_MASK": group.mask is not None,
             "HAS_ACTIVE": group.active is not None,
-            "HAS_ORDER": self.has_order,
+            "HAS_ORDER": plan.has_order,
+            "ALL_AGENTS": self._active().shape[-1],
         }
-        self._networks = [NetworkGradient(self.fused, self.constants, network) for network in self.fused.networks]
+        sizes = [one.num_parts * one.part_size for one in plan.networks]
+        self._parts = new(sum(sizes))
+        self._networks = [
+            NetworkGradient(*one)
+            for one in zip(plan.networks, self.packed.networks, self._parts.split(sizes), strict=True)
+        ]
         self._compile(config.normalize_advantage)
-        self._figures = torch.cat([new(self.num_steps, one.num_figures, NUM_FIGURES) for one in self._networks], dim=1)
-        self._norms = new(self.num_steps)
+        self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
+        self._norms = new(plan.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._halted = learner.guard.flag_of(group.name)
         self._prepare_optimizer(target_kl)
         self._prepare_order()
-        self._calls = [call for number in range(self.num_steps) for call in self._prepare_step(number)]
+        self._calls = [call for number in range(plan.num_steps) for call in self._prepare_step(number)]
 
     @property
     def uses_matrix_library(self) -> bool:
         """Whether torch multiplies records, for want of a kernel that does."""
-        return any(one.writes_records for one in self._networks)
+        return any(one.plan.way == "records" for one in self._networks)
 
     def learn(self) -> dict[str, torch.Tensor]:
         """All steps of an iteration; returns the figures' means over them, by name."""
@@ -92,7 +89,7 @@ class FusedLearner:
         torch.stack([scalars.get(name, zero) for name in names], out=self._coefficients)
         torch.stack([scalars["lr"], scalars.get("critic_lr", scalars["lr"])], out=self._lr)
         self._steps[0].copy_(self._num_adam_steps[0])
-        if self.has_order:
+        if self.plan.has_order:
             self._key.random_(generator=learner.generator)
             self._shuffle()
         self._sum_advantages()
@@ -100,9 +97,9 @@ class FusedLearner:
             self._sums.copy_(learner.world.sum(self._sums)[0])
         for call in self._calls:
             call()
-        self._num_adam_steps.copy_(self._steps[self.num_steps % 2].expand_as(self._num_adam_steps))
+        self._num_adam_steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._num_adam_steps))
         learner.end()
-        means = self._figures.sum(dim=(0, 1)) / self.num_steps
+        means = self._figures.sum(dim=(0, 1)) / self.plan.num_steps
         return {
             "policy_loss": means[0],
             "value_loss": means[1],
@@ -114,48 +111,36 @@ class FusedLearner:
         }
 
     def _compile(self, normalises: bool) -> None:
-        """The learn kernel, which serves all networks in one launch, and memory for what it writes."""
-        networks, fused = self._networks, self.fused
-        self.chunk = self.size
-        if not all(one.accumulates for one in networks):
-            self.chunk = min(self.size, MAX_RECORDS)
-        num_chunks = -(-self.size // self.chunk)
-        at_once = fused.blocks_at_once(max(one.shared_bytes for one in networks))
-        blocks = split_blocks(at_once * fused.num_multiprocessors, [one.network.shape.num_elements for one in networks])
-        device = fused.biases.device
-        for one, count in zip(networks, blocks, strict=True):
-            one.set_blocks(min(count, -(-self.chunk // one.rows_a_block)), num_chunks)
-            rows = 0 if one.accumulates else -(-self.chunk // one.rows_a_block) * one.rows_a_block
-            num_bytes = max(rows * one.record * fused.element_bytes, 16)
-            one.records = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        precision = {"FULL_PRECISION": fused.element_bytes == 4}
-        shared = {**precision, "NORMALISES_ADVANTAGE": normalises, "NUM_SUMS": self._num_sums}
-        heads, data = fused.policy.head.head_sizes, DataManager(device)
-        parts = [Part(one.constants, heads, one.num_blocks, one.shared_bytes) for one in networks]
-        self._functions, self._launch_shape = compile_fused("learn", parts, shared, at_once, data, fused.backend)
-        self._in_pieces = [one for one in networks if one.is_in_pieces]
+        """The learn kernel, which serves all networks in one launch; and that of the products of those in pieces."""
+        packed, plan, data = self.packed, self.plan, DataManager(self._order.device)
+        shared = {**packed.precision, "NORMALISES_ADVANTAGE": normalises, "NUM_SUMS": plan.num_sums}
+        parts = [self._with_own_constants(one.learn) for one in plan.networks]
+        self._functions, self._launch_shape = compile_fused(
+            "learn", parts, shared, plan.blocks_at_once, data, packed.backend
+        )
+        self._in_pieces = [one for one in self._networks if one.plan.products is not None]
         if self._in_pieces:
-            work = [one.record for one in self._in_pieces]
-            for one, count in zip(self._in_pieces, split_blocks(fused.num_multiprocessors, work), strict=True):
-                one.set_shares(count, self.chunk)
-            parts = [one.part_of_products(heads) for one in self._in_pieces]
-            self._products = compile_fused("products", parts, precision, 1, data, fused.backend)
+            parts = [self._with_own_constants(one.plan.products) for one in self._in_pieces]
+            self._products = compile_fused("products", parts, packed.precision, 1, data, packed.backend)
+
+    def _with_own_constants(self, part: Part) -> Part:
+        return replace(part, constants={**part.constants, **self.constants})
 
     def _prepare_learn(
         self, arrays: dict[str, torch.Tensor], figures: list[torch.Tensor], first: int, size: int
     ) -> list[Callable[[], None]]:
         """Launches for `size` samples from `first` on of the epoch's order."""
-        calls = []
-        if -(-size // self.chunk) < -(-self.size // self.chunk):
+        calls, chunk = [], self.plan.chunk
+        if -(-size // chunk) < self.plan.num_chunks:
             calls.append(self._parts.zero_)  # of chunks that it has not
-        for number in range(-(-size // self.chunk)):
-            rows = min(self.chunk, size - number * self.chunk)
-            given = {**arrays, "first_row": first + number * self.chunk, "num_rows": rows}
+        for number in range(-(-size // chunk)):
+            rows = min(chunk, size - number * chunk)
+            given = {**arrays, "first_row": first + number * chunk, "num_rows": rows}
             for i, one in enumerate(self._networks):
-                a_chunk = one.num_blocks * WARPS
+                a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
-                    **self.fused.arrays_of(one.network),
-                    "gradient": one.parts[number * one.num_blocks * one.part_size if one.accumulates else 0 :],
+                    **self.packed.arrays_of(one.network),
+                    "gradient": one.part_of_chunk(number),
                     "records": one.records,
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
                 }
@@ -163,12 +148,12 @@ class FusedLearner:
             calls.append(self._functions.prepare("learn", self._launch_shape, **given))
             if self._in_pieces:
                 functions, launch_shape = self._products
-                given = {"num_tiles": -(-rows // ROWS_OF_STAGE), "goes_on": number > 0}
+                given = {"num_tiles": -(-rows // STAGE_ROWS), "goes_on": number > 0}
                 for i, one in enumerate(self._in_pieces):
                     given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
                 calls.append(functions.prepare("products", launch_shape, **given))
             for one in self._networks:
-                if one.writes_records:
+                if one.plan.way == "records":
                     calls += one.prepare_products(number, rows)
         return calls
 
@@ -191,74 +176,61 @@ class FusedLearner:
                     state[name] = tensor
 
     def _prepare_optimizer(self, target_kl: float) -> None:
-        learner, fused = self.learner, self.fused
-        size, device = len(fused.parameter), fused.parameter.device
-        new = fused.parameter.new_zeros
+        learner, packed, config = self.learner, self.packed, self.learner.config
+        size, device = len(packed.parameter), packed.parameter.device
+        new = packed.parameter.new_zeros
         self._average, self._square, self._gradient = new(size), new(size), new(size)
         self._steps, self._num_adam_steps = new(2, 1), new(len(learner.parameters))
-        self._num_groups = -(-size // (STEP_THREADS // SLICES))
-        self._squares = new(self._num_groups)
+        self._squares = new(self.plan.num_groups)
         place = torch.zeros(size, dtype=torch.int64)
         stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
         is_critic = torch.zeros(size, dtype=torch.bool)
-        sizes = [one.num_parts * one.part_size for one in self._networks]
-        self._parts, parts_at = new(sum(sizes)), 0
-        for one, parts in zip(self._networks, self._parts.split(sizes), strict=True):
-            one.parts = parts
-            for numbers, places in one.gradient_places():
+        for one in self._networks:
+            for numbers, places in one.places():
                 numbers = torch.as_tensor(numbers).flatten()
-                place[numbers] = parts_at + torch.as_tensor(places, dtype=torch.int64).flatten()
-                stride[numbers] = one.part_size
-                num_parts[numbers] = one.num_parts
-            parts_at += len(parts)
+                places = torch.as_tensor(places, dtype=torch.int64).flatten()
+                place[numbers] = one.parts.storage_offset() + places
+                stride[numbers] = one.plan.part_size
+                num_parts[numbers] = one.plan.num_parts
         of_critic = {id(p) for p in learner.optimizer.param_groups[1]["params"]} if _has_two(learner) else set()
         for number, parameter in enumerate(learner.parameters):
-            start = fused.numbers[id(parameter)]
+            start = packed.numbers[id(parameter)]
             name[start : start + parameter.numel()] = number
             is_critic[start : start + parameter.numel()] = id(parameter) in of_critic
-        config = learner.config
         constants = {
-            **fused.step_constants,
-            "NUM_GROUPS": self._num_groups,
-            "STEP_THREADS": STEP_THREADS,
-            "SLICES": SLICES,
+            "NUM_GROUPS": self.plan.num_groups,
             "NUM_FIGURE_ROWS": self._figures.shape[1],
             "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
             "TARGET_KL": float(target_kl),
         }
-        self._step_functions = FunctionManager(
-            DataManager(device), KERNELS / "fused_step.cu", constants, backend=fused.backend
-        )
+        self._step_functions = packed.step_functions(constants)
         tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
         self._tables = {key: table.to(device) for key, table in tables.items()}
         self._is_critic = is_critic.to(device)
 
     def _prepare_order(self) -> None:
-        group = self.learner.group
-        device = self._order.device
-        half_bits = max(1, -(-(self.num_samples - 1).bit_length() // 2))
+        group, plan = self.learner.group, self.plan
         constants = {
             key: self.constants[key]
             for key in ("HAS_ORDER", "HAS_ACTIVE", "GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS")
         } | {
-            "NUM_SUMS": self._num_sums,
-            "NUM_SAMPLES": self.num_samples,
-            "NUM_EPOCHS": self._num_epochs,
-            "NUM_MINIBATCHES": self.num_steps,
-            "MINIBATCH": self.size,
-            "HALF_BITS": half_bits,
+            "NUM_SUMS": plan.num_sums,
+            "NUM_SAMPLES": plan.num_samples,
+            "NUM_EPOCHS": plan.num_epochs,
+            "NUM_MINIBATCHES": plan.num_steps,
+            "MINIBATCH": plan.size,
+            "HALF_BITS": max(1, -(-(plan.num_samples - 1).bit_length() // 2)),
             "SUM_THREADS": SUM_THREADS,
         }  # fmt: skip
-        functions = FunctionManager(
-            DataManager(device), KERNELS / "minibatches.cu", constants, backend=self.fused.backend
-        )
-        num_blocks = min(-(-len(self._order) // 256), 16 * self.fused.num_multiprocessors)
+        data, backend = DataManager(self._order.device), self.packed.backend
+        functions = FunctionManager(data, KERNELS / "minibatches.cu", constants, backend=backend)
+        num_blocks = min(-(-len(self._order) // 256), 16 * plan.policy.limits.num_multiprocessors)
         self._shuffle = functions.prepare(
             "shuffle_samples", LaunchShape(num_blocks, (256, 1)), key=self._key, order=self._order
         )
         self._sum_advantages = functions.prepare(
             "advantage_sums",
-            LaunchShape(self._num_sums * self.num_steps, (SUM_THREADS, 1)),
+            LaunchShape(plan.num_sums * plan.num_steps, (SUM_THREADS, 1)),
             advantage=group.advantage,
             order=self._order,
             active=self._active(),
@@ -270,12 +242,12 @@ class FusedLearner:
         return torch.zeros(1, dtype=torch.bool, device=self._order.device) if active is None else active
 
     def _prepare_step(self, number: int) -> list[Callable[[], None]]:
-        learner, group = self.learner, self.learner.group
+        learner, group, plan = self.learner, self.learner.group, self.plan
         guard = learner.guard
-        an_epoch = self.num_steps // self._num_epochs
-        first = number % an_epoch * self.size
-        size = min(self.size, self.num_samples - first)
-        order = self._order[number // an_epoch * self.num_samples :] if self.has_order else self._order
+        an_epoch = plan.num_steps // plan.num_epochs
+        first = number % an_epoch * plan.size
+        size = min(plan.size, plan.num_samples - first)
+        order = self._order[number // an_epoch * plan.num_samples :] if plan.has_order else self._order
         arrays = {
             "observation": group.seen_array,
             "order": order,
@@ -293,10 +265,10 @@ class FusedLearner:
             "nothing": self._nothing,
             "first_loss": guard.place_of("loss", group.name),
         }
-        figures = list(self._figures[number].split([one.num_figures for one in self._networks]))
+        figures = list(self._figures[number].split([one.num_figures for one in plan.networks]))
         calls = self._prepare_learn(arrays, figures, first, size)
-        adds = LaunchShape(self._num_groups, (STEP_THREADS, 1))
-        steps = LaunchShape(-(-len(self.fused.parameter) // STEP_THREADS), (STEP_THREADS, 1))
+        adds = LaunchShape(plan.num_groups, (STEP_THREADS, 1))
+        steps = LaunchShape(-(-len(self.packed.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         first_name = guard.place_of("gradient", group.name)
         found = {"halted": self._halted, "first_loss": arrays["first_loss"], "first_name": first_name}
         into = {"gradient": self._gradient, "squares": self._squares}
@@ -322,12 +294,12 @@ class FusedLearner:
                 step_after=self._steps[(number + 1) % 2],
                 lr=self._lr,
                 is_critic=self._is_critic,
-                weight_place=self.fused.weight_place,
-                parameter=self.fused.parameter,
+                weight_place=self.packed.weight_place,
+                parameter=self.packed.parameter,
                 average=self._average,
                 square=self._square,
-                elements=self.fused.elements,
-                biases=self.fused.biases,
+                elements=self.packed.elements,
+                biases=self.packed.biases,
                 norm=self._norms[number : number + 1],
             )
         )

@@ -1,11 +1,17 @@
 // Which samples a minibatch holds, and what their advantages are normalised by.
 //
-// Constants: NUM_SAMPLES of the rollout; NUM_MINIBATCHES of all epochs together, MINIBATCH samples each (the last of an
-// epoch
-// may have fewer); NUM_EPOCHS; HAS_ORDER; HAS_ACTIVE; GROUP_SIZE, FIRST_AGENT, ALL_AGENTS; HALF_BITS: 4^HALF_BITS is at
-// least
-// NUM_SAMPLES; NUM_SUMS blocks a minibatch, of SUM_THREADS threads.
+// Constants:
+//   NUM_SAMPLES                           of the rollout
+//   NUM_EPOCHS                            times that all of them are learned from
+//   NUM_MINIBATCHES                       of all epochs together
+//   MINIBATCH                             samples of each; the last of an epoch may have fewer
+//   HALF_BITS                             4^HALF_BITS is at least NUM_SAMPLES
+//   NUM_SUMS, SUM_THREADS                 blocks a minibatch that sum up advantages; threads of each
+//   HAS_ORDER, HAS_ACTIVE                 whether there are such arrays
+//   GROUP_SIZE, FIRST_AGENT, ALL_AGENTS   agents of the group, and which they are of the env's
 #include "warpdrive.cuh"
+
+static_assert(1ll << 2 * HALF_BITS >= NUM_SAMPLES, "samples have no place in the order");
 
 __device__ __forceinline__ unsigned mix(unsigned x)
 {
@@ -14,9 +20,9 @@ __device__ __forceinline__ unsigned mix(unsigned x)
     return x ^ (x >> 16);
 }
 
-// Every epoch's samples in an order of its own: a Feistel network of 6 rounds permutes 0 .. 4^HALF_BITS - 1, and is
-// applied
-// again where it leads out of 0 .. NUM_SAMPLES - 1 (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+// Every epoch's samples in an order of its own.
+// A Feistel network of 6 rounds permutes 0 .. 4^HALF_BITS - 1, and is applied again where it leads out of
+// 0 .. NUM_SAMPLES - 1 (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
 //   key    [2]  drawn anew for every update        read
 //   order  [NUM_EPOCHS, NUM_SAMPLES]               written
 extern "C" __global__ void shuffle_samples(const long long* key, int* order)
@@ -42,10 +48,11 @@ extern "C" __global__ void shuffle_samples(const long long* key, int* order)
     }
 }
 
-//   advantage  [step, env, agent of the group]                                                      read
-//   order      [NUM_EPOCHS, NUM_SAMPLES], if it HAS_ORDER                                           read
-//   active     [step, env, agent of all], if it HAS_ACTIVE                                          read
-//   sums       [NUM_MINIBATCHES, NUM_SUMS, 3]  how many count, sum of their advantages, of the squares   written
+// Sums over each minibatch, in NUM_SUMS parts of it: how many count, of their advantages, and of the squares.
+//   advantage  [step, env, agent of the group]              read
+//   order      [NUM_EPOCHS, NUM_SAMPLES], if it HAS_ORDER   read
+//   active     [step, env, agent of all], if it HAS_ACTIVE  read
+//   sums       [NUM_MINIBATCHES, NUM_SUMS, 3]               written
 extern "C" __global__ void __launch_bounds__(SUM_THREADS) advantage_sums(
     const float* advantage, const int* order, const bool* active, double* sums)
 {

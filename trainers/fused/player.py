@@ -9,9 +9,10 @@ from trainers.acting.actor import Actor, Call, Stage, value_fields
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.actor import FusedActor, group_constants
+from trainers.fused.actor import FusedActor
 from trainers.fused.learner import FusedLearner
-from trainers.fused.network import fuse, why_not
+from trainers.fused.packed import pack
+from trainers.fused.plan import Limits, Plan, Request, plan
 from trainers.networks.policy import Policy
 
 if TYPE_CHECKING:
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 def find_player(policy: Policy, spec: GroupSpec, stage: Stage) -> FusedPlayer | str:
     """Who plays for a policy by fused kernels; or why they cannot."""
-    env = stage.env
-    why = why_not(policy, spec, env.data[spec.seen[0].array], env.backend, stage.precision)
-    return FusedPlayer(policy, spec, stage) if why is None else why
+    found = plan(Request.of(policy.config, spec), Limits.of(stage.env.backend), stage.precision)
+    return found if isinstance(found, str) else FusedPlayer(policy, spec, stage, found)
 
 
 def find_learner(learner: OnPolicy) -> FusedLearner | None:
@@ -36,14 +36,16 @@ class FusedPlayer(Actor):
     path = "fused"
     who_plays = "fused kernels"
 
+    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, plan: Plan) -> None:
+        super().__init__(policy, spec, stage)
+        self.plan = plan
+
     def fields(self, num_steps: int) -> list[Field]:
         return value_fields()
 
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
-        env, spec = self.stage.env, self.spec
-        group.fused = fuse(self.policy, env.backend, full_precision=self.stage.precision == "fused-fp32")
-        group.fused_constants = group_constants(env, spec, spec.agents, self.policy.head.head_sizes)
+        pack(self.policy, self.plan, self.stage.env.backend)
 
     @classmethod
     def together(cls, actors: Sequence[Actor]) -> list[Actor]:
@@ -63,7 +65,7 @@ class FusedPlayers(Actor):
 
     def begin(self) -> None:
         for group in self._groups:
-            group.fused.pack()
+            group.policy.packed.pack()
 
     def prepare_step(self, t: int) -> list[Call]:
         return [self._launches.prepare_act(t)]

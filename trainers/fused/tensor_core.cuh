@@ -1,12 +1,13 @@
 // Products of small matrices by one warp: 16 x 16 of A times 16 x 8 of B, added to 16 x 8 of float.
 //
-// Constant: FULL_PRECISION. If false, elements are bfloat16 and sums float: tensor cores do it, from sm_80 on. If true,
-// or
-// where there are none (the CPU), lanes exchange what they hold: slow, and the same to the order of additions.
+// Constant:
+//   FULL_PRECISION  whether elements are floats, or bfloat16
+// Sums are floats. Tensor cores multiply bfloat16, from sm_80 on. Elsewhere, as on a CPU, lanes exchange what they
+// hold: slow, and the same to the order of additions.
 //
 // Lane 4 g + t of a warp holds, of
-//   A rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9, as pairs: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t
-//   + 8)
+//   A   rows g and g + 8, columns 2 t, 2 t + 1 and 2 t + 8, 2 t + 9
+//       as pairs (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8)
 //   B   column g, rows 2 t, 2 t + 1 and 2 t + 8, 2 t + 9
 //   C   rows g and g + 8, columns 2 t and 2 t + 1
 // so the sums of two products side by side, packed, are a tile of A for the next layer.
@@ -223,8 +224,8 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Pair (&a)[4], Pair
 
 // ------------------------------------------------------------------------------------------------ loads
 
-// Four 8 x 8 matrices, which a barrier has made visible; `row` is the address of this lane's: row (lane % 8) of matrix
-// (lane / 8), in shared memory.
+// Four 8 x 8 matrices in shared memory, which a barrier has made visible.
+//   row  the address of this lane's: row lane % 8 of matrix lane / 8
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsigned short* row)
 {
@@ -278,19 +279,18 @@ __device__ __forceinline__ void load_weights(
     }
 }
 
-// Where column `column` of a row stands in shared memory whose rows are SWIZZLED, their pitch being an odd multiple of
-// 64 bytes: pieces of 16 bytes change places within 64, so that neither a lane's pieces of its own row nor the same
-// piece of 8 rows meet in a bank.
+// Where a column of a row stands in shared memory whose rows are SWIZZLED, their pitch an odd multiple of 64 bytes.
+// Pieces of 16 bytes change places within 64, so that neither a lane's pieces of its own row nor the same piece of 8
+// rows meet in a bank.
 template <bool SWIZZLED>
 __device__ __forceinline__ int swizzle(int row, int column)
 {
     return SWIZZLED ? column ^ ((row >> 1 & 3) << 3) : column;
 }
 
-// A tile of A (or two neighbouring tiles of B) out of rows in shared memory, transposed: what is summed over are 16
-// rows.
-//   rows    [.., pitch]  the first of the 16, a multiple of 8
-//   IS_A: columns `column` ..+15 become rows of A; else they become columns of B, pairs[0], [1] the first 8
+// A tile of A (or two neighbouring tiles of B) out of rows in shared memory, transposed: 16 rows are summed over.
+//   rows  [.., pitch]  the first of the 16, a multiple of 8
+//   IS_A  whether columns `column` ..+15 become rows of A; else they become columns of B, pairs[0], [1] the first 8
 template <bool IS_A, bool SWIZZLED>
 __device__ __forceinline__ void load_columns(Pair (&pairs)[4], const Element* rows, int pitch, int column)
 {
@@ -340,19 +340,26 @@ __device__ __forceinline__ void fetch_ahead(const void* address)
 
 // ----------------------------------------------------------------------------------------------- records
 
-// A record holds the columns of a row in the order in which lanes hold them: within each 32 (or each 16, where COUNT is
-// 1),
-// column 8 j + 2 t + i stands at 8 t + 2 j + i (4 t + 2 j + i). So a lane writes, and reads back, 16 (8) bytes at once.
-//   place, place_8     where this lane's part of these columns is in the records of the rows g and g + 8
-//   tiles              1 or 2 tiles of A, side by side
-//   STEP               elements from 8 columns of a record to the next 8
-//   zero               is 0, which the compiler must not know: what is stored is then a copy. A product wants its four
-//                      registers in another order than a store, and would else be given copies again and again.
+// A record holds the columns of a row in the order in which lanes hold them: column 8 j + 2 t + i stands
+//   at 8 t + 2 j + i, within each 32 columns, where COUNT, the tiles side by side, is 2
+//   at 4 t + 2 j + i, within each 16, where it is 1
+// So a lane writes, and reads back, 16 (8) bytes at once.
+//   STEP            elements from 8 columns of a record to the next 8
+//   place, place_8  where this lane's part of these columns is in the records of the rows g and g + 8
+//   tiles           1 or 2 tiles of A, side by side
+//   zero            is 0, which the compiler must not know: what is stored is then a copy. A product wants its four
+//                   registers in another order than a store, and would else be given copies again and again.
 template <int STEP, int COUNT>
-__device__ __forceinline__ int place_of_lane()
+__device__ constexpr int place_of_lane(int t)
 {
-    const int t = lane_index() & 3;
     return COUNT == 2 ? t * STEP : t / 2 * STEP + t % 2 * 4;
+}
+// Where a column of a part of the record stands in it.
+template <int COUNT>
+__device__ constexpr int place_of_column(int column)
+{
+    const int within = column % (16 * COUNT);
+    return column - within + place_of_lane<8, COUNT>(within % 8 / 2) + within / 8 * 2 + within % 2;
 }
 __device__ __forceinline__ void put(unsigned short* place, const unsigned (&tiles)[2][4], int lower, unsigned zero)
 {

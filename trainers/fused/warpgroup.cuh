@@ -1,9 +1,10 @@
-// Products of bfloat16 matrices by a warpgroup, four warps that begin at a multiple of four: 64 rows of A times up to
-// 128 columns of B, added to float. Only sm_90a has them: included elsewhere, this file holds nothing.
+// Products of bfloat16 matrices by a warpgroup, four warps that begin at a multiple of four:
+// 64 rows of A times up to 128 columns of B, added to float.
+// Only sm_90a has them: included elsewhere, this file holds nothing.
 //
 // Warp w of a warpgroup holds rows 16 w ..+15 of the sums, and of A if that is in registers, as `multiply` in
-// tensor_core.cuh has them: sum[i] are the 16 x 8 of columns 8 i ..+7. B, and A otherwise, lie in shared memory in blocks
-// of 8 x 8 elements without gaps, 128 bytes each.
+// tensor_core.cuh has them: sum[i] are the 16 x 8 of columns 8 i ..+7.
+// B, and A otherwise, lie in shared memory in blocks of 8 x 8 elements without gaps, 128 bytes each.
 #pragma once
 #include "tensor_core.cuh"
 

@@ -22,7 +22,7 @@ import torch
 from trainers.algorithms.on_policy import MAX_SAMPLES
 from trainers.errors import MemoryShortError, is_shortage
 from trainers.experience.spec import GroupSpec, spec_of
-from trainers.fused import sizes as fused
+from trainers.fused.plan import Limits, Plan, Request, plan
 from trainers.heads import CategoricalHeads, Head, make_head
 from trainers.networks.features import Features, central_features
 from trainers.run.free_memory import free_bytes
@@ -335,11 +335,10 @@ def of_rollout(
         if places.mask is not None:
             found.add(f"{name}.mask", (num_steps, num_envs, count, outputs), 1)
         found.add(f"{name}.parameters", (network.num_parameters + network.num_buffers,))
-        if fused.is_fused(config, one, layout, places, network.head, device):
-            shapes = fused.shapes_of(network.num_features, network.widths, network.critic_widths, network.head)
-            num_bytes = sum(2 * shape.num_elements + 4 * shape.num_biases for shape in shapes)
-            found.num_bytes[f"{name}.packed parameters"] = num_bytes + 4 * network.num_parameters
-            found.add(f"{name}.entropy", (num_envs, count))
+        fused = plan(Request.of(one, places), Limits.of_device(device), config.trainer.precision)
+        if isinstance(fused, Plan):
+            playing_bytes = fused.bytes_of_playing(num_envs * count)
+            found.num_bytes |= {f"{name}.{key}": size for key, size in playing_bytes.items()}
             continue
         if network.memory_sizes:
             num_sequences = -(-num_steps // (one.model.sequence_length or num_steps))
@@ -413,11 +412,10 @@ def _add_learner(
     minibatch = -(-num_samples // num_minibatches)
     # Of the whole rollout: the order of its samples, and what advantages and targets are summed up with.
     whole = 16 * num_samples if one.normalize_return else 0
-    if fused.is_fused(config, one, layout, places, network.head, device):
-        shapes = fused.shapes_of(network.num_features, network.widths, network.critic_widths, network.head)
-        num_epochs = getattr(one, "num_epochs", 1)
-        learner = fused.learner_bytes(shapes, num_samples, num_epochs, num_minibatches, network.num_parameters)
-        found.num_bytes |= {f"{name}.{key}": size for key, size in learner.items()}
+    fused = plan(Request.of(one, places), Limits.of_device(device), config.trainer.precision)
+    if isinstance(fused, Plan):
+        learning = fused.learning(num_samples, getattr(one, "num_epochs", 1), num_minibatches)
+        found.num_bytes |= {f"{name}.{key}": size for key, size in learning.num_bytes.items()}
         rows = min(num_samples, MAX_SAMPLES[device]) * network.inputs_of_sample * one.normalize_observation
         found.num_bytes["work of learning"] = max(whole, 4 * rows + 8 * num_samples * one.normalize_observation)
         return

@@ -37,7 +37,7 @@ _ENTRY_POINTS = "<entry points>"
 _FIRST_ENTRY_LINE = 3
 
 _SHIM_FILES = ("cpu_abi.h", "cpu_atomics.h", "cpu_checks.h", "cpu_math.h", "cpu_shim.h", "cpu_warp.h")
-_RUNTIME_FILES = ("cpu_abi.h", "cpu_fiber.h", "cpu_writes.h", "cpu_block.h", "cpu_runtime.cpp")
+_RUNTIME_FILES = ("cpu_abi.h", "cpu_accesses.h", "cpu_fiber.h", "cpu_block.h", "cpu_runtime.cpp")
 
 # Floating point follows CUDA's rules: every operation rounds once, nothing is contracted or reordered.
 _KERNEL_FLAGS = [
@@ -64,13 +64,13 @@ class Variant:
     """How a source is built: for speed, for debug mode, or under sanitizers.
 
     `locals_hold` is what debug mode puts into every local that the kernel leaves unset: "pattern" or "zero".
-    `watch_writes` makes debug mode's kernels report every write to the scheduler, which looks for lost updates.
+    `is_watched` makes debug mode's kernels tell the scheduler of every read and write.
     """
 
     debug: bool = False
     sanitize: tuple[str, ...] = ()
     locals_hold: str = "pattern"
-    watch_writes: bool = False
+    is_watched: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Compiler:
             flags += [f"-fsanitize={_DEBUG_CHECKS}", "-fno-sanitize-recover=all"]
             if self.supports(f"-ftrivial-auto-var-init={variant.locals_hold}"):
                 flags.append(f"-ftrivial-auto-var-init={variant.locals_hold}")
-            if variant.watch_writes:  # cpu_checks.h stands in for the sanitizer's library
+            if variant.is_watched:  # cpu_checks.h stands in for the sanitizer's library
                 flags.append("-fsanitize=thread")
             if "__aarch64__" in self.description and self.supports("-mno-outline-atomics"):
                 flags.append("-mno-outline-atomics")  # a fault in a function of libgcc would have no line

@@ -17,8 +17,8 @@ from warpdrive.backends.base import LaunchShape, Source
 from warpdrive.backends.cuda_drivers import BindingsDriver, PyCudaDriver
 from warpdrive.backends.examine_compiler import KERNEL
 from warpdrive.cache import cache_folder
-from warpdrive.doctor import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
 from warpdrive.errors import WarpDriveError
+from warpdrive.findings import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
 from warpdrive.nvidia_driver import NvidiaDriver
 from warpdrive.signature import read_signatures
 

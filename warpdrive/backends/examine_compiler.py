@@ -10,8 +10,8 @@ from pathlib import Path
 from warpdrive.backends.base import Source
 from warpdrive.backends.cpu_compiler import Variant, compile_kernels, find_compiler
 from warpdrive.cache import cache_folder
-from warpdrive.doctor import OK, PROBLEM, Finding
 from warpdrive.errors import WarpDriveError
+from warpdrive.findings import OK, PROBLEM, Finding
 
 KERNEL = 'extern "C" __global__ void doctor_step(int* x)\n{\n    x[threadIdx.x] = threadIdx.x + 1;\n}\n'
 _SOURCE = Source("doctor.cu", KERNEL, "", {})  # it is compiled and loaded; nothing here launches it

@@ -41,9 +41,10 @@ struct Scheduler {
     void (*warp)(Block*, unsigned thread, uint32_t mask, uint64_t value, Place, bool orders_memory, WarpValues*);
     uint32_t (*active_mask)(Block*, unsigned thread);
     void (*fence)();
-    // Debug mode's watched build: this thread is about to write, or to do something atomic.
+    // Debug mode's watched build: this thread is about to read, to write, or to do something atomic.
+    void (*read)(Block*, unsigned thread, const void* address, size_t size, const void* caller);
     void (*write)(Block*, unsigned thread, const void* address, size_t size, const void* caller);
-    void (*synchronizes)(Block*, unsigned thread);
+    void (*atomic)(Block*, unsigned thread, const void* address, size_t size, const void* caller);
     // Ends the launch with an error; does not return.
     void (*fail)(Block*, unsigned thread, Place, const char* what);
 };
@@ -54,7 +55,8 @@ struct BlockView {
     Block* block;
     uint3 block_index, block_size, grid_size;
     unsigned first, limit;
-    bool is_muted;  // a repeated run of debug mode: printf stays silent
+    bool is_muted;       // a repeated run of debug mode: printf stays silent
+    bool watches_reads;  // the watched build tells of them, too
 };
 
 typedef void (*Entry)(const BlockView*, void* const* arguments);

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cpu_abi.h"
+#include "cpu_accesses.h"
 #include "cpu_fiber.h"
-#include "cpu_writes.h"
 
 namespace warpdrive_cpu {
 
@@ -23,7 +23,7 @@ enum Options : unsigned {
     kEveryFiber = 16  // each thread on a fiber of its own
 };
 
-// Filled in by Python (see CpuModule.prepare); the fields from `failed` on are written here.
+// Filled in by Python (see cpu_launch.py); the fields from `failed` on are written here.
 struct Launch {
     Entry entry;
     void* const* arguments;
@@ -33,9 +33,12 @@ struct Launch {
     unsigned fill;     // debug mode: the byte that shared memory holds before a block starts
     int64_t limit;     // debug mode: nanoseconds that a block may take; 0: as long as it likes
     int64_t expected;  // nanoseconds of work, measured by the launch before; below 0: unknown
+    unsigned watch;      // debug mode's watched build: what to look for, a Watch
+    uintptr_t watched;   // the place that kFind is about
     std::atomic<int> failed;
     unsigned failed_block, failed_thread, failed_line;
     uintptr_t failed_address;  // of the machine instruction, 0: `failed_line` of `failed_file` is known
+    uintptr_t other_address;   // of a second access, 0: there is none
     const char* failed_file;
     char message[400];
 };
@@ -86,7 +89,7 @@ struct Block {
     char barrier_tags[2];    // two in turn: a thread slow to leave one barrier must not learn of arrivals at the next
     char start_tag, end_tag;
 
-    Writes writes;
+    Accesses accesses;
     std::vector<unsigned> warp_clocks;       // barriers of each warp that ordered memory
     volatile bool is_late = false;           // the block has taken longer than launch->limit
 
@@ -118,6 +121,7 @@ struct Block {
         view.block_size = uint3{of->threads_x, of->threads_y, 1};
         view.grid_size = uint3{of->num_blocks, 1, 1};
         view.is_muted = of->options & kMuted;
+        view.watches_reads = (of->options & kDebug) && accesses.watches_reads();
     }
 
     // Runs the block to its end, or to the launch's first error, and after it those up to `end_block`.
@@ -143,7 +147,7 @@ struct Block {
             fiber->thread = view.first;
             acquire(&start_tag);
             launch->entry(&view, launch->arguments);
-            if (is_eager()) settle(fiber->parked_thread >= 0 ? fiber->parked_thread : view.first);
+            if (is_eager()) settle();
             release(&end_tag);
             unsigned place;
             if (fiber->parked_thread >= 0) {  // this fiber was given to one thread, which has ended now
@@ -170,7 +174,7 @@ struct Block {
 
     // ---- barriers
     Votes barrier(unsigned thread, int predicate, Place place) {
-        settle(thread);
+        settle();
         if (is_late) fail_late(thread, place, 0);
         if (predicate) {
             votes.any = 1;
@@ -207,7 +211,7 @@ struct Block {
     }
 
     void meet(unsigned thread, uint32_t mask, uint64_t value, Place place, bool orders_memory, WarpValues* values) {
-        settle(thread);
+        settle();
         if (is_late) fail_late(thread, place, 0);
         if (!has_warps) open_warps();
         const unsigned warp = thread / 32, lane = thread % 32;
@@ -234,23 +238,27 @@ struct Block {
         if (--meeting.num_to_read == 0) free_meetings.push_back(index);
     }
 
-    // ---- lost updates, see cpu_writes.h
-    void note_write(unsigned thread, const void* address, size_t size, const void* caller) {
-        settle(thread);
-        const char* place = static_cast<const char*>(address);
-        const Fiber* fiber = fibers.current();
-        if (place >= fiber->base && place < fiber->base + fiber->size) return;  // a local
-        const unsigned clock = thread / 32 < warp_clocks.size() ? warp_clocks[thread / 32] : 0;
-        writes.note({view.block_index.x, thread, generation, clock, 0}, place, size, caller);
+    // ---- reads and writes of the watched build, see cpu_accesses.h
+    void note_read(unsigned thread, const void* address, size_t size, const void* caller) {
+        settle();
+        if (!is_local(address) && accesses.note_read(access(thread, caller), at(address), size)) report();
     }
+    void note_write(unsigned thread, const void* address, size_t size, const void* caller) {
+        settle();
+        if (!is_local(address)) accesses.note_write(access(thread, caller), at(address), size);
+    }
+    void note_atomic(unsigned thread, const void* address, size_t size, const void* caller) {
+        settle();
+        accesses.note_atomic(access(thread, caller), at(address), size);
+    }
+    void note_fence() { accesses.note_fence(); }
 
-    void note_synchronization() { writes.note_synchronization(); }
+    // Within the call, not behind it.
+    static uintptr_t address_of(const Access& access) { return reinterpret_cast<uintptr_t>(access.caller) - 1; }
 
-    // Looks at what the thread's last write has changed.
-    void settle(unsigned thread) {
-        if (!writes.is_lost()) return;
-        const Write& other = writes.other();
-        fail(thread, Place{nullptr, 0}, writes.caller(), "!%zx %u %u", writes.address(), other.block, other.thread);
+    // Looks at what the last write has done.
+    void settle() {
+        if (accesses.settle()) report();
     }
 
     // ---- errors
@@ -283,6 +291,25 @@ struct Block {
 private:
     void (*main_)() = nullptr;
     uint64_t end_block_ = 0;
+
+    static const char* at(const void* address) { return static_cast<const char*>(address); }
+    bool is_local(const void* address) const {
+        const Fiber* fiber = fibers.current();
+        return at(address) >= fiber->base && at(address) < fiber->base + fiber->size;
+    }
+    Access access(unsigned thread, const void* caller) const {
+        const unsigned clock = thread / 32 < warp_clocks.size() ? warp_clocks[thread / 32] : 0;
+        return {view.block_index.x, thread, generation, clock, caller, false, 0};
+    }
+
+    // Python knows which array lies there, and which line an address is.
+    [[noreturn]] void report() {
+        const Finding& found = accesses.finding();
+        launch->other_address = address_of(found.other);
+        fail(found.blamed.thread, Place{nullptr, 0}, address_of(found.blamed), "!%c %zx %u %u %u %u", found.kind,
+             reinterpret_cast<uintptr_t>(found.address), found.blamed.block, found.blamed.thread, found.other.block,
+             found.other.thread);
+    }
 
     static bool is_same(const Place& a, const Place& b) { return a.line == b.line && strcmp(a.file, b.file) == 0; }
 

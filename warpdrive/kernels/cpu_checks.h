@@ -69,7 +69,7 @@ WARPDRIVE_HANDLER __ubsan_handle_builtin_unreachable(warpdrive_cpu::Finding* fin
 }
 
 #ifdef WARPDRIVE_CPU_TSAN
-// The watched build: what the compiler calls ahead of every access (-fsanitize=thread). Reads do not matter here.
+// The watched build: what the compiler calls ahead of every access (-fsanitize=thread).
 // Clang watches atomics in spite of no_sanitize("thread"): those below would call themselves without end.
 #if __has_attribute(disable_sanitizer_instrumentation)
 #define WARPDRIVE_UNWATCHED disable_sanitizer_instrumentation, no_sanitize("thread", "undefined")
@@ -82,30 +82,51 @@ namespace warpdrive_cpu {
 __attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_write(void* address, size_t size, void* caller) {
     if (self.block) self.scheduler->write(self.block, self.thread, address, size, caller);
 }
-__attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_atomic() {
-    if (self.block) self.scheduler->synchronizes(self.block, self.thread);
+__attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_read(void* address, size_t size, void* caller) {
+    if (self.block && self.watches_reads) self.scheduler->read(self.block, self.thread, address, size, caller);
+}
+__attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_atomic(const volatile void* address, size_t size,
+                                                                       void* caller) {
+    const void* place = const_cast<const void*>(address);
+    if (self.block) self.scheduler->atomic(self.block, self.thread, place, size, caller);
+}
+__attribute__((noinline, WARPDRIVE_UNWATCHED)) static void note_fence() {
+    if (self.block) self.scheduler->fence();
 }
 }  // namespace warpdrive_cpu
 
-#define WARPDRIVE_WATCH_SIZE(SIZE)                                                                        \
-    WARPDRIVE_WATCH void __tsan_read##SIZE(void*) {}                                                      \
-    WARPDRIVE_WATCH void __tsan_unaligned_read##SIZE(void*) {}                                            \
-    WARPDRIVE_WATCH void __tsan_volatile_read##SIZE(void*) {}                                             \
-    WARPDRIVE_WATCH void __tsan_unaligned_volatile_read##SIZE(void*) {}                                   \
-    WARPDRIVE_WATCH void __tsan_write##SIZE(void* p) {                                                    \
-        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
-    }                                                                                                     \
-    WARPDRIVE_WATCH void __tsan_unaligned_write##SIZE(void* p) {                                          \
-        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
-    }                                                                                                     \
-    WARPDRIVE_WATCH void __tsan_read_write##SIZE(void* p) {                                               \
-        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
-    }                                                                                                     \
-    WARPDRIVE_WATCH void __tsan_unaligned_read_write##SIZE(void* p) {                                     \
-        warpdrive_cpu::note_write(p, SIZE, __builtin_return_address(0));                                  \
-    }                                                                                                     \
-    WARPDRIVE_WATCH void __tsan_volatile_write##SIZE(void*) { warpdrive_cpu::note_atomic(); }             \
-    WARPDRIVE_WATCH void __tsan_unaligned_volatile_write##SIZE(void*) { warpdrive_cpu::note_atomic(); }
+#define WARPDRIVE_CALLER __builtin_return_address(0)
+#define WARPDRIVE_WATCH_SIZE(SIZE)                                                                            \
+    WARPDRIVE_WATCH void __tsan_volatile_read##SIZE(void*) {}                                                 \
+    WARPDRIVE_WATCH void __tsan_unaligned_volatile_read##SIZE(void*) {}                                       \
+    WARPDRIVE_WATCH void __tsan_read##SIZE(void* p) {                                                         \
+        warpdrive_cpu::note_read(p, SIZE, WARPDRIVE_CALLER);                                                  \
+    }                                                                                                         \
+    WARPDRIVE_WATCH void __tsan_unaligned_read##SIZE(void* p) {                                               \
+        warpdrive_cpu::note_read(p, SIZE, WARPDRIVE_CALLER);                                                  \
+    }                                                                                                         \
+    WARPDRIVE_WATCH void __tsan_write##SIZE(void* p) {                                                        \
+        warpdrive_cpu::note_write(p, SIZE, WARPDRIVE_CALLER);                                                 \
+    }                                                                                                         \
+    WARPDRIVE_WATCH void __tsan_unaligned_write##SIZE(void* p) {                                              \
+        warpdrive_cpu::note_write(p, SIZE, WARPDRIVE_CALLER);                                                 \
+    }                                                                                                         \
+    WARPDRIVE_WATCH void __tsan_volatile_write##SIZE(void* p) {                                               \
+        warpdrive_cpu::note_fence();  /* a flag that others wait for */                                       \
+        warpdrive_cpu::note_atomic(p, SIZE, WARPDRIVE_CALLER);                                                \
+    }                                                                                                         \
+    WARPDRIVE_WATCH void __tsan_unaligned_volatile_write##SIZE(void* p) {                                     \
+        warpdrive_cpu::note_fence();  /* a flag that others wait for */                                       \
+        warpdrive_cpu::note_atomic(p, SIZE, WARPDRIVE_CALLER);                                                \
+    }                                                                                                         \
+    WARPDRIVE_WATCH void __tsan_read_write##SIZE(void* p) {                                                   \
+        warpdrive_cpu::note_read(p, SIZE, WARPDRIVE_CALLER);                                                  \
+        warpdrive_cpu::note_write(p, SIZE, WARPDRIVE_CALLER);                                                 \
+    }                                                                                                         \
+    WARPDRIVE_WATCH void __tsan_unaligned_read_write##SIZE(void* p) {                                         \
+        warpdrive_cpu::note_read(p, SIZE, WARPDRIVE_CALLER);                                                  \
+        warpdrive_cpu::note_write(p, SIZE, WARPDRIVE_CALLER);                                                 \
+    }
 WARPDRIVE_WATCH_SIZE(1)
 WARPDRIVE_WATCH_SIZE(2)
 WARPDRIVE_WATCH_SIZE(4)
@@ -115,10 +136,10 @@ WARPDRIVE_WATCH void __tsan_init() {}
 WARPDRIVE_WATCH void __tsan_func_entry(void*) {}
 WARPDRIVE_WATCH void __tsan_func_exit() {}
 WARPDRIVE_WATCH void __tsan_read_range(void*, size_t) {}
-WARPDRIVE_WATCH void __tsan_write_range(void*, size_t) {}  // larger than a number: let pass
+WARPDRIVE_WATCH void __tsan_write_range(void* p, size_t n) { warpdrive_cpu::note_write(p, n, WARPDRIVE_CALLER); }
 WARPDRIVE_WATCH void __tsan_vptr_read(void*) {}
 WARPDRIVE_WATCH void __tsan_vptr_update(void*, void*) {}
-WARPDRIVE_WATCH void __tsan_atomic_thread_fence(int) { warpdrive_cpu::note_atomic(); }
+WARPDRIVE_WATCH void __tsan_atomic_thread_fence(int) { warpdrive_cpu::note_fence(); }
 WARPDRIVE_WATCH void __tsan_atomic_signal_fence(int) {}
 WARPDRIVE_WATCH void* __tsan_memcpy(void* to, const void* from, size_t n) { return __builtin_memcpy(to, from, n); }
 WARPDRIVE_WATCH void* __tsan_memmove(void* to, const void* from, size_t n) { return __builtin_memmove(to, from, n); }
@@ -126,29 +147,29 @@ WARPDRIVE_WATCH void* __tsan_memset(void* to, int value, size_t n) { return __bu
 
 #define WARPDRIVE_WATCH_CHANGE(BITS, T, NAME)                                                             \
     WARPDRIVE_WATCH T __tsan_atomic##BITS##_fetch_##NAME(volatile T* p, T value, int) {                   \
-        warpdrive_cpu::note_atomic();                                                                     \
+        warpdrive_cpu::note_atomic(p, BITS / 8, WARPDRIVE_CALLER);                                        \
         return __atomic_fetch_##NAME(p, value, __ATOMIC_SEQ_CST);                                         \
     }
 #define WARPDRIVE_WATCH_COMPARE(BITS, T, NAME)                                                            \
     WARPDRIVE_WATCH bool __tsan_atomic##BITS##_compare_exchange_##NAME(volatile T* p, T* old, T value, int, int) { \
-        warpdrive_cpu::note_atomic();                                                                     \
+        warpdrive_cpu::note_atomic(p, BITS / 8, WARPDRIVE_CALLER);                                        \
         return __atomic_compare_exchange_n(p, old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);     \
     }
 #define WARPDRIVE_WATCH_ATOMICS(BITS, T)                                                                  \
     WARPDRIVE_WATCH T __tsan_atomic##BITS##_load(const volatile T* p, int) {                              \
-        warpdrive_cpu::note_atomic();                                                                     \
+        warpdrive_cpu::note_atomic(p, BITS / 8, WARPDRIVE_CALLER);                                        \
         return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                      \
     }                                                                                                     \
     WARPDRIVE_WATCH void __tsan_atomic##BITS##_store(volatile T* p, T value, int) {                       \
-        warpdrive_cpu::note_atomic();                                                                     \
+        warpdrive_cpu::note_atomic(p, BITS / 8, WARPDRIVE_CALLER);                                        \
         __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                     \
     }                                                                                                     \
     WARPDRIVE_WATCH T __tsan_atomic##BITS##_exchange(volatile T* p, T value, int) {                       \
-        warpdrive_cpu::note_atomic();                                                                     \
+        warpdrive_cpu::note_atomic(p, BITS / 8, WARPDRIVE_CALLER);                                        \
         return __atomic_exchange_n(p, value, __ATOMIC_SEQ_CST);                                           \
     }                                                                                                     \
     WARPDRIVE_WATCH T __tsan_atomic##BITS##_compare_exchange_val(volatile T* p, T old, T value, int, int) { \
-        warpdrive_cpu::note_atomic();                                                                     \
+        warpdrive_cpu::note_atomic(p, BITS / 8, WARPDRIVE_CALLER);                                        \
         __atomic_compare_exchange_n(p, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);           \
         return old;                                                                                       \
     }                                                                                                     \

@@ -55,14 +55,16 @@ static const Scheduler kScheduler = {
     [] {
         release(&fence_tag);
         acquire(&fence_tag);
-        if (running) running->block.note_synchronization();
+        if (running) running->block.note_fence();
+    },
+    [](Block* block, unsigned thread, const void* address, size_t size, const void* caller) {
+        block->note_read(thread, address, size, caller);
     },
     [](Block* block, unsigned thread, const void* address, size_t size, const void* caller) {
         block->note_write(thread, address, size, caller);
     },
-    [](Block* block, unsigned thread) {
-        block->settle(thread);
-        block->note_synchronization();
+    [](Block* block, unsigned thread, const void* address, size_t size, const void* caller) {
+        block->note_atomic(thread, address, size, caller);
     },
     [](Block* block, unsigned thread, Place place, const char* what) { block->fail(thread, place, 0, "%s", what); },
 };
@@ -126,7 +128,7 @@ static uint64_t run_blocks(Worker& mine, Launch* launch, uint64_t place, uint64_
         Segment shared{reinterpret_cast<uintptr_t>(launch->entry), nullptr, 0};
         dl_iterate_phdr(find_thread_local, &shared);
         if (shared.size) memset(shared.data, static_cast<int>(launch->fill), shared.size);
-        mine.block.writes.start_block(shared.data, shared.size);
+        mine.block.accesses.start_block(shared.data, shared.size);
         block_start = now();
     }
     const bool is_plain = !(launch->options & kDebug) && !mine.fibers.is_sanitized();
@@ -372,8 +374,14 @@ static void run_guarded(Launch* launch) {
     for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &action, &old_actions[i]);
     {
         Ticks ticks(launch);
-        worker(true).block.writes.clear();
+        Accesses& accesses = worker(true).block.accesses;
+        accesses.clear(static_cast<Watch>(launch->watch), launch->watched);
         run(launch);
+        if (accesses.last().time) {
+            launch->failed_block = accesses.last().block;
+            launch->failed_thread = accesses.last().thread;
+            launch->other_address = Block::address_of(accesses.last());
+        }
     }
     for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &old_actions[i], nullptr);
     sigaltstack(&old_stack, nullptr);

@@ -81,7 +81,7 @@ namespace warpdrive_cpu {
 struct Self {
     uint3 thread_index, block_index, block_size, grid_size;
     unsigned thread;    // thread_index as one number
-    bool is_muted;
+    bool is_muted, watches_reads;
     const Scheduler* scheduler;
     Block* block;
 };
@@ -192,8 +192,10 @@ struct NamedEntry {
 #endif
 #ifdef WARPDRIVE_CPU_TSAN  // the kernel stays a function of its own, which is watched
 #define WARPDRIVE_LOOP __attribute__((noinline, no_sanitize("thread")))
+#define WARPDRIVE_ENTRY __attribute__((no_sanitize("thread")))
 #else
 #define WARPDRIVE_LOOP __attribute__((noinline, flatten))
+#define WARPDRIVE_ENTRY
 #endif
 
 template <size_t... I>
@@ -218,6 +220,7 @@ struct Kernel<function> {
         self.scheduler = view->scheduler;
         self.block = view->block;
         self.is_muted = view->is_muted;
+        self.watches_reads = view->watches_reads;
         is_detached = false;
         const unsigned limit = view->limit, width = view->block_size.x;
         unsigned thread = view->first;
@@ -246,12 +249,12 @@ struct Kernel<function> {
     }
 
     template <size_t... I>
-    static void unpack(const BlockView* view, void* const* arguments, Indices<I...>) {
+    WARPDRIVE_ENTRY static void unpack(const BlockView* view, void* const* arguments, Indices<I...>) {
         (void)arguments;
         loop(view, *static_cast<Parameter*>(arguments[I])...);
     }
 
-    static void entry(const BlockView* view, void* const* arguments) {
+    WARPDRIVE_ENTRY static void entry(const BlockView* view, void* const* arguments) {
         unpack(view, arguments, typename Count<sizeof...(Parameter)>::type());
     }
 };

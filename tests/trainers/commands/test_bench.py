@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainers.cli import main
-from trainers.fused import network
+from trainers.fused import plan
 
 TINY = """
 name: tag_gridworld
@@ -61,7 +61,7 @@ def test_what_cannot_be_measured_is_one_line_and_code_2(tiny, words, line, capsy
     ("runs_on_cpu", "player"), [(True, "fused kernels"), (False, "torch, because on a CPU torch is faster")]
 )
 def test_bf16_says_what_played(tiny, capsys, monkeypatch, runs_on_cpu, player):
-    monkeypatch.setattr(network, "RUNS_ON_CPU", runs_on_cpu)
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", runs_on_cpu)
     assert main(["bench", "--config", tiny, "--repeats", "1", "trainer.precision=bf16"]) == 0
     assert f"\npolicy shared: {player}\n" in capsys.readouterr().out
     assert main(["bench", "--config", tiny, "--repeats", "1"]) == 0

@@ -1,25 +1,21 @@
-"""Playing by fused kernels: what they draw and say is what torch and the Sampler do; which policies they can play."""
+"""Playing by fused kernels: what they draw and say is what torch and the Sampler do."""
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from fused_cases import BF16, FULL, UNTOUCHED, Case, Step, bound_of_chi_square, chi_square, make_policy
-from gymnasium import spaces
+from fused_cases import BF16, FULL, UNTOUCHED, Case, Step, bound_of_chi_square, chi_square
 
-import trainers.fused.actor
-import trainers.fused.network
-from trainers.fused.network import why_not
-from trainers.heads import GaussianHead
-from trainers.networks import find_network
-from trainers.networks.features import Inputs
-from trainers.networks.policy import Policy
-from trainers.settings.config import ActorCriticConfig, ModelConfig, PolicyConfig
-from warpdrive.layout import Place
+import trainers.fused.plan
+from trainers.fused import source
+from trainers.fused.plan import CPU, Limits
+from warpdrive.errors import WiringError
 from warpdrive.sampler import Sampler
 
 CASES = {
@@ -106,7 +102,7 @@ def test_actions_are_those_of_the_sampler(name, backend):
 
 def test_two_tiles_a_warp_are_as_one(backend, monkeypatch):
     """52 rows: of the second pair of tiles, one is whole and one has 4."""
-    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)
     step = Step(SMALL, backend, FULL)
     _, log_prob, value = step.expect()
     assert_close(step.log_prob, log_prob, FULL)
@@ -118,8 +114,8 @@ def test_two_tiles_a_warp_are_as_one(backend, monkeypatch):
 def test_two_tiles_a_warp_need_room_for_their_outputs(backend, monkeypatch):
     """Of 32 samples a warp, 113 outputs are 113 KiB a block; many GPUs have 99."""
     shared_bytes = 99 << 10
-    monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _: shared_bytes)
-    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)
+    monkeypatch.setattr(Limits, "of", lambda backend: replace(CPU, shared_bytes=shared_bytes))
+    monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)
     step = Step(Case(2, (8,), (37, 37, 38), num_envs=3), backend, FULL)
     _, launch_shape = step.actor._act
     assert launch_shape.shared_bytes <= shared_bytes
@@ -128,12 +124,34 @@ def test_two_tiles_a_warp_need_room_for_their_outputs(backend, monkeypatch):
     assert_close(step.value, value, FULL)
 
 
+def in_other_kernels(monkeypatch, folder: Path, change: Callable[[str], str]) -> None:
+    """Copies the kernels there, changes the parameters of `act`, and has these compiled from now on."""
+    shutil.copytree(source.KERNELS, folder)
+    file = folder / "fused_act.cuh"
+    file.write_text(re.sub(r"(?<=void act\()[^)]*", lambda found: change(found[0]), file.read_text()))
+    monkeypatch.setattr(source, "KERNELS", folder)
+
+
+def test_parameters_are_wired_by_name_and_not_by_place(backend, monkeypatch, tmp_path):
+    step = Step(SMALL, backend, FULL)
+    in_other_kernels(monkeypatch, tmp_path / "fused", lambda text: ",".join(reversed(text.split(","))))
+    again = Step(SMALL, backend, FULL)
+    for name in ("action", "log_prob", "value"):
+        assert torch.equal(getattr(step, name), getattr(again, name))
+
+
+def test_a_parameter_that_nobody_gives_is_refused(backend, monkeypatch, tmp_path):
+    in_other_kernels(monkeypatch, tmp_path / "fused", lambda text: text + ", const float* reward")
+    with pytest.raises(WiringError, match="kernel 'act' has a parameter 'reward', but no array"):
+        Step(SMALL, backend, FULL)
+
+
 def test_what_is_no_number_is_not_taken_for_no_choice(backend, monkeypatch):
-    monkeypatch.setattr(trainers.fused.actor, "MANY_ROWS", 0)  # as above: compiled by now
+    monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)  # as above: compiled by now
     step = Step(SMALL, backend, FULL)
     with torch.no_grad():
-        step.fused.policy.network.trunk[0].bias.fill_(float("nan"))
-    step.fused.pack()
+        step.packed.policy.network.trunk[0].bias.fill_(float("nan"))
+    step.packed.pack()
     step.act()
     may_choose = step.mask.any(-1)
     assert step.value.isnan().all()
@@ -175,73 +193,3 @@ def test_actions_come_as_often_as_they_are_likely(backend):
         counts += torch.bincount((first * 4 + second) * 5 + third, minlength=60).cpu()
     assert 5 < counts.sum() * expected.min() < counts.sum() * expected.max() / 1.5
     assert chi_square(counts, counts.sum() * expected) < bound_of_chi_square(60)
-
-
-# ------------------------------------------------------------------------------------------- which they cannot
-
-
-class Like:
-    """A policy that the kernels can play, or one that differs from it."""
-
-    place = Place("observation", slice(0, 1))
-
-    def __init__(self, backend) -> None:
-        self.backend = backend
-        self.spec = SimpleNamespace(seen=(self.place,), acts=Place("action", slice(0, 1)))
-        self.observation = torch.zeros(3, 1, 6)
-
-    def why_not(self, policy: Policy | None = None, precision: str = BF16, **changes: object) -> str | None:
-        arguments = {"spec": self.spec, "observation": self.observation, "backend": self.backend, **changes}
-        return why_not(make_policy(SMALL) if policy is None else policy, precision=precision, **arguments)
-
-    def with_model(self, **model: object) -> str | None:
-        config = PolicyConfig(model=ModelConfig(**model))
-        generator = torch.Generator().manual_seed(0)
-        network = find_network(config.model.type)(config.model, Inputs(6), {"policy": 2, "value": 1}, generator)
-        return self.why_not(Policy(network, make_policy(SMALL).head, config, 6, None))
-
-    def with_outputs(self, number: int) -> str | None:
-        return self.why_not(make_policy(replace(SMALL, widths=(1,), head_sizes=(number,))))
-
-    def with_config(self, **config: object) -> str | None:
-        policy = make_policy(SMALL)
-        return self.why_not(Policy(policy.network, policy.head, ActorCriticConfig(**config), 6, None))
-
-
-def test_each_reason_why_not_is_told(backend, monkeypatch):
-    like = Like(backend)
-    assert like.why_not() is None
-    assert like.why_not(precision=FULL) is None
-    assert like.with_model(fc_dims=(256,), shared_trunk=False, critic_fc_dims=(1, 256), activation="tanh") is None
-    assert like.with_config(normalize_observation=True, normalize_return=True, normalize_reward=True) is None
-    for precision in ("fp32", "tf32"):
-        assert like.why_not(precision=precision) == f"precision is {precision}, and the fused kernels need bf16"
-    assert like.with_model(type="gru") == "the network is a GRU, not an MLP"
-    assert like.with_model(layer_norm=True) == "it has a LayerNorm"
-    assert like.with_model(fc_dims=()) == "it has 0 hidden layers, not 1 or 2"
-    assert like.with_model(fc_dims=(8, 8, 8)) == "it has 3 hidden layers, not 1 or 2"
-    assert like.with_model(fc_dims=(8, 257)) == "a hidden layer of 257 is wider than 256"
-    critic = {"fc_dims": (8,), "shared_trunk": False}
-    assert like.with_model(**critic, critic_fc_dims=(300,)) == "a hidden layer of 300 is wider than 256"
-    assert like.with_model(**critic, critic_fc_dims=(1, 2, 3)) == "it has 3 hidden layers, not 1 or 2"
-    policy = make_policy(SMALL)
-    box = GaussianHead(spaces.Box(-1.0, 1.0, (2,), np.float32), 0.0)
-    assert like.why_not(Policy(policy.network, box, PolicyConfig(), 6, None)) == "its actions are a Box"
-    for shared_bytes, most in ((99 << 10, 175), (227 << 10, 431)):
-        monkeypatch.setattr(trainers.fused.network, "shared_bytes_of", lambda _, found=shared_bytes: found)
-        assert like.with_outputs(most) is None
-        assert like.with_outputs(most + 1) == f"its {most + 1} outputs do not fit the shared memory of a block"
-    assert like.with_config(central_critic=True) == "its critic sees the whole env"
-    assert like.with_config(agent_id=True) == "its agents see their numbers"
-    not_one = "its observation is not one array of float32"
-    assert like.why_not(spec=SimpleNamespace(seen=(like.place, like.place))) == not_one
-    assert like.why_not(observation=like.observation.byte()) == not_one
-    assert like.why_not(observation=like.observation.double()) == not_one
-    if backend.name == "cpu":
-        monkeypatch.setattr(trainers.fused.network, "RUNS_ON_CPU", False)
-        assert like.why_not() == "on a CPU torch is faster"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(type(backend), "name", "cuda")
-    assert like.why_not() == "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert like.why_not() is None

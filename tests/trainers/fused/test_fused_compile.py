@@ -1,89 +1,142 @@
-"""The fused kernels compile by both compilers, for an old architecture that runs them and a new one, without a GPU."""
+"""The fused kernels compile as plans for several GPUs have them, by both compilers, and without a GPU."""
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from compile_only import CompileOnlyBackend
+from fused_cases import GPUS
 
-from trainers.fused.network import WARPS, Shape
-from trainers.fused.source import Part, compile_fused
-from trainers.heads import CategoricalHeads
-from trainers.networks.features import Inputs
-from trainers.networks.mlp import MLP
-from trainers.networks.policy import Policy
-from trainers.settings.config import ModelConfig, PolicyConfig
-from warpdrive.backends.base import LaunchShape
+from trainers.fused.packed import KERNELS
+from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
+from trainers.fused.shape import WARPS
+from trainers.fused.source import compile_fused
+from warpdrive.backends import choose_backend
+from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.backends.cuda import _nvrtc, compile_to_cubin
 from warpdrive.data_manager import DataManager
+from warpdrive.errors import CompileError
 from warpdrive.function_manager import FunctionManager
+from warpdrive.signature import read_function, read_signatures
 
-COMPILERS = [
-    pytest.param(
-        "nvcc", "sm_80", marks=pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
-    ),
-    pytest.param("nvrtc", "sm_90a", marks=pytest.mark.skipif(_nvrtc() is None, reason="there is no NVRTC here")),
-]
+COMPILERS = {"sm_80": "nvcc", "sm_86": "nvcc", "sm_89": "nvcc", "sm_90a": "nvrtc"}
 OF_GROUP = {
     "GROUP_SIZE": 4, "FIRST_AGENT": 1, "ALL_AGENTS": 5, "SEEN_COLUMNS": 5, "FIRST_SEEN": 1, "NUM_COLUMNS": 5,
-    "FIRST_COLUMN": 1, "HAS_MASK": True,
+    "FIRST_COLUMN": 1, "HAS_MASK": True, "CLIP": 10.0,
 }  # fmt: skip
-OF_ACT = {"GREEDY": False, "DRAWS": True}
-OF_LEARN = {
-    "IS_PPO": True, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True, "ONES_AT": 2,
-}  # fmt: skip
-SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {"STAGES": 3}}
-SHAPES = {
-    "narrow": (Shape(6, (32, 24), 5, True), (5,), True),
-    "wide, many outputs": (Shape(71, (256, 256), 42, True), (21, 21), False),
-    "one layer, features beyond registers": (Shape(200, (48,), 3, True), (3,), True),
-    "a critic": (Shape(16, (64, 64), 0, True), (5,), True),
+OWN = {
+    "act": {"GREEDY": False, "DRAWS": True},
+    "learn": {"IS_PPO": True, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True},
+    "products": {},
 }
+SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}}
+REQUESTS = {
+    "narrow": Request(6, (32, 24), (5,)),
+    "wide, many outputs": Request(71, (256, 256), (21, 21), normalises=True),
+    "one layer, features beyond registers": Request(200, (48,), (3,), normalises=True),
+    "a critic of its own": Request(16, (64, 64), (3, 2), critic_widths=(128, 256), activation="tanh"),
+}
+"""Of a policy each."""
+PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
+PLANNED += [(arch, name) for arch in ("sm_80", "sm_86", "sm_90a") for name in REQUESTS]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kernel", ["act", "learn", "products"])
-@pytest.mark.parametrize(("compiler", "arch"), COMPILERS)
-def test_it_compiles(compiler, arch, kernel, shape):
-    has_warpgroups = arch == "sm_90a" and shape.startswith("wide")
-    if kernel == "products" and not has_warpgroups:
-        pytest.skip("only warpgroups have a kernel for products")
-    functions, launch_shape = compile_two(kernel, *SHAPES[shape], compiler, arch)
-    assert (launch_shape.num_blocks, launch_shape.block) == (200, (32 * WARPS, 1))
-    assert functions.signature(kernel).parameters[-1].name.endswith("_1")
+def limits_of(arch: str) -> Limits:
+    return GPUS[arch.removesuffix("a")]
+
+
+def parts_of(kernel: str, request: Request, limits: Limits) -> tuple[Sequence[Part], int]:
+    """Of a launch that serves all networks of a policy."""
+    found = plan(request, limits, "bf16")
+    if kernel == "act":
+        return plan_acting([(found, shape, 4000) for shape in found.shapes])
+    learning = found.learning(4000, 2, 2)
+    if kernel == "learn":
+        return [one.learn for one in learning.networks], learning.blocks_at_once
+    return [one.products for one in learning.networks if one.products is not None], 1
+
+
+def compile_it(
+    kernel: str, request: Request, limits: Limits, backend: Backend, **changes: int
+) -> tuple[FunctionManager, int]:
+    """The kernel of a policy's plan, and its shared memory."""
+    parts, at_once = parts_of(kernel, request, limits)
+    own = {**OF_GROUP, **OWN[kernel], "NUM_HEADS": len(request.head_sizes)}
+    parts = [replace(one, constants={**one.constants, **own, **changes}) for one in parts]
+    shared = {"FULL_PRECISION": False, **SHARED[kernel]}
+    functions, launch_shape = compile_fused(kernel, parts, shared, at_once, DataManager(torch.device("cpu")), backend)
+    assert launch_shape.block == (32 * WARPS, 1)
+    return functions, launch_shape.shared_bytes
+
+
+@pytest.fixture
+def for_gpus(arch: str) -> CompileOnlyBackend:
+    """Compiles for an architecture by one of the two compilers."""
+    compiler = COMPILERS[arch]
+    if (shutil.which("nvcc") if compiler == "nvcc" else _nvrtc()) is None:
+        pytest.skip(f"there is no {compiler} here")
+    return CompileOnlyBackend(compiler, arch)
+
+
+@pytest.mark.parametrize(("arch", "name"), PLANNED)
+def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
+    request, limits = REQUESTS[name], limits_of(arch)
+    kernels = [kernel for kernel in OWN if parts_of(kernel, request, limits)[0]]
+    assert ("products" in kernels) == (arch == "sm_90a" and max(request.widths + (request.critic_widths or ())) == 256)
+    for kernel in kernels:
+        functions, shared_bytes = compile_it(kernel, request, limits, for_gpus)
+        assert shared_bytes <= limits.shared_bytes
+        last = len(parts_of(kernel, request, limits)[0]) - 1
+        assert functions.signature(kernel).parameters[-1].name.endswith(f"_{last}")
+    assert for_gpus.compiled == kernels
 
 
 @pytest.mark.parametrize("kernel", ["act", "learn"])
-@pytest.mark.parametrize(("compiler", "arch"), COMPILERS)
-def test_its_code_does_not_grow_with_the_features(compiler, arch, kernel):
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_its_code_does_not_grow_with_the_features(for_gpus, arch, kernel):
     """Else those of a picture, unrolled, would take the compiler hours."""
     sizes = []
     for num_features in (300, 600):
-        functions, _ = compile_two(kernel, Shape(num_features, (32,), 3, True), (3,), False, compiler, arch)
-        sizes.append(len(compile_to_cubin(functions.source, arch, compiler)))
+        functions, _ = compile_it(kernel, Request(num_features, (32,), (3,)), limits_of(arch), for_gpus)
+        sizes.append(len(compile_to_cubin(functions.source, arch, COMPILERS[arch])))
     assert sizes[1] < 1.3 * sizes[0]
 
 
-def compile_two(
-    kernel: str, shape: Shape, head_sizes: tuple[int, ...], accumulates: bool, compiler: str, arch: str
-) -> tuple[FunctionManager, LaunchShape]:
-    """The kernel for two networks of this shape."""
-    has_warpgroups = arch == "sm_90a" and shape.suits_warpgroups
-    network = MLP(ModelConfig(fc_dims=(4,)), Inputs(3), {"policy": 2, "value": 1}, torch.Generator())
-    policy = Policy(network, CategoricalHeads((2,)), PolicyConfig(normalize_observation=True), 3, None)
-    constants = {
-        **shape.constants(policy, 2, 1, 200 << 10, has_warpgroups),
-        **OF_GROUP,
-        **{"act": OF_ACT, "learn": {**OF_LEARN, "ACCUMULATES": accumulates}, "products": {}}[kernel],
-        "NUM_HEADS": len(head_sizes),
-    }
-    assert constants["WARPGROUPS"] == has_warpgroups
-    backend, data = CompileOnlyBackend(compiler, arch), DataManager(torch.device("cpu"))
-    parts = [Part(constants, head_sizes, 100, 200 << 10)] * 2
-    functions, launch_shape = compile_fused(
-        kernel, parts, {"FULL_PRECISION": False, **SHARED[kernel]}, 1, data, backend
+@pytest.mark.parametrize(
+    ("kernel", "name", "words"),
+    [
+        ("act", "SIZE2", "a layer is whole tiles of weights"),
+        ("act", "STAGE_PITCH", "rows of outputs meet"),
+        ("act", "STAGE_FLOATS", "warps' outputs meet"),
+        ("learn", "DELTA1_AT", "columns of a record meet"),
+        ("learn", "PITCH", "`swizzle` needs an odd multiple of 64 bytes"),
+        ("learn", "ONES_AT", "a record has its columns in another order"),
+        ("learn", "BLOCKS3_AT", "blocks of the gradient meet"),
+        ("learn", "NUM_FIGURES", "`differentiate` has five figures"),
+    ],
+)
+def test_a_layout_that_a_kernel_does_not_expect_does_not_compile(kernel, name, words):
+    request, limits = REQUESTS["narrow"], limits_of("sm_80")
+    is_there = parts_of(kernel, request, limits)[0][0].constants[name]
+    with pytest.raises(CompileError, match=words):
+        compile_it(kernel, request, limits, choose_backend("cpu"), **{name: is_there - 1})
+
+
+@pytest.mark.parametrize("file", sorted(KERNELS.rglob("*.cu*")), ids=lambda file: file.name)
+def test_prose_names_files_that_are_there_and_every_parameter(file):
+    text, known = (
+        file.read_text(),
+        {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")},
     )
-    assert kernel in backend.compiled
-    return functions, launch_shape
+    prose = "\n".join(re.findall(r"^//.*", text, re.MULTILINE))
+    assert {name for name in re.findall(r"\w+\.(?:cuh|cu|py)\b", prose)} <= known
+    found = list(read_signatures(text).values())
+    if file.stem.removeprefix("fused_") in OWN:
+        found.append(read_function(text, file.stem.removeprefix("fused_")))
+    for function in found:
+        assert {one.name for one in function.parameters} <= set(re.findall(r"\w+", prose)), function.name

@@ -21,9 +21,9 @@ from fused_cases import (
     make_learner,
 )
 
-import trainers.fused.gradient
-import trainers.fused.learner
+import trainers.fused.plan
 from trainers.algorithms.a2c import A2CConfig
+from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
 from warpdrive.backends.base import Backend
@@ -57,7 +57,7 @@ ROLLOUTS = {
     ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
 }  # fmt: skip
-REGISTERS, RECORDS, BOTH = "registers", "records", "records of the actor alone"
+REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
@@ -71,17 +71,16 @@ def make(backend, monkeypatch):
 
     def make(rollout: str, precision: str, way: str, times: int = 1, **changes: object) -> OnPolicy:
         if way != REGISTERS:
-            monkeypatch.setattr(trainers.fused.gradient, "MAX_BLOCKS_A_WARP", 0 if way == RECORDS else 1)
-            monkeypatch.setattr(trainers.fused.learner, "MAX_RECORDS", 48)
+            monkeypatch.setattr(trainers.fused.plan, "MAX_BLOCKS_A_WARP", 0 if way == RECORDS else 1)
+            monkeypatch.setattr(trainers.fused.plan, "MAX_RECORDS", 48)
         case, config, leaves = ROLLOUTS[rollout]
         case, config = replace(case, num_envs=case.num_envs * times), replace(config, **changes)
         learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
-        in_registers = [one.accumulates for one in learner.fused._networks]
-        is_narrow = max(case.widths) <= 64
-        assert in_registers == ([False, True] if way == BOTH else [way == REGISTERS and is_narrow] * len(in_registers))
-        in_pieces = [one.is_in_pieces for one in learner.fused._networks]
+        found = [one.way for one in learner.fused.plan.networks]
         has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
-        assert in_pieces == [has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS] * len(in_pieces)
+        wide = PIECES if has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS else RECORDS
+        narrow = way == REGISTERS and max(case.widths) <= 64
+        assert found == ([RECORDS, REGISTERS] if way == BOTH else [REGISTERS if narrow else wide] * len(found))
         return learner
 
     return make
@@ -89,11 +88,11 @@ def make(backend, monkeypatch):
 
 def minibatches(learner: OnPolicy) -> list[torch.Tensor]:
     """The rows of [T, E, A] of each, after an update."""
-    fused, config = learner.fused, learner.config
-    if not fused.has_order:
-        return [torch.arange(fused.num_samples)]
-    epochs = fused._order.view(config.num_epochs, fused.num_samples)
-    return [rows for order in epochs for rows in order.split(fused.size)]
+    plan = learner.fused.plan
+    if not plan.has_order:
+        return [torch.arange(plan.num_samples)]
+    epochs = learner.fused._order.view(plan.num_epochs, plan.num_samples)
+    return [rows for order in epochs for rows in order.split(plan.size)]
 
 
 def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -165,7 +164,7 @@ def watch_steps(learner: OnPolicy, watch: Callable[[], None]) -> None:
     """Calls `watch` before each step of Adam from now on."""
     fused = learner.fused
     fused._calls = []
-    for number in range(fused.num_steps):
+    for number in range(fused.plan.num_steps):
         *calls, step = fused._prepare_step(number)
         fused._calls += [*calls, watch, step]
 
@@ -183,7 +182,7 @@ def test_steps_are_those_of_torchs_adam(make):
     watch_steps(learner, lambda: gradients.append(learner.fused._gradient.clone()))
     for env_steps in (0, 500, 900):
         adam.param_groups[0]["lr"], adam.param_groups[1]["lr"] = falling.at(env_steps), 0.02
-        learner.update(env_steps)
+        learner.update(Clock(0, env_steps, 0))
         for gradient in gradients[len(lengths) :]:
             start = 0
             for twin in twins.values():
@@ -202,14 +201,14 @@ def test_steps_are_those_of_torchs_adam(make):
 def test_an_optimiser_that_forgot_all_begins_anew(make):
     """As one does that is restored to where a run began."""
     learner = make("a2c", FULL, REGISTERS, lr=0.01)
-    start = learner.fused.fused.parameter.clone()
+    start = learner.fused.packed.parameter.clone()
     states = []
     for _ in range(2):
-        learner.fused.fused.parameter.copy_(start)
-        learner.fused.fused.pack()
+        learner.fused.packed.parameter.copy_(start)
+        learner.fused.packed.pack()
         for _ in range(3):
             learner.update()
-        states.append({"parameter": learner.fused.fused.parameter.clone()})
+        states.append({"parameter": learner.fused.packed.parameter.clone()})
         for number, memory in enumerate(learner.optimizer.state.values()):
             states[-1] |= {f"{name} {number}": tensor.clone() for name, tensor in memory.items()}
         learner.optimizer.state.clear()
@@ -228,6 +227,23 @@ def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
     assert not learner.shares_nothing
 
 
+@pytest.mark.parametrize("way", [BOTH, RECORDS])
+def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
+    fused = make("ppo with a critic of its own", BF16, way).fused
+    packed = fused.packed
+    held = {
+        "packed parameters": [packed.elements, packed.biases, packed.weight_place],
+        "order of samples": [fused._order],
+        "records": [one.records for one in fused._networks],
+        "parts of the gradient": [one.parts for one in fused._networks],
+        "gradient": [fused._gradient, fused._squares, fused._is_critic, *fused._tables.values()],
+        "figures": [fused._figures, fused._sums, fused._norms],
+    }
+    told = packed.plan.bytes_of_playing(10) | fused.plan.num_bytes
+    assert told.pop("entropy") == 40
+    assert told == {name: sum(one.nbytes for one in tensors) for name, tensors in held.items()}
+
+
 def bad_rows(learner: OnPolicy) -> dict[str, int]:
     return {name: row.item() for name, row in learner.guard.found.items()}
 
@@ -240,7 +256,7 @@ def test_from_the_first_bad_minibatch_on_no_step_is_made(make):
     group.active[divmod(row, group.case.num_envs)] = True
     group.advantage.view(-1)[row] = float("nan")
     states = []
-    watch_steps(learner, lambda: states.append(learner.fused.fused.parameter.clone()))
+    watch_steps(learner, lambda: states.append(learner.fused.packed.parameter.clone()))
     learner.update()
     first_bad = next(number for number, rows in enumerate(minibatches(learner)) if row in rows)
     changed = [not torch.equal(one, other) for one, other in itertools.pairwise(states)]
@@ -262,17 +278,17 @@ def test_warpgroups_hide_no_nan(make, rollout, precision, way, device):
     learner.update()
     assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
     assert learner.guard.halted.item() == 1
-    assert torch.isfinite(learner.fused.fused.parameter).all()
+    assert torch.isfinite(learner.fused.packed.parameter).all()
     assert learner.fused._gradient.isnan().any()
 
 
 def test_nothing_is_learned_where_all_are_out_of_the_game(make):
     learner = make("a2c of the narrowest", FULL, REGISTERS, lr=0.01)
     learner.group.rollout.active.zero_()
-    before = learner.fused.fused.parameter.clone()
+    before = learner.fused.packed.parameter.clone()
     figures = learner.update()
     assert (learner.fused._gradient == 0).all()
-    assert torch.equal(learner.fused.fused.parameter, before)
+    assert torch.equal(learner.fused.packed.parameter, before)
     assert [float(figures[name]) for name in ("policy_loss", "value_loss", "entropy", "grad_norm")] == [0.0] * 4
     assert bad_rows(learner) == {"loss": NOTHING_FOUND, "gradient": NOTHING_FOUND}
 
@@ -290,7 +306,7 @@ def test_each_update_has_an_order_of_its_own_which_the_seed_decides(make):
 
 def test_kernels_read_what_the_optimiser_wrote(make):
     learner = make("ppo with a critic of its own", BF16, RECORDS, lr=0.01)
-    fused = learner.fused.fused
+    fused = learner.fused.packed
     before = fused.elements.clone()
     learner.update()
     mine = fused.elements.clone(), fused.biases.clone()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from fused_cases import Case, make_policy
 
-from trainers.fused.network import fuse, group_of, place_in_record
-from warpdrive.backends import choose_backend
+from trainers.fused.shape import Shape, place_in_record, tiles_together
 
-CASES = {
-    "an odd number of tiles of features": Case(71, (256, 128), (21, 20)),
-    "a critic of its own": Case(20, (128, 256), (5,), critic_widths=(256, 256)),
+SHAPES = {
+    "an odd number of tiles of features": Shape(71, (256, 128), 41, True),
+    "an actor": Shape(20, (128, 256), 5, False),
+    "a critic": Shape(20, (256, 256), 0, True),
 }
 
 
-def in_order_of_records(columns: np.ndarray, group: int) -> np.ndarray:
+def in_order_of_records(columns: np.ndarray, together: int) -> np.ndarray:
     """[samples, tiles x 16] as a record has them."""
     ordered = np.zeros_like(columns)
-    ordered[:, place_in_record(np.arange(columns.shape[1]), group)] = columns
+    ordered[:, place_in_record(np.arange(columns.shape[1]), together)] = columns
     return ordered
 
 
@@ -29,29 +27,23 @@ def padded(columns: np.ndarray) -> np.ndarray:
     return np.concatenate([columns, np.full((len(columns), width - columns.shape[1]), 1e6)], axis=1)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_pieces_hold_the_gradient_of_every_parameter(name):
     """The parts are made here of random features, hidden layers and deltas, as fused_products.cuh says it does."""
-    fused = fuse(make_policy(CASES[name]), choose_backend(device="cpu"))
-    rng = np.random.default_rng(5)
-    found = np.full(len(fused.parameter), np.nan)
-    for network in fused.networks:
-        shape = network.shape
-        inputs = [rng.normal(size=(3, width)) for width in (shape.num_features, *shape.widths)]
-        deltas = [rng.normal(size=(3, len(layer.bias))) for layer in network.layers]
-        with_ones = np.concatenate([inputs[0], np.ones((3, 1))], axis=1)
-        features = in_order_of_records(padded(with_ones), group_of(shape.tiles[0]))
-        hidden1, hidden2 = (in_order_of_records(one, 32) for one in inputs[1:])
-        delta1, delta2 = (in_order_of_records(one, 32) for one in deltas[:2])
-        delta_out = in_order_of_records(padded(deltas[2]), 16)
-        bias3 = np.full(128, 1e6)
-        bias3[: delta_out.shape[1]] = delta_out.sum(0)
-        products = [delta2.T @ hidden1, delta2.sum(0), delta1.T @ features, hidden2.T @ delta_out, bias3]
-        part = np.concatenate([one.flatten() for one in products])
-        assert len(part) == network.part_size_of_pieces()
-        for numbers, places in network.gradient_places_of_pieces():
-            found[numbers] = part[places]
-        for layer, given, delta in zip(network.layers, inputs, deltas, strict=True):
-            np.testing.assert_allclose(found[layer.weight], delta.T @ given, rtol=1e-9, atol=1e-9)
-            np.testing.assert_allclose(found[layer.bias], delta.sum(0), rtol=1e-9, atol=1e-9)
-    assert torch.isfinite(torch.as_tensor(found)).all()
+    shape, rng = SHAPES[name], np.random.default_rng(5)
+    inputs = [rng.normal(size=(3, given)) for _, given in shape.layers]
+    deltas = [rng.normal(size=(3, out)) for out, _ in shape.layers]
+    with_ones = np.concatenate([inputs[0], np.ones((3, 1))], axis=1)
+    features = in_order_of_records(padded(with_ones), tiles_together(shape.tiles[0]))
+    hidden1, hidden2 = (in_order_of_records(one, 2) for one in inputs[1:])
+    delta1, delta2 = (in_order_of_records(one, 2) for one in deltas[:2])
+    delta_out = in_order_of_records(padded(deltas[2]), 1)
+    bias3 = np.full(128, 1e6)
+    bias3[: delta_out.shape[1]] = delta_out.sum(0)
+    products = [delta2.T @ hidden1, delta2.sum(0), delta1.T @ features, hidden2.T @ delta_out, bias3]
+    part = np.concatenate([one.flatten() for one in products])
+    assert len(part) == shape.part_size("pieces")
+    found = shape.gradient_places("pieces")
+    for (weights, biases), given, delta in zip(found, inputs, deltas, strict=True):
+        np.testing.assert_allclose(part[weights], delta.T @ given, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(part[biases], delta.sum(0), rtol=1e-9, atol=1e-9)

@@ -1,19 +1,27 @@
-import sys
-
 import numpy as np
 import pytest
+import torch
 from adapter_cases import CLIMBERS, MANY_SPACES, NUM_ENVS, SMALL_TAG, fall_over
 from gymnasium import spaces
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 from warpdrive.adapters.stable_baselines3 import vec_env
-from warpdrive.errors import BackendError, EnvError
+from warpdrive.errors import EnvError
 
 SHORT = {"episode_length": 15}
 
 
-def test_ppo_learns_cartpole():
+@pytest.fixture
+def one_torch_thread():
+    """More of them wait for each other where cores are shared."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def test_ppo_learns_cartpole(one_torch_thread):
     """At random an episode has some 22 steps; after 20,480 env steps three seeds had 128 to 148 in the last hundred."""
     envs = VecMonitor(vec_env("cartpole", 16, "cpu", seed=1))
     settings = {"n_steps": 64, "batch_size": 256, "gamma": 0.98, "gae_lambda": 0.8, "learning_rate": 1e-3}
@@ -73,15 +81,6 @@ def test_masks_are_given_as_maskable_policies_ask(device):
     assert envs.env_method("action_masks", indices=[1, 2])[1].shape == (9,)
 
 
-def test_mistakes_are_named(monkeypatch):
+def test_groups_that_act_differently_are_refused():
     with pytest.raises(EnvError, match="its groups act differently"):
         vec_env(MANY_SPACES, NUM_ENVS, "cpu")
-    envs = vec_env("cartpole", NUM_ENVS, "cpu", env_config=SHORT)
-    with pytest.raises(EnvError, match="before reset"):
-        envs.step([0] * NUM_ENVS)
-    envs.close()
-    with pytest.raises(EnvError, match="closed"):
-        envs.reset()
-    monkeypatch.setitem(sys.modules, "stable_baselines3.common.vec_env", None)
-    with pytest.raises(BackendError, match=r"pip install 'warpdrive\[sb3\]'"):
-        vec_env("cartpole", NUM_ENVS)

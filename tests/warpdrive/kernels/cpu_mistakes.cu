@@ -32,7 +32,7 @@ extern "C" __global__ void missing_second_barrier(const float* x, float* out)
     __shared__ float tile[8];
     tile[threadIdx.x] = x[blockIdx.x * 8 + threadIdx.x];
     __syncthreads();
-    const float value = tile[7 - threadIdx.x];
+    const float value = tile[7 - threadIdx.x];  // missing_second_barrier
     tile[threadIdx.x] = -value;
     __syncthreads();
     out[blockIdx.x * 8 + threadIdx.x] = tile[threadIdx.x];
@@ -66,21 +66,21 @@ extern "C" __global__ void unset_shared(float* out)
     __shared__ float tile[9];
     tile[threadIdx.x] = 1.0f;
     __syncthreads();
-    out[blockIdx.x * 8 + threadIdx.x] = tile[threadIdx.x + 1];
+    out[blockIdx.x * 8 + threadIdx.x] = tile[threadIdx.x + 1];  // unset_shared
 }
 
 extern "C" __global__ void unset_local(float* out, int n)
 {
     float value;
     if (n > 5) value = 1.0f;
-    out[blockIdx.x * 8 + threadIdx.x] = value;
+    out[blockIdx.x * 8 + threadIdx.x] = value;  // unset_local
 }
 
 extern "C" __global__ void unset_local_array(float* out, int n)
 {
     float value[4];
     for (int i = 0; i < n; ++i) value[i] = 1.0f;
-    out[blockIdx.x * 8 + threadIdx.x] = value[threadIdx.x % 4];
+    out[blockIdx.x * 8 + threadIdx.x] = value[threadIdx.x % 4];  // unset_local_array
 }
 
 extern "C" __global__ void failed_assert(float* out)
@@ -129,6 +129,12 @@ extern "C" __global__ void stack_overflow(int* out, int n)
 extern "C" __global__ void signed_overflow(int* out)
 {
     out[threadIdx.x] = 2147483647 + (int)threadIdx.x;  // signed_overflow
+}
+
+// Floats added in another order give another sum.
+extern "C" __global__ void order_of_sums(float* out)
+{
+    atomicAdd(&out[0], threadIdx.x ? 1.0f : 16777216.0f);  // order_of_sums
 }
 
 // ---- lost updates: both orders of threads give the same sum

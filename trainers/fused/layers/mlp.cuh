@@ -1,46 +1,55 @@
-// A multilayer perceptron of one or two hidden layers whose activations never leave the warp that computes them.
+// A multilayer perceptron of one or two hidden layers.
+// Its activations never leave the warp that computes them.
 //
-// A warp carries ROW_TILES x 16 agents through all layers: the sums of one layer, packed, are the input of the next.
+// A warp carries ROW_TILES x 16 rows through all layers:
+// the sums of one layer, packed, are the input of the next.
 // The weights are copied to shared memory once a launch, as far as they fit.
 //
-// Constants (trainers/fused/network.py sets them):
-//   NUM_FEATURES of the observation; the tiles hold a column of ones after them, for the biases' gradient
-//   FEATURE_TILES, TILES1, TILES2 16 columns each: of the features, and of the hidden layers; TILES2 0 if there is one
-//   NUM_OUTPUTS                 numbers of the action's distribution; 0 for a critic alone
-//   HAS_VALUE                   whether the last output is the value
-//   OUTPUT_TILES                16 outputs each
-//   IS_TANH                     the activation: tanh, or else the positive part
-//   NORMALISES, CLIP            whether features are brought to mean 0 and deviation 1, and clipped
-//   SHARED1, SHARED2, SHARED3   which layers' weights are in shared memory
-//   WARPS, ROW_TILES            a block's, a warp's
-//   WARPGROUPS                  whether four warps multiply together (fused_groups.cuh): both hidden layers are 128 or 256
-//                               wide, all weights in shared memory, ROW_TILES is 1, and the GPU is an sm_90a.
-//                               BY_WARPGROUPS is the same for the preprocessor: what follows compiles for nothing else
+// Constants (plan.py and shape.py make them):
+//   NUM_FEATURES               of the observation
+//   FEATURE_TILES              16 columns each: of the features, and a column of ones after them
+//   TILES1, TILES2             of the hidden layers; TILES2 is 0 if there is one
+//   NUM_OUTPUTS                numbers of the action's distribution; 0 for a critic alone
+//   HAS_VALUE                  whether the last output is the value
+//   OUTPUT_TILES               of the outputs
+//   IS_TANH                    the activation: tanh, or else the positive part
+//   NORMALISES, CLIP           whether features are brought to mean 0 and deviation 1; and clipped
+//   SIZE1, SIZE2, SIZE3        elements of each layer's weights
+//   NUM_BIASES                 of all layers
+//   SHARED1, SHARED2, SHARED3  which layers' weights are in shared memory
+//   WARPS, ROW_TILES           a block's, a warp's
+//   STAGE_PITCH, STAGE_FLOATS  of a warp's outputs in shared memory: a row's, all
+//   AT_ONCE1, AT_ONCE2         tiles of a hidden layer that are computed, and stand in a record, side by side
+//   WARPGROUPS                 whether four warps multiply together (mlp_by_warpgroups.cuh)
 //
-// One launch may serve several networks: this file is included once for each, in a namespace of its own (see
-// trainers/fused/source.py), after tensor_core.cuh and random.cuh.
+// WARPGROUPS asks for hidden layers of 128 or 256, all weights in shared memory, ROW_TILES of 1, and sm_90a.
+// BY_WARPGROUPS is the same for the preprocessor: what follows it compiles for nothing else.
+//
+// One launch may serve several networks: source.py includes this file once for each, in a namespace of its own,
+// after tensor_core.cuh and random.cuh.
 
 constexpr int NUM_ALL = NUM_OUTPUTS + (HAS_VALUE ? 1 : 0);
 constexpr int OUTPUT_BLOCKS = (NUM_ALL + 7) / 8;  // of 8, of which the forward pass computes no more than it must
 constexpr int KEPT2 = TILES2 > 0 ? TILES2 : 1;  // an array of none is no array
 constexpr int LAST_TILES = TILES2 > 0 ? TILES2 : TILES1;
-// Tiles of a layer that are computed, and stand in a record, side by side.
-constexpr int AT_ONCE1 = WARPGROUPS ? GROUP_TILES : TILES1 % 2 == 0 ? 2 : 1;
-constexpr int AT_ONCE2 = WARPGROUPS ? GROUP_TILES : KEPT2 % 2 == 0 ? 2 : 1;
-constexpr int AT_ONCE_LAST = LAST_TILES % 2 == 0 ? 2 : 1;
-constexpr int SIZE1 = TILES1 * FEATURE_TILES * 256;
-constexpr int SIZE2 = TILES2 * TILES1 * 256;
-constexpr int SIZE3 = OUTPUT_TILES * LAST_TILES * 256;
-constexpr int NUM_BIASES = (TILES1 + TILES2 + OUTPUT_TILES) * 16;
-constexpr int SHARED_WEIGHTS = (SHARED1 ? SIZE1 : 0) + (SHARED2 ? SIZE2 : 0) + (SHARED3 ? SIZE3 : 0);
-constexpr int STAGE_PITCH = OUTPUT_TILES * 16 + 1;  // odd: lanes that own a row each read without conflicts
-constexpr int STAGE_SIZE = ROW_TILES * 16 * STAGE_PITCH;
+constexpr int AT_ONCE_LAST = TILES2 > 0 ? AT_ONCE2 : AT_ONCE1;
+// Where a warp has half as many rows as lanes, two lanes share a row's outputs: each takes every other head.
+constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
 // Whether the next tile's features are fetched into registers while a tile is at work: where these are few.
 constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
 // Tiles that a layer reads: those of thousands of features would take hours to compile.
 constexpr int MOST_UNROLLED = 16;
-constexpr int STAGE_FLOATS = (STAGE_SIZE + 3) / 4 * 4;
+
+static_assert(16 * FEATURE_TILES > NUM_FEATURES, "no room for a column of ones");
+static_assert(16 * OUTPUT_TILES >= NUM_ALL, "no room for the outputs");
+static_assert(SIZE1 == TILES1 * FEATURE_TILES * 256, "a layer is whole tiles of weights");
+static_assert(SIZE2 == TILES2 * TILES1 * 256, "a layer is whole tiles of weights");
+static_assert(SIZE3 == OUTPUT_TILES * LAST_TILES * 256, "a layer is whole tiles of weights");
+static_assert(NUM_BIASES == (TILES1 + TILES2 + OUTPUT_TILES) * 16, "a layer has a bias a row");
+static_assert(STAGE_PITCH >= 16 * OUTPUT_TILES && STAGE_PITCH % 2 == 1, "rows of outputs meet");
+static_assert(STAGE_FLOATS >= ROW_TILES * 16 * STAGE_PITCH && STAGE_FLOATS % 4 == 0, "warps' outputs meet");
+static_assert(TILES1 % AT_ONCE1 == 0 && KEPT2 % AT_ONCE2 == 0, "tiles are left over");
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
 struct Network {
@@ -150,8 +159,8 @@ __device__ __forceinline__ void load_features(
     tile[3] = feature_pair(rows.lower[r], column + 8, mean, variance);
 }
 
-// The features of a warp's tiles, on their way from global memory to the registers of the lanes that will pack them:
-// all are asked for before the first is needed, without a branch.
+// The features of a warp's tiles, on their way from global memory to the registers of the lanes that will pack them.
+// All are asked for before the first is needed, without a branch.
 struct Fetched {
     float value[ROW_TILES][FEATURE_TILES][4][2];
 };
@@ -287,7 +296,7 @@ __device__ __forceinline__ void first_layer(
 }
 
 #if BY_WARPGROUPS
-#include "fused_groups.cuh"
+#include "layers/mlp_by_warpgroups.cuh"
 #endif
 
 // All outputs of the warp's rows, in its stage: row r's begin at network.stage + r * STAGE_PITCH.

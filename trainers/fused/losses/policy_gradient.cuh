@@ -1,4 +1,8 @@
-// A2C's and PPO's loss of a sample, and its derivative by what the network says; a part of fused_learn.cuh.
+// A2C's and PPO's loss of a sample, and its derivative by what the network says; a part of fused_learn.cuh, which
+// lists the constants.
+#include "heads/categorical.cuh"
+
+static_assert(NUM_FIGURES == 5, "`differentiate` has five figures");
 
 // Whether actions are read before the network computes, and come while it does; many would take the registers.
 constexpr bool TAKES_EARLY = WARPGROUPS || NUM_HEADS <= 2;
@@ -22,9 +26,9 @@ __device__ __forceinline__ float over_heads(float of_my_heads)
 }
 
 // The loss of one sample and its derivative by each output, which takes the outputs' place.
-//   output   [NUM_ALL] in shared memory, then zeros up to the pitch
-//   turn     of SHARE: this lane's; the first of them adds to
-//   figures  policy loss, value loss, entropy, KL divergence, clipped
+//   output   [NUM_ALL] in shared memory, then zeros up to whole tiles          read, written
+//   turn     of SHARE lanes that share the sample: which this is
+//   figures  policy loss, value loss, entropy, KL divergence, clipped          added to
 // Returns the loss, in all lanes of the sample.
 __device__ __forceinline__ float differentiate(
     float* output, const Sample& sample, int turn, float entropy_coeff, float vf_loss_coeff, float clip,
@@ -34,39 +38,8 @@ __device__ __forceinline__ float differentiate(
     if (NUM_OUTPUTS > 0) {
         float log_prob = 0.0f;
         float entropy = 0.0f;
-        float log_sum[NUM_HEADS];
-        float entropy_of[NUM_HEADS];
-        int start = 0;
-#pragma unroll
-        for (int head = 0; head < NUM_HEADS; ++head) {
-            const int size = head_size(head);
-            if (head % SHARE == turn) {
-                const float* logit = output + start;
-                const bool* allowed = HAS_MASK ? sample.mask + start : nullptr;
-                float largest = -INFINITY;
-#pragma unroll 8
-                for (int i = 0; i < size; ++i) {
-                    if (!HAS_MASK || allowed[i]) largest = fmaxf(largest, logit[i]);
-                }
-                float sum = 0.0f;
-                float weighted = 0.0f;
-#pragma unroll 8
-                for (int i = 0; i < size; ++i) {
-                    if (HAS_MASK && !allowed[i]) continue;
-                    const float above = logit[i] - largest;
-                    const float weight = quick_exp(above);
-                    sum += weight;
-                    weighted += weight * above;
-                }
-                const float log_of_sum = quick_log(sum);
-                const int taken = sample.taken_by(head);
-                log_sum[head] = largest + log_of_sum;
-                entropy_of[head] = sum > 0.0f ? log_of_sum - weighted / sum : 0.0f;
-                if (!HAS_MASK || allowed[taken]) log_prob += logit[taken] - log_sum[head];
-                entropy += entropy_of[head];
-            }
-            start += size;
-        }
+        Heads heads;
+        judge_heads(output, sample, turn, heads, log_prob, entropy);
         log_prob = over_heads(log_prob);
         entropy = over_heads(entropy);
         float policy_loss, by_log_prob;
@@ -93,25 +66,7 @@ __device__ __forceinline__ float differentiate(
         figures[4] += is_clipped * sample.share;
         by_log_prob *= sample.share;
         const float by_entropy = entropy_coeff * sample.share;
-        start = 0;
-#pragma unroll
-        for (int head = 0; head < NUM_HEADS; ++head) {
-            const int size = head_size(head);
-            if (head % SHARE == turn) {
-                float* logit = output + start;
-                const bool* allowed = HAS_MASK ? sample.mask + start : nullptr;
-                const int taken = sample.taken_by(head);
-#pragma unroll 8
-                for (int i = 0; i < size; ++i) {
-                    const float log_of_one = logit[i] - log_sum[head];
-                    const float probability = quick_exp(log_of_one);
-                    const float derivative = probability * (by_entropy * (log_of_one + entropy_of[head]) - by_log_prob);
-                    const bool counts = sample.share != 0.0f && (!HAS_MASK || allowed[i]);
-                    logit[i] = counts ? (i == taken ? derivative + by_log_prob : derivative) : 0.0f;
-                }
-            }
-            start += size;
-        }
+        differentiate_heads(output, sample, turn, heads, by_log_prob, by_entropy);
     }
     if (HAS_VALUE) {
         const float value = output[NUM_OUTPUTS];

@@ -1,12 +1,14 @@
-// The layers of fused_mlp.cuh by whole warpgroups: 64 samples read every weight from shared memory once, where a warp
-// alone reads it for its 16. Activations stay in registers all the same: what a warp holds of a warpgroup's sums is what
-// it holds of its own.
+// The layers of mlp.cuh by whole warpgroups.
+// 64 rows read every weight from shared memory once, where a warp alone reads it for its 16.
+// Activations stay in registers all the same: what a warp holds of a warpgroup's sums is what it holds of its own.
 //
-// Constants: those of fused_mlp.cuh; GROUP_TILES of a layer that are summed at once.
+// Constants, besides those of mlp.cuh:
+//   GROUP_TILES  of a layer that are summed at once
 
 constexpr int NUM_SUMS_AT_ONCE = 2 * GROUP_TILES;
 
-// What a layer's products read: weights [row / 8][column / 8][8][8] with `tiles` tiles of columns a row.
+// What a layer's products read: weights [row / 8][column / 8][8][8].
+//   tiles       of columns a row
 //   TRANSPOSED  as in load_weights: sums are over the rows of the weights, else over their columns
 template <bool TRANSPOSED>
 struct LayerWeights {
@@ -26,7 +28,7 @@ struct LayerWeights {
 };
 
 // One layer, GROUP_TILES of its tiles at once:
-//   start(n, sum)    gives the sums of tiles n ..+GROUP_TILES-1 their first values, if it STARTS; else they are 0
+//   start(n, sum)    if it STARTS, gives the sums of tiles n ..+GROUP_TILES-1 their first values; else they are 0
 //   before(n)        may add products of its own; tiles before n are finished
 //   finish(n, sum)   takes them
 template <bool STARTS, bool TRANSPOSED, int IN_TILES, int OUT_TILES, typename Start, typename Before, typename Finish>

@@ -1,0 +1,144 @@
+"""The fused plan: which policies it refuses and why; what of the others fits which GPU; the bytes they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fused_cases import GPUS
+from gymnasium import spaces
+
+import trainers.fused.plan
+from trainers.experience.spec import GroupSpec
+from trainers.fused.plan import CPU, LARGE_GPU, Limits, Request, plan, plan_acting
+from trainers.networks.gru import GRU
+from trainers.settings.config import ActorCriticConfig, ModelConfig, PolicyConfig
+from warpdrive.env import Group
+from warpdrive.layout import Layout
+
+SMALL = Request(6, (16,), (3, 2))
+OLD = Limits((7, 5), 64 << 10, 40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits", "precision", "reason"),
+    [
+        ({}, OLD, "fp32", "precision is fp32, and the fused kernels need bf16"),
+        ({}, LARGE_GPU, "tf32", "precision is tf32, and the fused kernels need bf16"),
+        ({}, OLD, "bf16", "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"),
+        ({"network": GRU}, LARGE_GPU, "bf16", "the network is a GRU, not an MLP"),
+        ({"has_layer_norm": True}, LARGE_GPU, "bf16", "it has a LayerNorm"),
+        ({"widths": ()}, LARGE_GPU, "bf16", "it has 0 hidden layers, not 1 or 2"),
+        ({"widths": (8, 8, 8)}, LARGE_GPU, "bf16", "it has 3 hidden layers, not 1 or 2"),
+        ({"critic_widths": (1, 2, 3)}, LARGE_GPU, "bf16", "it has 3 hidden layers, not 1 or 2"),
+        ({"widths": (8, 257)}, LARGE_GPU, "bf16", "a hidden layer of 257 is wider than 256"),
+        ({"critic_widths": (300,)}, LARGE_GPU, "bf16", "a hidden layer of 300 is wider than 256"),
+        ({"head_sizes": None}, LARGE_GPU, "bf16", "its actions are a Box"),
+        ({"has_central_critic": True}, LARGE_GPU, "bf16", "its critic sees the whole env"),
+        ({"sees_agent_id": True}, LARGE_GPU, "bf16", "its agents see their numbers"),
+        *(
+            ({"observations": seen}, LARGE_GPU, "bf16", "its observation is not one array of float32")
+            for seen in ((), (np.float32, np.float32), (np.uint8,), (np.dtype("float64"),))
+        ),
+    ],
+)
+def test_each_reason_why_not_is_told(changes, limits, precision, reason):
+    assert plan(replace(SMALL, **changes), limits, precision) == reason
+
+
+def test_a_cpu_is_told_that_torch_is_faster(monkeypatch):
+    assert plan(SMALL, CPU, "bf16").shapes[0].num_outputs == 5
+    monkeypatch.setattr(trainers.fused.plan, "RUNS_ON_CPU", False)
+    assert plan(SMALL, CPU, "bf16") == "on a CPU torch is faster"
+
+
+@pytest.mark.parametrize(("gpu", "most"), [("sm_80", 303), ("sm_86", 175), ("sm_89", 175), ("sm_90", 431)])
+def test_outputs_fit_as_far_as_a_block_can_hold_them(gpu, most):
+    """16 more take 8,256 bytes: 8 warps' floats of 16 rows, and biases. Of the last 16 one is the value."""
+    assert plan(replace(SMALL, head_sizes=(most,)), GPUS[gpu], "bf16").num_parameters == 7 * 16 + 17 * (most + 1)
+    reason = f"its {most + 1} outputs do not fit the shared memory of a block"
+    assert plan(replace(SMALL, head_sizes=(most + 1,)), GPUS[gpu], "bf16") == reason
+
+
+NARROW, MIDDLE, WIDE = Request(6, (32, 32), (5,)), Request(20, (64, 64), (5,)), Request(71, (256, 256), (5,))
+FITS = [
+    # A block of 256 samples: records of 160 columns, 80 KiB; outputs 17.3; all weights 4.
+    (NARROW, "sm_80", "registers", (True, True, True), 103_744, 1),
+    (NARROW, "sm_86", "records", (True, True, True), 13_120, 2),  # 101.3 KiB are too much: outputs of 128 samples, 8.8
+    (NARROW, "sm_90", "registers", (True, True, True), 103_744, 2),
+    # Of 128 samples: records of 352 columns, 88 KiB; outputs 9.1; all weights 14.
+    (MIDDLE, "sm_80", "registers", (True, True, True), 113_728, 1),
+    (MIDDLE, "sm_89", "records", (True, True, True), 23_616, 2),
+    (MIDDLE, "sm_90", "registers", (True, True, True), 113_728, 2),
+    # Its layers are 40, 128 and 8 KiB, of which the second comes first, then the last; outputs 10.6.
+    (WIDE, "sm_80", "records", (False, True, True), 150_080, 1),
+    (WIDE, "sm_86", "records", (True, False, True), 59_968, 1),
+    (WIDE, "sm_89", "records", (True, False, True), 59_968, 1),
+    (WIDE, "sm_90", "pieces", (True, True, True), 191_040, 1),
+]
+
+
+@pytest.mark.parametrize(("request_", "gpu", "way", "in_shared", "shared_bytes", "at_once"), FITS)
+def test_what_fits_a_gpu_decides_how_gradients_are_summed_up(request_, gpu, way, in_shared, shared_bytes, at_once):
+    limits = GPUS[gpu]
+    learning = plan(request_, limits, "bf16").learning(1 << 22, 1, 1)
+    (one,) = learning.networks
+    assert one.way == way
+    assert tuple(one.learn.constants[f"SHARED{layer}"] for layer in (1, 2, 3)) == in_shared
+    assert one.learn.shared_bytes == shared_bytes <= limits.shared_bytes
+    assert learning.blocks_at_once == at_once
+    assert at_once * (shared_bytes + 1024) <= limits.shared_bytes + 1024
+    assert one.learn.num_blocks == at_once * limits.num_multiprocessors
+    assert learning.num_chunks == (1 if way == "registers" else 4)
+    if way == "pieces":  # of 128 rows: 2 of layer 2, 2 of the others; 132 blocks have 33 shares of the samples
+        assert (one.products.num_blocks, one.num_parts) == (132, 33)
+        assert one.products.shared_bytes == 512 + 4 * 24 * 2048 <= limits.shared_bytes
+
+
+@pytest.mark.parametrize(("gpu", "num_blocks"), [("sm_80", 216), ("sm_86", 168), ("sm_90", 264)])
+def test_many_rows_are_played_for_by_two_tiles_a_warp(gpu, num_blocks):
+    found = plan(NARROW, GPUS[gpu], "bf16")
+    for num_rows, tiles, blocks in ((1 << 20, 2, num_blocks), (160, 1, 10)):
+        (part,), at_once = plan_acting([(found, found.shapes[0], num_rows)])
+        assert (part.constants["ROW_TILES"], part.num_blocks, at_once) == (tiles, blocks, 2)
+
+
+def test_networks_of_one_launch_share_its_blocks_by_their_work():
+    """Tiles of weights: the actor has 4 x 1 + 1 x 4, the critic 1 x 1 + 1 x 1. There are 168 blocks."""
+    found = plan(Request(6, (64,), (5,), critic_widths=(16,)), GPUS["sm_86"], "bf16")
+    parts, _ = plan_acting([(found, shape, 1 << 20) for shape in found.shapes])
+    assert [part.num_blocks for part in parts] == [134, 34]
+
+
+@pytest.mark.parametrize("action", [spaces.MultiDiscrete([4, 2]), spaces.Box(-1, 1, (2,))])
+def test_a_request_is_what_a_config_and_spaces_say(action):
+    seen = spaces.Dict({key: spaces.Box(-1, 1, (3, size), np.float32) for key, size in (("near", 2), ("far", 1))})
+    layout = Layout({"all": Group(range(2), seen, action)})
+    places = tuple(layout.observation["all"].values()), layout.action["all"]
+    spec = GroupSpec("all", range(2), layout, *places, None, seen, action, all_agents=2, may_leave=False)
+    model = ModelConfig(type="gru", fc_dims=(7,), shared_trunk=False, activation="tanh", layer_norm=True)
+    config = PolicyConfig(agent_id=True, normalize_observation=True, model=model)
+    heads = (4, 2) if isinstance(action, spaces.MultiDiscrete) else None
+    assert Request.of(config, spec) == Request(
+        9, (7,), heads, (7,), GRU, "tanh", True, True, sees_agent_id=True, observations=(np.float32,) * 2
+    )
+    plain, central = (Request.of(ActorCriticConfig(central_critic=one), spec) for one in (False, True))
+    assert (plain.critic_widths, plain.has_central_critic) == (None, False)
+    assert (central.critic_widths, central.has_central_critic) == ((32, 32), True)
+
+
+def test_limits_are_those_of_the_gpu_that_is_there(monkeypatch):
+    properties = SimpleNamespace(major=8, minor=9, shared_memory_per_block_optin=99 << 10, multi_processor_count=128)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    for is_available, expected in ((True, GPUS["sm_89"]), (False, LARGE_GPU)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=is_available: found)
+        assert Limits.of_device("cuda") == expected
+        assert Limits.of_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    properties.major, properties.minor = 9, 0
+    assert Limits.of_device("cuda").has_warpgroups
+    debug = SimpleNamespace(device=torch.device("cuda"), has_warpgroups=False)
+    assert not Limits.of(debug).has_warpgroups
