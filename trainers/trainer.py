@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from trainers.acting.actor import make_actors
-from trainers.algorithms import find_algorithm
+from trainers.algorithms import check_algorithm, find_algorithm
 from trainers.algorithms.algorithm import Algorithm, Clock
 from trainers.callbacks import Callback, Callbacks
 from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout
-from trainers.experience.spec import GroupSpec, spec_of
+from trainers.experience.spec import spec_of
 from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
 from trainers.learning.distributed import device_of, join, world
@@ -37,14 +37,14 @@ from trainers.run.generators import generator_states, prepare_generators, seed_e
 from trainers.run.memory import check_memory, explains_shortage
 from trainers.run.run_folder import RunFolder
 from trainers.run.stop import Stopped, StopSignals, signal_name
-from trainers.settings.config import SHARED, Config, PolicyConfig, TrainerConfig, check_run_name, total_env_steps
+from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name, total_env_steps
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.config import shown, to_plain
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import CheckpointError, EnvError, KernelError
+from warpdrive.errors import CheckpointError, KernelError
 
 
 class Trainer:
@@ -97,7 +97,7 @@ class Trainer:
         specs = {name: spec_of(env, name) for name in agents}
         for name, spec in specs.items():  # what no policy can see or act in is told before anything is made or compiled
             make_head(spec.action_space)
-            _check_algorithm(config.policy[name], spec)
+            check_algorithm(config.policy[name], spec)
         self.world = join(settings)
         self.backend = make_backend(settings)
         check_memory(config, env, self.backend)
@@ -434,13 +434,6 @@ def make_backend(settings: TrainerConfig) -> Backend:
     if world().size > 1 and driver == "auto" and BindingsDriver.is_installed():
         driver = "bindings"  # PyCUDA's launches keep Python from ending a rank whose device waits for a dead one
     return choose_backend(env_backend, device_of(settings), driver=driver)
-
-
-def _check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
-    """Raises EnvError where an algorithm cannot learn what a policy is to do."""
-    why = find_algorithm(config.algorithm)[0].why_not(config, spec)
-    if why is not None:
-        raise EnvError(f"policy.{spec.name}: {config.algorithm} {why}")
 
 
 def max_truncations(env: Env, num_steps: int) -> int:

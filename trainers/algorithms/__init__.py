@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainers.settings.outside import config_class, import_class, is_outside
+from trainers.settings.outside import class_name, config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from trainers.experience.spec import GroupSpec
+    from trainers.settings.config import PolicyConfig
 
 NOT_ALGORITHMS = {"algorithm", "on_policy"}
 ALGORITHMS = sorted(
@@ -29,6 +34,13 @@ def find_algorithm(name: str) -> tuple[type, type]:
         raise ConfigError(f"unknown algorithm '{name}'.{did_you_mean(name, ALGORITHMS)} ({known})")
     module = importlib.import_module(f"{__name__}.{name.lower()}")
     return getattr(module, name), getattr(module, f"{name}Config")
+
+
+def check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
+    """Raises EnvError where an algorithm cannot learn what a policy is to do."""
+    why = find_algorithm(config.algorithm)[0].why_not(config, spec)
+    if why is not None:
+        raise EnvError(f"policy.{spec.name}: {class_name(config.algorithm)} {why}")
 
 
 def _from_outside(name: str) -> tuple[type, type]:
