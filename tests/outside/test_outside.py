@@ -19,6 +19,7 @@ import yaml
 
 from trainers import cli
 from trainers.evaluation import load_policies
+from trainers.fused import plan
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
@@ -200,6 +201,33 @@ def test_two_armed_bandit_is_learned(tmp_path, device):
     trainer.train()
     assert trainer.run.metrics[-1]["rollout/ep_rew_mean"] > 3  # over the whole run; 2 by chance, 4 at most
     assert trainer.rollout.reward.mean().item() > 0.95
+
+
+VARIANTS = """
+from trainers.algorithms.ppo import PPO
+
+class Variant(PPO):
+    def learn(self):
+        return {**super().learn(), "is_variant": 1.0}
+
+class SameLoss(PPO):
+    loss_of_kernels = PPO.loss_of_kernels
+"""
+
+
+@pytest.mark.parametrize(("name", "path"), [("Variant", "torch"), ("SameLoss", "fused")])
+def test_fused_kernels_do_not_stand_in_for_a_variant_that_does_not_ask_for_them(tmp_path, monkeypatch, name, path):
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "variants.py").write_text(VARIANTS)
+    policy = {"shared": {"algorithm": f"variants:{name}", "num_epochs": 1}}
+    sizes = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80, "device": "cpu", "precision": "bf16"}
+    saving = {"basedir": str(tmp_path)}
+    trainer = Trainer(read_config({"name": "cartpole", "trainer": sizes, "policy": policy, "saving": saving}))
+    group, algorithm = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
+    assert (group.actor.path, algorithm.path) == (path, path)
+    assert ("is_variant" in trainer.iterate()["shared"]) == (name == "Variant")
+    sys.modules.pop("variants")
 
 
 def test_weights_are_the_same_for_the_same_seed_and_others_for_another(tmp_path):

@@ -43,6 +43,14 @@ def check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
         raise EnvError(f"policy.{spec.name}: {class_name(config.algorithm)} {why}")
 
 
+def why_no_kernels(name: str) -> str | None:
+    """Why fused kernels do not stand in for an algorithm: one from outside may differ from what it derives from, unless
+    its class has a `loss_of_kernels` of its own."""
+    if is_outside(name) and "loss_of_kernels" not in vars(find_algorithm(name)[0]):
+        return f"{class_name(name)} says nothing of its loss_of_kernels"
+    return None
+
+
 def _from_outside(name: str) -> tuple[type, type]:
     from trainers.algorithms.algorithm import Algorithm
     from trainers.settings.config import PolicyConfig
