@@ -101,11 +101,14 @@ class Actor(nn.Module):
             ]
         else:
             sizes = head.head_sizes
-            names = ["logits"] if len(sizes) == 1 else [f"logits_{i}" for i in range(len(sizes))]
-            meaning = "logarithms of the actions' weights" + (f"; {MASKED:g} for what may not be taken" * self.has_mask)
+            word, meaning = "logits", "logarithms of the actions' weights"
+            if self.policy.acts_by == "q":
+                word, meaning = "q_values", "the discounted return that is expected of each action"
+            names = [word] if len(sizes) == 1 else [f"{word}_{i}" for i in range(len(sizes))]
+            meaning += f"; {MASKED:g} for what may not be taken" * self.has_mask
             found = [Slot(name, (size,), "float32", meaning) for name, size in zip(names, sizes, strict=True)]
             shape = () if hasattr(self.space, "n") else (len(sizes),)
-            found.append(Slot(ACTION, shape, "int32", "the likeliest action, the lowest of equals"))
+            found.append(Slot(ACTION, shape, "int32", "the likeliest or best action, the lowest of equals"))
         if self.with_value:
             meaning = "the critic's estimate of the discounted return, in the unit of the rewards that it learned from"
             found.append(Slot(VALUE, (), "float32", meaning))
