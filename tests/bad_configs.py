@@ -1,7 +1,5 @@
 """Configs that are wrong, each with the lines that must come; test_bad_inputs.py tries them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

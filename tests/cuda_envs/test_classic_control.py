@@ -1,7 +1,5 @@
 """The five classic control envs against Gymnasium's own, step by step from the same state."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -59,8 +57,6 @@ def at(values: np.ndarray, place: float) -> np.ndarray:
     """Which are the place, exactly or as a float32."""
     return np.abs(values - place) < 1e-6
 
-
-# ---------------------------------------------------------------------------------------------------- the cases
 
 MAX_THETA = math.radians(12)
 
@@ -249,9 +245,6 @@ def pull_state(case: Case, env: EnvWrapper) -> Columns:
     return {name: env.data.pull(name) for name in case.start}
 
 
-# ---------------------------------------------------------------------------------------------------- a step
-
-
 def step_gymnasium(
     case: Case, state: Columns, action: np.ndarray
 ) -> tuple[Columns, np.ndarray, np.ndarray, np.ndarray]:
@@ -344,9 +337,6 @@ def beside_left_wall(ours: Columns, theirs: Columns) -> np.ndarray:
         return np.zeros(NUM_ENVS, bool)
     stops_one = (ours["velocity"] == 0) ^ (theirs["velocity"] == 0)
     return stops_one & (np.abs(theirs["position"] + 1.2) < TOLERANCE)
-
-
-# ---------------------------------------------------------------------------------------------------- episodes
 
 
 @default_cases

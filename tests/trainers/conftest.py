@@ -1,7 +1,5 @@
 """What the trainer's tests share."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An env whose definition is wrong gets one line that names the env or its kernel, what is wrong, and where."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

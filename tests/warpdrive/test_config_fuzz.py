@@ -4,8 +4,6 @@ hangs is ended by its timeout.
 WARPDRIVE_NUM_FUZZED_CONFIGS=10000 makes more of them than a test run does, anew each time.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

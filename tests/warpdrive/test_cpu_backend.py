@@ -60,9 +60,6 @@ def module(request: pytest.FixtureRequest, compiler: str) -> CpuModule:
     return request.getfixturevalue("fast")
 
 
-# ---- features
-
-
 def test_every_thread_of_a_two_dimensional_block_knows_its_place(module):
     out = ints(3, 2, 4, 4)
     launch(module, "indices", out, blocks=3, block=(4, 2))
@@ -165,9 +162,6 @@ def test_char_is_signed_on_every_machine(compiler):
     assert out.tolist() == [-1, -2, 1]
 
 
-# ---- launches
-
-
 def test_results_are_the_same_bits_on_one_and_two_threads(fast, compiler):
     one = load(CpuBackend(num_threads=1, compiler=compiler))
     x = torch.rand(64, generator=torch.Generator().manual_seed(1))
@@ -202,9 +196,6 @@ def test_a_failed_assert_is_an_error_without_debug_mode_too(fast):
 def test_too_large_a_block_is_refused(fast):
     with pytest.raises(KernelError, match="a block of 2000 x 1 threads. Use 1 to 1024"):
         launch(fast, "indices", ints(8000, 4), block=(2000, 1))
-
-
-# ---- what the compilers refuse
 
 
 def refusal(compiler: str, text: str, constants: str = "") -> str:

@@ -1,7 +1,5 @@
 """Each thing that can be wrong with a machine gets its line and its fix; what is missing here is feigned."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib
@@ -24,9 +22,6 @@ from warpdrive.findings import OK, PROBLEM, WARNING, Finding, Torch
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-# ------------------------------------------------------------------------------------------ the driver itself
 
 
 class Library:
@@ -152,9 +147,6 @@ def test_a_gpu_that_nobody_may_use_is_a_problem():
     assert has(found, PROBLEM, "lets nobody use it", "nvidia-smi -i 0 -c DEFAULT")
 
 
-# ----------------------------------------------------------------------------------------- torch and packages
-
-
 @pytest.mark.parametrize(
     ("torch", "driver", "state", "text", "fix"),
     [
@@ -207,9 +199,6 @@ def test_packages_are_held_to_what_is_needed():
     assert extras.text.startswith("pycuda 2026.1 [cuda]: ")
 
 
-# ------------------------------------------------------------------------------------------- folders and disks
-
-
 def test_a_cache_of_ones_own_is_well(own_cache):
     own_cache.mkdir(mode=0o700)
     (own_cache / "kernel.so").write_bytes(bytes(2_000_000))
@@ -248,9 +237,6 @@ def test_a_full_disk_is_told(own_cache, monkeypatch):
     assert has(doctor.check_disks()[0], PROBLEM, "0.1 GB free", "make room")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage(10**12, 10**12, 4_000_000_000))
     assert has(doctor.check_disks()[0], WARNING, "4.0 GB free", "saving.basedir")
-
-
-# ------------------------------------------------------------------------------------------------ what would run
 
 
 COMPILER, NO_COMPILER = Finding("host compiler", OK, "g++"), Finding("host compiler", PROBLEM, "none", "install g++")

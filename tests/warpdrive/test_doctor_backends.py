@@ -1,7 +1,5 @@
 """What compiles and what launches gets its line and its fix in the doctor; what is missing here is feigned."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os
@@ -16,9 +14,6 @@ from warpdrive.findings import OK, PROBLEM, WARNING, Finding
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-# ----------------------------------------------------------------------------------------------- what compiles
 
 
 def test_no_compiler_is_told_with_how_to_install_one(no_compiler):
@@ -69,9 +64,6 @@ def test_nvrtc_is_held_against_driver_and_gpu(monkeypatch):
     assert has(examine.check_nvrtc(OLD), PROBLEM, "a driver for CUDA 12.4 cannot load", "cuda-bindings==12.*")
     volta = NvidiaDriver(None, (13, 0), None, (Gpu("Tesla V100", 1, (7, 0)),), True)
     assert has(examine.check_nvrtc(volta), PROBLEM, "does not compile for Tesla V100 (sm_70)", "an older")
-
-
-# ---------------------------------------------------------------------------------------- PyCUDA, cuda.bindings
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """An env may give a state of the whole, which no agent sees, for a critic that may see all."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

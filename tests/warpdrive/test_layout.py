@@ -1,7 +1,5 @@
 """Groups that see and act differently have arrays of their own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

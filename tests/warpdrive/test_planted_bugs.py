@@ -1,7 +1,5 @@
 """Bugs that kernels have are found by `check_env`, or by a sanitizer, and named by their line where it can be known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -6,8 +6,6 @@ smooth L1; half our weight of PPO's value loss, as ours has the half of the squa
 before, as TorchRL divides by the deviation of a sample (n - 1).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +36,6 @@ from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 NUM_SAMPLES, NUM_FEATURES = 64, 6
 SPACES = {"discrete": spaces.Discrete(5), "continuous": spaces.Box(-1.0, 1.0, (3,), np.float32)}
-
-
-# -------------------------------------------------------------------------------------------- learners
 
 
 @dataclass
@@ -230,9 +225,6 @@ def test_ppo_is_torchrls_clip_ppo_loss(space, shared_trunk, normalize, clip_valu
     assert 0.7 * figures["value_loss"] == pytest.approx(expected["loss_critic"].item(), abs=1e-6, rel=1e-6)
     assert -0.05 * figures["entropy"] == pytest.approx(expected["loss_entropy"].item(), abs=1e-6, rel=1e-6)
     assert_same_gradient(gradient, expected_gradient, group.policy)
-
-
-# ------------------------------------------------------------------------------------------ advantages
 
 
 def random_steps(rollout, group, final_value: torch.Tensor, num_truncated: torch.Tensor, seed: int):

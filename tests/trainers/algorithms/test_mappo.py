@@ -4,8 +4,6 @@ Most tests play `climbers` (tests/warpdrive/envs): each climber sees its height,
 everyone's height and the part of the episode that is over. At height 3 a climber leaves the game.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,9 +60,6 @@ def numbers(group) -> torch.Tensor:
     """[T, E, agents, agents]: which agent each row of a rollout is."""
     num_agents = len(group.agents)
     return torch.eye(num_agents, device=group.advantage.device).expand(*group.advantage.shape[:2], -1, -1)
-
-
-# ------------------------------------------------------------------------------------------------ the details
 
 
 def test_detail_01_the_critic_reads_the_global_state_of_the_env_and_the_actor_does_not(train):
@@ -431,9 +426,6 @@ def test_detail_14_steps_that_are_no_multiple_of_a_chunk_are_refused(train):
     train(num_steps=25, model={"type": "gru", "sequence_length": 5})
     train(num_steps=25, model={"type": "gru", "sequence_length": None})
     train(num_steps=25)
-
-
-# ----------------------------------------------------------------------------------- the state in a whole run
 
 
 @pytest.mark.parametrize("type", ["mlp", "gru"])

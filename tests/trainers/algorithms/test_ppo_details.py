@@ -2,8 +2,6 @@
 PPO" (those of Atari and of recurrent networks left out), and what that paper tells beside them. Those of continuous
 actions are in test_ppo_details_continuous.py."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -334,9 +332,6 @@ def test_detail_13_the_value_loss_reaches_the_actors_layers_only_where_they_are_
     if not shared_trunk:
         assert network.critic_trunk[0].weight.grad.any()
     assert network.policy_head.weight.grad is None
-
-
-# ---------------------------------------------------------------------------------------------- extras
 
 
 def test_clip_range_annealing_narrows_the_clip_along_its_schedule(tag):

@@ -1,7 +1,5 @@
 """A game that goes wrong once, at a known env, agent and step: a NaN, an infinity, or a write to where nothing is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

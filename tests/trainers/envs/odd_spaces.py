@@ -1,7 +1,5 @@
 """Envs that are never stepped: their groups see or do what is seldom seen, or are called what they may not be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

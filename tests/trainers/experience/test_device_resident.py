@@ -1,7 +1,5 @@
 """Nothing of a rollout crosses the bus, and the host waits for nothing between two reports."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

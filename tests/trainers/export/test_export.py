@@ -1,7 +1,5 @@
 """An exported file does what its policy did in the game: the same actions, log-probabilities and values, every step."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

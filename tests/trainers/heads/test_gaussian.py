@@ -1,7 +1,5 @@
 """Continuous actions, from the head to the env."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -35,9 +33,6 @@ def pendulum(tiny):
         )
 
     return make
-
-
-# ------------------------------------------------------------------------------------------------ head
 
 
 def test_log_prob_and_entropy_and_their_gradients_are_those_of_torch():
@@ -79,9 +74,6 @@ def test_make_head_makes_one_number_of_each_axis_with_the_deviation_asked_for():
 def test_a_box_that_is_no_row_of_floats_is_refused(space, words):
     with pytest.raises(EnvError, match=words):
         make_head(space)
-
-
-# --------------------------------------------------------------------------------------------- rollout
 
 
 def test_stored_log_prob_is_that_of_the_policy_at_the_stored_action(pendulum):
@@ -138,9 +130,6 @@ def test_greedy_evaluation_plays_the_mean(pendulum):
     mean, _ = group.policy(group.observation[:-1].flatten(0, 2))
     torch.testing.assert_close(group.action.flatten(0, 2), mean.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rollout.action.flatten(0, 2), mean.detach().clamp(-2.0, 2.0), rtol=1e-4, atol=1e-5)
-
-
-# -------------------------------------------------------------------------------------------- training
 
 
 @pytest.mark.parametrize("algorithm", ["A2C", "PPO"])

@@ -1,7 +1,5 @@
 """Actions that may not be taken, and agents that are out of the game."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,9 +41,6 @@ def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
         )
 
     return make
-
-
-# ------------------------------------------------------------------------------------------------- action masks
 
 
 def takes_forbidden(group: GroupRollout) -> torch.Tensor:
@@ -201,9 +196,6 @@ def test_a_mask_of_all_agents_is_cut_by_group_and_whole_for_a_policy_for_all():
 def test_a_policy_for_all_is_refused_where_only_some_have_a_mask():
     with pytest.raises(EnvError, match=r"the env gives action_mask_group0, of some\. Give each group its own policy"):
         spec_of(MaskedByGroup(2, 1), "shared")
-
-
-# ---------------------------------------------------------------------------------------------- inactive agents
 
 
 def test_an_agent_counts_up_to_the_step_in_which_it_leaves_and_not_after_it(make_trainer):

@@ -1,7 +1,5 @@
 """Several heads, several groups, and episodes without end, all the way through training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

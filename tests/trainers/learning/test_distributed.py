@@ -1,7 +1,5 @@
 """Several ranks train as one process with the same global batch does; one that dies ends all."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -100,8 +98,6 @@ def test_several_minibatches_are_others_but_ranks_stay_equal(two_ranks_and_one, 
     assert any(not torch.allclose(tensor, theirs[name], rtol=1e-3) for name, tensor in ours.items())
     assert all(tensor.isfinite().all() for tensor in ours.values())
 
-
-# --------------------------------------------------------------------------------------------- the command line
 
 TRAIN = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
 TRAIN += "from trainers.cli import main; sys.exit(main())"
@@ -239,9 +235,6 @@ def test_what_one_rank_meets_stops_all_and_is_told_once(tmp_path, monkeypatch, p
     place = "env 5, agent 2, step 4 of iteration 2 (step 14 of the run)"
     assert line.startswith(f"error: policy '{name}': reward is a NaN or an infinity at {place}. ")
     assert not (tmp_path / "a" / "checkpoints").exists()
-
-
-# --------------------------------------------------------------------------------------------- without processes
 
 
 def test_alone_nothing_is_summed_and_nobody_is_asked():

@@ -1,7 +1,5 @@
 """A NaN or an infinity stops a run, is told with its place, and is neither learned from nor saved."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
@@ -113,9 +111,6 @@ MEND = "Mend the env's kernel: python -m warpdrive.testing shows what it does."
 LOWER = "Lower its lr, or normalize_observation if the env's numbers are large."
 
 
-# ------------------------------------------------------------------------------------------ what envs give
-
-
 @BOTH
 @NAN_OR_INF
 @pytest.mark.parametrize("save", [0, 1], ids=["saved at the end", "saved each time"])
@@ -177,9 +172,6 @@ def test_of_several_the_first_is_told(make_trainer):
         "policy 'others': reward is a NaN or an infinity at env 1, agent 1, step 4 of iteration 3 "
         f"(step 24 of the run). {MEND}",
     )
-
-
-# ---------------------------------------------------------------------------------------- what learning makes
 
 
 def spoil_samples(trainer: Trainer, name: str, row: int, value: float) -> None:
@@ -266,9 +258,6 @@ def test_a_policy_that_makes_no_numbers_is_named_with_the_tensor(make_trainer, t
         trainer.guard.raise_if_halted(trainer.iteration)
     with pytest.raises(CheckpointError, match=rf"policy\.others: 'network\.{head}\.bias' holds a NaN"):
         trainer.save()
-
-
-# --------------------------------------------------------------------------------------------------- afterwards
 
 
 def test_a_run_without_a_fault_is_not_stopped(make_trainer):

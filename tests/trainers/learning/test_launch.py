@@ -1,7 +1,5 @@
 """Ranks that are launched sum, agree and end together; a launch leaves its process as it was."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

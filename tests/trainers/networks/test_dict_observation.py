@@ -1,7 +1,5 @@
 """Observations that are no row of float32: several parts, pictures, bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

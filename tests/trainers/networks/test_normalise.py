@@ -1,7 +1,5 @@
 """Running statistics, against numpy on everything seen so far."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -31,9 +29,6 @@ def assert_moments(norm: ObservationNorm | RewardNorm, rows: np.ndarray) -> None
     np.testing.assert_allclose(norm.mean.cpu(), rows.mean(0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(norm.variance.cpu(), rows.var(0), rtol=1e-5, atol=1e-5)
     assert norm.count.item() == len(rows)
-
-
-# ----------------------------------------------------------------------------------------- observations
 
 
 @pytest.mark.parametrize("sizes", [(50,), (1, 1, 1), (7, 100, 3, 3, 900), (20,) * 40])
@@ -117,9 +112,6 @@ def test_a_central_critic_has_statistics_of_its_own(tiny):
     assert_moments(norm, samples.critic_input.cpu().numpy())
 
 
-# ---------------------------------------------------------------------------------------------- rewards
-
-
 def reward_scales(rewards, ended, discount):
     """What each rollout's rewards are to be multiplied with, in plain Python.
 
@@ -192,9 +184,6 @@ def test_reward_statistics_ignore_agents_out_of_the_game():
     assert scale.item() == pytest.approx(1 / counted.astype(np.float64).std(), rel=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- returns
-
-
 def test_value_moments_are_debiased_by_hand():
     norm = ValueNorm(beta=0.5)
     assert norm.moments.tolist() == [0.0, 1.0]  # nothing was seen
@@ -246,9 +235,6 @@ def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(
     assert norm.moments.tolist() == pytest.approx([6.0, 0.1], rel=1e-4)  # of the returns of this rollout
     samples = group.samples(torch.arange(3, device=group.advantage.device))
     assert learner.targets_of(samples).tolist() == pytest.approx([0.0] * 3, abs=1e-4)
-
-
-# ------------------------------------------------------------------------------------------ checkpoints
 
 
 def test_a_checkpoint_holds_all_statistics_and_the_sums_under_way(tiny):

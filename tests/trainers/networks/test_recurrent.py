@@ -1,7 +1,5 @@
 """Policies that remember: what they learn with it, and that training sees the memory that play had."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,9 +56,6 @@ def all_units(group: GroupRollout) -> torch.Tensor:
     return torch.arange(group.num_units, device=group.advantage.device)
 
 
-# ------------------------------------------------------------------------------------------------ learning
-
-
 @pytest.mark.parametrize(("network", "can_recall"), [("gru", True), ("mlp", False)])
 def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_trainer, network, can_recall):
     """Right half the time is 0.5; to be right always, what was seen 5 steps ago must be known."""
@@ -76,9 +71,6 @@ def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_trai
     else:
         assert last < 0.6
         assert score < 0.6
-
-
-# ---------------------------------------------------------------------------------------------- stored state
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -220,9 +212,6 @@ def test_a_run_resumed_within_an_episode_remembers_it(make_trainer):
     whole = one.policies["shared"].state_dict()
     assert all(torch.equal(whole[name], states[0][name]) for name in whole)
     assert not all(torch.equal(whole[name], states[1][name]) for name in whole)
-
-
-# ---------------------------------------------------------------------------------------------- minibatches
 
 
 def test_each_sequence_of_each_env_is_learned_from_once_an_epoch(make_trainer, monkeypatch):

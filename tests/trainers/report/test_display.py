@@ -1,7 +1,5 @@
 """What a terminal shows of a run."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """Learning curves of run folders, whatever state these are in."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import json
@@ -78,7 +76,6 @@ def test_seeds_that_share_no_seconds_have_no_mean_and_are_named(make_run, tmp_pa
         run(fast, slow, "--x", "time", "--output", tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
     assert run(fast, slow, "--output", tmp_path / "a.png") == 0
-
 
 
 def test_legend_says_what_differs_between_other_runs(make_run):

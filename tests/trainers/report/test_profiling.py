@@ -1,7 +1,5 @@
 """profile=True: a trace and a table of a few iterations."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run reports, and that nobody waits for it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -35,9 +33,6 @@ def pattern(name: str) -> str:
     if len(words) == 3:
         words[1] = "<group>" if words[0] == "eval" else "<policy>"
     return "/".join(words)
-
-
-# ---------------------------------------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize("algorithm", ["A2C", "PPO", "MAPPO"])
@@ -87,9 +82,6 @@ def test_the_parts_of_an_iteration_are_no_longer_than_the_run(tiny):
         seconds_an_iteration = 60 / line["time/fps"]
         parts = [line[f"perf/{name}_ms"] for name in ("env", "policy", "learn")]
         assert 0 < sum(parts) / 1e3 <= 1.5 * seconds_an_iteration
-
-
-# ------------------------------------------------------------------------------------- arriving later
 
 
 def test_what_a_report_reads_the_device_has_passed(tiny, monkeypatch):
@@ -219,8 +211,6 @@ def test_what_the_guard_finds_stops_the_run_before_anything_of_it_is_saved(tiny,
     last = logged(trainer)[-1]
     assert (last["time/iterations"], last["health/nonfinite"] > 0) == (3, True)
 
-
-# ------------------------------------------------------------------------------------------ faults
 
 TORCH = (
     "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'\n"

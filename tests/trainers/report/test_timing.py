@@ -1,7 +1,5 @@
 """Where an iteration's time goes: on a CPU by the clock, on a GPU by events that nobody waits for."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

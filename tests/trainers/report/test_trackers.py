@@ -1,7 +1,5 @@
 """TensorBoard and Weights & Biases get what metrics.jsonl gets; what fails there is said once and ends no run."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import math

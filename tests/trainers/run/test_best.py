@@ -1,7 +1,5 @@
 """Which checkpoints stay, and which of them is the best."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -79,9 +77,6 @@ def test_a_damaged_manifest_hides_no_other_checkpoint(tmp_path):
     (place / "manifest.json").write_text("{")
     save(tmp_path, 2, 1.0)
     assert best(tmp_path) == 2
-
-
-# ------------------------------------------------------------------------------------------------ in a run
 
 
 def test_the_default_is_the_evaluation_where_there_is_one(tiny):

@@ -1,7 +1,5 @@
 """Files are whole or not there, and a run outlives a disk that is full and a reader that is gone."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -118,9 +116,6 @@ def test_what_is_no_plain_file_is_not_read(tmp_path, kind):
     what = "a folder, no file" if kind == "folder" else "no plain file"
     with pytest.raises(CheckpointError, match=rf"rng\.json: {what}"):
         disk.read(path)
-
-
-# ------------------------------------------------------------------------------------------------ in a run
 
 
 def test_a_full_disk_is_said_once_until_there_is_room_again(tiny, monkeypatch, capsys):

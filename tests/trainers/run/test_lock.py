@@ -1,7 +1,5 @@
 """One process trains in a run folder at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

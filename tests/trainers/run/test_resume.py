@@ -1,7 +1,5 @@
 """A run that stopped and went on is the run that never stopped, bit for bit; so is a run made again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a run leaves stays bounded, however long it is."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

@@ -3,8 +3,6 @@
 All of them run in this process; some, and with WARPDRIVE_ALL_BAD_INPUTS=1 all, as programs, whose CPU time is told.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

@@ -1,7 +1,5 @@
 """`gae_with_inactive` against the definition in kernels/gae.cu, summed step by step in plain Python."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
