@@ -1,4 +1,7 @@
-"""Small runs of every kind of policy and algorithm, as configs without `saving`."""
+"""Small runs of every kind of policy and algorithm, as configs without `saving`; and what a run reported."""
+
+import json
+from pathlib import Path
 
 SMALL = {"fc_dims": [8]}
 NORMALISED = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
@@ -61,3 +64,8 @@ RUNS = {
 def config_of(run: str, trainer: dict, saving: dict) -> dict:
     """A whole config of one of these runs."""
     return {**RUNS[run], "trainer": {**RUNS[run].get("trainer", {}), **trainer}, "saving": saving}
+
+
+def reports_of(run: Path) -> list[dict]:
+    """The lines of a run folder's metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

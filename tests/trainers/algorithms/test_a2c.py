@@ -81,17 +81,6 @@ def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_sa
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_schedule_sets_the_learning_rate(tiny):
-    trainer = Trainer(tiny(policy={"shared": {"lr": [[0, 0.01], [120, 0.002]]}}))
-    (settings,) = trainer.algorithms["shared"].optimizer.param_groups
-    told, used = [], []
-    for _ in range(3):
-        told.append(trainer.iterate()["shared"]["learning_rate"])
-        used.append(float(settings["lr"]))
-    assert told == pytest.approx([0.01, 0.006, 0.002])  # before 0, 60 and 120 env steps
-    assert used == pytest.approx(told)
-
-
 def test_policy_not_to_train_stays_as_it_is(tiny):
     trainer = Trainer(tiny(policy__runner={"to_train": False}))
     before = {

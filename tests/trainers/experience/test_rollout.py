@@ -49,14 +49,6 @@ def test_nothing_is_allocated_anew_from_rollout_to_rollout(tiny):
     assert [array.data_ptr() for array in arrays] == before
 
 
-def test_a_rollout_goes_on_where_the_last_one_ended(tiny):
-    trainer = Trainer(tiny())
-    trainer.rollout.collect()
-    last = trainer.rollout.observation[-1].clone()
-    trainer.rollout.collect()
-    assert torch.equal(trainer.rollout.observation[0], last)
-
-
 def test_stored_log_prob_and_value_are_those_of_the_policy(tiny):
     trainer = Trainer(tiny())
     trainer.rollout.collect()

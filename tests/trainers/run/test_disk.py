@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainers_runs import reports_of
 
 from trainers.cli import main
 from trainers.errors import NotSavedError, RunFolderError
@@ -159,7 +160,7 @@ def test_logs_that_cannot_be_written_are_said_once_and_missed(tiny, monkeypatch,
     trainer.iterate = iterate
     trainer.train()
     assert capsys.readouterr().out.count("lines of its logs are lost (the disk is full: ") == 1
-    lines = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
+    lines = reports_of(trainer.run.path)
     assert [line["time/iterations"] for line in lines] == [1, 3]
     assert (trainer.run.checkpoints / "last").is_dir()
 
