@@ -37,16 +37,10 @@ def tiny(tmp_path: Path, device: str):
         mapping = {
             "name": "tag_gridworld",
             "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
-            "trainer": {
-                "num_envs": 6,
-                "train_batch_size": 60,
-                "total_timesteps": 180,
-                "device": device,
-                "seed": 5,
-            },
+            "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 180, "device": device, "seed": 5},
             "policy": {"tagger": {"lr": 0.01}, "runner": {"model": {"fc_dims": [8]}}},
             "saving": {"basedir": str(tmp_path / "runs"), "metrics_log_freq": 1},
-        }
+        }  # fmt: skip
         for path, value in changes.items():
             section = mapping
             *parents, key = path.split("__")

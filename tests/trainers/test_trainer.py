@@ -91,12 +91,9 @@ def test_taggers_learn_to_catch_a_runner_that_stays(tiny):
     A wrong sign anywhere in the loss, the advantage or the reward makes the mean return fall.
     """
     config = tiny(
-        trainer__num_envs=64,
-        trainer__train_batch_size=64 * 14,
-        trainer__total_timesteps=64 * 14 * 100,
-        policy={"tagger": {"lr": 0.01, "gamma": 0.95}, "runner": {"to_train": False}},
-        saving__metrics_log_freq=15,
-    )
+        trainer__num_envs=64, trainer__train_batch_size=64 * 14, trainer__total_timesteps=64 * 14 * 100,
+        policy={"tagger": {"lr": 0.01, "gamma": 0.95}, "runner": {"to_train": False}}, saving__metrics_log_freq=15,
+    )  # fmt: skip
     trainer = Trainer(config)
     with torch.no_grad():
         trainer.policies["runner"].network.policy_head.bias[0] = 100.0

@@ -101,25 +101,17 @@ def test_no_gpu_is_no_mistake():
 @pytest.mark.parametrize(
     ("driver", "state", "text", "fix"),
     [
-        (
-            NvidiaDriver("not found", is_gpu_here=True),
-            PROBLEM,
-            "no driver for it (not found)",
-            "ubuntu-drivers install",
-        ),
+        (NvidiaDriver("not found", is_gpu_here=True), PROBLEM, "no driver for it (not found)",
+         "ubuntu-drivers install"),
         (NvidiaDriver(100), WARNING, "it shows no GPU", "--gpus all"),
         (NvidiaDriver(34), PROBLEM, "the toolkit's stub", "LD_LIBRARY_PATH"),
         (NvidiaDriver(803), PROBLEM, "different versions", "restart the machine"),
         (NvidiaDriver(304), PROBLEM, "the system refused", "nvidia-modprobe"),
         (NvidiaDriver(999), PROBLEM, "cannot start (CUDA error 999)", "nvidia-smi"),
-        (
-            NvidiaDriver(100, closed_files=("/dev/nvidia0",)),
-            PROBLEM,
-            "/dev/nvidia0 cannot be opened",
-            "usermod -aG video",
-        ),
+        (NvidiaDriver(100, closed_files=("/dev/nvidia0",)), PROBLEM, "/dev/nvidia0 cannot be opened",
+         "usermod -aG video"),
     ],
-)
+)  # fmt: skip
 def test_a_driver_that_fails_is_told_with_its_fix(driver, state, text, fix, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if isinstance(driver.error, int) and not driver.closed_files:

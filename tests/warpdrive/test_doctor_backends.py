@@ -97,13 +97,10 @@ def pycuda(tmp_path, monkeypatch):
         ('raise ImportError("version `GLIBCXX_3.4.32\' not found")', "a newer C++ compiler", "libstdcxx-ng"),
         ("import pytools_of_nobody", "a package that it needs", "pip install --force-reinstall pycuda"),
         ("raise PermissionError(13, 'Permission denied', '_driver.so')", "cannot be read", "of your own"),
-        (
-            "raise RuntimeError('something else')",
-            "the reason is its own. It says: something else.",
-            "--force-reinstall",
-        ),
+        ("raise RuntimeError('something else')", "the reason is its own. It says: something else.",
+         "--force-reinstall"),
     ],
-)
+)  # fmt: skip
 def test_each_way_in_which_pycuda_cannot_be_imported_is_told(text, cause, fix, pycuda, monkeypatch):
     pycuda(text)
     monkeypatch.setattr(cuda, "_nvcc", lambda: "nvcc")

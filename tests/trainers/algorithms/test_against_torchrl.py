@@ -176,12 +176,9 @@ def assert_same_gradient(ours: list[torch.Tensor], theirs: list[torch.Tensor], p
 @pytest.mark.parametrize("space", SPACES)
 def test_a2c_is_torchrls_a2c_loss(space, shared_trunk, normalize, seed, monkeypatch):
     config = A2CConfig(
-        vf_loss_coeff=0.7,
-        entropy_coeff=0.05,
-        normalize_advantage=normalize,
-        clip_grad_norm=False,
+        vf_loss_coeff=0.7, entropy_coeff=0.05, normalize_advantage=normalize, clip_grad_norm=False,
         model=ModelConfig(fc_dims=(16, 16), activation="tanh", shared_trunk=shared_trunk),
-    )
+    )  # fmt: skip
     group = RandomGroup(random_policy(config, space, seed), torch.Generator().manual_seed(seed + 100))
     figures, gradient = ours(A2C, config, group, monkeypatch)
     expected, expected_gradient = theirs(A2CLoss, group, normalize, critic_coeff=0.7, entropy_coeff=0.05)
@@ -198,16 +195,10 @@ def test_a2c_is_torchrls_a2c_loss(space, shared_trunk, normalize, seed, monkeypa
 @pytest.mark.parametrize("space", SPACES)
 def test_ppo_is_torchrls_clip_ppo_loss(space, shared_trunk, normalize, clip_value, seed, monkeypatch):
     config = PPOConfig(
-        vf_loss_coeff=0.7,
-        entropy_coeff=0.05,
-        normalize_advantage=normalize,
-        clip_value=clip_value,
-        clip_param=0.2,
-        num_epochs=1,
-        num_minibatches=1,
-        clip_grad_norm=False,
+        vf_loss_coeff=0.7, entropy_coeff=0.05, normalize_advantage=normalize, clip_value=clip_value, clip_param=0.2,
+        num_epochs=1, num_minibatches=1, clip_grad_norm=False,
         model=ModelConfig(fc_dims=(16, 16), activation="tanh", shared_trunk=shared_trunk),
-    )
+    )  # fmt: skip
     group = RandomGroup(random_policy(config, space, seed), torch.Generator().manual_seed(seed + 100))
     figures, gradient = ours(PPO, config, group, monkeypatch)
     expected, expected_gradient = theirs(

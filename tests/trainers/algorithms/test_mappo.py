@@ -34,13 +34,9 @@ def train(tiny):
 
     def make(num_envs: int = 5, num_steps: int = 9, env: dict | None = None, **policy: object) -> Trainer:
         config = tiny(
-            name=CLIMBERS,
-            env=env or {},
-            trainer__num_envs=num_envs,
-            trainer__train_batch_size=num_envs * num_steps,
-            trainer__total_timesteps=100 * num_envs * num_steps,
-            policy={"climber": {"algorithm": "MAPPO", **policy}},
-        )
+            name=CLIMBERS, env=env or {}, trainer__num_envs=num_envs, trainer__train_batch_size=num_envs * num_steps,
+            trainer__total_timesteps=100 * num_envs * num_steps, policy={"climber": {"algorithm": "MAPPO", **policy}},
+        )  # fmt: skip
         return Trainer(config)
 
     return make

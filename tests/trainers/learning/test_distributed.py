@@ -24,13 +24,9 @@ pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[3]
 RANKS = str(ROOT / "tests" / "trainers_ranks.py")
 WHOLE = [
-    "a2c",
-    "ppo with all statistics, whole",
-    "ppo of continuous actions, whole",
-    "ppo that remembers, whole",
-    "mappo, whole",
-    "agents that leave, whole",
-]
+    "a2c", "ppo with all statistics, whole", "ppo of continuous actions, whole", "ppo that remembers, whole",
+    "mappo, whole", "agents that leave, whole",
+]  # fmt: skip
 """Runs whose updates do not depend on the order of samples."""
 FUSED = ["fused kernels, whole"]
 """Likewise, but never in double precision."""
@@ -217,13 +213,9 @@ def test_a_run_goes_on_on_as_many_ranks(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("policy", "name"),
-    [
-        ("{first: {}, others: {}}", "others"),
-        ("{shared: {}}", "shared"),
-        ("{shared: {to_train: false}}", "shared"),
-    ],
+    [("{first: {}, others: {}}", "others"), ("{shared: {}}", "shared"), ("{shared: {to_train: false}}", "shared")],
     ids=["halted by another policy's update", "halted by its update", "found at the report"],
-)
+)  # fmt: skip
 def test_what_one_rank_meets_stops_all_and_is_told_once(tmp_path, monkeypatch, policy, name):
     """Env 5 of 8 is the second of rank 1. The second iteration meets it; the report comes after the third."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "trainers" / "envs"))

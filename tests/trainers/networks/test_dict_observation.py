@@ -44,18 +44,13 @@ def flattened(space: spaces.Space, parts: Mapping[str, np.ndarray]) -> np.ndarra
 
 
 SPACES = {
-    "a Dict": spaces.Dict(
-        {
-            "z": spaces.Box(-1.0, 1.0, (2,), np.float32),
-            "a": spaces.Box(0, 255, (2, 3, 2), np.uint8),
-            "m": spaces.Box(-1.0, 1.0, (), np.float32),
-        }
-    ),
+    "a Dict": spaces.Dict({"z": spaces.Box(-1.0, 1.0, (2,), np.float32), "a": spaces.Box(0, 255, (2, 3, 2), np.uint8),
+                           "m": spaces.Box(-1.0, 1.0, (), np.float32)}),
     "a picture": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
     "bytes": spaces.Box(0, 255, (4,), np.uint8),
     "a number": spaces.Box(-1.0, 1.0, (), np.float32),
     "doubles": spaces.Box(-1.0, 1.0, (3,), np.float64),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("second", [None, "bytes"], ids=["groups share arrays", "each group has its own"])

@@ -17,14 +17,9 @@ PLAIN = {"type": "gru", "fc_dims": [8], "activation": "tanh", "memory_size": 5, 
 POLICIES = {
     "one trunk": {"model": PLAIN},
     "a trunk each": {"model": {**PLAIN, "shared_trunk": False, "layer_norm": True}},
-    "all that changes inputs": {
-        "model": PLAIN,
-        "central_critic": True,
-        "agent_id": True,
-        "normalize_observation": True,
-        "normalize_return": True,
-    },
-}
+    "all that changes inputs": {"model": PLAIN, "central_critic": True, "agent_id": True, "normalize_observation": True,
+                                "normalize_return": True},
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -11,20 +11,11 @@ from trainers.trainer import Trainer
 from warpdrive.errors import printable
 
 METRICS = {
-    "time/total_timesteps": 620_000,
-    "time/fps": 245_000.4,
-    "time/agent_steps_per_s": 1_225_002.0,
-    "rollout/tagger/ep_rew_mean": 5.25,
-    "rollout/runner/ep_rew_mean": -1.5,
-    "rollout/ep_len_mean": 23.5,
-    "perf/env_ms": 2.0,
-    "perf/policy_ms": 3.0,
-    "perf/learn_ms": 4.0,
-    "perf/log_ms": 1.0,
-    "health/nonfinite": 0.0,
-    "health/invalid_actions": 0.0,
-    "health/gpu_mem_mb": 812.0,
-}
+    "time/total_timesteps": 620_000, "time/fps": 245_000.4, "time/agent_steps_per_s": 1_225_002.0,
+    "rollout/tagger/ep_rew_mean": 5.25, "rollout/runner/ep_rew_mean": -1.5, "rollout/ep_len_mean": 23.5,
+    "perf/env_ms": 2.0, "perf/policy_ms": 3.0, "perf/learn_ms": 4.0, "perf/log_ms": 1.0, "health/nonfinite": 0.0,
+    "health/invalid_actions": 0.0, "health/gpu_mem_mb": 812.0,
+}  # fmt: skip
 GROUPS = ["tagger", "runner"]
 
 

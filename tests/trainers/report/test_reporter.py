@@ -258,12 +258,9 @@ def test_a_gpu_that_is_lost_ends_a_run_with_that_line_and_nothing_else(tmp_path,
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, "-m", "warpdrive", "train", "--config", "faulty.json"]
     done = subprocess.run(
-        [*command, "--allow-import", "--run-name", "r", f"trainer.cuda_graphs={cuda_graphs}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+        [*command, "--allow-import", "--run-name", "r", f"trainer.cuda_graphs={cuda_graphs}"], cwd=tmp_path,
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
     assert done.returncode == 1
     assert re.fullmatch(r"error: the GPU failed: .*the last good checkpoint is .*step_000000000480\. .*\n", done.stderr)
     assert checkpoint.load_checkpoint(tmp_path / "r" / "checkpoints" / "step_000000000480").progress["iteration"] == 8
