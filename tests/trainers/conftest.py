@@ -13,6 +13,8 @@ from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
+HERE = Path(__file__).parent
+
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> Iterator[None]:
@@ -70,6 +72,22 @@ def pendulum(tiny):
     def make(algorithm: str = "PPO", **policy: object) -> Trainer:
         policies = {"agent": {"algorithm": algorithm, **policy}}
         return Trainer(tiny(name="pendulum", env={}, policy=policies, trainer__cuda_graphs=False))
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
+    """A function that makes a Trainer of any env, those of the tests among them; other keywords are the env's."""
+    for folder in (HERE / "envs", HERE.parent / "warpdrive" / "envs"):
+        monkeypatch.syspath_prepend(folder)
+
+    def make(name, policy, num_envs=24, num_steps=20, iterations=10, seed=None, log_freq=1000, **env) -> Trainer:
+        size = num_envs * num_steps
+        trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": iterations * size}
+        trainer |= {"device": device, **({} if seed is None else {"seed": seed})}
+        saving = {"basedir": str(tmp_path), "metrics_log_freq": log_freq}
+        return Trainer(read_config({"name": name, "env": env, "trainer": trainer, "policy": policy, "saving": saving}))
 
     return make
 

@@ -1,7 +1,6 @@
 """Actions that may not be taken, and agents that are out of the game."""
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,11 @@ from trainers.experience.rollout import Rollout
 from trainers.experience.spec import spec_of
 from trainers.heads import CategoricalHeads
 from trainers.networks.policy import Policy
-from trainers.settings.read_config import read_config
-from trainers.trainer import Trainer
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
 HERE = Path(__file__).parents[1]
 ALGORITHMS = {"A2C": {"algorithm": "A2C"}, "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3}}
-
-
-@pytest.fixture
-def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
-    for folder in (HERE / "envs", HERE.parent / "warpdrive" / "envs"):
-        monkeypatch.syspath_prepend(folder)
-
-    def make(name: str, policy: Mapping[str, Any], num_envs: int = 24, num_steps: int = 20, **env: object) -> Trainer:
-        size = num_envs * num_steps
-        trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": 10 * size, "device": device}
-        saving = {"basedir": str(tmp_path)}
-        return Trainer(
-            read_config({"name": name, "env": env, "trainer": trainer, "policy": dict(policy), "saving": saving})
-        )
-
-    return make
 
 
 def takes_forbidden(group: GroupRollout) -> torch.Tensor:
