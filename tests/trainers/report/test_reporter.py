@@ -192,7 +192,8 @@ def test_what_the_guard_finds_stops_the_run_before_anything_of_it_is_saved(tiny,
 
 
 TORCH = "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'\nCUDA kernel errors"
-BINDINGS = "kernel 'tag_step' could not be launched: an illegal memory access was encountered. Run it on the CPU."
+START = "kernel 'tag_step' could not be launched: "
+BINDINGS = START + "an illegal memory access was encountered. Run it on the CPU in debug mode."
 
 
 LogicError = type("LogicError", (Exception,), {"__module__": "pycuda._driver"})
@@ -235,7 +236,7 @@ def test_a_fault_is_one_line_with_the_last_good_step_and_the_last_checkpoint(tin
     line = str(caught.value)
     assert exit_code(caught.value) == 1
     assert "\n" not in line
-    start = "kernel 'tag_step' could not be launched: " if isinstance(error, KernelError) else ""
+    start = START if isinstance(error, KernelError) else ""
     place = checkpoint.list_checkpoints(trainer.run.checkpoints)[-1]
     assert line.startswith(
         f"the GPU failed: {start}an illegal memory access was encountered. All was well up to env step 240 "

@@ -199,7 +199,7 @@ def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(whole, tmp_
     place = whole("a2c", tmp_path)
     older, _ = checkpoint.list_checkpoints(place / "checkpoints")
     assert main(["train", "--resume", str(older), "--total-timesteps", "960"]) == 0
-    names = sorted(path.name for path in place / "checkpoints".iterdir())
+    names = sorted(path.name for path in (place / "checkpoints").iterdir())
     assert names == ["abandoned_step_000000001600", "best", "last", "step_000000000800", "step_000000000960"]
     capsys.readouterr()
     assert main(["train", "--resume", str(place), "--total-timesteps", "1040"]) == 0
