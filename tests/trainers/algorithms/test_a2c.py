@@ -29,22 +29,6 @@ def test_gradient_makes_good_actions_likelier():
     assert logits.grad.tolist() == [[1.0, -1.0]]
 
 
-def test_log_prob_and_entropy_of_one_head_by_hand():
-    logits = torch.tensor([[math.log(1.0), math.log(3.0)]])  # probabilities 1/4, 3/4
-    log_prob, entropy = CategoricalHeads((2,)).log_prob_and_entropy(logits, torch.tensor([1], dtype=torch.int32))
-    assert log_prob.item() == pytest.approx(math.log(0.75))
-    assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
-
-
-def test_heads_are_independent():
-    logits = torch.tensor([[0.0, 0.0, math.log(1.0), math.log(3.0), math.log(4.0)]])
-    action = torch.tensor([[1, 2]], dtype=torch.int32)
-    log_prob, entropy = CategoricalHeads((2, 3)).log_prob_and_entropy(logits, action)
-    assert log_prob.item() == pytest.approx(math.log(0.5) + math.log(0.5))
-    three = -(0.125 * math.log(0.125) + 0.375 * math.log(0.375) + 0.5 * math.log(0.5))
-    assert entropy.item() == pytest.approx(math.log(2.0) + three)
-
-
 @pytest.mark.parametrize(("max_samples", "num_chunks"), [(1 << 15, 1), (40, 5), (1, 180)])
 def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_samples, num_chunks):
     """The whole update of 180 samples, in chunks, against the loss written out again and torch's plain Adam."""
