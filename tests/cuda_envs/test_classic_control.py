@@ -196,10 +196,8 @@ def draw_pendulum(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
 
 def pendulum(**changes: Any) -> Case:
     return Case(
-        "pendulum",
-        "Pendulum-v1",
-        draw_pendulum,
-        branches=lambda state, action, after: {
+        "pendulum", "Pendulum-v1", draw_pendulum, branches=lambda state, action,
+        after: {
             "torque below -2": action < -2,
             "torque above 2": action > 2,
             "torque as asked": np.abs(action) < 2,
@@ -210,10 +208,8 @@ def pendulum(**changes: Any) -> Case:
             "less than a half turn back": after["theta"] < -math.pi,
         },
         observe=lambda state: [np.cos(state["theta"]), np.sin(state["theta"]), state["theta_velocity"]],
-        start={"theta": (-math.pi, math.pi), "theta_velocity": (-1.0, 1.0)},
-        angles=("theta",),
-        **changes,
-    )
+        start={"theta": (-math.pi, math.pi), "theta_velocity": (-1.0, 1.0)}, angles=("theta",), **changes,
+    )  # fmt: skip
 
 
 DEFAULTS = [cartpole(), *hill_cars(), ACROBOT, pendulum()]

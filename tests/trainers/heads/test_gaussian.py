@@ -20,15 +20,9 @@ def pendulum(tiny):
 
     def make(num_envs: int = 6, num_steps: int = 10, seed: int = 5, env: dict | None = None, **policy) -> Trainer:
         return Trainer(
-            tiny(
-                name="pendulum",
-                env=env or {},
-                trainer__num_envs=num_envs,
-                trainer__train_batch_size=num_envs * num_steps,
-                trainer__seed=seed,
-                policy={"agent": policy},
-            )
-        )
+            tiny(name="pendulum", env=env or {}, trainer__num_envs=num_envs,
+                 trainer__train_batch_size=num_envs * num_steps, trainer__seed=seed, policy={"agent": policy}),
+        )  # fmt: skip
 
     return make
 

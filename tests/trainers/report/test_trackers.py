@@ -42,10 +42,10 @@ def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tiny):
     assert [step for step, _ in scalars(first.run.path / "tb")["rollout/ep_rew_mean"]] == [60, 120, 180]
 
 
-def test_without_being_asked_nothing_is_tracked(tiny):
+def test_without_being_asked_nothing_is_tracked_or_profiled(tiny):
     trainer = Trainer(tiny())
     trainer.train()
-    assert not (trainer.run.path / "tb").exists() and not (trainer.run.path / "wandb").exists()
+    assert not [name for name in ("tb", "wandb", "profile") if (trainer.run.path / name).exists()]
 
 
 class FakeWandb:

@@ -1,10 +1,9 @@
 """Sixty bad inputs and more, each with the line that must come and its exit code; no traceback, and no torch needed.
 
-All of them run in this process; some, and with WARPDRIVE_ALL_BAD_INPUTS=1 all, as programs, whose CPU time is told.
+All of them run in this process; some, and with WARPDRIVE_ALL_BAD_INPUTS=1 all, as programs.
 """
 
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -22,8 +21,6 @@ from warpdrive.config_file import MAX_FILE_BYTES
 
 ROOT = Path(__file__).parents[3]
 ALL_AS_PROGRAMS = "WARPDRIVE_ALL_BAD_INPUTS"
-MAX_SECONDS = 0.5
-"""Of CPU time, on a quiet machine, until a config is refused; twice that for one of 10,000 values."""
 
 
 def typed(name: str, *words: str, line: str, **more: object) -> Bad:
@@ -183,24 +180,15 @@ AS_PROGRAMS = ["50 MB", "taggers", "FIFO", "typed ten", "run name", "basedir in 
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [one for one in ALL if one.name in AS_PROGRAMS or os.environ.get(ALL_AS_PROGRAMS)],
-    ids=lambda bad: bad.name,
+    "bad", [one for one in ALL if one.name in AS_PROGRAMS or os.environ.get(ALL_AS_PROGRAMS)], ids=lambda bad: bad.name
 )
-def test_bad_input_ends_a_program_before_torch_is_loaded(bad, prepared, tmp_path, record_property):
+def test_bad_input_ends_a_program_before_torch_is_loaded(bad, prepared, tmp_path):
     prepared(bad)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-c", PROGRAM, *bad.words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    loaded = done.stdout.split()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     check(bad, done.returncode, "", done.stderr, tmp_path)
-    assert bad.needs_torch or loaded == []
-    if os.environ.get(ALL_AS_PROGRAMS):
-        print(f"{seconds:.2f} s of CPU time: {bad.name}")
-        assert bad.needs_torch or seconds <= MAX_SECONDS * (2 if bad.name == "many" else 1)
+    assert bad.needs_torch or done.stdout.split() == []
 
 
 def test_a_file_of_the_largest_size_is_still_read(tmp_path):
