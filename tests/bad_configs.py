@@ -76,7 +76,7 @@ CONFIGS = [
     Bad("50 MB", "tag.yaml: has 50.0 MiB; a config has at most 1 MiB. Is it the right file?", None, make=make_big),
     changed("traner", "trainer:", "traner:",
             "tag.yaml:4: traner: unknown key. Did you mean 'trainer'? (known: name, env, trainer, "
-            "policy, saving, evaluation)\ntag.yaml:1: trainer.total_timesteps: is missing: how long to "
+            "policy, saving, evaluation, callbacks)\ntag.yaml:1: trainer.total_timesteps: is missing: how long to "
             "train, in env steps (or num_episodes, in episodes)."),
     changed("num_env", "num_envs:", "num_env:",
             "tag.yaml:5: trainer.num_env: unknown key. Did you mean 'num_envs'? (known: num_envs, "
@@ -115,7 +115,7 @@ CONFIGS = [
     changed("gamma", "lr: 1e-3", "gamma: 1.5",
             "tag.yaml:10: policy.tagger.gamma: expected a number from 0 to 1, got 1.5"),
     changed("PP0", "A2C", "PP0",
-            "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, MAPPO, PPO)"),
+        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, DQN, MAPPO, PPO)"),
     changed("schedule", "1e-3", "[[1000, 1e-3], [500, 1e-4]]",
             RATE + "schedule steps must increase, but 500 follows 1000."),
     changed("25001", "25000", "25001",
@@ -138,5 +138,6 @@ CONFIGS = [
             "tag.yaml:1: name: unknown env 'tag_gridwrld'. Did you mean 'tag_gridworld'? An env of "
             "your own is 'my_package.my_env:MyEnv'."),
     changed("outside", "tag_gridworld", "os:system",
-            "tag.yaml:1: name: 'os:system' imports code from outside. Allow it with --allow-import."),
+            "tag.yaml:1: name: 'os:system' imports code from outside. Allow it with --allow-import (in Python, "
+            "allow_import=True)."),
 ]  # fmt: skip

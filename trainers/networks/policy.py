@@ -12,7 +12,7 @@ from torch import nn
 from trainers.algorithms import find_algorithm
 from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import Head, make_head
-from trainers.networks import find_network
+from trainers.networks import make_network
 from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.settings.config import PolicyConfig
@@ -176,7 +176,7 @@ class Policy(nn.Module):
 def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator) -> Policy:
     """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`."""
     spec = spec_of(env, name)
-    kind, head = find_network(config.model.type), make_head(spec.action_space, config.model.log_std_init)
+    head = make_head(spec.action_space, config.model.log_std_init)
     num_ids = spec.num_agents if config.agent_id else 0
     num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features
     num_critic_features = None
@@ -186,7 +186,8 @@ def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Gene
     if num_ids:
         seen[AGENT_ID] = spaces.Box(0.0, 1.0, (num_ids,))
     heads = find_algorithm(config.algorithm)[0].heads(config, head.num_outputs)
-    network = kind(config.model, Inputs(num_features, num_critic_features, seen), heads, generator)
+    inputs = Inputs(num_features, num_critic_features, seen)
+    network = make_network(config.model.type, config.model, inputs, heads, generator)
     return Policy(network, head, config, num_features, num_critic_features)
 
 

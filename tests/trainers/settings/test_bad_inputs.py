@@ -84,7 +84,8 @@ OTHERS = [
     typed("typed two dots", "trainer..seed=1",
           line="command line: 'trainer..seed': expected words with a dot between them, as trainer.num_envs."),
     typed("typed python", "name=../../x:Y",
-          line="command line: name: '../../x:Y' imports code from outside. Allow it with --allow-import."),
+          line="command line: name: '../../x:Y' imports code from outside. Allow it with --allow-import (in Python, "
+          "allow_import=True)."),
     typed("imported path", "name=../../x:Y", "--allow-import",
           line="command line: name: env '../../x:Y': expected a module and a class of it with one colon "
           "between, 'my_package.my_env:MyEnv'."),
