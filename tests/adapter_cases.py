@@ -1,7 +1,5 @@
 """The envs that every adapter is held to, and what EnvWrapper says of them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A backend that compiles for GPUs and launches nothing: kernels can be checked where there is no GPU."""
 
-from __future__ import annotations
-
 import torch
 
 from warpdrive.backends.base import Backend, Module, Source

@@ -5,8 +5,6 @@ at every level (tests/warpdrive/test_cpu_backend.py, tests/trainers/test_trainer
 tests that ask for `built_for_speed`, are built as users build them; all of them with WARPDRIVE_OPT_LEVEL=3.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Machines that are well or not, for the tests of the doctor."""
 
-from __future__ import annotations
-
 from warpdrive.findings import Finding, Torch
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 

@@ -1,7 +1,5 @@
 """A film in which every kind of choice changes, and what must be seen of it in any player."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from warpdrive.drawing import Drawing, between, cells, circles, one_of, texts, top_channel

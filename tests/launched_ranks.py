@@ -1,7 +1,5 @@
 """Which processes a launcher started."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Comparisons of a kernel with an oracle over many configs, each of which is compiled anew."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

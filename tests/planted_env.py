@@ -1,7 +1,5 @@
 """An env for mistakes to be planted in: right as it is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar

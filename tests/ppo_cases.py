@@ -1,7 +1,5 @@
 """What tests of the algorithms' details share: a small run, and looks between the parts of an update."""
 
-from __future__ import annotations
-
 import torch
 
 from trainers.trainer import Trainer

@@ -72,9 +72,6 @@ def code_in(page: Path) -> list[str]:
     return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose_of(page))]
 
 
-# ------------------------------------------------------------------------------------------------ links and files
-
-
 def anchors_of(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
@@ -128,9 +125,6 @@ def test_what_is_written_from_the_code_and_from_results_is_up_to_date(script):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ------------------------------------------------------------------------------------------------- keys and names
-
-
 @everywhere
 def test_keys_of_the_config_are_keys(page):
     unknown = []
@@ -146,9 +140,6 @@ def test_keys_of_the_config_are_keys(page):
 def test_metrics_are_metrics(page):
     names = [code for code in code_in(page) if re.fullmatch(r"(rollout|time|train|eval|perf|health)/[\w<>/]*\w", code)]
     assert not [name for name in names if explain(name) is None]
-
-
-# ------------------------------------------------------------------------------------------------------- commands
 
 
 def commands_of(page: Path) -> Iterator[tuple[str, bool]]:
@@ -257,9 +248,6 @@ def test_commands_are_understood(page, monkeypatch):
 )
 def test_a_wrong_command_is_found(command, reason):
     assert reason in what_is_wrong_with(command)
-
-
-# ------------------------------------------------------------------------------------------------------- programs
 
 
 @everywhere

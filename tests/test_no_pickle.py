@@ -1,7 +1,5 @@
 """Nothing that is read from a disk can run code: no pickle, no YAML with tags, no eval."""
 
-from __future__ import annotations
-
 import ast
 import gzip
 import io
@@ -63,9 +61,6 @@ def test_no_file_reads_what_can_run_code(folder):
 )
 def test_such_a_line_is_found(line):
     assert forbidden_in(line)
-
-
-# ------------------------------------------------------------------------------------------ planted payloads
 
 
 class Payload:

@@ -5,8 +5,6 @@ OUT/<run>.env.safetensors, and its report to OUT/<run>.json. With PRECISION fp64
 the kernels of env, sampler and advantages stay as they are, and play with a copy in single precision.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

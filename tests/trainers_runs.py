@@ -1,32 +1,26 @@
-"""Small runs of every kind of policy and algorithm, as configs without `saving`."""
+"""Small runs of every kind of policy and algorithm, as configs without `saving`; and what a run reported."""
+
+import json
+from pathlib import Path
 
 SMALL = {"fc_dims": [8]}
 NORMALISED = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
 RUNS = {
     "a2c": {"name": "tag_gridworld", "env": {"episode_length": 7}, "policy": {"tagger": {}, "runner": {}}},
-    "ppo with all statistics": {
-        "name": "cartpole",
-        "policy": {"shared": {"algorithm": "PPO", "lr": [[0, 1e-3], [1000, 0.0]], "model": SMALL, **NORMALISED}},
-    },
-    "ppo of continuous actions": {
-        "name": "pendulum",
-        "policy": {"shared": {"algorithm": "PPO", "target_kl": 0.02, "model": {"shared_trunk": False, **SMALL}}},
-    },
+    "ppo with all statistics": {"name": "cartpole",
+                                "policy": {"shared": {"algorithm": "PPO", "lr": [[0, 1e-3], [1000, 0.0]],
+                                                      "model": SMALL, **NORMALISED}}},
+    "ppo of continuous actions": {"name": "pendulum",
+                                  "policy": {"shared": {"algorithm": "PPO", "target_kl": 0.02,
+                                                        "model": {"shared_trunk": False, **SMALL}}}},
     "ppo that remembers": {
         "name": "acrobot",
         "env": {"episode_length": 13},
-        "policy": {
-            "shared": {
-                "algorithm": "PPO",
-                "num_minibatches": 2,
-                "model": {"type": "gru", "memory_size": 8, "sequence_length": 5, **SMALL},
-            }
-        },
+        "policy": {"shared": {"algorithm": "PPO", "num_minibatches": 2,
+                              "model": {"type": "gru", "memory_size": 8, "sequence_length": 5, **SMALL}}},
     },
-    "mappo": {
-        "name": "simple_spread",
-        "policy": {"shared": {"algorithm": "MAPPO", "agent_id": True, "model": {"layer_norm": True, **SMALL}}},
-    },
+    "mappo": {"name": "simple_spread",
+              "policy": {"shared": {"algorithm": "MAPPO", "agent_id": True, "model": {"layer_norm": True, **SMALL}}}},
     "agents that leave": {
         "name": "tag_continuous",
         "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
@@ -35,29 +29,24 @@ RUNS = {
     "dqn": {
         "name": "tag_gridworld",
         "env": {"episode_length": 7},
-        "policy": {
-            "tagger": {
-                "algorithm": "DQN",
-                "learning_starts": 40,
-                "buffer_size": 300,
-                "batch_size": 16,
-                "replay_ratio": 0.05,
-                "target_update_freq": 3,
-                "epsilon": [[0, 1.0], [200, 0.1]],
-                "normalize_observation": True,
-                "model": SMALL,
-            },
-            "runner": {"algorithm": "PPO", "model": SMALL},
-        },
+        "policy": {"tagger": {"algorithm": "DQN", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
+                              "replay_ratio": 0.05, "target_update_freq": 3, "epsilon": [[0, 1.0], [200, 0.1]],
+                              "normalize_observation": True, "model": SMALL},
+                   "runner": {"algorithm": "PPO", "model": SMALL}},
     },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},
         "policy": {"shared": {"algorithm": "PPO", "num_epochs": 1, "num_minibatches": 2, "model": SMALL, **NORMALISED}},
     },
-}
+}  # fmt: skip
 
 
 def config_of(run: str, trainer: dict, saving: dict) -> dict:
     """A whole config of one of these runs."""
     return {**RUNS[run], "trainer": {**RUNS[run].get("trainer", {}), **trainer}, "saving": saving}
+
+
+def reports_of(run: Path) -> list[dict]:
+    """The lines of a run folder's metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

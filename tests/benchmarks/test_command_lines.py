@@ -1,7 +1,5 @@
 """What every benchmark says where it cannot run, or cannot write what it found."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys

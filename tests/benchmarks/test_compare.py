@@ -196,9 +196,6 @@ def test_figures_are_shown_with_three_digits_or_so():
     assert shown(1.9, "times one GPU") == "1.90x"
 
 
-# ----------------------------------------------------------------------------------------------------- peers
-
-
 def test_figures_of_each_driver_are_read_from_its_lines():
     lines = [
         {"record": "meta", "versions": {"gpu": "a GPU"}},

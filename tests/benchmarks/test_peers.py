@@ -41,14 +41,11 @@ def test_driver_of_jaxmarl_does_not_import_itself(tmp_path):
 def test_lines_are_printed_and_written_with_the_command(tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
-        f"import sys; sys.path.insert(0, {str(PEERS)!r})\n"
-        "import contextlib\n"
-        "from json_lines import emit, write_lines\n"
-        "with contextlib.redirect_stdout(sys.stderr):\n"
-        "    print('noise')\n"
-        "    emit(what='train', agent_steps_per_s=1.5)\n"
-        "write_lines('x', sys.argv[sys.argv.index('--out') + 1], 'a GPU')\n"
-    )
+        f"import sys; sys.path.insert(0, {str(PEERS)!r})\n" "import contextlib\n"
+        "from json_lines import emit, write_lines\n" "with contextlib.redirect_stdout(sys.stderr):\n"
+        "    print('noise')\n" "    emit(what='train', agent_steps_per_s=1.5)\n"
+        "write_lines('x', sys.argv[sys.argv.index('--out') + 1], 'a GPU')\n",
+    )  # fmt: skip
     done = subprocess.run(
         [sys.executable, "driver.py", "--num-envs", "4", "--out", "results"],
         cwd=tmp_path,

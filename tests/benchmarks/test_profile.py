@@ -34,9 +34,6 @@ def test_script_names_the_costliest_kernels_of_an_iteration_from_its_own_folder(
     assert found["kernels_a_step"] == pytest.approx(found["num_kernels"] / found["num_steps"], abs=0.01)
 
 
-# --------------------------------------------------------------------------------- events as a GPU's trace has them
-
-
 def event(name: str, device: str, start: float, us: float, is_annotation: bool = False) -> SimpleNamespace:
     time_range = SimpleNamespace(start=start, end=start + us, elapsed_us=lambda: us)
     return SimpleNamespace(

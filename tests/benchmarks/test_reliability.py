@@ -1,7 +1,5 @@
 """Short forms of the benchmark: what it plants is survived here, too, in seconds."""
 
-from __future__ import annotations
-
 import pytest
 from reliability import corruptions, disk_full, kills, nans, stops
 

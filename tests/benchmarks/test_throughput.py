@@ -14,6 +14,8 @@ from trainers.settings.read_config import read_config
 from warpdrive.env import load_env
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
 @pytest.mark.parametrize(
     ("model", "elements"),
     [
@@ -86,8 +88,6 @@ def test_command_writes_rates_shares_and_limits(tiny, run):
     assert set(results["seconds"]) == {"kernels", "set_up", "warm_up"}
     assert set(results["path"]) == {"policy", "learner"}
 
-
-# ------------------------------------------------------------------------------------------------- workloads
 
 GRID, SQUARE = ("A2C", (32, 32), True, "relu"), ("A2C", (256, 256), True, "relu")
 PPO_64, PPO_256 = ("PPO", (64, 64), False, "tanh"), ("PPO", (256, 256), False, "tanh")

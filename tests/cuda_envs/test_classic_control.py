@@ -1,7 +1,5 @@
 """The five classic control envs against Gymnasium's own, step by step from the same state."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -59,8 +57,6 @@ def at(values: np.ndarray, place: float) -> np.ndarray:
     """Which are the place, exactly or as a float32."""
     return np.abs(values - place) < 1e-6
 
-
-# ---------------------------------------------------------------------------------------------------- the cases
 
 MAX_THETA = math.radians(12)
 
@@ -200,10 +196,8 @@ def draw_pendulum(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
 
 def pendulum(**changes: Any) -> Case:
     return Case(
-        "pendulum",
-        "Pendulum-v1",
-        draw_pendulum,
-        branches=lambda state, action, after: {
+        "pendulum", "Pendulum-v1", draw_pendulum, branches=lambda state, action,
+        after: {
             "torque below -2": action < -2,
             "torque above 2": action > 2,
             "torque as asked": np.abs(action) < 2,
@@ -214,10 +208,8 @@ def pendulum(**changes: Any) -> Case:
             "less than a half turn back": after["theta"] < -math.pi,
         },
         observe=lambda state: [np.cos(state["theta"]), np.sin(state["theta"]), state["theta_velocity"]],
-        start={"theta": (-math.pi, math.pi), "theta_velocity": (-1.0, 1.0)},
-        angles=("theta",),
-        **changes,
-    )
+        start={"theta": (-math.pi, math.pi), "theta_velocity": (-1.0, 1.0)}, angles=("theta",), **changes,
+    )  # fmt: skip
 
 
 DEFAULTS = [cartpole(), *hill_cars(), ACROBOT, pendulum()]
@@ -247,9 +239,6 @@ def make_env(case: Case, backend: Backend, num_envs: int = NUM_ENVS) -> EnvWrapp
 
 def pull_state(case: Case, env: EnvWrapper) -> Columns:
     return {name: env.data.pull(name) for name in case.start}
-
-
-# ---------------------------------------------------------------------------------------------------- a step
 
 
 def step_gymnasium(
@@ -344,9 +333,6 @@ def beside_left_wall(ours: Columns, theirs: Columns) -> np.ndarray:
         return np.zeros(NUM_ENVS, bool)
     stops_one = (ours["velocity"] == 0) ^ (theirs["velocity"] == 0)
     return stops_one & (np.abs(theirs["position"] + 1.2) < TOLERANCE)
-
-
-# ---------------------------------------------------------------------------------------------------- episodes
 
 
 @default_cases

@@ -1,7 +1,5 @@
 """What the shipped envs look like: places that can be worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The multi-particle envs against mpe2, from the same state and action, one step at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

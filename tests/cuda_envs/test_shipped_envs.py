@@ -1,7 +1,5 @@
 """What holds for every env that comes with the framework, and for each of its variants that has kernels of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

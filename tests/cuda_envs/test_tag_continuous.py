@@ -5,8 +5,6 @@ distances, the kernel decides by float32 ones: a difference is forgiven only whe
 `MARGIN`, equal distances excepted, and few may be.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

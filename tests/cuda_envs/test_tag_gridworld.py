@@ -1,7 +1,5 @@
 """The kernel against the oracle, which another hand wrote from the rules alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -180,14 +180,9 @@ def move(parameters: TagContinuousParameters, state: State, action: np.ndarray) 
     x = np.clip(wanted_x, np.float32(0), grid_length)
     y = np.clip(wanted_y, np.float32(0), grid_length)
     moved = {
-        "x": x,
-        "y": y,
-        "speed": speed,
-        "direction": direction,
-        "acceleration": acceleration,
-        "active": active.copy(),
+        "x": x, "y": y, "speed": speed, "direction": direction, "acceleration": acceleration, "active": active.copy(),
         "time_step": state["time_step"] + np.int32(1),
-    }
+    }  # fmt: skip
     return moved, (x != wanted_x) | (y != wanted_y)
 
 

@@ -49,8 +49,6 @@ def check(oracle, parameters, before, action, expected) -> None:
     assert all((before[name] == array).all() for name, array in copy.items()), "a state is read, never written"
 
 
-# --------------------------------------------------------------------------------------------- continuous Tag
-
 WORLD = {
     "num_runners": 1, "grid_length": 16.0, "tagging_distance": 0.0625, "num_acceleration_levels": 3,
     "max_acceleration": 0.5, "min_acceleration": -0.5, "num_turn_levels": 3,
@@ -279,8 +277,6 @@ def test_tables_and_types_are_those_of_the_parameters():
     assert mixed.top_speed.tolist() == [1.0, 0.25, 1.0, 0.25]
 
 
-# --------------------------------------------------------------------------------------------- grid-world Tag
-
 STAYS = {"terminated": False, "truncated": False}
 ONE = {"num_taggers": 1, "use_full_observation": False}
 OF_8 = {"grid_length": 8, "use_full_observation": False}
@@ -354,9 +350,6 @@ def test_a_step_of_grid_world_tag(case):
     changes, given, action, expected = case
     before = {name: np.array([value], np.int32) for name, value in {"time_step": 0, **given}.items()}
     check(tag_gridworld, grid(**{"grid_length": 4, **changes}), before, action, expected)
-
-
-# ------------------------------------------------------------------------------------------------------- both
 
 
 def test_starts():

@@ -1,7 +1,5 @@
 """What the trainer's tests share."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,8 @@ from trainers.run import checkpoint
 from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +39,10 @@ def tiny(tmp_path: Path, device: str):
         mapping = {
             "name": "tag_gridworld",
             "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
-            "trainer": {
-                "num_envs": 6,
-                "train_batch_size": 60,
-                "total_timesteps": 180,
-                "device": device,
-                "seed": 5,
-            },
+            "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 180, "device": device, "seed": 5},
             "policy": {"tagger": {"lr": 0.01}, "runner": {"model": {"fc_dims": [8]}}},
             "saving": {"basedir": str(tmp_path / "runs"), "metrics_log_freq": 1},
-        }
+        }  # fmt: skip
         for path, value in changes.items():
             section = mapping
             *parents, key = path.split("__")
@@ -78,6 +72,22 @@ def pendulum(tiny):
     def make(algorithm: str = "PPO", **policy: object) -> Trainer:
         policies = {"agent": {"algorithm": algorithm, **policy}}
         return Trainer(tiny(name="pendulum", env={}, policy=policies, trainer__cuda_graphs=False))
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
+    """A function that makes a Trainer of any env, those of the tests among them; other keywords are the env's."""
+    for folder in (HERE / "envs", HERE.parent / "warpdrive" / "envs"):
+        monkeypatch.syspath_prepend(folder)
+
+    def make(name, policy, num_envs=24, num_steps=20, iterations=10, seed=None, log_freq=1000, **env) -> Trainer:
+        size = num_envs * num_steps
+        trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": iterations * size}
+        trainer |= {"device": device, **({} if seed is None else {"seed": seed})}
+        saving = {"basedir": str(tmp_path), "metrics_log_freq": log_freq}
+        return Trainer(read_config({"name": name, "env": env, "trainer": trainer, "policy": policy, "saving": saving}))
 
     return make
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import resource
 import subprocess
 import sys
 import tomllib
@@ -113,24 +112,6 @@ def test_checking_a_config_loads_no_torch():
     done = run("-c", LOADS, "config check tag.yaml", cwd=ROOT / "examples")
     assert (done.returncode, done.stdout) == (0, "tag.yaml: ok\n")
     assert set(done.stderr.split()) == {"0", "gymnasium", "numpy", "yaml"}
-
-
-def cpu_seconds(*words: str) -> float:
-    """Of a Python process; the best of some, as others use this machine."""
-    figures = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run(*words, cwd=ROOT).returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        figures.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(figures)
-
-
-def test_what_needs_no_torch_is_there_at_once():
-    imports = cpu_seconds("-c", "import gymnasium, yaml")
-    assert cpu_seconds("-m", "warpdrive", "--help") < 0.3
-    assert cpu_seconds("-m", "warpdrive", "list") < 0.3
-    assert cpu_seconds("-m", "warpdrive", "config", "check", "examples/tag.yaml") < 2 * imports
 
 
 # ----------------------------------------------------------------------------------------- output and errors

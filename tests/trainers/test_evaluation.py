@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest
@@ -20,6 +18,14 @@ TAG = {"num_taggers": 2, "grid_length": 5, "episode_length": 12}
 def policy_of(env, name, device, seed=0):
     config = PolicyConfig(model=ModelConfig(fc_dims=(8,)))
     return make_policy(env, name, config, torch.Generator().manual_seed(seed)).to(choose_backend(device=device).device)
+
+
+@pytest.fixture
+def evaluate(device, backend):
+    """A function that makes an Evaluation of drawn policies in grid-world Tag that ends early."""
+    env = load_env("tag_gridworld", TAG)
+    policies = {name: policy_of(env, name, device, seed) for seed, name in enumerate(env.groups)}
+    return lambda num_episodes=40, seed=5: Evaluation(env, policies, num_episodes, seed, backend, greedy=False)
 
 
 def test_a_policy_that_pushes_left_scores_what_gymnasium_says(device, backend):
@@ -44,16 +50,11 @@ def test_a_policy_that_pushes_left_scores_what_gymnasium_says(device, backend):
     assert score.mean_reward == score.mean_ep_length  # a reward of 1 a step
 
 
-def test_each_env_counts_its_first_episode_alone(device, backend):
-    """Grid-world Tag that ends early: returns are those of the episode's own steps, found by stepping the env."""
-    env = load_env("tag_gridworld", TAG)
-    policies = {name: policy_of(env, name, device, seed) for seed, name in enumerate(env.groups)}
-    evaluation = Evaluation(env, policies, num_episodes=40, seed=5, backend=backend, greedy=False)
-    score = evaluation.play()
-    rewards, ended = [], []
-    env_again = evaluation.env
-    env_again.reset(5)
-    rollout = evaluation.rollout
+def test_each_env_counts_its_first_episode_alone(evaluate):
+    """Returns are those of the episode's own steps, found by stepping the env."""
+    evaluation = evaluate()
+    score, rollout = evaluation.play(), evaluation.rollout
+    evaluation.env.reset(5)
     rollout.begin()
     rollout.collect()  # 12 steps: one whole episode at most
     rewards, ended = rollout.reward.cpu(), (rollout.terminated | rollout.truncated).cpu()
@@ -64,10 +65,8 @@ def test_each_env_counts_its_first_episode_alone(device, backend):
     assert len(set(score.lengths.tolist())) > 1
 
 
-def test_a_nan_after_the_first_episode_does_not_count(device, backend, monkeypatch):
-    env = load_env("tag_gridworld", TAG)
-    policies = {name: policy_of(env, name, device) for name in env.groups}
-    evaluation = Evaluation(env, policies, num_episodes=40, seed=5, backend=backend, greedy=False)
+def test_a_nan_after_the_first_episode_does_not_count(evaluate, monkeypatch):
+    evaluation = evaluate()
     clean, collect, rollout = evaluation.play(), evaluation.rollout.collect, evaluation.rollout
 
     def collect_a_nan() -> None:
@@ -80,14 +79,11 @@ def test_a_nan_after_the_first_episode_does_not_count(device, backend, monkeypat
     assert rollout.reward.isnan().any()
 
 
-def test_a_second_evaluation_is_the_first(device, backend):
-    env = load_env("tag_gridworld", TAG)
-    policies = {name: policy_of(env, name, device) for name in env.groups}
-    evaluation = Evaluation(env, policies, num_episodes=30, seed=5, backend=backend, greedy=False)
+def test_a_second_evaluation_is_the_first(evaluate):
+    evaluation = evaluate()
     first = evaluation.play()
     assert torch.equal(first.returns, evaluation.play().returns)
-    other = Evaluation(env, policies, num_episodes=30, seed=6, backend=backend, greedy=False).play()
-    assert not torch.equal(first.returns, other.returns)
+    assert not torch.equal(first.returns, evaluate(seed=6).play().returns)
 
 
 def test_greedy_takes_the_likeliest_and_stochastic_does_not(device, backend):

@@ -1,7 +1,5 @@
 """Actions outside their space are counted and brought into it; debug mode refuses them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An env whose definition is wrong gets one line that names the env or its kernel, what is wrong, and where."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,26 +284,19 @@ def test_sequences_fill_a_gpus_constant_memory_and_no_more(tmp_path, compiler):
     )
 
 
+@pytest.mark.parametrize("compiler", [None, *COMPILERS])
 @pytest.mark.parametrize("declared", ["__shared__ float much[13000]", "ENV_SHARED(float, much, 13000)"])
-def test_more_shared_memory_than_the_device_has(device, tmp_path, declared):
+def test_more_shared_memory_than_the_device_has(device, tmp_path, declared, compiler):
+    """The one line, then the kernel's own line and a caret. More than the 52,000 bytes where envs share a block. What
+    a GPU has is known without one."""
     use = f"{declared}; much[first_agent()] = place[0]; env_sync(); place[0] = much[1];"
     env = odd(tmp_path, KERNEL.replace("    for (", f"    {use}\n    for ("))
     with pytest.raises(CompileError) as caught:
-        EnvWrapper(env, 3, device)
-    assert_shared_memory_is_named(str(caught.value))
-
-
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_more_shared_memory_than_a_gpu_has_is_seen_without_one(tmp_path, compiler):
-    use = "__shared__ float much[13000]; much[first_agent()] = place[0]; env_sync(); place[0] = much[1];"
-    env = odd(tmp_path, KERNEL.replace("    for (", f"    {use}\n    for ("))
-    with pytest.raises(CompileError) as caught:
-        EnvWrapper(env, 3, backend=CompileOnlyBackend(compiler, "sm_90"))
-    assert_shared_memory_is_named(str(caught.value))
-
-
-def assert_shared_memory_is_named(message: str) -> None:
-    """The one line, then the kernel's own line and a caret. More than the 52,000 bytes where envs share a block."""
-    first, *shown = message.splitlines()
+        EnvWrapper(env, 3, device) if compiler is None else EnvWrapper(env, 3, backend=compile_only(compiler))
+    first, *shown = str(caught.value).splitlines()
     assert "odd.cu:3:1: error: kernel 'odd_step' has " in first and " bytes of static shared memory. A GPU's " in first
     assert first.endswith("or dynamic shared memory (extern __shared__).") and len(shown) == 2
+
+
+def compile_only(compiler: str) -> CompileOnlyBackend:
+    return CompileOnlyBackend(compiler, "sm_90")

@@ -1,7 +1,5 @@
 """What holds for draws of choices and of numbers alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Every shipped kernel compiles for every architecture by NVRTC, and for one by nvcc, without a GPU."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

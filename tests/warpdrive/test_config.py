@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -111,15 +109,11 @@ WRONG = [
     ("speed: [1, 2]", "car.yaml:1: speed: expected a schedule [[step, value], ...], got the point 1"),
     ("speed: []", "car.yaml:1: speed: expected a schedule [[step, value], ...] of at least one point, got []"),
     ("label: forbidden", "car.yaml:1: label must not be forbidden."),
-    (
-        "num_seats: 010",
-        "car.yaml:1: num_seats: '010' is 8-based in one YAML and 10-based in another. Write 10, or quote it.",
-    ),
-    (
-        "label: 12:30:45",
-        "car.yaml:1: label: '12:30:45' is a number to the base 60 in one YAML and text in another. Quote it, "
-        "or write the number out.",
-    ),
+    ("num_seats: 010",
+     "car.yaml:1: num_seats: '010' is 8-based in one YAML and 10-based in another. Write 10, or quote it."),
+    ("label: 12:30:45",
+     "car.yaml:1: label: '12:30:45' is a number to the base 60 in one YAML and text in another. Quote it, "
+     "or write the number out."),
     ("num_seats: 3\nnum_seats: 4", "car.yaml:2: num_seats: given twice (first on line 1)."),
     ("wheels:\n  sizes: [1]\n\n  sizes: [2]", "car.yaml:4: wheels.sizes: given twice (first on line 2)."),
     ("", "car.yaml: is empty. A config has at least `name: <env>`."),
@@ -128,14 +122,12 @@ WRONG = [
     ("wheels:\n\tsizes: [1]", "car.yaml:2: a tab. YAML is indented by spaces."),
     ("wheels: {sizes: [1, 2\n", "car.yaml:1: the bracket '[' is not closed."),
     ("wheels: {sizes: [1]\n", "car.yaml:1: the bracket '{' is not closed."),
-    (
-        "a: b: c",
-        "car.yaml:1: a ':' where no key can be. Is this line, or the one above, indented wrongly or without its ':'?",
-    ),
+    ("a: b: c",
+     "car.yaml:1: a ':' where no key can be. Is this line, or the one above, indented wrongly or without its ':'?"),
     ("label: a\n---\nlabel: b", "car.yaml:2: a second document starts here; a config is one document."),
     ("label: a\0", "car.yaml:1: holds the character U+0000, which YAML does not allow"),
     ("[1]: 2", "car.yaml:1: a key is one word."),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "line"), WRONG)

@@ -4,8 +4,6 @@ hangs is ended by its timeout.
 WARPDRIVE_NUM_FUZZED_CONFIGS=10000 makes more of them than a test run does, anew each time.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -85,12 +83,9 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @settings(
-    max_examples=NUM_CONFIGS,
-    derandomize="WARPDRIVE_NUM_FUZZED_CONFIGS" not in os.environ,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+    max_examples=NUM_CONFIGS, derandomize="WARPDRIVE_NUM_FUZZED_CONFIGS" not in os.environ, database=None,
+    deadline=None, suppress_health_check=list(HealthCheck),
+)  # fmt: skip
 @given(content=damaged())
 def test_damaged_config_is_read_or_told_in_lines(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"

@@ -60,9 +60,6 @@ def module(request: pytest.FixtureRequest, compiler: str) -> CpuModule:
     return request.getfixturevalue("fast")
 
 
-# ---- features
-
-
 def test_every_thread_of_a_two_dimensional_block_knows_its_place(module):
     out = ints(3, 2, 4, 4)
     launch(module, "indices", out, blocks=3, block=(4, 2))
@@ -165,9 +162,6 @@ def test_char_is_signed_on_every_machine(compiler):
     assert out.tolist() == [-1, -2, 1]
 
 
-# ---- launches
-
-
 def test_results_are_the_same_bits_on_one_and_two_threads(fast, compiler):
     one = load(CpuBackend(num_threads=1, compiler=compiler))
     x = torch.rand(64, generator=torch.Generator().manual_seed(1))
@@ -204,55 +198,57 @@ def test_too_large_a_block_is_refused(fast):
         launch(fast, "indices", ints(8000, 4), block=(2000, 1))
 
 
-# ---- what the compilers refuse
-
-
 def refusal(compiler: str, text: str, constants: str = "") -> str:
     with pytest.raises(CompileError) as caught:
         CpuBackend(compiler=compiler).compile(read_source(text, "rules.cu", constants))
     return str(caught.value)
 
 
-def test_a_syntax_error_shows_file_line_column_and_caret(compiler):
-    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n    x[0] = 1 +;\n}\n')
+@pytest.mark.parametrize(
+    ("line", "place", "words"),
+    [("    x[0] = 1 +;", "rules.cu:3:15: ", ""), ("\t/* é */ x[0] = spead;", "rules.cu:3:17: ", "spead")],
+    ids=["syntax", "a name behind tabs and letters of two bytes"],
+)
+def test_an_error_shows_file_line_column_and_caret(compiler, line, place, words):
+    message = refusal(compiler, f'extern "C" __global__ void f(int* x)\n{{\n{line}\n}}\n')
     first, source, caret = message.splitlines()[:3]
-    assert first.startswith("rules.cu:3:15: ") and source == "        x[0] = 1 +;"
-    assert caret == " " * (4 + 14) + "^"
+    assert first.startswith(place) and words in first and source.endswith(line.strip())
+    assert caret.index("^") == (source.index(words) if words else 4 + 14)
 
 
-def test_an_undeclared_name_is_shown_behind_tabs_and_letters_of_two_bytes(compiler):
-    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n\t/* é */ x[0] = spead;\n}\n')
-    first, source, caret = message.splitlines()[:3]
-    assert first.startswith("rules.cu:3:17: ") and "spead" in first
-    assert caret.index("^") == source.index("spead")
+F = 'extern "C" __global__ void f('
+REFUSED = {
+    "a value of a wrong type": (F + "float* x, int n)\n{\n    int* y = x;\n}\n", "rules.cu:3:", ("int",)),
+    "a missing include": ('#include "nowhere.cuh"\n', "rules.cu:1:10: ", ()),
+    "a function that is only declared": (
+        f"__device__ int far_away(int);\n{F}int* x)\n{{\n    x[0] = far_away(1);\n}}\n", "", ("far_away",),
+    ),
+    "too large a local array": (
+        F + "int* x)\n{\n    int y[50000];\n    for (int i = 0; i < 50000; ++i) y[i] = x[i];\n    x[0] = y[x[1]];\n}\n",
+        "", ("rules.cu:", "shared memory"),
+    ),
+    "a brace that is not closed": (
+        F + "int* x)\n{\n    if (x[0]) {\n    x[0] = 1;\n}\n", "",
+        ("rules.cu:5:", "the file has 2 '{' and 1 '}'. Close each that is opened."),
+    ),
+    "more errors than five": (
+        F + "int* x)\n{\n" + "".join(f"    x[{i}] = unknown_{i};\n" for i in range(9)) + "}\n", "", ("rules.cu:7:",),
+    ),
+}  # fmt: skip
 
 
-def test_a_wrong_type_is_shown_where_it_is(compiler):
-    message = refusal(compiler, 'extern "C" __global__ void f(float* x, int n)\n{\n    int* y = x;\n}\n')
-    column = 14 if compiler == "g++" else 10  # the value, or the variable
-    assert message.startswith(f"rules.cu:3:{column}: ") and "int" in message.splitlines()[0]
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_shown_where_it_is(compiler, case):
+    text, start, words = REFUSED[case]
+    message = refusal(compiler, text)
+    assert message.startswith(start) and [one for one in words if one not in message] == []
+    assert "entry points" not in message and message.count("^") <= 5
+    if "type" in case:  # the value, or the variable
+        assert message.startswith(f"rules.cu:3:{14 if compiler == 'g++' else 10}: ")
 
 
-def test_at_most_five_errors_are_shown(compiler):
-    lines = "".join(f"    x[{i}] = unknown_{i};\n" for i in range(9))
-    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n' + lines + "}\n")
-    assert message.count("^") == 5 and "rules.cu:7:" in message
-
-
-def test_a_missing_include_and_a_bad_constant_are_shown(compiler):
-    assert refusal(compiler, '#include "nowhere.cuh"\n').startswith("rules.cu:1:10: ")
+def test_a_bad_constant_is_shown(compiler):
     assert refusal(compiler, "\n", "constexpr int N = M;").startswith("<constants>:1:19: ")
-
-
-def test_a_function_that_is_only_declared_is_an_error(compiler):
-    text = '__device__ int far_away(int);\nextern "C" __global__ void f(int* x)\n{\n    x[0] = far_away(1);\n}\n'
-    assert "far_away" in refusal(compiler, text)
-
-
-def test_too_large_a_local_array_is_an_error(compiler):
-    loop = "    for (int i = 0; i < 50000; ++i) y[i] = x[i];\n"
-    text = 'extern "C" __global__ void f(int* x)\n{\n    int y[50000];\n' + loop + "    x[0] = y[x[1]];\n}\n"
-    assert "rules.cu:" in (message := refusal(compiler, text)) and "shared memory" in message
 
 
 def test_a_file_is_included_from_beside_who_includes_it_and_never_from_where_we_are(compiler, monkeypatch, tmp_path):
@@ -316,12 +312,6 @@ def test_a_kernel_that_is_no_plain_function_is_named_with_its_own_line(compiler,
     assert "rules.cu:2:1: error: kernel 'k' must be a plain function with a body at file level: " in message
     assert "entry points" not in message and "undefined" not in message
     assert text.startswith("\ntemplate") or len(message.splitlines()) == 3
-
-
-def test_a_brace_that_is_not_closed_is_an_error_of_the_users_text(compiler):
-    message = refusal(compiler, 'extern "C" __global__ void f(int* x)\n{\n    if (x[0]) {\n    x[0] = 1;\n}\n')
-    assert "rules.cu:5:" in message and "entry points" not in message
-    assert "the file has 2 '{' and 1 '}'. Close each that is opened." in message
 
 
 @pytest.mark.parametrize(

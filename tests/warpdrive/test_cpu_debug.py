@@ -72,11 +72,8 @@ def test_a_correct_kernel_writes_what_it_writes_without_debug_mode(module):
         ("lost_additions", "ints", "thread 1: HERE: lost update: this thread and thread 0 of block 0 (HERE)|'out'[3]"),
         ("lost_in_shared", "ints", "thread 1: HERE: lost update: this thread and thread 0 of block 0 (HERE)|shared m"),
         ("lost_among_blocks", "ints", "block 1, thread 0: HERE: lost update: this thread and thread 0 of block 0 "),
-        (
-            "index_out_of_range",
-            "out 1",
-            "block 2, thread 7: HERE: index 24 is out|which has 24 elements (shape [3, 8])",
-        ),
+        ("index_out_of_range", "out 1",
+         "block 2, thread 7: HERE: index 24 is out|which has 24 elements (shape [3, 8])"),
         ("index_out_of_range", "out 1000000", "block 0, thread 0: HERE: index 1000000 is out of range of 'out'"),
         ("index_out_of_range", "out -1", "block 0, thread 0: HERE: index -1 is out of range of 'out'"),
         ("shared_index_out_of_range", "out 3", "block 0, thread 5: HERE: index 8 is out of range"),
@@ -89,7 +86,7 @@ def test_a_correct_kernel_writes_what_it_writes_without_debug_mode(module):
         ("deadlock", "ints", "block 0, thread 2: HERE: deadlock: 6 of 8 live threads|in a warp primitive at HERE-2"),
         ("stack_overflow", "ints 1000", "block 0, thread 0: |stack overflow: more than 131072 bytes"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_named_by_its_line(module, kernel, given, words):
     """HERE is the line of the mistake, HERE-2 the second before it."""
     if "local" in kernel and not find_compiler().supports("-ftrivial-auto-var-init=zero"):

@@ -1,7 +1,5 @@
 """Launches and torch work share one stream, so one CUDA graph holds both."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

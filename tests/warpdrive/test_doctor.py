@@ -1,7 +1,5 @@
 """Each thing that can be wrong with a machine gets its line and its fix; what is missing here is feigned."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib
@@ -24,9 +22,6 @@ from warpdrive.findings import OK, PROBLEM, WARNING, Finding, Torch
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-# ------------------------------------------------------------------------------------------ the driver itself
 
 
 class Library:
@@ -106,25 +101,17 @@ def test_no_gpu_is_no_mistake():
 @pytest.mark.parametrize(
     ("driver", "state", "text", "fix"),
     [
-        (
-            NvidiaDriver("not found", is_gpu_here=True),
-            PROBLEM,
-            "no driver for it (not found)",
-            "ubuntu-drivers install",
-        ),
+        (NvidiaDriver("not found", is_gpu_here=True), PROBLEM, "no driver for it (not found)",
+         "ubuntu-drivers install"),
         (NvidiaDriver(100), WARNING, "it shows no GPU", "--gpus all"),
         (NvidiaDriver(34), PROBLEM, "the toolkit's stub", "LD_LIBRARY_PATH"),
         (NvidiaDriver(803), PROBLEM, "different versions", "restart the machine"),
         (NvidiaDriver(304), PROBLEM, "the system refused", "nvidia-modprobe"),
         (NvidiaDriver(999), PROBLEM, "cannot start (CUDA error 999)", "nvidia-smi"),
-        (
-            NvidiaDriver(100, closed_files=("/dev/nvidia0",)),
-            PROBLEM,
-            "/dev/nvidia0 cannot be opened",
-            "usermod -aG video",
-        ),
+        (NvidiaDriver(100, closed_files=("/dev/nvidia0",)), PROBLEM, "/dev/nvidia0 cannot be opened",
+         "usermod -aG video"),
     ],
-)
+)  # fmt: skip
 def test_a_driver_that_fails_is_told_with_its_fix(driver, state, text, fix, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if isinstance(driver.error, int) and not driver.closed_files:
@@ -141,18 +128,12 @@ def test_device_files_that_are_closed_to_the_user_are_found(tmp_path, monkeypatc
     assert nvidia_driver.closed_device_files(tmp_path) == (str(tmp_path / "dev" / "nvidia0"),)
 
 
-def test_gpus_that_are_hidden_are_told_so(monkeypatch):
+def test_gpus_that_are_hidden_or_that_nobody_may_use_are_told_so(monkeypatch):
+    found = doctor.check_driver(NvidiaDriver(None, (13, 0), None, (Gpu("X", 1, (9, 0), nvidia_driver.PROHIBITED),)))[1]
+    assert has(found, PROBLEM, "lets nobody use it", "nvidia-smi -i 0 -c DEFAULT")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     found = only(doctor.check_driver(NvidiaDriver(100)))
     assert has(found, WARNING, "CUDA_VISIBLE_DEVICES='-1' hides all", "unset CUDA_VISIBLE_DEVICES")
-
-
-def test_a_gpu_that_nobody_may_use_is_a_problem():
-    found = doctor.check_driver(NvidiaDriver(None, (13, 0), None, (Gpu("X", 1, (9, 0), nvidia_driver.PROHIBITED),)))[1]
-    assert has(found, PROBLEM, "lets nobody use it", "nvidia-smi -i 0 -c DEFAULT")
-
-
-# ----------------------------------------------------------------------------------------- torch and packages
 
 
 @pytest.mark.parametrize(
@@ -172,19 +153,9 @@ def test_torch_is_held_against_driver_and_gpu(torch, driver, state, text, fix):
     assert has(doctor.check_torch(torch, driver), state, text, fix)
 
 
-@pytest.mark.parametrize(
-    ("archs", "runs"),
-    [
-        (["sm_90"], True),
-        (["sm_80"], False),
-        (["sm_86"], False),
-        (["compute_80"], True),
-        (["sm_100"], False),
-        (["compute_100"], False),
-    ],
-)
-def test_machine_code_runs_in_its_family_and_ptx_on_what_came_later(archs, runs):
-    assert doctor._runs_on(archs, (9, 0)) == runs
+def test_machine_code_runs_in_its_family_and_ptx_on_what_came_later():
+    archs = ("sm_90", "sm_80", "sm_86", "compute_80", "sm_100", "compute_100")
+    assert [arch for arch in archs if doctor._runs_on([arch], (9, 0))] == ["sm_90", "compute_80"]
 
 
 def test_an_old_python_is_told():
@@ -207,9 +178,6 @@ def test_packages_are_held_to_what_is_needed():
     assert extras.text.startswith("pycuda 2026.1 [cuda]: ")
 
 
-# ------------------------------------------------------------------------------------------- folders and disks
-
-
 def test_a_cache_of_ones_own_is_well(own_cache):
     own_cache.mkdir(mode=0o700)
     (own_cache / "kernel.so").write_bytes(bytes(2_000_000))
@@ -227,14 +195,11 @@ def test_a_cache_that_is_open_to_others_is_told(own_cache, mode, state, text):
     assert has(doctor.check_cache(), state, text, f"chmod 700 {own_cache}")
 
 
-def test_a_cache_that_cannot_be_written_is_told(monkeypatch):
-    monkeypatch.setenv("WARPDRIVE_CACHE", "/proc/nothing")
-    assert has(doctor.check_cache(), PROBLEM, "/proc/nothing", "set WARPDRIVE_CACHE to a folder of yours")
-
-
-def test_a_cache_of_somebody_else_is_told(own_cache, monkeypatch):
+def test_a_cache_that_is_not_ones_own_is_told(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert has(doctor.check_cache(), PROBLEM, "belongs to another user", "set WARPDRIVE_CACHE to a folder of yours")
+    monkeypatch.setenv("WARPDRIVE_CACHE", "/proc/nothing")
+    assert has(doctor.check_cache(), PROBLEM, "/proc/nothing", "set WARPDRIVE_CACHE to a folder of yours")
 
 
 def test_a_full_disk_is_told(own_cache, monkeypatch):
@@ -248,9 +213,6 @@ def test_a_full_disk_is_told(own_cache, monkeypatch):
     assert has(doctor.check_disks()[0], PROBLEM, "0.1 GB free", "make room")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage(10**12, 10**12, 4_000_000_000))
     assert has(doctor.check_disks()[0], WARNING, "4.0 GB free", "saving.basedir")
-
-
-# ------------------------------------------------------------------------------------------------ what would run
 
 
 COMPILER, NO_COMPILER = Finding("host compiler", OK, "g++"), Finding("host compiler", PROBLEM, "none", "install g++")
@@ -300,12 +262,12 @@ def test_what_takes_long_and_no_torch_is_asked_while_torch_is_imported(monkeypat
     assert subjects[0] == "python" and subjects[-8:] == last
 
 
-def test_the_host_compiler_is_tried_without_torch():
+def test_the_host_compiler_is_tried_without_torch(monkeypatch):
     code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from warpdrive.backends import examine_compiler; print(examine_compiler.check_host_compiler().text)"
+        "import sys; sys.modules['torch'] = None\nfrom warpdrive.backends.examine_compiler import check_host_compiler\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", f"{code}print(check_host_compiler().text)"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.endswith(", builds kernels\n"), done.stderr
 
 

@@ -1,7 +1,5 @@
 """What compiles and what launches gets its line and its fix in the doctor; what is missing here is feigned."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os
@@ -16,9 +14,6 @@ from warpdrive.findings import OK, PROBLEM, WARNING, Finding
 from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-# ----------------------------------------------------------------------------------------------- what compiles
 
 
 def test_no_compiler_is_told_with_how_to_install_one(no_compiler):
@@ -71,9 +66,6 @@ def test_nvrtc_is_held_against_driver_and_gpu(monkeypatch):
     assert has(examine.check_nvrtc(volta), PROBLEM, "does not compile for Tesla V100 (sm_70)", "an older")
 
 
-# ---------------------------------------------------------------------------------------- PyCUDA, cuda.bindings
-
-
 @pytest.fixture
 def pycuda(tmp_path, monkeypatch):
     """A function that installs a PyCUDA whose driver module is this text."""
@@ -105,13 +97,10 @@ def pycuda(tmp_path, monkeypatch):
         ('raise ImportError("version `GLIBCXX_3.4.32\' not found")', "a newer C++ compiler", "libstdcxx-ng"),
         ("import pytools_of_nobody", "a package that it needs", "pip install --force-reinstall pycuda"),
         ("raise PermissionError(13, 'Permission denied', '_driver.so')", "cannot be read", "of your own"),
-        (
-            "raise RuntimeError('something else')",
-            "the reason is its own. It says: something else.",
-            "--force-reinstall",
-        ),
+        ("raise RuntimeError('something else')", "the reason is its own. It says: something else.",
+         "--force-reinstall"),
     ],
-)
+)  # fmt: skip
 def test_each_way_in_which_pycuda_cannot_be_imported_is_told(text, cause, fix, pycuda, monkeypatch):
     pycuda(text)
     monkeypatch.setattr(cuda, "_nvcc", lambda: "nvcc")

@@ -1,7 +1,5 @@
 """An env is found by its name, by its class, or by the script that defines it; else one line says what to give."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

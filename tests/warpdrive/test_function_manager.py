@@ -41,6 +41,15 @@ HEADER_NAMES = set(re.findall(r"(?:#define|constexpr int|^   ) ([A-Z][A-Z_]+)\b"
 HEADER_NAMES -= set(re.findall(r"#undef (\w+)", HEADERS))
 
 
+def launched(backend, source, arrays, *arguments, kernel="f", **options):
+    """The arrays after a launch; `arguments` are the constants."""
+    data = DataManager(backend.device)
+    for name, array in arrays.items():
+        data.push(name, array)
+    FunctionManager(data, source, *arguments, backend=backend, **options).launch(kernel)
+    return [data.pull(name) for name in arrays]
+
+
 def adder(backend, **arrays):
     data = DataManager(backend.device)
     for name, array in {"x": [[1.0, 2.0]], "y": [[10.0, 20.0]], "sum": [[0.0, 0.0]], **arrays}.items():
@@ -49,18 +58,14 @@ def adder(backend, **arrays):
     return data, FunctionManager(data, ADD, num_envs=1, num_agents=2, backend=backend)
 
 
-def test_parameters_receive_the_arrays_of_their_names(backend):
-    data, functions = adder(backend)
-    functions.launch("add")
-    assert data.pull("sum").tolist() == [[11.0, 22.0]]
-
-
-def test_an_override_is_a_view_in_place_of_an_array(backend):
+def test_parameters_receive_the_arrays_of_their_names_or_a_view_in_place_of_one(backend):
     data, functions = adder(backend)
     sums = torch.zeros(3, 1, 2, device=backend.device)
     functions.launch("add", sum=sums[1])
     assert sums.tolist() == [[[0, 0]], [[11, 22]], [[0, 0]]]
     assert data.pull("sum").tolist() == [[0.0, 0.0]]
+    functions.launch("add")
+    assert data.pull("sum").tolist() == [[11.0, 22.0]]
 
 
 def test_a_prepared_launch_sees_what_arrays_hold_when_it_is_called(backend):
@@ -74,10 +79,9 @@ def test_a_prepared_launch_sees_what_arrays_hold_when_it_is_called(backend):
 @pytest.mark.parametrize("kernel", ["count", "count_elements", "count_strided"])
 @pytest.mark.parametrize("num_agents", [1, 5, 33, 1500])
 def test_every_agent_gets_a_turn_once(backend, kernel, num_agents):
-    data = DataManager(backend.device)
-    data.push("seen", np.zeros((3, num_agents), np.int32))
-    FunctionManager(data, LOOP, num_envs=3, num_agents=num_agents, backend=backend).launch(kernel)
-    assert (data.pull("seen") == 1).all()
+    arrays = {"seen": np.zeros((3, num_agents), np.int32)}
+    (seen,) = launched(backend, LOOP, arrays, kernel=kernel, num_envs=3, num_agents=num_agents)
+    assert (seen == 1).all()
 
 
 ONE_EACH = """
@@ -109,10 +113,9 @@ def test_every_agent_gets_a_turn_once_however_it_is_written(backend, tmp_path, s
     path = tmp_path / "count.cu"
     head = '#include "warpdrive.cuh"\n#include "loops.cuh"\n#define EACH(agent) ' + loop
     path.write_text(head + ONE_EACH.replace("AGENT_CODE", STYLES[style]))
-    data = DataManager(backend.device)
-    data.push("seen", np.zeros((3, 5), np.int32))
-    FunctionManager(data, path, num_envs=3, num_agents=5, backend=backend).launch("count")
-    assert data.pull("seen").tolist() == [[1] * 5] * 3
+    arrays = {"seen": np.zeros((3, 5), np.int32)}
+    (seen,) = launched(backend, path, arrays, kernel="count", num_envs=3, num_agents=5)
+    assert seen.tolist() == [[1] * 5] * 3
 
 
 def test_a_branch_of_one_kernel_says_nothing_of_another(backend):
@@ -138,23 +141,12 @@ def test_an_edited_include_is_compiled_again(backend, tmp_path, where):
     include = {"beside an included file": '#include "sub/a.cuh"', "by an option": "#include <value.cuh>"}
     (folder / "a.cuh").write_text('#include "value.cuh"\n')
     path = tmp_path / "k.cu"
-    path.write_text(
-        include.get(where, '#include "value.cuh"') + '\nextern "C" __global__ void f(int* out) { out[0] = VALUE; }\n'
-    )
-    found = []
+    kernel = 'extern "C" __global__ void f(int* out) { out[0] = VALUE; }\n'
+    path.write_text(include.get(where, '#include "value.cuh"') + "\n" + kernel)
+    more = {"in a folder": {"include_folders": [folder]}, "by an option": {"options": [f"-I{folder}"]}}.get(where, {})
     for value in (1, 2):
         (folder / "value.cuh").write_text(f"#define VALUE {value}\n")
-        data = DataManager(backend.device)
-        data.push("out", np.zeros(1, np.int32))
-        FunctionManager(
-            data,
-            path,
-            backend=backend,
-            include_folders=[folder] if where == "in a folder" else [],
-            options=[f"-I{folder}"] if where == "by an option" else [],
-        ).launch("f")
-        found.append(data.pull("out")[0])
-    assert found == [1, 2]
+        assert launched(backend, path, {"out": np.zeros(1, np.int32)}, **more)[0] == value
 
 
 def test_a_sequence_takes_the_widest_of_its_items_kinds():
@@ -178,12 +170,8 @@ def test_a_number_that_the_parameter_cannot_hold_is_refused(backend):
 def test_a_path_with_quotes_works(backend, tmp_path):
     folder = tmp_path / "b'q\"x \u00fc"
     folder.mkdir()
-    path = folder / "k.cu"
-    path.write_text('extern "C" __global__ void f(int* out) { out[0] = 7; }')
-    data = DataManager(backend.device)
-    data.push("out", np.zeros(1, np.int32))
-    FunctionManager(data, path, backend=backend).launch("f")
-    assert data.pull("out")[0] == 7
+    (folder / "k.cu").write_text('extern "C" __global__ void f(int* out) { out[0] = 7; }')
+    assert launched(backend, folder / "k.cu", {"out": np.zeros(1, np.int32)})[0] == 7
 
 
 def test_a_missing_file_is_named():
@@ -203,8 +191,6 @@ def test_numbers_are_given_at_launch(backend):
 
 
 def test_constants_reach_the_kernel_with_their_types(backend):
-    data = DataManager(backend.device)
-    data.push("out", np.zeros(6, np.float64))
     text = """
     extern "C" __global__ void f(double* out)
     {
@@ -213,8 +199,8 @@ def test_constants_reach_the_kernel_with_their_types(backend):
     }
     """
     constants = {"COUNT": -3, "TENTH": 0.1, "FLAG": True, "BIG": 2**40, "SIZES": (4, np.int64(7))}
-    FunctionManager(data, text, constants, backend=backend).launch("f")
-    assert data.pull("out").tolist() == [-3.0, float(np.float32(0.1)), 1.0, 2.0**40, 7.0, 4.0]
+    (out,) = launched(backend, text, {"out": np.zeros(6, np.float64)}, constants)
+    assert out.tolist() == [-3.0, float(np.float32(0.1)), 1.0, 2.0**40, 7.0, 4.0]
 
 
 @pytest.mark.parametrize(

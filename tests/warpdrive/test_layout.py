@@ -1,7 +1,5 @@
 """Groups that see and act differently have arrays of their own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -89,8 +87,9 @@ def test_a_mask_array_is_what_the_sampler_takes(device):
     assert torch.allclose(log_prob.cpu(), torch.tensor(0.5).log())
 
 
-def test_it_passes_the_conformance_kit(device):
-    assert check_env(NAME, device)
+@pytest.mark.parametrize("name", [NAME, "climbers.climbers:Climbers", "maze.maze:Maze"])
+def test_envs_of_these_tests_pass_the_conformance_kit(device, name):
+    assert check_env(name, device)
 
 
 def test_a_space_no_array_can_hold_is_refused():

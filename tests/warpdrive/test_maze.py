@@ -7,8 +7,6 @@
 #####
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -21,7 +19,6 @@ from warpdrive.backends import choose_backend
 from warpdrive.env import FRAMEWORK_CONSTANTS
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import ArrayError, EnvError, KernelError
-from warpdrive.testing import check_env, random_actions
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "envs"))
@@ -73,25 +70,6 @@ def test_a_table_is_one_for_all_envs_and_no_part_of_what_follows_from_play(devic
     assert env.data.bytes_held()["wall"] == 25
     assert {"wall", "prize"} < set(env.data) and not {"wall", "prize"} & set(env.data.names())
     assert "wall" not in env.data.snapshot() and "prize" in env.data.snapshot(), "the second may change"
-
-
-def test_it_passes_the_conformance_kit(device):
-    assert check_env(NAME, device)
-
-
-def test_a_step_and_a_restart_in_one_launch_do_what_two_launches_do(backend):
-    ends = []
-    for folds in (True, False):
-        env = EnvWrapper(NAME, 7, backend=backend, final_observations=3, folds=folds)
-        env.reset()
-        calls = env.prepare_step_and_reset()
-        assert len(calls) == 2 - folds
-        for action in random_actions(env.env, 7, 12):
-            env.data["action"] = action["action"]
-            for call in calls:
-                call()
-        ends.append(env.data.snapshot())
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0]) and ends[0]["num_truncated"].any()
 
 
 def test_what_is_set_holds_at_once_and_after_every_restart(device):

@@ -1,7 +1,5 @@
 """Bugs that kernels have are found by `check_env`, or by a sanitizer, and named by their line where it can be known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -38,143 +36,88 @@ def bug(old: str, new: str, *words: str, **how: object) -> Bug:
 
 BUGS = {
     # memory
-    "write out of range": bug(
-        PAID,
-        "        reward[i + NUM_ENVS * NUM_AGENTS] = 1.0f;  // HERE\n",
-        "out of range of 'reward', which has 21 ele",
-    ),
-    "write out of range, in a function that is included": bug(
-        WRITTEN,
-        "    observation[i - 7] = value;  // HERE\n",
-        "index -1 is out of range of 'observation', which has 42 el",
-    ),
+    "write out of range": bug(PAID, "        reward[i + NUM_ENVS * NUM_AGENTS] = 1.0f;  // HERE\n",
+                              "out of range of 'reward', which has 21 ele"),
+    "write out of range, in a function that is included": bug(WRITTEN, "    observation[i - 7] = value;  // HERE\n",
+        "index -1 is out of range of 'observation', which has 42 el"),
     "read out of range": bug(MOVED, "        moved[agent] = place[i + 1000];  // HERE\n", "is out of range of 'place'"),
-    "write out of range in shared memory": bug(
-        MOVED, "        moved[agent + time] = place[i];  // HERE\n", "index 3 is out of range of the array"
-    ),
-    "write out of range in a reset": bug(
-        COUNT_RESET,
-        "        count[i + 100] = 0;  // HERE\n",
-        "'restart_ended'",
-        "out of range of 'count', which has 21",
-    ),
+    "write out of range in shared memory": bug(MOVED, "        moved[agent + time] = place[i];  // HERE\n",
+                                               "index 3 is out of range of the array"),
+    "write out of range in a reset": bug(COUNT_RESET, "        count[i + 100] = 0;  // HERE\n", "'restart_ended'",
+                                         "out of range of 'count', which has 21"),
     # the order of threads
-    "race on an array": bug(
-        COUNTED,
-        f"        {AN_ENV} = agent;  // HERE\n",
-        "race: this thread and thread 0 of block 0",
-        "'count'[0, 0] (env 0)",
-    ),
+    "race on an array": bug(COUNTED, f"        {AN_ENV} = agent;  // HERE\n",
+                            "race: this thread and thread 0 of block 0", "'count'[0, 0] (env 0)"),
     "race in a function that is included, called by a reset": Bug(
-        (
-            (COUNT_RESET, "        see(observation, 2 * env * NUM_AGENTS, 0.1f * agent);\n"),
-            (WRITTEN, f"{WRITTEN[:-1]}  // HERE\n"),
-        ),
+        ((COUNT_RESET, "        see(observation, 2 * env * NUM_AGENTS, 0.1f * agent);\n"),
+         (WRITTEN, f"{WRITTEN[:-1]}  // HERE\n")),
         ("'restart_ended'", "race: this thread and ", "'observation'[0, 0, 0] (env 0)"),
     ),
-    "race with another env": bug(
-        NEIGHBOUR,
+    "race with another env": bug(NEIGHBOUR,
         "        observation[2 * i + 1] = place[(i + NUM_AGENTS) % (NUM_ENVS * NUM_AGENTS)];  // HERE\n",
-        "race: this thread reads 'place'",
-    ),
-    "race after step 45": bug(
-        COUNTED, f"        if (time > 45) {AN_ENV} = agent;  // HERE\n", "race: this thread and", episode_length=200
-    ),
-    "race near the end of a long episode": bug(
-        COUNTED, f"        if (time > 480) {AN_ENV} = agent;  // HERE\n", "race: this thread and", episode_length=500
-    ),
+        "race: this thread reads 'place'"),
+    "race after step 45": bug(COUNTED, f"        if (time > 45) {AN_ENV} = agent;  // HERE\n", "race: this thread and",
+                              episode_length=200),
+    "race near the end of a long episode": bug(COUNTED, f"        if (time > 480) {AN_ENV} = agent;  // HERE\n",
+                                               "race: this thread and", episode_length=500),
     "missing barrier": Bug(
         ((SYNC, ""), (TIMED, f"{TIMED[:-1]}  // HERE\n")),
-        (
-            "race: this thread reads 'time_step'[0] (env 0), which thread 0 of block 0",
-            "planted.cu:24) changes with no ba",
-        ),
+        ("race: this thread reads 'time_step'[0] (env 0), which thread 0 of block 0",
+         "planted.cu:24) changes with no ba"),
     ),
-    "divergent barrier": bug(
-        NEIGHBOUR,
+    "divergent barrier": bug(NEIGHBOUR,
         f"{NEIGHBOUR}        if (agent > 0) env_sync();  // HERE\n        else __syncthreads();\n",
-        "divergent barrier",
-    ),
+        "divergent barrier"),
     "lost +=": bug(COUNTED, f"        {AN_ENV} += 1;  // HERE\n", "lost update: this thread and thread 0 of block 0"),
-    "lost += beside an atomic": bug(
-        COUNTED,
-        f"        atomicAdd(&{AN_ENV}, 1);\n        count[env * NUM_AGENTS + 1] += 1;  // HERE\n",
-        "lost update",
-    ),
-    "lost += in shared memory": bug(
-        SYNC,
+    "lost += beside an atomic": bug(COUNTED,
+        f"        atomicAdd(&{AN_ENV}, 1);\n        count[env * NUM_AGENTS + 1] += 1;  // HERE\n", "lost update"),
+    "lost += in shared memory": bug(SYNC,
         "    __shared__ int total;\n    total = 0;\n    env_sync();\n    total += 1;  // HERE\n    env_sync();\n",
-        "lost update: this thread",
-        "shared memory",
-    ),
-    "lost += beside a fence": bug(
-        COUNTED, f"        {AN_ENV} += 1;  // HERE\n        __threadfence();\n", "data race", tool="thread"
-    ),
+        "lost update: this thread", "shared memory"),
+    "lost += beside a fence": bug(COUNTED, f"        {AN_ENV} += 1;  // HERE\n        __threadfence();\n", "data race",
+                                  tool="thread"),
     # what nobody has set
-    "local that was never set": bug(
-        PAID,
+    "local that was never set": bug(PAID,
         "        float pay;\n        if (time > 5) pay = 1.0f;\n        reward[i] = pay;  // HERE\n",
-        "a local that was never",
-    ),
-    "shared memory that was never set": bug(
-        MOVED + PAID,
+        "a local that was never"),
+    "shared memory that was never set": bug(MOVED + PAID,
         "        if (agent > 0) moved[agent] = 0.5f;\n        __syncthreads();\n"
         "        reward[i] = moved[0];  // HERE\n        __syncthreads();\n        moved[agent] = 0.5f;\n",
-        "reads shared memory before anything is written there",
-    ),
+        "reads shared memory before anything is written there"),
     # what agents see and get
-    "NaN that is seen": bug(
-        WRITTEN,
-        "    observation[i] = sqrtf(value - 0.2f);  // HERE\n",
-        "'observation' of group 'walker' is nan (step 0, env 0, agent 1, feature [0]), outside its space [0.0, 1.0]",
-    ),
-    "observation outside its space": bug(
-        NEIGHBOUR,
+    "NaN that is seen": bug(WRITTEN, "    observation[i] = sqrtf(value - 0.2f);  // HERE\n",
+        "'observation' of group 'walker' is nan (step 0, env 0, agent 1, feature [0]), outside its space [0.0, 1.0]"),
+    "observation outside its space": bug(NEIGHBOUR,
         "        observation[2 * i + 1] = time == 7 && agent == 2 ? 1.5f : 0.0f;  // HERE\n",
-        "is 1.5 (step 7, env 0, agent 2, feature [1]), outside its space [0.0, 1.0], written at ",
-    ),
-    "reward that is no number": bug(
-        PAID,
-        "        reward[i] = 1.0f / (time - 3 + agent);  // HERE\n",
-        "the reward is inf (step 1, env 0, agent 2), which is not finite, written at ",
-    ),
-    "feature that only a reset writes": bug(
-        NEIGHBOUR,
-        "",
-        "in step 1 'observation' of env 0, agent 0, feature [1] is left unwritten",
-        "Write it in every step.",
-    ),
-    "reward that is written now and then": bug(
-        PAID, "        if (time == 5) reward[i] = 1.0f;\n", "in step 1 'reward' of env 0, agent 0 is left unwritten"
-    ),
-    "reward that adds to what was there": bug(
-        PAID, "        reward[i] += 1.0f;\n", "in step 1 'reward' of env 0, agent 0 is left unwritten"
-    ),
-    "end that is never taken back": bug(
-        "        truncated[env] = time >= 10;\n",
-        "        if (time >= 10) truncated[env] = true;\n",
-        "in step 1 'truncated' of env 0",
-    ),
-    "both ends at once": bug(
-        "terminated[env] = false", "terminated[env] = time >= 10", "both terminated and truncated in st"
-    ),
-    "end before the time that is declared": bug(
-        "time >= 10", "time >= 4", "truncated after 4 steps, but episode_length is 10"
-    ),
+        "is 1.5 (step 7, env 0, agent 2, feature [1]), outside its space [0.0, 1.0], written at "),
+    "reward that is no number": bug(PAID, "        reward[i] = 1.0f / (time - 3 + agent);  // HERE\n",
+                                    "the reward is inf (step 1, env 0, agent 2), which is not finite, written at "),
+    "feature that only a reset writes": bug(NEIGHBOUR, "",
+                                            "in step 1 'observation' of env 0, agent 0, feature [1] is left unwritten",
+                                            "Write it in every step."),
+    "reward that is written now and then": bug(PAID, "        if (time == 5) reward[i] = 1.0f;\n",
+                                               "in step 1 'reward' of env 0, agent 0 is left unwritten"),
+    "reward that adds to what was there": bug(PAID, "        reward[i] += 1.0f;\n",
+                                              "in step 1 'reward' of env 0, agent 0 is left unwritten"),
+    "end that is never taken back": bug("        truncated[env] = time >= 10;\n",
+                                        "        if (time >= 10) truncated[env] = true;\n",
+                                        "in step 1 'truncated' of env 0"),
+    "both ends at once": bug("terminated[env] = false", "terminated[env] = time >= 10",
+                             "both terminated and truncated in st"),
+    "end before the time that is declared": bug("time >= 10", "time >= 4",
+                                                "truncated after 4 steps, but episode_length is 10"),
     # what an env depends on
-    "number of threads": bug(
-        PAID, "        reward[i] = 1.0f / THREADS_PER_ENV;\n", "threads an env and 1 envs a block", "array 'reward'"
-    ),
+    "number of threads": bug(PAID, "        reward[i] = 1.0f / THREADS_PER_ENV;\n", "threads an env and 1 envs a block",
+                             "array 'reward'"),
     "number of envs": bug("Random(seed, env,", "Random(seed, NUM_ENVS + env,", "7 envs against 70", "array 'place'"),
-    "reset of an env that goes on": bug(
-        "!(terminated[env] || truncated[env])", "false", "the reset wrote 'place' of env 1, which had not ended"
-    ),
+    "reset of an env that goes on": bug("!(terminated[env] || truncated[env])", "false",
+                                        "the reset wrote 'place' of env 1, which had not ended"),
     "state that a reset forgets, from step 45 on": Bug(
         ((COUNTED, "        if (time > 45) count[i] = time;\n"), (COUNT_RESET, "")),
         ("after a reset in step ", "'count' of env 0 still shows"),
         episode_length=200,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -1,7 +1,5 @@
 """The HTML player and the GIF, as bytes; test_player_in_chromium.py runs them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

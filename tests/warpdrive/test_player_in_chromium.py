@@ -1,7 +1,5 @@
 """The player in a real browser, without a network: it plays, scrubs and says no error."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A step and a restart in one launch do what two launches do."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -30,8 +32,9 @@ def play(wrapper: EnvWrapper, actions) -> dict[str, torch.Tensor]:
     return wrapper.data.snapshot()
 
 
-@pytest.mark.parametrize("name", [*list_envs(), "examples.soccer.soccer:Soccer"])
-def test_one_launch_gives_what_two_give(backend, name):
+@pytest.mark.parametrize("name", [*list_envs(), "examples.soccer.soccer:Soccer", "maze.maze:Maze"])
+def test_one_launch_gives_what_two_give(backend, name, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
     env = load_env(name, {"episode_length": 9})
     actions = random_actions(env, NUM_ENVS, NUM_STEPS)
     folded, apart = make(env, backend, True), make(env, backend, False)

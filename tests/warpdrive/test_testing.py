@@ -1,7 +1,5 @@
 """The conformance kit plays what is legal, to the end, and tells apart what differs; bugs: test_planted_bugs.py."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any

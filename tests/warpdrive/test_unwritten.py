@@ -1,7 +1,5 @@
 """What a step left unwritten is named, and what it wrote is not, whatever it wrote."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

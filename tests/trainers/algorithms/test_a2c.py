@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -29,22 +27,6 @@ def test_gradient_makes_good_actions_likelier():
     a2c_loss(log_prob, zero, advantage=torch.tensor([2.0]), target=zero)[0].sum().backward()
     # d/dlogit of -2 log softmax = -2 (onehot - 1/2); descending raises the logit of action 1.
     assert logits.grad.tolist() == [[1.0, -1.0]]
-
-
-def test_log_prob_and_entropy_of_one_head_by_hand():
-    logits = torch.tensor([[math.log(1.0), math.log(3.0)]])  # probabilities 1/4, 3/4
-    log_prob, entropy = CategoricalHeads((2,)).log_prob_and_entropy(logits, torch.tensor([1], dtype=torch.int32))
-    assert log_prob.item() == pytest.approx(math.log(0.75))
-    assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
-
-
-def test_heads_are_independent():
-    logits = torch.tensor([[0.0, 0.0, math.log(1.0), math.log(3.0), math.log(4.0)]])
-    action = torch.tensor([[1, 2]], dtype=torch.int32)
-    log_prob, entropy = CategoricalHeads((2, 3)).log_prob_and_entropy(logits, action)
-    assert log_prob.item() == pytest.approx(math.log(0.5) + math.log(0.5))
-    three = -(0.125 * math.log(0.125) + 0.375 * math.log(0.375) + 0.5 * math.log(0.5))
-    assert entropy.item() == pytest.approx(math.log(2.0) + three)
 
 
 @pytest.mark.parametrize(("max_samples", "num_chunks"), [(1 << 15, 1), (40, 5), (1, 180)])
@@ -81,17 +63,6 @@ def test_update_equals_one_step_of_plain_torch(tiny, device, monkeypatch, max_sa
         torch.testing.assert_close(figures[name], figure.detach(), rtol=1e-5, atol=1e-6)
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
-
-
-def test_schedule_sets_the_learning_rate(tiny):
-    trainer = Trainer(tiny(policy={"shared": {"lr": [[0, 0.01], [120, 0.002]]}}))
-    (settings,) = trainer.algorithms["shared"].optimizer.param_groups
-    told, used = [], []
-    for _ in range(3):
-        told.append(trainer.iterate()["shared"]["learning_rate"])
-        used.append(float(settings["lr"]))
-    assert told == pytest.approx([0.01, 0.006, 0.002])  # before 0, 60 and 120 env steps
-    assert used == pytest.approx(told)
 
 
 def test_policy_not_to_train_stays_as_it_is(tiny):

@@ -6,8 +6,6 @@ smooth L1; half our weight of PPO's value loss, as ours has the half of the squa
 before, as TorchRL divides by the deviation of a sample (n - 1).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +36,6 @@ from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 NUM_SAMPLES, NUM_FEATURES = 64, 6
 SPACES = {"discrete": spaces.Discrete(5), "continuous": spaces.Box(-1.0, 1.0, (3,), np.float32)}
-
-
-# -------------------------------------------------------------------------------------------- learners
 
 
 @dataclass
@@ -75,18 +70,10 @@ class RandomGroup:
 
     def samples(self, units: torch.Tensor) -> Samples:
         return Samples(
-            observation=self.observation[units],
-            critic_input=None,
-            action=self.action[units],
-            log_prob=self.log_prob[units],
-            value=self.value[0, 0, units],
-            advantage=self.advantage[0, 0, units],
-            mask=None,
-            weight=None,
-            memory=None,
-            starts=None,
-            index=units,
-        )
+            observation=self.observation[units], critic_input=None, action=self.action[units],
+            log_prob=self.log_prob[units], value=self.value[0, 0, units], advantage=self.advantage[0, 0, units],
+            mask=None, weight=None, memory=None, starts=None, index=units,
+        )  # fmt: skip
 
 
 def distribution(policy: Policy, outputs: torch.Tensor) -> distributions.Distribution:
@@ -176,63 +163,29 @@ def assert_same_gradient(ours: list[torch.Tensor], theirs: list[torch.Tensor], p
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("clip_value", [None, True, False], ids=["A2C", "PPO, value clipped", "PPO"])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("shared_trunk", [True, False])
 @pytest.mark.parametrize("space", SPACES)
-def test_a2c_is_torchrls_a2c_loss(space, shared_trunk, normalize, seed, monkeypatch):
-    config = A2CConfig(
-        vf_loss_coeff=0.7,
-        entropy_coeff=0.05,
-        normalize_advantage=normalize,
-        clip_grad_norm=False,
-        model=ModelConfig(fc_dims=(16, 16), activation="tanh", shared_trunk=shared_trunk),
-    )
+def test_a_loss_is_torchrls(space, shared_trunk, normalize, clip_value, seed, monkeypatch):
+    model = ModelConfig(fc_dims=(16, 16), activation="tanh", shared_trunk=shared_trunk)
+    settings = {"vf_loss_coeff": 0.7, "entropy_coeff": 0.05, "clip_grad_norm": False, "model": model}
+    algorithm, config, loss, options = A2C, A2CConfig, A2CLoss, {"critic_coeff": 0.7}
+    if clip_value is not None:
+        algorithm, config, loss = PPO, PPOConfig, ClipPPOLoss
+        settings |= {"clip_value": clip_value, "clip_param": 0.2, "num_epochs": 1, "num_minibatches": 1}
+        options = {"clip_epsilon": 0.2, "clip_value": 0.2 if clip_value else None, "critic_coeff": 0.35}
+    config = config(normalize_advantage=normalize, **settings)
     group = RandomGroup(random_policy(config, space, seed), torch.Generator().manual_seed(seed + 100))
-    figures, gradient = ours(A2C, config, group, monkeypatch)
-    expected, expected_gradient = theirs(A2CLoss, group, normalize, critic_coeff=0.7, entropy_coeff=0.05)
+    figures, gradient = ours(algorithm, config, group, monkeypatch)
+    expected, expected_gradient = theirs(loss, group, normalize, entropy_coeff=0.05, **options)
+    if clip_value is not None:
+        assert 0.2 < figures["clip_fraction"] < 0.8
+        assert figures["clip_fraction"] == pytest.approx(expected["clip_fraction"].item(), abs=1e-6)
     assert figures["policy_loss"] == pytest.approx(expected["loss_objective"].item(), abs=1e-6, rel=1e-6)
     assert 0.7 * figures["value_loss"] == pytest.approx(expected["loss_critic"].item(), abs=1e-6, rel=1e-6)
     assert -0.05 * figures["entropy"] == pytest.approx(expected["loss_entropy"].item(), abs=1e-6, rel=1e-6)
     assert_same_gradient(gradient, expected_gradient, group.policy)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("clip_value", [True, False])
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("shared_trunk", [True, False])
-@pytest.mark.parametrize("space", SPACES)
-def test_ppo_is_torchrls_clip_ppo_loss(space, shared_trunk, normalize, clip_value, seed, monkeypatch):
-    config = PPOConfig(
-        vf_loss_coeff=0.7,
-        entropy_coeff=0.05,
-        normalize_advantage=normalize,
-        clip_value=clip_value,
-        clip_param=0.2,
-        num_epochs=1,
-        num_minibatches=1,
-        clip_grad_norm=False,
-        model=ModelConfig(fc_dims=(16, 16), activation="tanh", shared_trunk=shared_trunk),
-    )
-    group = RandomGroup(random_policy(config, space, seed), torch.Generator().manual_seed(seed + 100))
-    figures, gradient = ours(PPO, config, group, monkeypatch)
-    expected, expected_gradient = theirs(
-        ClipPPOLoss,
-        group,
-        normalize,
-        clip_epsilon=0.2,
-        clip_value=0.2 if clip_value else None,
-        critic_coeff=0.35,
-        entropy_coeff=0.05,
-    )
-    assert 0.2 < figures["clip_fraction"] < 0.8
-    assert figures["clip_fraction"] == pytest.approx(expected["clip_fraction"].item(), abs=1e-6)
-    assert figures["policy_loss"] == pytest.approx(expected["loss_objective"].item(), abs=1e-6, rel=1e-6)
-    assert 0.7 * figures["value_loss"] == pytest.approx(expected["loss_critic"].item(), abs=1e-6, rel=1e-6)
-    assert -0.05 * figures["entropy"] == pytest.approx(expected["loss_entropy"].item(), abs=1e-6, rel=1e-6)
-    assert_same_gradient(gradient, expected_gradient, group.policy)
-
-
-# ------------------------------------------------------------------------------------------ advantages
 
 
 def random_steps(rollout, group, final_value: torch.Tensor, num_truncated: torch.Tensor, seed: int):

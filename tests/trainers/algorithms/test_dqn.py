@@ -1,7 +1,5 @@
 """DQN: targets and losses by hand and as TorchRL has them, what the ring keeps, how often it learns."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

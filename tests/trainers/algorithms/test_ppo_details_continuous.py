@@ -1,7 +1,5 @@
 """The details that make PPO work with continuous and with several actions at once, as in test_ppo_details.py."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

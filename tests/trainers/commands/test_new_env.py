@@ -1,7 +1,5 @@
 """The scaffold of an env: it passes its own test, conforms, and learns."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import json

@@ -6,7 +6,7 @@
 //   seed         [3]                    read
 //   env_step     [env]                  read
 //   time_step    [env]  of the episode  read, written
-//   observation  [env, agent, 2]        read, written
+//   observation  [env, agent, 2]        written
 //   reward       [env, agent]           written
 //   terminated   [env]  never           written
 //   truncated    [env]                  written
@@ -20,7 +20,7 @@ extern "C" __global__ void faulty_step(const int* action, const unsigned int* se
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int i = env * NUM_AGENTS + agent;
         Random random(seed, env, agent, step);
-        reward[i] = action[i] == 1 ? observation[2 * i] : 0.0f;
+        reward[i] = action[i] == 1 ? random.uniform(-1.0f, 1.0f) : 0.0f;
         observation[2 * i] = random.uniform(-1.0f, 1.0f);
         observation[2 * i + 1] = random.uniform(-1.0f, 1.0f);
         if ((int)random.env == BAD_ENV && agent == BAD_AGENT && step == BAD_STEP) {

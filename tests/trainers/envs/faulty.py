@@ -1,7 +1,5 @@
 """A game that goes wrong once, at a known env, agent and step: a NaN, an infinity, or a write to where nothing is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,12 +41,8 @@ class Faulty(Env):
     def constants(self) -> dict[str, Any]:
         config = self.config
         return {
-            "EPISODE_LENGTH": self.episode_length,
-            "IN_OBSERVATION": config.where in ("observation", "both"),
-            "IN_REWARD": config.where in ("reward", "both"),
-            "IS_INFINITE": config.is_infinite,
-            "IS_WILD": config.where == "memory",
-            "BAD_ENV": config.env,
-            "BAD_AGENT": config.agent,
+            "EPISODE_LENGTH": self.episode_length, "IN_OBSERVATION": config.where in ("observation", "both"),
+            "IN_REWARD": config.where in ("reward", "both"), "IS_INFINITE": config.is_infinite,
+            "IS_WILD": config.where == "memory", "BAD_ENV": config.env, "BAD_AGENT": config.agent,
             "BAD_STEP": config.step,
-        }
+        }  # fmt: skip

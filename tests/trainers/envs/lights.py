@@ -1,7 +1,5 @@
 """A game without end whose agents see a picture of bytes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

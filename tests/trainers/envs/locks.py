@@ -1,7 +1,5 @@
 """A game in which what may be done changes with every step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Envs that are never stepped: their groups see or do what is seldom seen, or are called what they may not be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,25 +30,5 @@ class GroupCalledShared(OddSpaces):
     groups: ClassVar = {"shared": Group(range(1), ROW, TWO), "other": Group(range(1, 2), ROW, TWO)}
 
 
-class BoxActions(OddSpaces):
-    groups: ClassVar = {"all": Group(range(2), ROW, spaces.Box(-1.0, 1.0, (1,), np.float32))}
-
-
-class PlaneOfActions(OddSpaces):
-    groups: ClassVar = {"all": Group(range(2), ROW, spaces.Box(-1.0, 1.0, (2, 2), np.float32))}
-
-
 class GridOfActions(OddSpaces):
     groups: ClassVar = {"all": Group(range(2), ROW, spaces.MultiDiscrete([[2, 2], [2, 2]]))}
-
-
-class Picture(OddSpaces):
-    groups: ClassVar = {"all": Group(range(2), spaces.Box(-1.0, 1.0, (8, 8, 3), np.float32), TWO)}
-
-
-class Scalar(OddSpaces):
-    groups: ClassVar = {"all": Group(range(2), spaces.Box(-1.0, 1.0, (), np.float32), TWO)}
-
-
-class Bytes(OddSpaces):
-    groups: ClassVar = {"all": Group(range(2), spaces.Box(0, 255, (4,), np.uint8), TWO)}

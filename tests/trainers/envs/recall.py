@@ -1,7 +1,5 @@
 """A game that only a memory can win: a sign is shown at the first step and asked for at the last."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A game whose agents see a picture of bytes, a place and a number."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A game of one step after the other, without end: answer each of two signs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What can be shown on a GPU alone; that an iteration stays on the device is in test_device_resident.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

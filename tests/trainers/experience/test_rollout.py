@@ -1,21 +1,8 @@
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
-import numpy as np
-import pytest
 import torch
 
-from trainers.experience.spec import spec_of
-from trainers.heads import GaussianHead
-from trainers.networks.features import Features
-from trainers.networks.policy import make_policy
-from trainers.settings.config import PolicyConfig
 from trainers.trainer import Trainer, max_truncations
-from warpdrive.env import load_env
-from warpdrive.errors import EnvError
-from warpdrive.layout import Layout
 
 
 def test_kernels_write_the_memory_that_torch_reads(tiny, monkeypatch):
@@ -49,14 +36,6 @@ def test_nothing_is_allocated_anew_from_rollout_to_rollout(tiny):
     rollout = trainer.rollout
     arrays = (rollout.observation, rollout.action, rollout.reward, rollout.terminated, rollout.truncated)
     assert [array.data_ptr() for array in arrays] == before
-
-
-def test_a_rollout_goes_on_where_the_last_one_ended(tiny):
-    trainer = Trainer(tiny())
-    trainer.rollout.collect()
-    last = trainer.rollout.observation[-1].clone()
-    trainer.rollout.collect()
-    assert torch.equal(trainer.rollout.observation[0], last)
 
 
 def test_stored_log_prob_and_value_are_those_of_the_policy(tiny):
@@ -110,50 +89,3 @@ def test_max_truncations_is_enough(tiny):
     env = Trainer(tiny()).env.env
     assert [max_truncations(env, steps) for steps in (1, 7, 8, 14, 15)] == [1, 1, 2, 2, 3]
     assert max_truncations(env, 10) == math.ceil(10 / 7)
-
-
-@pytest.fixture
-def odd_env(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-    return lambda name: load_env(f"odd_spaces:{name}")
-
-
-def policy_for(env, name):
-    return make_policy(env, name, PolicyConfig(), torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("policy", ["all", "shared"])
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("PlaneOfActions", r"no policy here acts in a Box of shape \[2, 2\]"),
-        ("GridOfActions", r"no policy here acts in a MultiDiscrete of shape \[2, 2\]"),
-    ],
-)
-def test_actions_that_no_head_takes_are_refused(odd_env, name, message, policy):
-    with pytest.raises(EnvError, match=message):
-        policy_for(odd_env(name), policy)
-
-
-@pytest.mark.parametrize("policy", ["all", "shared"])
-def test_actions_in_a_box_come_from_normal_distributions(odd_env, policy):
-    head = policy_for(odd_env("BoxActions"), policy).head
-    assert isinstance(head, GaussianHead)
-    assert head.num_outputs == 1
-
-
-@pytest.mark.parametrize("policy", ["all", "shared"])
-@pytest.mark.parametrize(("name", "num_features"), [("Picture", 192), ("Scalar", 1), ("Bytes", 4)])
-def test_a_box_of_any_shape_and_dtype_is_read_as_one_row_of_float32(odd_env, name, num_features, policy):
-    env = odd_env(name)
-    layout = Layout(env.groups)
-    (array,) = layout.observations.values()
-    numbers = np.arange(3 * 2 * num_features)  # of 3 envs and 2 agents
-    seen = torch.from_numpy(numbers.reshape(3, 2, *array.shape).astype(array.dtype))
-    spec = spec_of(env, policy)
-    rows = Features(layout, spec.seen, spec.observation_space).of_step({array.name: seen})
-    assert rows.dtype == torch.float32
-    expected = numbers.reshape(3, 2, num_features) * np.float32(1 / 255 if name == "Bytes" else 1.0)
-    assert rows.tolist() == expected.astype(np.float32).tolist()
-    logits, value = policy_for(env, policy)(rows.flatten(0, 1))
-    assert (logits.shape, value.shape) == ((6, 2), (6,))

@@ -1,7 +1,5 @@
 """An exported file does what its policy did in the game: the same actions, log-probabilities and values, every step."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -306,16 +304,12 @@ def test_the_example_in_the_docs_runs_without_torch(run_folder, tmp_path):
         (("--policy", "taggers"), "--policy: the run has no policy 'taggers'. It has: tagger, runner."),
         (("--output", "a.onnx"), "--output: one file, but the run has 2 policies: name one of them by --policy."),
         (("--output", "a.txt"), "command line: --output 'a.txt': expected a file that ends in .onnx."),
-        (
-            ("--format", "torch", "--output", "a.onnx"),
-            "command line: --output 'a.onnx': expected a file that ends in .pt2.",
-        ),
-        (
-            ("--output", "nowhere/a.onnx"),
-            "command line: --output 'nowhere/a.onnx': there is no folder nowhere. Make it first.",
-        ),
+        (("--format", "torch", "--output", "a.onnx"),
+         "command line: --output 'a.onnx': expected a file that ends in .pt2."),
+        (("--output", "nowhere/a.onnx"),
+         "command line: --output 'nowhere/a.onnx': there is no folder nowhere. Make it first."),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_refused(words, message, run_folder):
     with pytest.raises(ConfigError) as caught:
         call(str(run_folder), *words)

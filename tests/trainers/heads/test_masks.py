@@ -1,9 +1,6 @@
 """Actions that may not be taken, and agents that are out of the game."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,32 +17,11 @@ from trainers.experience.rollout import Rollout
 from trainers.experience.spec import spec_of
 from trainers.heads import CategoricalHeads
 from trainers.networks.policy import Policy
-from trainers.settings.read_config import read_config
-from trainers.trainer import Trainer
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
 HERE = Path(__file__).parents[1]
 ALGORITHMS = {"A2C": {"algorithm": "A2C"}, "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3}}
-
-
-@pytest.fixture
-def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
-    for folder in (HERE / "envs", HERE.parent / "warpdrive" / "envs"):
-        monkeypatch.syspath_prepend(folder)
-
-    def make(name: str, policy: Mapping[str, Any], num_envs: int = 24, num_steps: int = 20, **env: object) -> Trainer:
-        size = num_envs * num_steps
-        trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": 10 * size, "device": device}
-        saving = {"basedir": str(tmp_path)}
-        return Trainer(
-            read_config({"name": name, "env": env, "trainer": trainer, "policy": dict(policy), "saving": saving})
-        )
-
-    return make
-
-
-# ------------------------------------------------------------------------------------------------- action masks
 
 
 def takes_forbidden(group: GroupRollout) -> torch.Tensor:
@@ -109,40 +85,37 @@ def test_choices_are_learned_under_a_mask_and_what_is_never_allowed_is_not_learn
     torch.testing.assert_close(log_prob, samples.log_prob, rtol=0, atol=1e-5)
 
 
+def law_of_what_is_allowed(logits: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of one head's choices, and entropy; 0 where none is allowed, as the first is then taken."""
+    if not mask.any():
+        return torch.zeros(len(mask)), torch.zeros(())
+    left = torch.distributions.Categorical(logits=logits.detach()[mask])
+    return torch.full((len(mask),), -torch.inf).masked_scatter(mask, left.logits), left.entropy()
+
+
 def test_masked_logits_have_probability_zero_and_no_gradient():
     """What is left is the distribution over what is allowed, as torch makes it of those logits alone."""
-    head = CategoricalHeads([3, 2])
-    generator = torch.Generator().manual_seed(0)
+    head, generator = CategoricalHeads([3, 2]), torch.Generator().manual_seed(0)
     outputs = (5 * torch.randn(64, 5, generator=generator)).requires_grad_()
     mask = torch.rand(64, 5, generator=generator) < 0.5
     mask[0], mask[1] = False, True
-    expected = torch.zeros(64)
-    entropies = torch.zeros(64)
+    laws = [
+        [law_of_what_is_allowed(outputs[row, p], mask[row, p]) for p in (slice(3), slice(3, 5))] for row in range(64)
+    ]
     total = torch.zeros(64)
-    for first in range(3):
-        for second in range(2):
-            action = torch.tensor([first, second]).expand(64, 2)
-            log_prob, entropy = head.log_prob_and_entropy(outputs, action, mask)
-            for row in range(64):
-                parts = [mask[row, :3], mask[row, 3:]]
-                chosen = [first, second]
-                if any(part.any() and not part[c] for part, c in zip(parts, chosen, strict=True)):
-                    assert log_prob[row].exp().item() == 0.0
-                    continue
-                expected[row], entropies[row] = 0.0, 0.0
-                for part, logits, c in zip(parts, (outputs[row, :3], outputs[row, 3:]), chosen, strict=True):
-                    if part.any():
-                        left = torch.distributions.Categorical(logits=logits.detach()[part])
-                        expected[row] += left.log_prob(part[:c].sum())
-                        entropies[row] += left.entropy()
-                torch.testing.assert_close(log_prob[row].detach(), expected[row], rtol=0, atol=1e-5)
-                torch.testing.assert_close(entropy[row].detach(), entropies[row], rtol=0, atol=1e-5)
-                is_first_of_empty = [c == 0 or part.any() for part, c in zip(parts, chosen, strict=True)]
-                total[row] += log_prob[row].exp().item() if all(is_first_of_empty) else 0.0
-            gradient = torch.autograd.grad(log_prob.sum() + entropy.sum(), outputs)[0]
-            assert torch.isfinite(gradient).all()
-            assert (gradient[~mask] == 0).all()
-            assert (gradient[1] != 0).all()
+    for first, second in np.ndindex(3, 2):
+        log_prob, entropy = head.log_prob_and_entropy(outputs, torch.tensor([first, second]).expand(64, 2), mask)
+        expected = torch.stack([one[0][first] + other[0][second] for one, other in laws])
+        is_allowed = expected.isfinite()
+        assert (log_prob[~is_allowed].exp() == 0.0).all()
+        torch.testing.assert_close(log_prob[is_allowed].detach(), expected[is_allowed], rtol=0, atol=1e-5)
+        entropies = torch.stack([one[1] + other[1] for one, other in laws])
+        torch.testing.assert_close(entropy.detach(), entropies, rtol=0, atol=1e-5)
+        counts = (mask[:, :3].any(1) | (first == 0)) & (mask[:, 3:].any(1) | (second == 0))
+        total += torch.where(counts, log_prob.detach().exp(), 0.0)
+        gradient = torch.autograd.grad(log_prob.sum() + entropy.sum(), outputs)[0]
+        assert torch.isfinite(gradient).all()
+        assert (gradient[~mask] == 0).all() and (gradient[1] != 0).all()
     torch.testing.assert_close(total, torch.ones(64), rtol=0, atol=1e-5)
 
 
@@ -201,9 +174,6 @@ def test_a_mask_of_all_agents_is_cut_by_group_and_whole_for_a_policy_for_all():
 def test_a_policy_for_all_is_refused_where_only_some_have_a_mask():
     with pytest.raises(EnvError, match=r"the env gives action_mask_group0, of some\. Give each group its own policy"):
         spec_of(MaskedByGroup(2, 1), "shared")
-
-
-# ---------------------------------------------------------------------------------------------- inactive agents
 
 
 def test_an_agent_counts_up_to_the_step_in_which_it_leaves_and_not_after_it(make_trainer):

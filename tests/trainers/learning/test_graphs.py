@@ -89,8 +89,6 @@ def test_minibatches_of_replays_are_shuffled_anew():
     assert not torch.equal(found[4], found[5])
 
 
-# ------------------------------------------------------------------------------------------------ side by side
-
 TWO_FUSED = {
     "name": "tag_continuous",
     "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},

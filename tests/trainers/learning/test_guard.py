@@ -1,7 +1,5 @@
 """A NaN or an infinity stops a run, is told with its place, and is neither learned from nor saved."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
@@ -49,13 +47,9 @@ def config_of(folder: Path, device: str, algorithm: str, save: int = 0, graphs: 
 
 
 @pytest.fixture
-def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
+def make_faulty(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
     monkeypatch.syspath_prepend(HERE / "envs")
-
-    def make(algorithm: str, **changes: object) -> Trainer:
-        return Trainer(read_config(config_of(tmp_path, device, algorithm, **changes)))
-
-    return make
+    return lambda algorithm, **changes: Trainer(read_config(config_of(tmp_path, device, algorithm, **changes)))
 
 
 def learned(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -113,73 +107,42 @@ MEND = "Mend the env's kernel: python -m warpdrive.testing shows what it does."
 LOWER = "Lower its lr, or normalize_observation if the env's numbers are large."
 
 
-# ------------------------------------------------------------------------------------------ what envs give
+FROM_THE_ENV = {
+    "reward": ({"where": "reward", "env": 5, "agent": 2, "step": 27}, "others", "reward", 7),
+    # step 24 shows it, step 25 would act on it
+    "observation": ({"where": "observation", "env": 3, "agent": 0, "step": 24}, "first", "observation", 5),
+    # it counts for the rollout that bootstraps from it
+    "observation after the last step": (
+        {"where": "observation", "env": 3, "agent": 1, "step": 19}, "others", "observation", 10,
+    ),
+    # episodes are truncated by steps 5, 11, 17, 23, 29: a value is made of what the reset overwrites
+    "observation before a reset": (
+        {"where": "observation", "env": 4, "agent": 2, "step": 29}, "others", "final_observation", 9,
+    ),
+    # of several the first: what is seen after the step comes after its reward, though it is looked at first
+    "both": ({"where": "both", "env": 1, "agent": 1, "step": 24}, "others", "reward", 4),
+}  # fmt: skip
+"""What the env does, and what is told: policy, tensor, step of the rollout."""
 
 
 @BOTH
 @NAN_OR_INF
 @pytest.mark.parametrize("save", [0, 1], ids=["saved at the end", "saved each time"])
-def test_a_bad_reward_stops_the_run(make_trainer, algorithm, is_infinite, save):
-    trainer = make_trainer(algorithm, save=save, where="reward", is_infinite=is_infinite, env=5, agent=2, step=27)
+@pytest.mark.parametrize("case", FROM_THE_ENV)
+def test_what_is_bad_of_an_env_stops_the_run(make_faulty, algorithm, is_infinite, save, case):
+    bad, policy, tensor, step = FROM_THE_ENV[case]
+    trainer = make_faulty(algorithm, save=save, is_infinite=is_infinite, **bad)
+    iteration = 2 if step == 10 else 3
     fail_in(
         trainer,
-        "policy 'others': reward is a NaN or an infinity at env 5, agent 2, step 7 of iteration 3 "
-        f"(step 27 of the run). {MEND}",
+        f"policy '{policy}': {tensor} is a NaN or an infinity at env {bad['env']}, agent {bad['agent']}, step {step} "
+        f"of iteration {iteration} (step {10 * (iteration - 1) + step} of the run). {MEND}",
+        iteration=iteration - 1,
     )
-    assert len(checkpoint.list_checkpoints(trainer.run.checkpoints)) == 2 * save
-    # The next save; or the next report, which a GPU's host reads while it goes on, at the latest at the one after it.
-    assert trainer.iteration == 3 if save else 4 <= trainer.iteration <= 6
-
-
-@BOTH
-@NAN_OR_INF
-def test_a_bad_observation_stops_the_run(make_trainer, algorithm, is_infinite):
-    """Step 24 shows it, step 25 would act on it."""
-    trainer = make_trainer(algorithm, save=1, where="observation", is_infinite=is_infinite, env=3, agent=0, step=24)
-    fail_in(
-        trainer,
-        "policy 'first': observation is a NaN or an infinity at env 3, agent 0, step 5 of iteration 3 "
-        f"(step 25 of the run). {MEND}",
-    )
-
-
-@BOTH
-def test_a_bad_observation_after_the_last_step_counts_for_the_rollout_that_bootstraps_from_it(make_trainer, algorithm):
-    trainer = make_trainer(algorithm, save=1, where="observation", env=3, agent=1, step=19)
-    fail_in(
-        trainer,
-        "policy 'others': observation is a NaN or an infinity at env 3, agent 1, step 10 of iteration 2 "
-        f"(step 20 of the run). {MEND}",
-        iteration=1,
-    )
-
-
-@BOTH
-@NAN_OR_INF
-def test_a_bad_observation_that_a_reset_overwrites_stops_the_run_if_a_value_is_made_of_it(
-    make_trainer, algorithm, is_infinite
-):
-    """Episodes are truncated by steps 5, 11, 17, 23, 29: the last is the second of the third rollout."""
-    bad = {"where": "observation", "is_infinite": is_infinite, "env": 4, "agent": 2, "step": 29}
-    trainer = make_trainer(algorithm, save=1, **bad)
-    fail_in(
-        trainer,
-        "policy 'others': final_observation is a NaN or an infinity at env 4, agent 2, step 9 of iteration 3 "
-        f"(step 29 of the run). {MEND}",
-    )
-
-
-def test_of_several_the_first_is_told(make_trainer):
-    """The reward of step 24 comes before what is seen after it, though observations are looked at first."""
-    trainer = make_trainer("A2C", where="both", env=1, agent=1, step=24)
-    fail_in(
-        trainer,
-        "policy 'others': reward is a NaN or an infinity at env 1, agent 1, step 4 of iteration 3 "
-        f"(step 24 of the run). {MEND}",
-    )
-
-
-# ---------------------------------------------------------------------------------------- what learning makes
+    if case == "reward":
+        assert len(checkpoint.list_checkpoints(trainer.run.checkpoints)) == 2 * save
+        # The next save; or the next report, which a GPU's host reads while it goes on, at the latest at the one after.
+        assert trainer.iteration == 3 if save else 4 <= trainer.iteration <= 6
 
 
 def spoil_samples(trainer: Trainer, name: str, row: int, value: float) -> None:
@@ -198,9 +161,9 @@ def spoil_samples(trainer: Trainer, name: str, row: int, value: float) -> None:
 
 @BOTH
 @NAN_OR_INF
-def test_a_bad_loss_stops_the_run(make_trainer, algorithm, is_infinite):
+def test_a_bad_loss_stops_the_run(make_faulty, algorithm, is_infinite):
     """Row (6 x 8 + 5) x 2 + 1 of the second policy's samples."""
-    trainer = make_trainer(algorithm, save=1, graphs=False)  # a graph would not know which iteration it is
+    trainer = make_faulty(algorithm, save=1, graphs=False)  # a graph would not know which iteration it is
     spoil_samples(trainer, "others", 107, float("-inf") if is_infinite else float("nan"))
     trainer.algorithms["first"].update = lambda *_: {}  # it learns first, and would be a step ahead
     fail_in(
@@ -212,8 +175,8 @@ def test_a_bad_loss_stops_the_run(make_trainer, algorithm, is_infinite):
 
 @BOTH
 @NAN_OR_INF
-def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_trainer, algorithm, is_infinite):
-    trainer = make_trainer(algorithm, save=1, graphs=False)
+def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_faulty, algorithm, is_infinite):
+    trainer = make_faulty(algorithm, save=1, graphs=False)
     bad = float("inf") if is_infinite else float("nan")
     weight = trainer.policies["first"].network.trunk[1].weight
     weight.register_hook(lambda gradient: gradient * bad if trainer.iteration == ITERATION else gradient)
@@ -225,9 +188,9 @@ def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_trainer, algo
     )
 
 
-def test_from_the_first_bad_minibatch_on_ppo_makes_no_step(make_trainer):
+def test_from_the_first_bad_minibatch_on_ppo_makes_no_step(make_faulty):
     """8 minibatches: a row of the third is bad. The two before it were learned from."""
-    trainer = make_trainer("PPO", graphs=False)
+    trainer = make_faulty("PPO", graphs=False)
     learner, group = trainer.algorithms["others"], trainer.rollout.groups["others"]
     learner.config = dataclasses.replace(learner.config, num_minibatches=4)
     generator = torch.Generator(group.advantage.device)
@@ -257,8 +220,8 @@ def test_from_the_first_bad_minibatch_on_ppo_makes_no_step(make_trainer):
 
 
 @pytest.mark.parametrize(("tensor", "head"), [("value", "value_head"), ("log_prob", "policy_head")])
-def test_a_policy_that_makes_no_numbers_is_named_with_the_tensor(make_trainer, tensor, head):
-    trainer = make_trainer("A2C")
+def test_a_policy_that_makes_no_numbers_is_named_with_the_tensor(make_faulty, tensor, head):
+    trainer = make_faulty("A2C")
     trainer.policies["others"].network.get_submodule(head).bias.data.fill_(float("nan"))
     trainer.iterate()
     where = rf"policy 'others': {tensor} is a NaN or an infinity at env 0, agent 1, step 0 of iteration 1 \(step 0 of"
@@ -268,19 +231,16 @@ def test_a_policy_that_makes_no_numbers_is_named_with_the_tensor(make_trainer, t
         trainer.save()
 
 
-# --------------------------------------------------------------------------------------------------- afterwards
-
-
-def test_a_run_without_a_fault_is_not_stopped(make_trainer):
-    trainer = make_trainer("PPO", save=1)
+def test_a_run_without_a_fault_is_not_stopped(make_faulty):
+    trainer = make_faulty("PPO", save=1)
     trainer.train()
     assert trainer.iteration == 6
     assert trainer.guard.halted.item() == 0
 
 
-def test_each_policy_has_a_flag_of_its_own_that_a_rollout_sets(make_trainer):
+def test_each_policy_has_a_flag_of_its_own_that_a_rollout_sets(make_faulty):
     """A policy's kernels raise it; nobody else's see that before the next rollout."""
-    trainer = make_trainer("PPO")
+    trainer = make_faulty("PPO")
     guard = trainer.guard
     first, others = (guard.flag_of(name) for name in ("first", "others"))
     first.fill_(1.0)
@@ -292,9 +252,9 @@ def test_each_policy_has_a_flag_of_its_own_that_a_rollout_sets(make_trainer):
     assert (guard.halted.item(), first.item(), others.item()) == (0.0, 0.0, 0.0)
 
 
-def test_a_stopped_run_goes_on_from_its_last_checkpoint(make_trainer):
+def test_a_stopped_run_goes_on_from_its_last_checkpoint(make_faulty):
     """And where it fails again, the iteration is still counted from the start of the run."""
-    trainer = make_trainer("A2C", save=1, where="reward", env=0, agent=0, step=43)
+    trainer = make_faulty("A2C", save=1, where="reward", env=0, agent=0, step=43)
     with pytest.raises(NonFiniteError, match="step 3 of iteration 5"):
         trainer.train()
     last = checkpoint.list_checkpoints(trainer.run.checkpoints)[-1]
@@ -316,31 +276,23 @@ LINE = (
 )
 
 
-@pytest.fixture
-def faulty_file(tmp_path) -> Callable[[str], Path]:
-    def write(algorithm: str) -> Path:
-        config = config_of(tmp_path, "cpu", algorithm, where="reward", env=2, agent=1, step=3)
-        path = tmp_path / "faulty.yaml"
-        path.write_text(yaml.safe_dump(config))
-        return path
-
-    return write
+def write_faulty(folder: Path, algorithm: str) -> Path:
+    path = folder / "faulty.yaml"
+    path.write_text(yaml.safe_dump(config_of(folder, "cpu", algorithm, where="reward", env=2, agent=1, step=3)))
+    return path
 
 
 @BOTH
-def test_the_command_line_ends_with_code_1_and_one_line(faulty_file, algorithm, capsys, monkeypatch):
+def test_the_command_line_ends_with_code_1_and_one_line(tmp_path, algorithm, capsys, monkeypatch):
     monkeypatch.syspath_prepend(HERE / "envs")
-    path = faulty_file(algorithm)
-    assert main(["train", "--config", str(path), "--allow-import"]) == 1
+    assert main(["train", "--config", str(write_faulty(tmp_path, algorithm)), "--allow-import"]) == 1
     assert capsys.readouterr().err == LINE
-    assert not list(path.parent.glob("*/checkpoints/step_*"))
+    assert not list(tmp_path.glob("*/checkpoints/step_*"))
 
 
-def test_so_does_the_program(faulty_file):
-    root = HERE.parents[1]
+def test_so_does_the_program(tmp_path):
     paths = [str(HERE / "envs"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, root / "examples" / "train.py", "--config", faulty_file("PPO"), "--allow-import"]
+    command = [sys.executable, HERE.parents[1] / "examples" / "train.py", "--allow-import", "--config"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    done = subprocess.run([*command, write_faulty(tmp_path, "PPO")], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (1, LINE)
-    assert "Traceback" not in done.stdout

@@ -1,10 +1,7 @@
 """Observations that are no row of float32: several parts, pictures, bytes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,31 +10,11 @@ import torch
 from gymnasium import spaces
 
 from trainers.networks.features import Features
-from trainers.settings.read_config import read_config
-from trainers.trainer import Trainer
 from warpdrive.env import Group
 from warpdrive.layout import Layout
 
 HERE = Path(__file__).parents[1]
 ALGORITHMS = {"A2C": {"algorithm": "A2C"}, "PPO": {"algorithm": "PPO", "num_epochs": 2}}
-
-
-@pytest.fixture
-def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
-    for folder in (HERE / "envs", HERE.parent / "warpdrive" / "envs"):
-        monkeypatch.syspath_prepend(folder)
-
-    def make(name: str, policy: Mapping[str, Any], num_envs: int = 50, num_steps: int = 12, iterations: int = 1):
-        size = num_envs * num_steps
-        trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": iterations * size}
-        saving = {"basedir": str(tmp_path), "metrics_log_freq": 1000}
-        return Trainer(
-            read_config(
-                {"name": name, "trainer": {**trainer, "device": device}, "policy": dict(policy), "saving": saving}
-            )
-        )
-
-    return make
 
 
 def flattened(space: spaces.Space, parts: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -46,18 +23,13 @@ def flattened(space: spaces.Space, parts: Mapping[str, np.ndarray]) -> np.ndarra
 
 
 SPACES = {
-    "a Dict": spaces.Dict(
-        {
-            "z": spaces.Box(-1.0, 1.0, (2,), np.float32),
-            "a": spaces.Box(0, 255, (2, 3, 2), np.uint8),
-            "m": spaces.Box(-1.0, 1.0, (), np.float32),
-        }
-    ),
+    "a Dict": spaces.Dict({"z": spaces.Box(-1.0, 1.0, (2,), np.float32), "a": spaces.Box(0, 255, (2, 3, 2), np.uint8),
+                           "m": spaces.Box(-1.0, 1.0, (), np.float32)}),
     "a picture": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
     "bytes": spaces.Box(0, 255, (4,), np.uint8),
     "a number": spaces.Box(-1.0, 1.0, (), np.float32),
     "doubles": spaces.Box(-1.0, 1.0, (3,), np.float64),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("second", [None, "bytes"], ids=["groups share arrays", "each group has its own"])
@@ -97,7 +69,7 @@ def test_a_network_reads_the_parts_side_by_side_as_gymnasium_flattens_them_bytes
 def test_a_policy_learns_from_every_part_of_a_dict(make_trainer, algorithm, names):
     """The light is in one part and the side in another: with one of them alone a step pays 3/4 or 2/3 at best."""
     policy = {"lr": 0.01, "gamma": 0.0, "normalize_observation": True, **ALGORITHMS[algorithm]}
-    trainer = make_trainer("sights:Sights", {name: policy for name in names}, iterations=10**6)
+    trainer = make_trainer("sights:Sights", {name: policy for name in names}, num_envs=50, num_steps=12)
     trainer.iterate()
     assert trainer.rollout.reward.mean().item() == pytest.approx(1 / 6 + 1 / 4, abs=0.05)
     for _ in range(100 if algorithm == "A2C" else 25):
@@ -108,7 +80,7 @@ def test_a_policy_learns_from_every_part_of_a_dict(make_trainer, algorithm, name
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_policy_learns_from_a_picture_of_bytes(make_trainer, algorithm):
     policy = {"lr": 0.01, "gamma": 0.0, **ALGORITHMS[algorithm]}
-    trainer = make_trainer("lights:Lights", {"all": policy}, iterations=10**6)
+    trainer = make_trainer("lights:Lights", {"all": policy}, num_envs=50, num_steps=12)
     assert trainer.rollout.observation.dtype == torch.uint8
     trainer.iterate()
     assert trainer.rollout.reward.mean().item() == pytest.approx(1 / 3, abs=0.06)
@@ -119,7 +91,7 @@ def test_a_policy_learns_from_a_picture_of_bytes(make_trainer, algorithm):
 
 def test_play_values_and_bootstraps_read_the_flattened_parts(make_trainer):
     """Of a Dict with bytes in it: at each step, after the last one, and before each truncation."""
-    trainer = make_trainer("sights:Sights", {"first": {}, "others": {"agent_id": True}})
+    trainer = make_trainer("sights:Sights", {"first": {}, "others": {"agent_id": True}}, 50, 12)
     trainer.rollout.collect()
     space = trainer.env.groups["others"].observation_space
     keys = list(space.spaces)

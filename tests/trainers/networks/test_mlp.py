@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,17 +9,6 @@ from trainers.settings.config import ModelConfig
 def network(seed: int = 0, num_critic_features: int | None = None, **model: object) -> MLP:
     config = ModelConfig(**{"fc_dims": (16, 8), **model})
     return MLP(config, Inputs(6, num_critic_features), {"policy": 5, "value": 1}, torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize(
-    ("layer", "gain"), [("trunk.0", 2.0**0.5), ("trunk.1", 2.0**0.5), ("policy_head", 0.01), ("value_head", 1.0)]
-)
-def test_layers_start_orthogonal_with_zero_bias(layer, gain):
-    module = network().get_submodule(layer)
-    weight = module.weight.detach()
-    short = weight if weight.shape[0] <= weight.shape[1] else weight.t()
-    torch.testing.assert_close(short @ short.t(), gain**2 * torch.eye(len(short)), rtol=1e-4, atol=1e-6)
-    assert not module.bias.any()
 
 
 def test_same_seed_same_start_whatever_torch_drew_before():

@@ -1,16 +1,12 @@
 """Policies that remember: what they learn with it, and that training sees the memory that play had."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 from trainers.experience.group_rollout import GroupRollout
 from trainers.networks.gru import GRU
-from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 NUM_STEPS, NUM_ENVS, NUM_AGENTS, LENGTH = 12, 12, 2, 4
@@ -19,33 +15,16 @@ PLAIN = {"type": "gru", "fc_dims": [8], "activation": "tanh", "memory_size": 5, 
 POLICIES = {
     "one trunk": {"model": PLAIN},
     "a trunk each": {"model": {**PLAIN, "shared_trunk": False, "layer_norm": True}},
-    "all that changes inputs": {
-        "model": PLAIN,
-        "central_critic": True,
-        "agent_id": True,
-        "normalize_observation": True,
-        "normalize_return": True,
-    },
-}
+    "all that changes inputs": {"model": PLAIN, "central_critic": True, "agent_id": True, "normalize_observation": True,
+                                "normalize_return": True},
+}  # fmt: skip
 
 
 @pytest.fixture
-def make_trainer(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-
+def make_recall(make_trainer) -> Callable[..., Trainer]:
     def make(policy: dict, num_envs: int = NUM_ENVS, num_steps: int = NUM_STEPS, iterations: int = 5, **env: object):
-        trainer = {"num_envs": num_envs, "train_batch_size": num_envs * num_steps, "device": device, "seed": 2}
-        return Trainer(
-            read_config(
-                {
-                    "name": "recall:Recall",
-                    "env": env,
-                    "trainer": {**trainer, "total_timesteps": iterations * num_envs * num_steps},
-                    "policy": {"shared": {"algorithm": "PPO", **policy}},
-                    "saving": {"basedir": str(tmp_path), "metrics_log_freq": 5},
-                }
-            )
-        )
+        policies = {"shared": {"algorithm": "PPO", **policy}}
+        return make_trainer("recall:Recall", policies, num_envs, num_steps, iterations, seed=2, log_freq=5, **env)
 
     return make
 
@@ -58,15 +37,12 @@ def all_units(group: GroupRollout) -> torch.Tensor:
     return torch.arange(group.num_units, device=group.advantage.device)
 
 
-# ------------------------------------------------------------------------------------------------ learning
-
-
 @pytest.mark.parametrize(("network", "can_recall"), [("gru", True), ("mlp", False)])
-def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_trainer, network, can_recall):
+def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_recall, network, can_recall):
     """Right half the time is 0.5; to be right always, what was seen 5 steps ago must be known."""
     model = {"type": network, "fc_dims": [16], "activation": "tanh", "memory_size": 16}
     policy = {"lr": 3e-3, "gamma": 0.95, "model": model}
-    trainer = make_trainer(policy, num_envs=64, iterations=20)
+    trainer = make_recall(policy, num_envs=64, iterations=20)
     trainer.train()
     _, last = trainer.run.first_and_last_returns()["agent"]
     score = trainer.make_evaluation().play().mean_reward
@@ -78,12 +54,9 @@ def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_trai
         assert score < 0.6
 
 
-# ---------------------------------------------------------------------------------------------- stored state
-
-
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_training_recomputes_what_the_rollout_produced(make_trainer, policy):
-    trainer = make_trainer(policy, is_uneven=True)
+def test_training_recomputes_what_the_rollout_produced(make_recall, policy):
+    trainer = make_recall(policy, is_uneven=True)
     for _ in range(3):  # parameters, statistics and memories are no longer those of the start
         trainer.iterate()
     trainer.rollout.collect()
@@ -121,9 +94,9 @@ def gru_by_hand(network: GRU, observation: torch.Tensor, memory: torch.Tensor) -
     return logits, (memory @ network.value_head.weight.T + network.value_head.bias).squeeze(-1), memory
 
 
-def test_a_rollout_holds_what_a_plain_loop_computes(make_trainer):
+def test_a_rollout_holds_what_a_plain_loop_computes(make_recall):
     """Memories are empty at the start of each episode; a truncated one is valued with the memory that it had."""
-    trainer = make_trainer(POLICIES["one trunk"], is_uneven=True)
+    trainer = make_recall(POLICIES["one trunk"], is_uneven=True)
     trainer.policies["shared"].network.policy_head.weight.data.mul_(50)  # so that logits depend on what is remembered
     rollout, group, network = trainer.rollout, group_of(trainer), trainer.policies["shared"].network
     memory = torch.zeros(NUM_ENVS, NUM_AGENTS, PLAIN["memory_size"], device=rollout.reward.device)
@@ -159,8 +132,8 @@ def test_a_rollout_holds_what_a_plain_loop_computes(make_trainer):
     assert num_bootstraps > 20
 
 
-def test_memory_is_zero_after_an_episode_ends_and_only_then(make_trainer):
-    trainer = make_trainer(POLICIES["one trunk"], is_uneven=True)
+def test_memory_is_zero_after_an_episode_ends_and_only_then(make_recall):
+    trainer = make_recall(POLICIES["one trunk"], is_uneven=True)
     trainer.rollout.collect()
     ended = (trainer.rollout.terminated | trainer.rollout.truncated)[-1]
     assert 0 < ended.sum().item() < NUM_ENVS
@@ -169,9 +142,9 @@ def test_memory_is_zero_after_an_episode_ends_and_only_then(make_trainer):
     assert torch.equal(remembers.all(1), ~ended)
 
 
-def test_every_evaluation_starts_with_an_empty_memory(make_trainer):
+def test_every_evaluation_starts_with_an_empty_memory(make_recall):
     """It ends within episodes, as some are over before others."""
-    trainer = make_trainer(POLICIES["one trunk"], is_uneven=True)
+    trainer = make_recall(POLICIES["one trunk"], is_uneven=True)
     trainer.policies["shared"].network.policy_head.weight.data.mul_(50)
     evaluation = trainer.make_evaluation()
     first = evaluation.play()
@@ -181,8 +154,8 @@ def test_every_evaluation_starts_with_an_empty_memory(make_trainer):
     assert not torch.equal(evaluation.play().returns, first.returns)
 
 
-def test_a_gradient_runs_back_to_the_start_of_an_episode_and_no_further(make_trainer):
-    trainer = make_trainer({"model": {**PLAIN, "sequence_length": None}}, is_uneven=True)
+def test_a_gradient_runs_back_to_the_start_of_an_episode_and_no_further(make_recall):
+    trainer = make_recall({"model": {**PLAIN, "sequence_length": None}}, is_uneven=True)
     trainer.rollout.collect()
     group, rollout = group_of(trainer), trainer.rollout
     samples = group.samples(all_units(group))
@@ -198,15 +171,15 @@ def test_a_gradient_runs_back_to_the_start_of_an_episode_and_no_further(make_tra
             assert reached[:, env, agent].tolist() == expected
 
 
-def test_a_run_resumed_within_an_episode_remembers_it(make_trainer):
+def test_a_run_resumed_within_an_episode_remembers_it(make_recall):
     """3 steps are half an episode: without its memory the resumed run would act otherwise."""
     policy = {"lr": 3e-3, "model": {**PLAIN, "sequence_length": 3}, "num_minibatches": 2}
-    one = make_trainer(policy, num_steps=3)
+    one = make_recall(policy, num_steps=3)
     one.iterate()
     place = one.save()
     states = []
     for forgets in (False, True):
-        two = make_trainer(policy, num_steps=3)
+        two = make_recall(policy, num_steps=3)
         two.restore(place)
         assert torch.equal(two.env.data["memory_shared"], one.env.data["memory_shared"])
         assert two.env.data["memory_shared"].abs().min().item() > 0
@@ -222,13 +195,10 @@ def test_a_run_resumed_within_an_episode_remembers_it(make_trainer):
     assert not all(torch.equal(whole[name], states[1][name]) for name in whole)
 
 
-# ---------------------------------------------------------------------------------------------- minibatches
-
-
-def test_each_sequence_of_each_env_is_learned_from_once_an_epoch(make_trainer, monkeypatch):
+def test_each_sequence_of_each_env_is_learned_from_once_an_epoch(make_recall, monkeypatch):
     num_epochs, num_minibatches = 3, 6
     policy = {"model": PLAIN, "num_epochs": num_epochs, "num_minibatches": num_minibatches}
-    trainer = make_trainer(policy, is_uneven=True)
+    trainer = make_recall(policy, is_uneven=True)
     group, minibatches = group_of(trainer), []
     samples_of = group.samples
 

@@ -1,7 +1,6 @@
 """What a terminal shows of a run."""
 
-from __future__ import annotations
-
+import contextlib
 import io
 import sys
 
@@ -13,20 +12,11 @@ from trainers.trainer import Trainer
 from warpdrive.errors import printable
 
 METRICS = {
-    "time/total_timesteps": 620_000,
-    "time/fps": 245_000.4,
-    "time/agent_steps_per_s": 1_225_002.0,
-    "rollout/tagger/ep_rew_mean": 5.25,
-    "rollout/runner/ep_rew_mean": -1.5,
-    "rollout/ep_len_mean": 23.5,
-    "perf/env_ms": 2.0,
-    "perf/policy_ms": 3.0,
-    "perf/learn_ms": 4.0,
-    "perf/log_ms": 1.0,
-    "health/nonfinite": 0.0,
-    "health/invalid_actions": 0.0,
-    "health/gpu_mem_mb": 812.0,
-}
+    "time/total_timesteps": 620_000, "time/fps": 245_000.4, "time/agent_steps_per_s": 1_225_002.0,
+    "rollout/tagger/ep_rew_mean": 5.25, "rollout/runner/ep_rew_mean": -1.5, "rollout/ep_len_mean": 23.5,
+    "perf/env_ms": 2.0, "perf/policy_ms": 3.0, "perf/learn_ms": 4.0, "perf/log_ms": 1.0, "health/nonfinite": 0.0,
+    "health/invalid_actions": 0.0, "health/gpu_mem_mb": 812.0,
+}  # fmt: skip
 GROUPS = ["tagger", "runner"]
 
 
@@ -82,11 +72,14 @@ def test_before_the_first_report_it_shows_how_far_it_is():
     assert lines[3].startswith("checkpoint  none yet")
 
 
-def test_a_mean_return_that_hardly_moved_has_no_direction():
+@pytest.mark.parametrize(
+    ("value", "encoding", "shown"), [(5.26, "utf-8", "→  tagger"), (6.0, "ascii", "+6.000  +  tagger")]
+)
+def test_a_return_that_hardly_moved_has_no_direction_and_a_terminal_of_ascii_gets_ascii(value, encoding, shown):
     display = display_on(terminal())
     display.report(METRICS, GROUPS)
-    display.report({**METRICS, "rollout/tagger/ep_rew_mean": 5.26}, GROUPS)
-    assert "→  tagger" in "\n".join(picture(display))
+    display.report({**METRICS, "rollout/tagger/ep_rew_mean": value}, GROUPS)
+    assert shown in "\n".join(picture(display, encoding=encoding))
 
 
 def test_what_is_not_known_yet_is_left_out():
@@ -112,13 +105,6 @@ def test_no_line_is_wider_than_the_terminal_and_numbers_stay_whole(width):
             assert words in whole
 
 
-def test_a_terminal_of_ascii_gets_ascii():
-    display = display_on(terminal())
-    display.report(METRICS, GROUPS)
-    display.report({**METRICS, "rollout/tagger/ep_rew_mean": 6.0}, GROUPS)
-    assert "+6.000  +  tagger" in "\n".join(picture(display, encoding="ascii"))
-
-
 def test_a_name_cannot_command_the_terminal():
     name = "a\x1b[2J\x07b"
     display = LiveDisplay(terminal(), name, 1, 1)
@@ -135,29 +121,23 @@ def test_nor_can_a_line_that_is_said(tiny, capsys):
     assert printable("pages of \u00e9 \u65e5\u672c") == "pages of \u00e9 \u65e5\u672c"
 
 
-def test_the_last_state_stays_and_the_cursor_is_there_after_any_end():
-    for error in (None, KeyboardInterrupt, RuntimeError):
-        console = terminal()
-        display = display_on(console)
-        try:
-            with display:
-                display.advance(7)
-                if error is not None:
-                    raise error
-        except (KeyboardInterrupt, RuntimeError):
-            pass
-        written = console.file.getvalue()
-        assert written.rstrip().endswith("none yet") or "none yet" in written.rpartition("progress")[2]
-        assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l"), "the cursor is shown"
-        assert sys.stdout is not console.file
-
-
-def test_the_cursor_is_there_all_the_time():
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
+def test_the_last_state_stays_and_the_cursor_is_there_all_the_time(error):
     """A process that is killed cannot bring it back."""
     console = terminal()
-    with display_on(console):
-        written = console.file.getvalue()
-        assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")
+    display = display_on(console)
+    with contextlib.suppress(KeyboardInterrupt, RuntimeError), display:
+        assert is_cursor_shown(console)
+        display.advance(7)
+        if error is not None:
+            raise error
+    assert "none yet" in console.file.getvalue().rpartition("progress")[2]
+    assert is_cursor_shown(console) and sys.stdout is not console.file
+
+
+def is_cursor_shown(console: Console) -> bool:
+    written = console.file.getvalue()
+    return written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")
 
 
 def test_what_others_print_stands_above_it(monkeypatch):

@@ -1,12 +1,11 @@
 """Learning curves of run folders, whatever state these are in."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,11 @@ import pytest
 
 from trainers.commands import plot as command
 from trainers.errors import RunFolderError
-from trainers.report import plot
 from trainers.report.plot import panel_of, read_run
 from trainers.run.checkpoint import RESOLVED_CONFIG
 from warpdrive.errors import ConfigError
 
+needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib")
 TAGGER, RUNNER = "rollout/tagger/ep_rew_mean", "rollout/runner/ep_rew_mean"
 
 
@@ -47,10 +46,6 @@ def run(*words: object, overrides: tuple = ()) -> int:
     return command.run(parser.parse_args([str(word) for word in words]), list(overrides), None)
 
 
-def test_the_config_that_is_read_is_the_one_that_runs_write():
-    assert plot.RESOLVED_CONFIG == RESOLVED_CONFIG
-
-
 def test_runs_that_differ_in_the_seed_alone_are_one_line(make_run):
     runs = [read_run(make_run(f"tag__seed{seed}", seed)) for seed in (1, 2, 3, 4, 50)]
     panel, lacking = panel_of(runs, TAGGER)
@@ -61,24 +56,22 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(make_run):
     assert (line.low <= line.y).all() and (line.y <= line.high).all() and line.low[0] < 3 < line.high[0]
 
 
+@needs_matplotlib
 def test_runs_of_one_seed_are_told_of(make_run, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     runs = [make_run(name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
-    assert run(*runs, "--output", tmp_path / "a.png") == 0
-    assert capsys.readouterr().err == "warning: a, b have the same seed, and count as 2 seeds\n"
-    assert run(*runs[1:], "--output", tmp_path / "a.png") == 0
-    assert capsys.readouterr().err == ""
+    for given, told in ((runs, "warning: a, b have the same seed, and count as 2 seeds\n"), (runs[1:], "")):
+        assert run(*given, "--output", tmp_path / "a.png") == 0
+        assert capsys.readouterr().err == told
 
 
+@needs_matplotlib
 def test_seeds_that_share_no_seconds_have_no_mean_and_are_named(make_run, tmp_path):
     """Reports at 2 s and at 0.02 s, which are all that these runs have."""
-    pytest.importorskip("matplotlib")
     fast, slow = make_run("a__seed100", 100, reports=1), make_run("a__seed1", 1, reports=1)
     with pytest.raises(ConfigError, match=r"^a__seed100, a__seed1: differ in the seed alone, .* Take --x steps"):
         run(fast, slow, "--x", "time", "--output", tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
     assert run(fast, slow, "--output", tmp_path / "a.png") == 0
-
 
 
 def test_legend_says_what_differs_between_other_runs(make_run):
@@ -90,10 +83,8 @@ def test_legend_says_what_differs_between_other_runs(make_run):
 
 
 def test_where_too_much_differs_the_names_are_the_legend(make_run):
-    runs = [
-        read_run(make_run("one__seed1", config="env: {a: 1, b: 1, c: 1, d: 1}")),
-        read_run(make_run("two__seed1", config="env: {a: 2, b: 2, c: 2, d: 2}")),
-    ]
+    settings = {"one": "a: 1, b: 1, c: 1, d: 1", "two": "a: 2, b: 2, c: 2, d: 2"}
+    runs = [read_run(make_run(f"{name}__seed1", config=f"env: {{{text}}}")) for name, text in settings.items()]
     assert [line.label for line in panel_of(runs, TAGGER)[0].lines] == ["one", "two"]
 
 
@@ -124,9 +115,9 @@ def test_run_that_is_being_written_counts_as_far_as_it_came(make_run):
     assert line.x.tolist() == [100, 300, 400]  # where both are
 
 
+@needs_matplotlib
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_picture_is_what_its_ending_says_and_the_same_each_time(make_run, tmp_path, ending):
-    pytest.importorskip("matplotlib")
     pictures = [tmp_path / f"{number}.{ending}" for number in range(2)]
     runs = [make_run(f"a__seed{seed}", seed) for seed in (1, 2)]
     for path in pictures:
@@ -135,8 +126,8 @@ def test_picture_is_what_its_ending_says_and_the_same_each_time(make_run, tmp_pa
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
+@needs_matplotlib
 def test_one_run_is_drawn_in_its_folder_and_several_here(make_run, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     one, two = make_run("a"), make_run("b", 2)
     assert run(one) == 0
@@ -146,80 +137,71 @@ def test_one_run_is_drawn_in_its_folder_and_several_here(make_run, tmp_path, mon
     assert "interquartile means over seeds" in capsys.readouterr().out
 
 
+@needs_matplotlib
 def test_curves_can_be_seen(make_run, tmp_path):
     """The line's colour and the interval's are in the picture."""
     image = pytest.importorskip("PIL.Image")
-    pytest.importorskip("matplotlib")
     run(*[make_run(f"a__seed{seed}", seed) for seed in (1, 2, 9)], "--output", tmp_path / "a.png")
     colours = np.array(image.open(tmp_path / "a.png").convert("RGB")).reshape(-1, 3)
     assert (np.abs(colours - [0x00, 0x72, 0xB2]).max(1) < 4).mean() > 0.001
     assert (np.abs(colours - [0xCC, 0xE3, 0xF0]).max(1) < 4).mean() > 0.01
 
 
-class TestErrors:
-    def test_metric_that_no_run_has_names_the_nearest(self, make_run):
-        words = re.escape("--metric rollout/tager/ep_rew_mean: no run has reported it. Did you mean 'rollout/tagger/")
-        with pytest.raises(ConfigError, match=words):
-            run(make_run("a"), "--metric", "rollout/tager/ep_rew_mean")
+@needs_matplotlib
+def test_a_full_disk_leaves_the_older_picture(make_run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def test_full_disk_leaves_the_older_picture(self, make_run, tmp_path, monkeypatch):
-        pytest.importorskip("matplotlib")
+    (tmp_path / "a.png").write_text("older")
+    path = make_run("a")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunFolderError, match=r"a\.png: cannot be written \(the disk is full"):
+        run(path, "--output", tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_text() == "older"
 
-        def full(*_):
-            raise OSError(errno.ENOSPC, "No space left on device")
 
-        (tmp_path / "a.png").write_text("older")
-        path = make_run("a")
-        monkeypatch.setattr(os, "replace", full)
-        with pytest.raises(RunFolderError, match=r"a\.png: cannot be written \(the disk is full"):
-            run(path, "--output", tmp_path / "a.png")
-        assert (tmp_path / "a.png").read_text() == "older"
+@needs_matplotlib
+def test_a_run_that_lacks_the_metric_or_any_report_is_left_out_and_said(make_run, tmp_path, capsys):
+    other, empty = make_run("b", seed=2), make_run("empty", reports=0)
+    (other / "metrics.jsonl").write_text((other / "metrics.jsonl").read_text().replace("tagger", "walker"))
+    with pytest.raises(ConfigError, match="empty: has no report in metrics.jsonl yet"):
+        run(empty)
+    run(empty, make_run("a"), other, "--metric", TAGGER, "--output", tmp_path / "a.png")
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch("left out: .*empty: has no report in metrics.jsonl yet.*", first)
+    assert second == f"left out of {TAGGER}, which they have not reported: b"
 
-    def test_run_that_lacks_the_metric_is_left_out_and_said(self, make_run, tmp_path, capsys):
-        pytest.importorskip("matplotlib")
-        other = make_run("b", seed=2)
-        text = (other / "metrics.jsonl").read_text().replace("tagger", "walker")
-        (other / "metrics.jsonl").write_text(text)
-        run(make_run("a"), other, "--metric", TAGGER, "--output", tmp_path / "a.png")
-        assert capsys.readouterr().err == f"left out of {TAGGER}, which they have not reported: b\n"
 
-    def test_empty_run_is_left_out_or_the_only_line(self, make_run, tmp_path, capsys):
-        pytest.importorskip("matplotlib")
-        empty = make_run("empty", reports=0)
-        with pytest.raises(ConfigError, match="empty: has no report in metrics.jsonl yet"):
-            run(empty)
-        run(empty, make_run("a"), "--output", tmp_path / "a.png")
-        assert re.fullmatch("left out: .*empty: has no report in metrics.jsonl yet.*\n", capsys.readouterr().err)
+def test_a_run_in_which_no_episode_has_ended_is_refused(make_run):
+    path = make_run("a")
+    (path / "metrics.jsonl").write_text('{"time/total_timesteps": 10, "time/fps": 5.0}\n')
+    with pytest.raises(ConfigError, match="no episode has ended yet.*--metric time/fps"):
+        run(path)
 
-    def test_run_in_which_no_episode_has_ended(self, make_run):
-        path = make_run("a")
-        (path / "metrics.jsonl").write_text('{"time/total_timesteps": 10, "time/fps": 5.0}\n')
-        with pytest.raises(ConfigError, match="no episode has ended yet.*--metric time/fps"):
-            run(path)
 
-    def test_run_that_is_not_there(self, make_run, tmp_path):
-        make_run("tag_seed1")
-        with pytest.raises(ConfigError, match="tag_sed1: no such run. Did you mean 'tag_seed1'?"):
-            run(tmp_path / "tag_sed1")
-        (tmp_path / "other").mkdir()
-        with pytest.raises(ConfigError, match="no run folder: it has no metrics.jsonl"):
-            run(tmp_path / "other")
-        (tmp_path / "other" / "metrics.jsonl").mkdir()
-        with pytest.raises(ConfigError, match="its metrics.jsonl is no file. Give another run"):
-            run(tmp_path / "other")
+def test_a_run_that_is_not_there_is_named(make_run, tmp_path):
+    make_run("tag_seed1")
+    with pytest.raises(ConfigError, match="tag_sed1: no such run. Did you mean 'tag_seed1'?"):
+        run(tmp_path / "tag_sed1")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="no run folder: it has no metrics.jsonl"):
+        run(tmp_path / "other")
+    (tmp_path / "other" / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match="its metrics.jsonl is no file. Give another run"):
+        run(tmp_path / "other")
 
-    @pytest.mark.parametrize(
-        ("words", "line"),
-        [
-            (("--output", "nowhere/a.png"), "there is no folder nowhere. Make it first"),
-            (("--output", "a.bmp"), "expected a file that ends in .png, .svg or .pdf"),
-            (("--smooth", "0"), "--smooth: expected a whole number of at least 1, got 0"),
-        ],
-    )
-    def test_of_options(self, make_run, words, line):
-        with pytest.raises(ConfigError, match=re.escape(line)):
-            run(make_run("a"), *words)
 
-    def test_keys_of_a_config_are_refused(self, make_run):
-        with pytest.raises(ConfigError, match="trainer.seed: plot takes no keys of a config"):
-            run(make_run("a"), overrides=[("trainer.seed", "3")])
+@pytest.mark.parametrize(
+    ("words", "overrides", "line"),
+    [
+        (("--output", "nowhere/a.png"), (), "there is no folder nowhere. Make it first"),
+        (("--output", "a.bmp"), (), "expected a file that ends in .png, .svg or .pdf"),
+        (("--smooth", "0"), (), "--smooth: expected a whole number of at least 1, got 0"),
+        (("--metric", "rollout/tager/ep_rew_mean"), (),
+         "--metric rollout/tager/ep_rew_mean: no run has reported it. Did you mean 'rollout/tagger/"),
+        ((), [("trainer.seed", "3")], "trainer.seed: plot takes no keys of a config"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_of_the_command_is_refused(make_run, words, overrides, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        run(make_run("a"), *words, overrides=overrides)

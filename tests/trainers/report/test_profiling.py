@@ -1,7 +1,5 @@
 """profile=True: a trace and a table of a few iterations."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -37,9 +35,3 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tiny, capsys):
         f"warning: {trainer.run.path / 'profile'}: not written: File exists. Training goes on."
         in capsys.readouterr().out
     )
-
-
-def test_without_it_there_is_none(tiny):
-    trainer = Trainer(tiny())
-    trainer.train()
-    assert not (trainer.run.path / "profile").exists()

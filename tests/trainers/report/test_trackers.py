@@ -1,21 +1,15 @@
 """TensorBoard and Weights & Biases get what metrics.jsonl gets; what fails there is said once and ends no run."""
 
-from __future__ import annotations
-
 import builtins
-import json
 import math
 import sys
 from pathlib import Path
 
 import pytest
+from trainers_runs import reports_of
 
 from trainers.report import trackers
 from trainers.trainer import Trainer
-
-
-def logged(trainer: Trainer) -> list[dict]:
-    return [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -26,10 +20,10 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_has_every_metric_over_env_steps(tiny):
     pytest.importorskip("tensorboard")
-    trainer = Trainer(tiny(saving={"basedir": tiny().saving.basedir, "tensorboard": True, "metrics_log_freq": 1}))
+    trainer = Trainer(tiny(saving__tensorboard=True))
     trainer.train()
     found = scalars(trainer.run.path / "tb")
-    for line in logged(trainer):
+    for line in reports_of(trainer.run.path):
         for name, value in line.items():
             if value is None:  # a figure that is not known yet
                 assert line["time/total_timesteps"] not in dict(found.get(name, []))
@@ -40,18 +34,18 @@ def test_tensorboard_has_every_metric_over_env_steps(tiny):
 
 def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tiny):
     pytest.importorskip("tensorboard")
-    saving = {"basedir": tiny().saving.basedir, "tensorboard": True, "metrics_log_freq": 1, "model_params_save_freq": 1}
-    first = Trainer(tiny(saving=saving))
+    saving = {"saving__tensorboard": True, "saving__model_params_save_freq": 1}
+    first = Trainer(tiny(**saving))
     first.train()
     place = first.run.checkpoints / "step_000000000060"
-    Trainer(tiny(saving=saving), resume=place).train()
+    Trainer(tiny(**saving), resume=place).train()
     assert [step for step, _ in scalars(first.run.path / "tb")["rollout/ep_rew_mean"]] == [60, 120, 180]
 
 
-def test_without_being_asked_nothing_is_tracked(tiny):
+def test_without_being_asked_nothing_is_tracked_or_profiled(tiny):
     trainer = Trainer(tiny())
     trainer.train()
-    assert not (trainer.run.path / "tb").exists() and not (trainer.run.path / "wandb").exists()
+    assert not [name for name in ("tb", "wandb", "profile") if (trainer.run.path / name).exists()]
 
 
 class FakeWandb:
@@ -88,7 +82,7 @@ def test_wandb_gets_name_config_and_metrics_and_stays_offline(tiny, monkeypatch,
     assert (given["mode"], given["name"], given["dir"]) == ("offline", trainer.run.path.name, trainer.run.path)
     assert given["config"]["trainer"]["num_envs"] == 6 and given["id"] is None
     known = [{name: None if math.isnan(value) else value for name, value in line.items()} for line in fake.lines]
-    assert known == logged(trainer)
+    assert known == reports_of(trainer.run.path)
     assert fake.finished == 1
     place = trainer.run.path / "wandb" / "offline-run-20250101_000000-abc123"
     assert f"Weights & Biases: offline; wandb sync {place} sends it" in capsys.readouterr().out
@@ -107,13 +101,12 @@ def test_a_package_that_is_missing_is_said_once_with_what_brings_it(tiny, monkey
         return real(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    saving = {"basedir": tiny().saving.basedir, "tensorboard": True, "metrics_log_freq": 1}
-    trainer = Trainer(tiny(saving=saving), track=True)
+    trainer = Trainer(tiny(saving__tensorboard=True), track=True)
     trainer.train()
     first, second = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert "pip install 'warpdrive[tensorboard]' brings it" in first
     assert "pip install 'warpdrive[wandb]' brings it" in second
-    assert len(logged(trainer)) == 3
+    assert len(reports_of(trainer.run.path)) == 3
 
 
 @pytest.mark.parametrize("verb", ["open", "log", "close"])
@@ -123,8 +116,8 @@ def test_whatever_fails_there_is_said_once_and_the_run_goes_on(tiny, monkeypatch
 
     for name in ("open", "log", "close"):
         monkeypatch.setattr(trackers.TensorBoard, name, fail if name == verb else lambda *arguments: None)
-    trainer = Trainer(tiny(saving={"basedir": tiny().saving.basedir, "tensorboard": True, "metrics_log_freq": 1}))
+    trainer = Trainer(tiny(saving__tensorboard=True))
     trainer.train()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert line.startswith("warning: TensorBoard failed ([Errno 28] No space left on device). The run goes on")
-    assert len(logged(trainer)) == 3
+    assert len(reports_of(trainer.run.path)) == 3

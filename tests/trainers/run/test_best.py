@@ -1,7 +1,5 @@
 """Which checkpoints stay, and which of them is the best."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -30,26 +28,20 @@ def best(folder):
     return int((folder / "best").resolve().name[-3:])
 
 
-def test_the_best_stays_besides_the_newest_three(tmp_path):
-    for env_steps, value in enumerate([1.0, 9.0, 3.0, 4.0, 5.0, 6.0], 1):
-        save(tmp_path, env_steps, value)
-    assert kept(tmp_path) == [2, 4, 5, 6]
-    assert best(tmp_path) == 2
-    save(tmp_path, 7, 10.0)
-    assert (kept(tmp_path), best(tmp_path)) == ([5, 6, 7], 7)
+@pytest.mark.parametrize(
+    ("values", "num_kept", "stay", "the_best"),
+    [
+        ([1.0, 9.0, 3.0, 4.0, 5.0, 6.0], 3, [2, 4, 5, 6], 2),
+        ([1.0, 9.0, 3.0, 4.0, 5.0, 6.0, 10.0], 3, [5, 6, 7], 7),
+        ([-1.0] * 5, 3, [1, 3, 4, 5], 1),  # of several as good the oldest
+        ([1.0, 2.0, 3.0], 1, [3], 3),
+    ],
+)
+def test_the_best_stays_besides_the_newest(tmp_path, values, num_kept, stay, the_best):
+    for env_steps, value in enumerate(values, 1):
+        save(tmp_path, env_steps, value, num_kept=num_kept)
+    assert (kept(tmp_path), best(tmp_path)) == (stay, the_best)
     checkpoint.load_checkpoint(tmp_path / "best")
-
-
-def test_of_several_as_good_the_oldest_is_the_best(tmp_path):
-    for env_steps in (1, 2, 3, 4, 5):
-        save(tmp_path, env_steps, -1.0)
-    assert (kept(tmp_path), best(tmp_path)) == ([1, 3, 4, 5], 1)
-
-
-def test_how_many_are_kept_is_a_choice(tmp_path):
-    for env_steps in (1, 2, 3):
-        save(tmp_path, env_steps, float(env_steps), num_kept=1)
-    assert (kept(tmp_path), best(tmp_path)) == ([3], 3)
 
 
 def test_without_a_figure_there_is_no_best(tmp_path):
@@ -79,9 +71,6 @@ def test_a_damaged_manifest_hides_no_other_checkpoint(tmp_path):
     (place / "manifest.json").write_text("{")
     save(tmp_path, 2, 1.0)
     assert best(tmp_path) == 2
-
-
-# ------------------------------------------------------------------------------------------------ in a run
 
 
 def test_the_default_is_the_evaluation_where_there_is_one(tiny):

@@ -1,7 +1,5 @@
 """What a run that met a NaN leaves to look at. Each place a NaN can come from: tests/benchmarks/test_reliability.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files are whole or not there, and a run outlives a disk that is full and a reader that is gone."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -10,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainers_runs import reports_of
 
 from trainers.cli import main
 from trainers.errors import NotSavedError, RunFolderError
@@ -120,9 +119,6 @@ def test_what_is_no_plain_file_is_not_read(tmp_path, kind):
         disk.read(path)
 
 
-# ------------------------------------------------------------------------------------------------ in a run
-
-
 def test_a_full_disk_is_said_once_until_there_is_room_again(tiny, monkeypatch, capsys):
     trainer = Trainer(tiny(saving__model_params_save_freq=1, trainer__total_timesteps=480))
     iterate, free = trainer.iterate, disk.free_bytes
@@ -164,7 +160,7 @@ def test_logs_that_cannot_be_written_are_said_once_and_missed(tiny, monkeypatch,
     trainer.iterate = iterate
     trainer.train()
     assert capsys.readouterr().out.count("lines of its logs are lost (the disk is full: ") == 1
-    lines = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
+    lines = reports_of(trainer.run.path)
     assert [line["time/iterations"] for line in lines] == [1, 3]
     assert (trainer.run.checkpoints / "last").is_dir()
 

@@ -1,7 +1,5 @@
 """One process trains in a run folder at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -169,6 +167,7 @@ def test_control_characters_of_a_holder_reach_no_terminal(tmp_path, monkeypatch)
 
 
 def test_many_starts_of_one_name_get_a_folder_each(tiny):
-    """Runs of one name do not meet: the second is called <name>-2."""
-    folders = {Trainer(tiny(), run_name="same").run.path.name for _ in range(3)}
-    assert folders == {"same", "same-2", "same-3"}
+    """Runs of one name do not meet, nor do those of one minute: the second is called <name>-2."""
+    first, second, *folders = [Trainer(tiny(), run_name=n).run.path.name for n in (None, None, "same", "same", "same")]
+    assert first != second
+    assert folders == ["same", "same-2", "same-3"]

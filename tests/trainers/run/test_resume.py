@@ -1,14 +1,13 @@
 """A run that stopped and went on is the run that never stopped, bit for bit; so is a run made again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainers_runs import RUNS, config_of
+import torch
+from trainers_runs import RUNS, config_of, reports_of
 
 from trainers.cli import main
 from trainers.run import checkpoint
@@ -55,7 +54,7 @@ def test_ten_iterations_a_stop_and_ten_more_are_twenty(run, whole, tmp_path, dev
     assert not end.exists()
     resumed.train()
     assert hashes(end) == first
-    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    lines = reports_of(place)
     assert [line["time/iterations"] for line in lines] == [5, 10, 15, 20]
 
 
@@ -69,97 +68,104 @@ def test_same_seed_gives_the_same_parameters_three_times(run, whole, tmp_path, d
     assert found[0] == found[1] == found[2]
 
 
+def short(folder: Path, device: str, **settings: object) -> Trainer:
+    """An iteration of A2C, made."""
+    sizes = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80, "device": device}
+    trainer = Trainer(read_config(config_of("a2c", {**sizes, **settings}, {"basedir": str(folder)})))
+    trainer.train()
+    return trainer
+
+
 def test_another_seed_gives_other_parameters(tmp_path, device):
     """Or the two tests above would hold of anything."""
-    found = []
-    for seed in (3, 4):
-        config = {**RUNS["a2c"], "trainer": {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80}}
-        config["trainer"] |= {"device": device, "seed": seed}
-        trainer = Trainer(read_config({**config, "saving": {"basedir": str(tmp_path)}}))
-        trainer.train()
-        found.append(hashes(trainer.run.checkpoints / checkpoint.LAST)["policy.tagger.safetensors"])
-    assert found[0] != found[1]
+    places = [short(tmp_path, device, seed=seed).run.checkpoints / checkpoint.LAST for seed in (3, 4)]
+    ours, theirs = (hashes(place)["policy.tagger.safetensors"] for place in places)
+    assert ours != theirs
 
 
-def test_a_run_that_is_at_its_end_says_so(tmp_path, device, capsys):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    capsys.readouterr()
-    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "800"]) == 0
+def test_a_run_that_is_at_its_end_says_so(whole, tmp_path, capsys):
+    place = whole("a2c", tmp_path)
+    assert main(["train", "--resume", str(place), "--total-timesteps", "800"]) == 0
     out = capsys.readouterr().out
     assert "nothing left to train: the run has made 1,600 env steps already, and a larger trainer.total" in out
     assert "trained 0" not in out
 
 
-def test_what_is_no_report_does_not_keep_a_run_from_going_on(tmp_path, device):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    file = trainer.run.path / "metrics.jsonl"
+def test_what_is_no_report_does_not_keep_a_run_from_going_on(whole, tmp_path):
+    place = whole("a2c", tmp_path)
+    file = place / "metrics.jsonl"
     reports = file.read_bytes()
     junk = [b"5", b"[1]", b"\xff\xfe\x00", b'{"time/total_timesteps": null}', b'{"time/total_timesteps": "x"}', b"{}"]
     odd = b'{"time/total_timesteps": 900, "rollout/tagger/ep_rew_mean": "x"}\n'
     file.write_bytes(b"\n".join(junk) + b"\n" + reports + odd + b'{"time/tot')
-    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "2000"]) == 0
+    assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 0
     lines = file.read_bytes().splitlines(keepends=True)
     assert b"".join(lines[:-1]) == reports + odd
     assert json.loads(lines[-1])["time/total_timesteps"] == 2000
 
 
-def test_metrics_that_are_a_folder_are_one_line(tmp_path, capsys):
-    trainer = make("a2c", tmp_path, "cpu")
-    trainer.train()
-    file = trainer.run.path / "metrics.jsonl"
+def test_metrics_that_are_a_folder_are_one_line(whole, tmp_path, capsys):
+    place = whole("a2c", tmp_path)
+    file = place / "metrics.jsonl"
     file.unlink()
     file.mkdir()
-    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "2000"]) == 3
+    assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 3
     assert capsys.readouterr().err == f"error: {file}: is no file, so no report can be written. Move it away.\n"
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, device, capsys):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    older, newest = checkpoint.list_checkpoints(trainer.run.checkpoints)[-2:]
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, device, capsys):
+    place = whole("a2c", tmp_path)
+    older, newest = checkpoint.list_checkpoints(place / "checkpoints")[-2:]
     expected = hashes(newest)
     file = newest / "env.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    resumed = make("a2c", tmp_path, device, resume=trainer.run.path)
+    resumed = make("a2c", tmp_path, device, resume=place)
     assert resumed.iteration == 10
     assert f"resumed from {older.resolve()}" in capsys.readouterr().out
     resumed.train()
     assert hashes(newest) == expected
 
 
-def test_where_no_checkpoint_is_whole_nobody_is_sent_to_an_older_one(whole, tmp_path):
-    folder = whole("a2c", tmp_path)
-    for place in checkpoint.list_checkpoints(folder / "checkpoints"):
-        (place / "env.safetensors").write_bytes(b"")
-    oldest = checkpoint.list_checkpoints(folder / "checkpoints")[0]
-    with pytest.raises(CheckpointError, match=rf"^{oldest}/env.safetensors: damaged: .* whole\. Train anew\.$"):
-        make("a2c", tmp_path, "cpu", resume=folder)
+def empty_envs(place: Path) -> Path:
+    for one in checkpoint.list_checkpoints(place / "checkpoints"):
+        (one / "env.safetensors").write_bytes(b"")
+    return place
 
 
-def test_a_run_folder_without_its_config_is_no_other_folder(whole, tmp_path):
-    folder = whole("a2c", tmp_path)
-    (folder / "config.resolved.yaml").unlink()
-    with pytest.raises(CheckpointError, match=rf"^{folder}: its config.resolved.yaml is missing, .* Put it back;"):
-        make("a2c", tmp_path, "cpu", resume=folder)
+def without_config(place: Path) -> Path:
+    (place / "config.resolved.yaml").unlink()
+    return place
 
 
-def test_nothing_to_resume_from_is_one_line(tmp_path, device):
-    with pytest.raises(CheckpointError, match=r"no run folder. Give one"):
-        make("a2c", tmp_path, device, resume=tmp_path)
+def copied_checkpoint(place: Path) -> Path:
+    return Path(shutil.copytree((place / "checkpoints" / "last").resolve(), place.parent / "home" / "best"))
 
 
-def test_command_line_goes_on_with_a_run(tmp_path, device, capsys):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "1680"]) == 0
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (empty_envs, r"^{place}/checkpoints/step_000000000800/env.safetensors: damaged: .* whole\. Train anew\.$"),
+        (without_config, "^{place}: its config.resolved.yaml is missing, .* Put it back;"),
+        (copied_checkpoint, r"no run folder. Give one, .*model_ckpt_filepath.$"),
+        (lambda place: place.parent, "no run folder. Give one"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_one_line(spoil, line, whole, tmp_path):
+    place = whole("a2c", tmp_path)
+    with pytest.raises(CheckpointError, match=line.replace("{place}", str(place))):
+        make("a2c", tmp_path, "cpu", resume=spoil(place))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == [place.name]
+
+
+def test_command_line_goes_on_with_a_run(whole, tmp_path, capsys):
+    place = whole("a2c", tmp_path)
+    assert main(["train", "--resume", str(place), "--total-timesteps", "1680"]) == 0
     assert "after 1,600 env steps" in capsys.readouterr().out
-    assert (trainer.run.checkpoints / "step_000000001680").is_dir()
+    assert (place / "checkpoints" / "step_000000001680").is_dir()
     assert main(["train", "--resume", str(tmp_path / "nowhere")]) == 4
     assert "no run folder" in capsys.readouterr().err
     assert main(["train"]) == 2
-    assert main(["train", "--resume", str(trainer.run.path), "--run-name", "other"]) == 2
+    assert main(["train", "--resume", str(place), "--run-name", "other"]) == 2
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -189,42 +195,30 @@ def test_a_refused_resume_leaves_the_run_as_it_was(key, value, line, whole, tmp_
     assert main(["train", "--resume", str(place), "--total-timesteps", "1680"]) == 0
 
 
-def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path, device, capsys):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    older, _ = checkpoint.list_checkpoints(trainer.run.checkpoints)
+def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(whole, tmp_path, capsys):
+    place = whole("a2c", tmp_path)
+    older, _ = checkpoint.list_checkpoints(place / "checkpoints")
     assert main(["train", "--resume", str(older), "--total-timesteps", "960"]) == 0
-    names = sorted(path.name for path in trainer.run.checkpoints.iterdir())
+    names = sorted(path.name for path in (place / "checkpoints").iterdir())
     assert names == ["abandoned_step_000000001600", "best", "last", "step_000000000800", "step_000000000960"]
     capsys.readouterr()
-    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "1040"]) == 0
+    assert main(["train", "--resume", str(place), "--total-timesteps", "1040"]) == 0
     assert f"resumed from {older.parent / 'step_000000000960'}, after 960 env steps" in capsys.readouterr().out
-    lines = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
+    lines = reports_of(place)
     assert [line["time/total_timesteps"] for line in lines] == [400, 800, 960, 1040]
 
 
-def test_a_checkpoint_that_was_set_aside_is_played_but_not_resumed_under_that_name(tmp_path, device, capsys):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    older, newest = checkpoint.list_checkpoints(trainer.run.checkpoints)
+def test_a_checkpoint_that_was_set_aside_is_played_but_not_resumed_under_that_name(whole, tmp_path, device, capsys):
+    place = whole("a2c", tmp_path)
+    older, newest = checkpoint.list_checkpoints(place / "checkpoints")
     aside = newest.rename(newest.with_name("abandoned_step_000000001600"))
     shutil.copytree(older, newest)
-    before = files_of(trainer.run.path)
+    before = files_of(place)
     assert main(["train", "--resume", str(aside), "--total-timesteps", "2400"]) == 4
     assert "Rename this one to step_000000001600, and what has that name to" in capsys.readouterr().err
-    assert files_of(trainer.run.path) == before
+    assert files_of(place) == before
     assert main(["play", str(aside), "--episodes", "2", "--device", device]) == 0
-    assert f"{trainer.run.path.name}, abandoned_step_000000001600: 2 episodes" in capsys.readouterr().out
-
-
-def test_a_checkpoint_outside_a_run_folder_is_not_resumed(tmp_path, device):
-    trainer = make("a2c", tmp_path, device)
-    trainer.train()
-    copied = tmp_path / "home" / "best"
-    shutil.copytree((trainer.run.checkpoints / "last").resolve(), copied)
-    with pytest.raises(CheckpointError, match=r"no run folder. Give one, .*model_ckpt_filepath.$"):
-        make("a2c", tmp_path, device, resume=copied)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == [trainer.run.path.name]
+    assert f"{place.name}, abandoned_step_000000001600: 2 episodes" in capsys.readouterr().out
 
 
 def test_a_run_that_began_with_a_policy_resumes_without_it(tmp_path, device):
@@ -246,12 +240,8 @@ def test_a_run_that_began_with_a_policy_resumes_without_it(tmp_path, device):
 
 
 def test_deterministic_asks_torch_for_it(tmp_path, device):
-    import torch
-
-    config = {**RUNS["a2c"], "trainer": {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80}}
-    config["trainer"] |= {"device": device, "deterministic": True}
     try:
-        Trainer(read_config({**config, "saving": {"basedir": str(tmp_path)}})).train()
+        short(tmp_path, device, deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)

@@ -1,7 +1,5 @@
 """What a run leaves stays bounded, however long it is."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
@@ -16,17 +14,13 @@ from trainers.run.run_folder import Curve, RunFolder
 from trainers.trainer import Trainer
 
 
-def make(tiny) -> RunFolder:
-    return RunFolder(tiny())
-
-
 def report(number: int) -> dict[str, float]:
     return {"time/total_timesteps": number, "rollout/ep_rew_mean": 0.5 * number, "rollout/a/ep_rew_mean": -number}
 
 
 def test_a_log_that_is_full_becomes_the_older_one(tiny, monkeypatch):
     monkeypatch.setattr(run_folder, "MAX_LOG_BYTES", 1000)
-    run = make(tiny)
+    run = RunFolder(tiny())
     for number in range(1000):
         run.note(f"line {number:05}")
     log, older = run.path / "log.txt", run.path / "log.1.txt"
@@ -38,7 +32,7 @@ def test_a_log_that_is_full_becomes_the_older_one(tiny, monkeypatch):
 
 def test_metrics_that_are_many_are_thinned_from_the_first_to_the_last(tiny, monkeypatch, capsys):
     monkeypatch.setattr(run_folder, "MAX_METRICS_BYTES", 5000)
-    run = make(tiny)
+    run = RunFolder(tiny())
     for number in range(500):
         run.log(report(number))
         assert (run.path / "metrics.jsonl").stat().st_size <= 5200
@@ -51,6 +45,8 @@ def test_metrics_that_are_many_are_thinned_from_the_first_to_the_last(tiny, monk
 def test_a_curve_keeps_its_shape_within_its_bound(monkeypatch):
     monkeypatch.setattr(run_folder, "MAX_CURVE_POINTS", 100)
     curve = Curve()
+    curve.add({"time/total_timesteps": 1})
+    assert curve.names() == [], "a report without an episode is no point"
     for number in range(10_000):
         curve.add({**report(number), "train/a/entropy": 1.0})
     points = curve.points("rollout/a/ep_rew_mean")
@@ -59,12 +55,6 @@ def test_a_curve_keeps_its_shape_within_its_bound(monkeypatch):
     gaps = {after[0] - before[0] for before, after in itertools.pairwise(points[:-1])}
     assert len(gaps) == 1, "evenly"
     assert curve.names() == ["rollout/ep_rew_mean", "rollout/a/ep_rew_mean"]
-
-
-def test_reports_without_an_episode_are_no_points():
-    curve = Curve()
-    curve.add({"time/total_timesteps": 1})
-    assert curve.names() == []
 
 
 NUM_REPORTS = int(os.environ.get("WARPDRIVE_NUM_REPORTS", "200"))

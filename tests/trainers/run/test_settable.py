@@ -1,7 +1,5 @@
 """Tables and what is set in mid-run, while it trains: in captured graphs, in a checkpoint, in the estimate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the words after a command mean."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,12 +1,9 @@
 """Sixty bad inputs and more, each with the line that must come and its exit code; no traceback, and no torch needed.
 
-All of them run in this process; some, and with WARPDRIVE_ALL_BAD_INPUTS=1 all, as programs, whose CPU time is told.
+All of them run in this process; some, and with WARPDRIVE_ALL_BAD_INPUTS=1 all, as programs.
 """
 
-from __future__ import annotations
-
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -24,8 +21,6 @@ from warpdrive.config_file import MAX_FILE_BYTES
 
 ROOT = Path(__file__).parents[3]
 ALL_AS_PROGRAMS = "WARPDRIVE_ALL_BAD_INPUTS"
-MAX_SECONDS = 0.5
-"""Of CPU time, on a quiet machine, until a config is refused; twice that for one of 10,000 values."""
 
 
 def typed(name: str, *words: str, line: str, **more: object) -> Bad:
@@ -63,168 +58,71 @@ OTHERS = [
         words=("--config", "tag_gridwrld.yaml"),
         make=lambda folder: (folder / "tag_gridworld.yaml").touch(),
     ),
-    Bad(
-        "folder",
-        "tag.yaml: is a folder. Name the YAML file in it.",
-        None,
-        make=lambda folder: (folder / "tag.yaml").mkdir(),
-    ),
-    Bad(
-        "FIFO",
-        "tag.yaml: cannot be read: it is a FIFO, not a regular file.",
-        None,
-        make=lambda folder: os.mkfifo(folder / "tag.yaml"),
-    ),
+    Bad("folder", "tag.yaml: is a folder. Name the YAML file in it.", None,
+        make=lambda folder: (folder / "tag.yaml").mkdir()),
+    Bad("FIFO", "tag.yaml: cannot be read: it is a FIFO, not a regular file.", None,
+        make=lambda folder: os.mkfifo(folder / "tag.yaml")),
     Bad("socket", "tag.yaml: cannot be read: No such device or address.", None, make=make_socket),
     Bad("/dev/zero", "/dev/zero: cannot be read: it is a device, not a regular file.", words=("--config", "/dev/zero")),
-    Bad(
-        "link to a device",
-        "tag.yaml: cannot be read: it is a device, not a regular file.",
-        None,
-        make=lambda folder: (folder / "tag.yaml").symlink_to("/dev/full"),
-    ),
+    Bad("link to a device", "tag.yaml: cannot be read: it is a device, not a regular file.", None,
+        make=lambda folder: (folder / "tag.yaml").symlink_to("/dev/full")),
     Bad("long name", f"{'x' * 300}/a: no such file.", words=("--config", f"{'x' * 300}/a")),
-    Bad(
-        "link to nothing",
-        "tag.yaml: no such file.",
-        None,
-        make=lambda folder: (folder / "tag.yaml").symlink_to("nowhere"),
-    ),
-    Bad(
-        "unreadable", "tag.yaml: cannot be read: Permission denied.", make=lambda folder: (folder / "tag.yaml").chmod(0)
-    ),
-    typed(
-        "typed ten",
-        "trainer.num_envs=ten",
-        line="command line: trainer.num_envs: expected a whole number of at least 1, got 'ten'",
-    ),
-    typed(
-        "typed seed",
-        "--seed",
-        "x",
-        line="command line: trainer.seed: expected a whole number from 0 to 9223372036854775807, got 'x'",
-    ),
-    typed(
-        "typed device",
-        "--device",
-        "gpu",
-        line="command line: trainer.device: expected auto, cpu, cuda or cuda:N, got 'gpu'",
-    ),
-    typed(
-        "typed bracket",
-        "policy.tagger.model.fc_dims=[32",
-        line="command line: policy.tagger.model.fc_dims: the bracket '[' is not closed.",
-    ),
-    typed(
-        "typed through a value",
-        "trainer.num_envs.x=1",
-        line="command line: trainer.num_envs.x: 'num_envs' is 100, which holds no keys.",
-    ),
-    typed(
-        "typed two dots",
-        "trainer..seed=1",
-        line="command line: 'trainer..seed': expected words with a dot between them, as trainer.num_envs.",
-    ),
-    typed(
-        "typed python",
-        "name=../../x:Y",
-        line="command line: name: '../../x:Y' imports code from outside. Allow it with --allow-import (in Python, "
-        "allow_import=True).",
-    ),
-    typed(
-        "imported path",
-        "name=../../x:Y",
-        "--allow-import",
-        line="command line: name: env '../../x:Y': expected a module and a class of it with one colon "
-        "between, 'my_package.my_env:MyEnv'.",
-    ),
-    typed(
-        "imported function",
-        "name=os:system",
-        "--allow-import",
-        line="command line: name: env 'os:system': os has no Env named 'system'.",
-    ),
+    Bad("link to nothing", "tag.yaml: no such file.", None,
+        make=lambda folder: (folder / "tag.yaml").symlink_to("nowhere")),
+    Bad("unreadable", "tag.yaml: cannot be read: Permission denied.",
+        make=lambda folder: (folder / "tag.yaml").chmod(0)),
+    typed("typed ten", "trainer.num_envs=ten",
+          line="command line: trainer.num_envs: expected a whole number of at least 1, got 'ten'"),
+    typed("typed seed", "--seed", "x",
+          line="command line: trainer.seed: expected a whole number from 0 to 9223372036854775807, got 'x'"),
+    typed("typed device", "--device", "gpu",
+          line="command line: trainer.device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
+    typed("typed bracket", "policy.tagger.model.fc_dims=[32",
+          line="command line: policy.tagger.model.fc_dims: the bracket '[' is not closed."),
+    typed("typed through a value", "trainer.num_envs.x=1",
+          line="command line: trainer.num_envs.x: 'num_envs' is 100, which holds no keys."),
+    typed("typed two dots", "trainer..seed=1",
+          line="command line: 'trainer..seed': expected words with a dot between them, as trainer.num_envs."),
+    typed("typed python", "name=../../x:Y",
+          line="command line: name: '../../x:Y' imports code from outside. Allow it with --allow-import (in Python, "
+          "allow_import=True)."),
+    typed("imported path", "name=../../x:Y", "--allow-import",
+          line="command line: name: env '../../x:Y': expected a module and a class of it with one colon "
+          "between, 'my_package.my_env:MyEnv'."),
+    typed("imported function", "name=os:system", "--allow-import",
+          line="command line: name: env 'os:system': os has no Env named 'system'."),
     typed("option", "--nonsense", "1", line="command line: {unknown option}"),
     typed("word", "nonsense", line="command line: expected key=value, such as trainer.num_envs=64, got 'nonsense'"),
-    Bad(
-        "two runs",
-        "command line: --run-name names a new run, but --resume goes on in its own folder. Give one.",
-        words=("--resume", "runs", "--run-name", "a"),
-    ),
-    Bad(
-        "resume nothing",
+    Bad("two runs", "command line: --run-name names a new run, but --resume goes on in its own folder. Give one.",
+        words=("--resume", "runs", "--run-name", "a")),
+    Bad("resume nothing",
         "{folder}/runs: no run folder. Give one, such as runs/<name>, or a checkpoint "
-        "in it; a policy alone is taken over by policy.<name>.model.model_ckpt_filepath.",
-        words=("--resume", "runs"),
-        **START,
-    ),
-    typed(
-        "run name",
-        "--run-name",
-        "../x",
-        line="--run-name: expected a name of at most 100 letters, digits, '_', '-' and '.', got '../x'",
-    ),
-    typed(
-        "basedir in a file",
-        "saving.basedir=file/runs",
-        line="saving.basedir: no run folder can be made in 'file/runs' (Not a directory). Name a folder "
-        "that can be written.",
-        make=closed_folder,
-        code=3,
-    ),
-    typed(
-        "no memory",
-        "trainer.num_envs=1e12",
-        "trainer.train_batch_size=1e13",
-        line="'tag_gridworld' needs {memory}",
-        code=3,
-        needs_torch=True,
-    ),
+        "in it; a policy alone is taken over by policy.<name>.model.model_ckpt_filepath.", words=("--resume", "runs"),
+        **START),
+    typed("run name", "--run-name", "../x",
+          line="--run-name: expected a name of at most 100 letters, digits, '_', '-' and '.', got '../x'"),
+    typed("basedir in a file", "saving.basedir=file/runs",
+          line="saving.basedir: no run folder can be made in 'file/runs' (Not a directory). Name a folder "
+          "that can be written.", make=closed_folder, code=3),
+    typed("no memory", "trainer.num_envs=1e12", "trainer.train_batch_size=1e13", line="'tag_gridworld' needs {memory}",
+          code=3, needs_torch=True),
     typed("no policy", STARTED, line="a.safetensors: no such file.", **START),
-    typed(
-        "pickle",
-        STARTED,
-        line="a.safetensors: a pickle, which can run code when it is read. Only safetensors are.",
-        make=lambda folder: torch.save({}, folder / "a.safetensors"),
-        **START,
-    ),
-    typed(
-        "torn",
-        STARTED,
-        line="a.safetensors: no complete safetensors file (Error while deserializing: header too small).",
-        make=lambda folder: (folder / "a.safetensors").write_bytes(b"\x09\0\0"),
-        **START,
-    ),
-    typed(
-        "text",
-        STARTED,
-        line="a.safetensors: no complete safetensors file (Error while deserializing: header too large).",
-        make=lambda folder: (folder / "a.safetensors").write_text("root:x:0:0\n" * 9),
-        **START,
-    ),
-    typed(
-        "other shape",
-        STARTED,
-        line="a.safetensors: lacks network.trunk.0.bias, network.policy_head.weight, "
-        "network.policy_head.bias. It was saved by another kind of run.",
-        make=make_wrong_shape,
-        **START,
-    ),
-    typed(
-        "folder of a policy",
-        STARTED,
-        line="a.safetensors: a folder, no file. Name the file in it.",
-        make=lambda folder: (folder / "a.safetensors").mkdir(),
-        **START,
-    ),
-    typed(
-        "FIFO of a policy",
-        STARTED,
-        line="a.safetensors: no plain file.",
-        make=lambda folder: os.mkfifo(folder / "a.safetensors"),
-        **START,
-    ),
-]
+    typed("pickle", STARTED, line="a.safetensors: a pickle, which can run code when it is read. Only safetensors are.",
+          make=lambda folder: torch.save({}, folder / "a.safetensors"), **START),
+    typed("torn", STARTED,
+          line="a.safetensors: no complete safetensors file (Error while deserializing: header too small).",
+          make=lambda folder: (folder / "a.safetensors").write_bytes(b"\x09\0\0"), **START),
+    typed("text", STARTED,
+          line="a.safetensors: no complete safetensors file (Error while deserializing: header too large).",
+          make=lambda folder: (folder / "a.safetensors").write_text("root:x:0:0\n" * 9), **START),
+    typed("other shape", STARTED,
+          line="a.safetensors: lacks network.trunk.0.bias, network.policy_head.weight, "
+          "network.policy_head.bias. It was saved by another kind of run.", make=make_wrong_shape, **START),
+    typed("folder of a policy", STARTED, line="a.safetensors: a folder, no file. Name the file in it.",
+          make=lambda folder: (folder / "a.safetensors").mkdir(), **START),
+    typed("FIFO of a policy", STARTED, line="a.safetensors: no plain file.",
+          make=lambda folder: os.mkfifo(folder / "a.safetensors"), **START),
+]  # fmt: skip
 ALL = [*CONFIGS, *OTHERS]
 
 
@@ -283,24 +181,15 @@ AS_PROGRAMS = ["50 MB", "taggers", "FIFO", "typed ten", "run name", "basedir in 
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [one for one in ALL if one.name in AS_PROGRAMS or os.environ.get(ALL_AS_PROGRAMS)],
-    ids=lambda bad: bad.name,
+    "bad", [one for one in ALL if one.name in AS_PROGRAMS or os.environ.get(ALL_AS_PROGRAMS)], ids=lambda bad: bad.name
 )
-def test_bad_input_ends_a_program_before_torch_is_loaded(bad, prepared, tmp_path, record_property):
+def test_bad_input_ends_a_program_before_torch_is_loaded(bad, prepared, tmp_path):
     prepared(bad)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-c", PROGRAM, *bad.words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    loaded = done.stdout.split()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     check(bad, done.returncode, "", done.stderr, tmp_path)
-    assert bad.needs_torch or loaded == []
-    if os.environ.get(ALL_AS_PROGRAMS):
-        print(f"{seconds:.2f} s of CPU time: {bad.name}")
-        assert bad.needs_torch or seconds <= MAX_SECONDS * (2 if bad.name == "many" else 1)
+    assert bad.needs_torch or done.stdout.split() == []
 
 
 def test_a_file_of_the_largest_size_is_still_read(tmp_path):

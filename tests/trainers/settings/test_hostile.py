@@ -1,7 +1,5 @@
 """Inputs that were made to do harm: nothing of them runs or is written outside the folder, and a line says why."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -77,8 +75,6 @@ def test_the_watch_sees_what_it_is_there_for(inside):
     with pytest.raises(AssertionError), harmless(inside):
         (inside.parent / "canary").touch()
 
-
-# --------------------------------------------------------------------------------------------------- configs
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 99))
 CONFIGS = {
@@ -187,9 +183,6 @@ def test_constants_are_names_and_numbers(constants):
         write_constants(constants)
 
 
-# --------------------------------------------------------------------------------------------- starting policies
-
-
 class Payload:
     def __reduce__(self) -> tuple:
         return os.system, ("touch canary",)
@@ -261,9 +254,6 @@ def refuse_policy(inside: Path, capfd) -> None:
     assert code == 4
     assert line.startswith("error: a.safetensors: ") and line.isprintable()
     assert not (inside / "runs").exists()
-
-
-# ----------------------------------------------------------------------------------------------- checkpoints
 
 
 def signed(manifest: dict) -> bytes:

@@ -1,7 +1,5 @@
 """What every adapter says of mistakes, each in one line, and what it does with actions beyond a box."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """An env that gives a global state: each climber sees how high it is, and only the state tells of the others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A maze: all envs share its map, restarts draw from a pool, and a curriculum may change prizes and patience."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
