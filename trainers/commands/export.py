@@ -27,7 +27,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         raise ConfigError(f"command line: export takes no config keys, got '{overrides[0][0]}'. See --help.")
     from trainers.evaluation import load_policies
     from trainers.export.exporter import FORMATS, check_installed, export_policy, provenance
-    from trainers.export.portable import Actor, real_inputs
+    from trainers.export.portable import PortablePolicy, real_inputs
     from trainers.run.checkpoint import candidates, load_tensors, run_folder_of
     from trainers.run.disk import from_here
     from trainers.settings.arguments import output_file
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
     arrays = load_tensors(saved / "env.safetensors")
     for name in names:
         path = output or run_folder / f"policy.{name}{FORMATS[options.format]}"
-        actor = Actor(policies[name], env, name, options.value)
+        actor = PortablePolicy(policies[name], env, name, options.value)
         real = real_inputs(env, name, arrays)
         written = export_policy(actor, path, options.format, provenance(env, name, saved), real)
         print(f"{from_here(written.path)}: {path.stat().st_size:,} bytes")

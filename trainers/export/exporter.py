@@ -25,7 +25,7 @@ import torch
 from gymnasium import spaces
 
 from trainers.experience.spec import spec_of
-from trainers.export.portable import ACTION, MEMORY, NEXT_MEMORY, Actor, Slot, random_inputs
+from trainers.export.portable import ACTION, MEMORY, NEXT_MEMORY, PortablePolicy, Slot, random_inputs
 from trainers.run.disk import written
 from warpdrive.config import to_plain
 from warpdrive.env import Env
@@ -56,13 +56,13 @@ class Written:
 
 
 def export_policy(
-    actor: Actor,
+    actor: PortablePolicy,
     path: Path,
     format: str = "onnx",
     metadata: Mapping[str, Any] | None = None,
     real: Mapping[str, torch.Tensor] | None = None,
 ) -> Written:
-    """Writes an Actor as one file, after checking that it does what the Actor does; or leaves all as it was.
+    """Writes a policy as one file, after checking that it does what the policy does; or leaves all as it was.
 
     Args:
         path: of the file; replaced if it is there.
@@ -108,11 +108,11 @@ def check_installed(format: str) -> None:
 
 
 def largest_differences(
-    actor: Actor,
+    actor: PortablePolicy,
     play: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
     real: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[dict[str, float], int]:
-    """By output, how far `play` is from the Actor at most, on random inputs of BATCHES rows and on real ones.
+    """By output, how far `play` is from the policy at most, on random inputs of BATCHES rows and on real ones.
 
     Of numbers, |difference| / max(1, largest |number| of the batch). Of a choice, how much less likely
     it is than the likeliest, in nats: of two that are equal but for rounding, either may be taken.
@@ -139,7 +139,7 @@ def _difference(slot: Slot, found: torch.Tensor, expected: Mapping[str, torch.Te
     if found.shape != expected[slot.name].shape or found.dtype != expected[slot.name].dtype:
         return math.inf
     if slot.name == ACTION and not slot.dtype.startswith("float"):
-        heads = [logits for name, logits in expected.items() if name.startswith("logits")]
+        heads = [logits for name, logits in expected.items() if name.startswith(("logits", "q_values"))]
         choices = found.long().view(len(found), len(heads)).unbind(-1)
         lost = [
             logits.amax(-1) - logits.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
@@ -150,7 +150,7 @@ def _difference(slot: Slot, found: torch.Tensor, expected: Mapping[str, torch.Te
     return ((found - expected[slot.name]).abs().max() / unit).item()
 
 
-def describe(actor: Actor) -> dict[str, Any]:
+def describe(actor: PortablePolicy) -> dict[str, Any]:
     """What a reader of the file must know of it: inputs, outputs, and how outputs become an action."""
     names = [slot.name for slot in actor.outputs]
     if "mean" in names:
@@ -234,7 +234,7 @@ def _bound(bound: np.ndarray) -> Any:
     return np.vectorize(number, otypes=[object])(values).tolist()
 
 
-def _trace(actor: Actor) -> torch.export.ExportedProgram:
+def _trace(actor: PortablePolicy) -> torch.export.ExportedProgram:
     example = random_inputs(actor, 3, torch.Generator().manual_seed(0))
     batch = torch.export.Dim(BATCH, min=1)
     program = torch.export.export(actor, (example,), dynamic_shapes=({name: {0: batch} for name in example},))
@@ -250,7 +250,7 @@ def _to_torch(program: torch.export.ExportedProgram, metadata: Mapping[str, Any]
     return buffer.getvalue()
 
 
-def _to_onnx(program: torch.export.ExportedProgram, actor: Actor, metadata: Mapping[str, Any]) -> bytes:
+def _to_onnx(program: torch.export.ExportedProgram, actor: PortablePolicy, metadata: Mapping[str, Any]) -> bytes:
     exported = torch.onnx.export(
         program,
         dynamo=True,

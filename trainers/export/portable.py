@@ -35,10 +35,10 @@ class Slot:
     meaning: str
 
 
-class Actor(nn.Module):
+class PortablePolicy(nn.Module):
     """A policy as a function from named inputs to named outputs, N rows of each: one row is one agent.
 
-    actor({"observation": observation})["action"]
+    policy({"observation": observation})["action"]
 
     Args:
         policy: copied to the CPU; it stays as it is.
@@ -164,7 +164,7 @@ class Actor(nn.Module):
         return outputs | {ACTION: best[0] if is_one_number else torch.stack(best, dim=-1)}
 
 
-def random_inputs(actor: Actor, rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def random_inputs(actor: PortablePolicy, rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Inputs of every kind, [rows, ...] each, drawn without regard to what the env would say."""
     inputs = {}
     for slot in actor.inputs:
@@ -189,7 +189,7 @@ def random_inputs(actor: Actor, rows: int, generator: torch.Generator) -> dict[s
 def real_inputs(
     env: Env, name: str, arrays: Mapping[str, torch.Tensor], max_rows: int = 1000
 ) -> dict[str, torch.Tensor]:
-    """What a policy's agents see in the envs' arrays, such as those of a checkpoint: inputs of its Actor, by name.
+    """What a policy's agents see in the envs' arrays, such as those of a checkpoint: inputs by name.
 
     Args:
         arrays: name -> [E, ...]. What is not among them is left out.

@@ -23,7 +23,7 @@ from trainers.commands import export as command
 from trainers.experience.rollout import Rollout
 from trainers.experience.spec import spec_of
 from trainers.export import exporter as export
-from trainers.export.portable import Actor, random_inputs, real_inputs
+from trainers.export.portable import PortablePolicy, random_inputs, real_inputs
 from trainers.heads import GaussianHead
 from trainers.networks.policy import make_policy
 from trainers.settings.config import SHARED
@@ -192,7 +192,7 @@ def log_prob_of_best(logits: np.ndarray) -> np.ndarray:
 def check_exports(played: Played, folder: Path, formats: tuple[str, ...]) -> None:
     for name, group in played.rollout.groups.items():
         for with_value in (False, True) if IS_LONG else (True,):
-            actor = Actor(group.policy, played.env.env, name, with_value)
+            actor = PortablePolicy(group.policy, played.env.env, name, with_value)
             for format in formats:
                 path = folder / f"{name}{export.FORMATS[format]}"
                 written = export.export_policy(actor, path, format, export.describe_env(played.env.env, name))
@@ -323,10 +323,11 @@ def test_config_keys_are_refused(run_folder):
 
 
 @pytest.fixture
-def actor() -> Actor:
+def actor() -> PortablePolicy:
     config = read_config({"name": "cartpole", "trainer": {"total_timesteps": 1}, "policy": {"agent": {}}})
     env = load_env("cartpole")
-    return Actor(make_policy(env, "agent", config.policy["agent"], torch.Generator().manual_seed(0)), env, "agent")
+    policy = make_policy(env, "agent", config.policy["agent"], torch.Generator().manual_seed(0))
+    return PortablePolicy(policy, env, "agent")
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch"])
