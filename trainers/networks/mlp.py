@@ -31,7 +31,7 @@ class MLP(nn.Module):
         config: widths, activation, whether the trunk is shared.
         inputs: rows of features. The critic's own make a trunk of its own for it.
         heads: name -> numbers, such as {"policy": 5, "value": 1} or {"q": 5}.
-        generator: draws the weights.
+        generator: draws the weights; None where shapes are all that is wanted, on torch's device "meta".
 
     Source: Huang et al. 2022, "The 37 implementation details of PPO", details 2, 13 and 17.
     """
@@ -41,7 +41,7 @@ class MLP(nn.Module):
     """Numbers that it remembers from step to step: none."""
 
     def __init__(
-        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
+        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
@@ -127,7 +127,7 @@ def has_own_critic(config: ModelConfig, inputs: Inputs, heads: Mapping[str, int]
     return JUDGES in heads and (inputs.num_critic_features is not None or not config.shared_trunk)
 
 
-def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Generator) -> None:
+def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Generator | None) -> None:
     """Gives a network a linear layer, `<name>_head`, for each of its heads.
 
     Args:
@@ -144,7 +144,9 @@ def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.T
     }
 
 
-def make_trunk(num_features: int, widths: Sequence[int], layer_norm: bool, generator: torch.Generator) -> nn.ModuleList:
+def make_trunk(
+    num_features: int, widths: Sequence[int], layer_norm: bool, generator: torch.Generator | None
+) -> nn.ModuleList:
     """Linear layers of these widths, behind a LayerNorm of the input if asked for."""
     layers = [nn.LayerNorm(num_features)] if layer_norm else []
     for width, next_width in itertools.pairwise([num_features, *widths]):
@@ -156,11 +158,12 @@ def last_width(num_features: int, widths: Sequence[int]) -> int:
     return widths[-1] if widths else num_features
 
 
-def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
+def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
     with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
         layer = nn.Linear(num_in, num_out)  # (skip_init would do it, and load sympy and more: two seconds)
-    nn.init.orthogonal_(layer.weight, gain, generator=generator)
-    nn.init.zeros_(layer.bias)
+    if generator is not None:
+        nn.init.orthogonal_(layer.weight, gain, generator=generator)
+        nn.init.zeros_(layer.bias)
     return layer
 
 

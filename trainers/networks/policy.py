@@ -173,10 +173,22 @@ class Policy(nn.Module):
         return observation, critic_input
 
 
-def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator) -> Policy:
-    """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`."""
-    spec = spec_of(env, name)
-    kind, head = find_network(config.model.type), make_head(spec.action_space, config.model.log_std_init)
+def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
+    """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`.
+
+    Without a generator it has the same shapes, and no memory: it is on torch's device "meta".
+    """
+    spec, kind = spec_of(env, name), find_network(config.model.type)
+    if generator is not None:
+        return _make_policy(spec, kind, config, generator)
+    if not kind.__module__.startswith(f"{__package__}."):  # a network of one's own may take no None
+        return _make_policy(spec, kind, config, torch.Generator()).to("meta")
+    with torch.device("meta"):
+        return _make_policy(spec, kind, config, None)
+
+
+def _make_policy(spec: GroupSpec, kind: type, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
+    head = make_head(spec.action_space, config.model.log_std_init)
     num_ids = spec.num_agents if config.agent_id else 0
     num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features
     num_critic_features = None
