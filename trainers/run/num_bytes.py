@@ -1,0 +1,75 @@
+"""What a pass through a network takes, counted while a few rows go through it on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NUM_ROWS = 101
+"""That go through. It is a prime: what it divides grows with the rows, and the rest, such as a gradient, does not."""
+WORK = "work"
+"""Key of bytes that are taken only while something is done: what is done next has them again."""
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Of its parameters and its running statistics."""
+    return sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
+
+
+def runnable(module: Module) -> Module:
+    """A copy with memory, whose numbers mean nothing, to be counted."""
+    return copy.deepcopy(module).to_empty(device="cpu")
+
+
+class Counted(TorchDispatchMode):
+    """Bytes a row of what grows with the rows and is made while it is entered: `now` and, at any time, at `most`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: dict[int, int] = {}
+        self._most = 0
+
+    @property
+    def now(self) -> int:
+        return sum(self._sizes.values()) // NUM_ROWS
+
+    @property
+    def most(self) -> int:
+        return self._most // NUM_ROWS
+
+    def _made(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._sizes or storage.nbytes() % NUM_ROWS:
+            return
+        self._sizes[storage._cdata] = storage.nbytes()
+        self._most = max(self._most, sum(self._sizes.values()))
+        weakref.finalize(storage, self._sizes.pop, storage._cdata)
+
+
+def _dispatch(
+    mode: Counted, function: Callable, types: object, arguments: tuple = (), named: Mapping[str, Any] | None = None
+) -> Any:
+    found = function(*arguments, **(named or {}))
+    given = {one.untyped_storage()._cdata for one in _tensors((arguments, list((named or {}).values())))}
+    for one in _tensors(found):
+        if one.untyped_storage()._cdata not in given:  # else it is a view
+            mode._made(one)
+    return found
+
+
+# Not written inside the class: torch would load its compiler there, which takes two seconds.
+Counted.__torch_dispatch__ = _dispatch
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    if isinstance(found, tuple | list):
+        return [tensor for one in found for tensor in _tensors(one)]
+    return [found] if isinstance(found, torch.Tensor) else []
