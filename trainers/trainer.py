@@ -17,7 +17,7 @@ from trainers.algorithms import find_algorithm
 from trainers.algorithms.algorithm import Algorithm, Clock
 from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
-from trainers.experience.rollout import Rollout
+from trainers.experience.rollout import Rollout, max_truncations
 from trainers.experience.spec import GroupSpec, spec_of
 from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
@@ -32,8 +32,8 @@ from trainers.report.timing import Timing
 from trainers.run import checkpoint
 from trainers.run.best import latest_figure
 from trainers.run.crash import dumps_crash
+from trainers.run.estimate import check_memory, explains_shortage
 from trainers.run.generators import generator_states, prepare_generators, seed_everything
-from trainers.run.memory import check_memory, explains_shortage
 from trainers.run.run_folder import RunFolder
 from trainers.run.stop import Stopped, StopSignals, signal_name
 from trainers.settings.config import SHARED, Config, PolicyConfig, TrainerConfig, check_run_name
@@ -428,13 +428,6 @@ def _check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
     why = find_algorithm(config.algorithm)[0].why_not(config, spec)
     if why is not None:
         raise EnvError(f"policy.{spec.name}: {config.algorithm} {why}")
-
-
-def max_truncations(env: Env, num_steps: int) -> int:
-    """How often one env can be truncated in a rollout of `num_steps`."""
-    if env.episode_length is None:
-        return num_steps
-    return math.ceil(num_steps / env.episode_length)  # truncations are an episode length apart
 
 
 def total_env_steps(config: Config, env: Env) -> int:

@@ -19,9 +19,9 @@ WORK = "work"
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def bytes_of(module: nn.Module) -> int:
-    """Of its parameters and its running statistics."""
-    return sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
+def bytes_of(module: nn.Module, buffers: bool = True) -> int:
+    """Of its parameters and, if asked for, its running statistics."""
+    return sum(one.nbytes for one in (*module.parameters(), *(module.buffers() if buffers else ())))
 
 
 def runnable(module: Module) -> Module:

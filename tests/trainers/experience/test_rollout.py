@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from trainers.experience.rollout import max_truncations
 from trainers.experience.spec import spec_of
 from trainers.heads import GaussianHead
 from trainers.networks.features import Features
 from trainers.networks.policy import make_policy
 from trainers.settings.config import PolicyConfig
-from trainers.trainer import Trainer, max_truncations
+from trainers.trainer import Trainer
 from warpdrive.env import load_env
 from warpdrive.errors import EnvError
 from warpdrive.layout import Layout

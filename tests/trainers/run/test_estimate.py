@@ -11,10 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainers import cli
 from trainers.algorithms import on_policy
+from trainers.commands.train import dry_run
 from trainers.errors import MemoryShortError
-from trainers.run import memory
+from trainers.run import estimate as estimates
+from trainers.run.estimate import estimate, explained_shortage, largest_num_envs, printed_size
 from trainers.run.free_memory import free_bytes
-from trainers.run.memory import dry_run, estimate, explained_shortage, largest_num_envs, printed_size
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.env import load_env
@@ -121,11 +122,11 @@ def test_estimate_is_within_a_tenth_of_what_a_gpu_allocates(tmp_path, precision)
     torch.cuda.synchronize()
     found = estimate(config, device="cuda")
     allocated = torch.cuda.max_memory_allocated() - before
-    assert found.total - memory.LIBRARIES == pytest.approx(allocated, rel=0.1, abs=64 << 20)
+    assert found.total - estimates.LIBRARIES == pytest.approx(allocated, rel=0.1, abs=64 << 20)
 
 
 def test_a_run_that_cannot_fit_is_one_line_and_code_3(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 20)
+    monkeypatch.setattr(estimates, "free_bytes", lambda device: 100 << 20)
     argv = ["--config", "tag.yaml", "--device", "cpu", "trainer.num_envs=10000", "trainer.train_batch_size=200000"]
     assert cli.main([*argv, f"saving.basedir={tmp_path / 'runs'}"], folder=EXAMPLES, command="train") == 3
     (line,) = capsys.readouterr().err.splitlines()
@@ -152,7 +153,7 @@ def test_largest_number_of_envs_can_be_shared_by_gpus_and_minibatches(tmp_path):
 
 
 def test_what_needs_more_than_there_is_for_one_env_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(estimates, "free_bytes", lambda device: 1000)
     with pytest.raises(MemoryShortError, match="Not one env fits: make the largest smaller"):
         Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
 
