@@ -170,7 +170,7 @@ class DQN(Algorithm):
         with Counted() as counted:
             batch = blank_transitions(actor)
             losses, *_ = losses_of(network, target, batch, config)
-            losses.sum().backward()
+            counted.backward(losses.sum())
         learning = gradient + config.batch_size * counted.most
         return {"ring": ring, "target": bytes_of(policy), "optimiser": 2 * gradient, WORK: max(adding, learning)}
 

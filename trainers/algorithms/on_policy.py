@@ -106,17 +106,18 @@ class OnPolicy(Algorithm):
         found = {"target": 4 * num_samples, "optimiser": 2 * gradient}
         if config.normalize_reward:
             found["discounted_return"] = 4 * num_envs * num_agents
-        # Of the whole rollout: what targets are summed up with.
-        whole = 16 * num_samples if config.normalize_return else 0
-        of_kernels = bytes_of_learner(actor, num_samples, getattr(config, "num_epochs", 1), num_minibatches)
-        if of_kernels is not None:
-            if config.normalize_observation:  # seen and normalised, and the order of the samples
-                row = 8 * len(policy.observation_norm.mean)
-                whole = max(whole, row * min(num_samples, MAX_SAMPLES[device]) + 8 * num_samples)
-            return {**found, **of_kernels, WORK: whole}
         length = (policy.network.sequence_length or num_steps) if policy.memory_size else 1
         minibatch, unit = -(-num_samples // num_minibatches), length * num_agents if policy.memory_size else 1
-        chunk = min(minibatch, max(unit, MAX_SAMPLES[device]))
+        chunk, of_end = (min(number, max(unit, MAX_SAMPLES[device])) for number in (minibatch, num_samples))
+        # Of the whole rollout: what targets are summed up with.
+        whole = 16 * num_samples if config.normalize_return else 0
+        if config.normalize_observation:
+            taking, own = _bytes_of_statistics(actor, length)
+            last = chunk * own if num_minibatches == 1 else 0  # what was learned from, still there
+            whole = max(whole, of_end * taking + last + 8 * num_samples)
+        of_kernels = bytes_of_learner(actor, num_samples, getattr(config, "num_epochs", 1), num_minibatches)
+        if of_kernels is not None:
+            return {**found, **of_kernels, WORK: whole}
         order = 8 * (num_samples // unit if num_minibatches > 1 else num_samples)
         moments = (16 if config.normalize_advantage else 8) * minibatch
         learning = chunk * _bytes_of_sample(actor, length) + order + gradient
@@ -241,6 +242,19 @@ class OnPolicy(Algorithm):
                     policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
 
 
+def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int]:
+    """What a sample has in memory while statistics of observations take it in; and what it has by itself."""
+    from trainers.experience.samples import blank_samples
+    from trainers.run.num_bytes import Counted, runnable
+
+    policy, length = runnable(actor.policy), min(length, 16)
+    with Counted() as counted:
+        samples = blank_samples(actor, length)
+        own = counted.now
+        policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
+    return counted.most // length, own // length
+
+
 def _bytes_of_sample(actor: Actor, length: int) -> int:
     """The most that a sample has in memory while its gradient is made, in sequences of so many steps."""
     from trainers.experience.samples import blank_samples
@@ -252,7 +266,7 @@ def _bytes_of_sample(actor: Actor, length: int) -> int:
         log_prob, entropy, value = policy.evaluate(samples)
         advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
         losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
-        losses.sum().backward()
+        counted.backward(losses.sum())
     return counted.most // length
 
 

@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.networks.features import Observation
+from trainers.networks.features import Observation, torch_dtype
 from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
 
@@ -45,8 +44,8 @@ def fields_of_ring(spec: GroupSpec) -> list[Field]:
     fields = [Field("action", dtype=torch.int32), Field("reward")]
     for i, place in enumerate(spec.seen):
         array = spec.layout.observations[place.array]
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        fields += [Field(f"{word}_{i}", tuple(array.shape), dtype) for word in ("observation", "next_observation")]
+        shape, dtype = tuple(array.shape), torch_dtype(array.dtype)
+        fields += [Field(f"{word}_{i}", shape, dtype) for word in ("observation", "next_observation")]
     if spec.may_leave:
         fields.append(Field("weight", dtype=torch.bool))
     if spec.mask is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
+from trainers.networks.features import torch_dtype
 from trainers.run.num_bytes import NUM_ROWS
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def blank_samples(actor: Actor, length: int) -> Samples:
     return Samples(
         observation=observation,
         critic_input=None if actor.central is None else torch.zeros(*shape, actor.central.num_features),
-        action=torch.from_numpy(np.zeros((number, *acts.shape), acts.dtype)),
+        action=torch.zeros(number, *acts.shape, dtype=torch_dtype(acts.dtype)),
         log_prob=torch.zeros(number),
         value=torch.zeros(number),
         advantage=torch.zeros(number),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -120,6 +121,10 @@ class MLP(nn.Module):
             weight = next(self.parameters())
             self._buffers_of_act[name, layer, rows] = weight.new_empty(rows, width, requires_grad=False)
         return self._buffers_of_act[name, layer, rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without that memory: a copy, such as a target network, may never need it."""
+        return {key: one for key, one in self.__dict__.items() if key != "_buffers_of_act"}
 
 
 def has_own_critic(config: ModelConfig, inputs: Inputs, heads: Mapping[str, int]) -> bool:
