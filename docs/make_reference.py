@@ -55,8 +55,8 @@ policy:
   runner: {algorithm: A2C}
 ```
 
-At the top stand `name`, which is the env, a shipped one or `"my_package.soccer:Soccer"`; `env`, its own config; and the
-sections `trainer`, `policy`, `saving` and `evaluation`.
+At the top stand `name`, which is the env, a shipped one or `"my_package.soccer:Soccer"`; `env`, its own config; the
+sections `trainer`, `policy`, `saving` and `evaluation`; and `callbacks`, a list of [your own](callbacks.md).
 
 A *schedule* is a list of points, `[[step, value], ...]`: the number goes in straight lines from one to the next, by env
 steps over all envs, and stays as it is before the first and after the last. An empty default: nothing is given.

@@ -117,7 +117,7 @@ CONFIGS = [
         "trainer:",
         "traner:",
         "tag.yaml:4: traner: unknown key. Did you mean 'trainer'? (known: name, env, trainer, "
-        "policy, saving, evaluation)\ntag.yaml:1: trainer.total_timesteps: is missing: how long to "
+        "policy, saving, evaluation, callbacks)\ntag.yaml:1: trainer.total_timesteps: is missing: how long to "
         "train, in env steps (or num_episodes, in episodes).",
     ),
     changed(
@@ -214,7 +214,7 @@ CONFIGS = [
         "PP0",
         "A2C",
         "PP0",
-        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, MAPPO, PPO)",
+        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, DQN, MAPPO, PPO)",
     ),
     changed(
         "schedule", "1e-3", "[[1000, 1e-3], [500, 1e-4]]", RATE + "schedule steps must increase, but 500 follows 1000."
@@ -270,6 +270,7 @@ CONFIGS = [
         "outside",
         "tag_gridworld",
         "os:system",
-        "tag.yaml:1: name: 'os:system' imports code from outside. Allow it with --allow-import.",
+        "tag.yaml:1: name: 'os:system' imports code from outside. Allow it with --allow-import (in Python, "
+        "allow_import=True).",
     ),
 ]

@@ -24,11 +24,13 @@ from warpdrive.env import load_env
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
+OUTSIDE = ROOT / "tests" / "outside"
+"""Where `my_package` of the pages is."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 LANGUAGES = {"", "python", "yaml", "console", "cuda"}
 RUN_ELSEWHERE = {"docs/coming_from_warpdrive.md", "docs/export.md"}
 """Pages whose programs have a test of their own."""
-MADE_UP = {"boats/boats.yaml", "soccer_game/soccer_game.yaml"}
+MADE_UP = {"boats/boats.yaml", "soccer_game/soccer_game.yaml", "reinforce.yaml"}
 """Configs that readers make on the way."""
 KEYS = {"trainer": TrainerConfig, "saving": SavingConfig, "evaluation": EvaluationConfig, "model": ModelConfig}
 
@@ -263,6 +265,7 @@ def test_a_wrong_command_is_found(command, reason):
 @everywhere
 def test_blocks_are_in_languages_that_can_be_checked_and_are_right(page, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(OUTSIDE)
     for block in blocks_of(page):
         assert block.language in LANGUAGES
         if block.language == "yaml":

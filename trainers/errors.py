@@ -20,6 +20,10 @@ class MemoryShortError(WarpDriveError, MemoryError):
     """A run does not fit into the memory that there is."""
 
 
+class CallbackError(WarpDriveError):
+    """A callback failed, or gave what a run cannot take."""
+
+
 class NonFiniteError(WarpDriveError):
     """A run met a NaN or an infinity, and learned nothing from it.
 

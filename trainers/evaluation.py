@@ -194,7 +194,7 @@ def load_policies(
     Args:
         run: a run folder, or one of its checkpoints.
         backend: where the policies are to act; None if they are only to be read, on the CPU.
-        allow_import: whether the run's env may be one from outside, "my_package.soccer:Soccer".
+        allow_import: whether the run's config may name what is imported from outside, "my_package.soccer:Soccer".
     Raises:
         CheckpointError: there is none, or it is damaged.
     """

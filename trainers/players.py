@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.errors import MemoryShortError, is_shortage
+from trainers.settings.arguments import add_allow_import
 from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import CheckpointError, ConfigError, printable
 
@@ -77,7 +78,7 @@ def add_playing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, metavar="N", help="how many, one an env")
     parser.add_argument("--seed", type=int, metavar="N", help="of the episodes (evaluation.seed)")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--allow-import", action="store_true", help="let a run's config import an env from outside")
+    add_allow_import(parser)
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -306,6 +307,7 @@ def _nobody(options: argparse.Namespace, overrides: Sequence[tuple[str, str]], f
     """The env of a config file or of a name, without policies."""
     from trainers.settings.arguments import find_config
     from trainers.settings.config import EvaluationConfig
+    from trainers.settings.outside import check_allowed
     from trainers.settings.read_config import read_config
     from warpdrive.config import to_section
     from warpdrive.config_file import override
@@ -316,8 +318,7 @@ def _nobody(options: argparse.Namespace, overrides: Sequence[tuple[str, str]], f
         return Players(load_env(config.name, config.env), {}, config.evaluation)
     if other := next((key for key, _ in overrides if not key.startswith("env.")), None):
         raise ConfigError(f"command line: {other}: with --env, only env.<key>=value can be given.")
-    if ":" in options.env and not options.allow_import:
-        raise ConfigError(f"command line: --env {options.env}: imports code from outside. Allow that: --allow-import.")
+    check_allowed(options.env, options.allow_import, "command line: --env: ")
     section = to_section({"env": {}})
     for key, text in overrides:
         override(section, key, text, "command line")

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from trainers.acting.actor import make_actors
-from trainers.algorithms import find_algorithm
+from trainers.algorithms import check_algorithm, find_algorithm
 from trainers.algorithms.algorithm import Algorithm, Clock
+from trainers.callbacks import Callback, Callbacks
 from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout, max_truncations
-from trainers.experience.spec import GroupSpec, spec_of
+from trainers.experience.spec import spec_of
 from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
 from trainers.learning.distributed import device_of, join, world
@@ -36,14 +37,14 @@ from trainers.run.estimate import check_memory, explains_shortage
 from trainers.run.generators import generator_states, prepare_generators, seed_everything
 from trainers.run.run_folder import RunFolder
 from trainers.run.stop import Stopped, StopSignals, signal_name
-from trainers.settings.config import SHARED, Config, PolicyConfig, TrainerConfig, check_run_name
+from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name, total_env_steps
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.config import shown, to_plain
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import CheckpointError, EnvError, KernelError
+from warpdrive.errors import CheckpointError, KernelError
 
 
 class Trainer:
@@ -67,6 +68,7 @@ class Trainer:
         resume: the folder of a run, or one of its checkpoints, to go on from; bit for bit as if it had never stopped.
         track: whether Weights & Biases is told of the run, too: offline, unless $WANDB_MODE says otherwise.
         profile: whether a few iterations are traced by torch.profiler, into the run folder's profile/.
+        callbacks: what is called between iterations, besides what the config names.
     Raises:
         CheckpointError: there is nothing to resume from, or it is of another kind of run.
         ConfigError: `trainer.num_gpus` is not how many ranks there are.
@@ -84,16 +86,18 @@ class Trainer:
         resume: Path | None = None,
         track: bool = False,
         profile: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         check_run_name(run_name)
         self.config = config
+        self.callbacks = Callbacks(config.callbacks, callbacks)
         settings = config.trainer
         env = load_env(config.name, config.env)
         agents = {SHARED: range(env.num_agents)} if SHARED in config.policy else _agents_of_groups(env)
         specs = {name: spec_of(env, name) for name in agents}
         for name, spec in specs.items():  # what no policy can see or act in is told before anything is made or compiled
             make_head(spec.action_space)
-            _check_algorithm(config.policy[name], spec)
+            check_algorithm(config.policy[name], spec)
         self.world = join(settings)
         self.backend = make_backend(settings)
         check_memory(config, env, self.backend)
@@ -198,10 +202,12 @@ class Trainer:
         saving, reporter = self.config.saving, self.reporter
         while self.iteration < self.num_iterations:
             figures = self.iterate() if self.profile is None else self.profile.iterate()
-            is_last, is_best = self.iteration == self.num_iterations, False
             reporter.advance()
+            self.callbacks.iterated(self)
+            is_last, is_best = self.iteration == self.num_iterations, False
             if self.iteration % saving.metrics_log_freq == 0 or is_last:
                 is_best = reporter.begin_report(figures)
+                is_last = self.iteration == self.num_iterations
             freq = saving.model_params_save_freq
             if is_last or is_best or (freq and self.iteration % freq == 0):
                 reporter.flush()
@@ -217,6 +223,10 @@ class Trainer:
                 name = signal_name(caught)
                 self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
                 raise Stopped(caught)
+
+    def stop(self) -> None:
+        """For callbacks: makes the iteration under way the last. A run that is resumed goes on."""
+        self.callbacks.stop()
 
     @explains_shortage
     def iterate(self) -> dict[str, dict[str, torch.Tensor | float]]:
@@ -278,7 +288,7 @@ class Trainer:
         self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
         tensors["env"] = checkpoint.whole_arrays(checkpoint.arrays_of(self.env.data), self.world)
-        progress = {"iteration": self.iteration, "run": self._identity()}
+        progress = {"iteration": self.iteration, "run": self._identity(), **self.callbacks.progress()}
         rng = generator_states(self._generators())
         for states in self.world.gather(rng["minibatches"]):
             rng["minibatches"] |= states
@@ -287,6 +297,7 @@ class Trainer:
         arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress, num_kept, figure)
         place = self.world.first(lambda: checkpoint.save_checkpoint(*arguments))
         self._saved_at = self.iteration
+        self.callbacks.saved(self, place)
         return place
 
     def _states(self) -> dict[str, Mapping[str, torch.Tensor]]:
@@ -369,6 +380,7 @@ class Trainer:
             if theirs != ours:
                 message = f"{key} was {theirs!r} in the run that was saved, and is {ours!r} in this one."
                 raise CheckpointError(f"{manifest}: {message} Leave it as it was.")
+        self.callbacks.check(saved.progress, manifest)
         if "env" in saved.tensors:
             saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], self.world)
         checkpoint.check_files(into, saved)
@@ -382,6 +394,7 @@ class Trainer:
         for one in self.algorithms.values():
             one.restored()
         restore_generators()
+        self.callbacks.restore(saved.progress)
         self.guard.clear()
         self._play.forget()
         self._play_in_parts.forget()
@@ -421,21 +434,6 @@ def make_backend(settings: TrainerConfig) -> Backend:
     if world().size > 1 and driver == "auto" and BindingsDriver.is_installed():
         driver = "bindings"  # PyCUDA's launches keep Python from ending a rank whose device waits for a dead one
     return choose_backend(env_backend, device_of(settings), driver=driver)
-
-
-def _check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
-    """Raises EnvError where an algorithm cannot learn what a policy is to do."""
-    why = find_algorithm(config.algorithm)[0].why_not(config, spec)
-    if why is not None:
-        raise EnvError(f"policy.{spec.name}: {config.algorithm} {why}")
-
-
-def total_env_steps(config: Config, env: Env) -> int:
-    """Length of a run in env steps, over all envs."""
-    settings = config.trainer
-    if settings.total_timesteps is not None:
-        return settings.total_timesteps
-    return settings.num_episodes * env.episode_length
 
 
 def _agents_of_groups(env: Env) -> dict[str, range]:

@@ -259,7 +259,7 @@ class TestErrors:
             (("--env", "cartpole", "--policy", "best"), ConfigError, "--policy: expected random or zero, got 'best'"),
             (("--env", "tag_gridworld", "--policy", "taggers=zero"), ConfigError, "Did you mean 'tagger'?"),
             (("--env", "cartpol", "--policy", "zero"), ConfigError, "Did you mean 'cartpole'?"),
-            (("--env", "a.b:C", "--policy", "zero"), ConfigError, "Allow that: --allow-import"),
+            (("--env", "a.b:C", "--policy", "zero"), ConfigError, "--env: 'a.b:C' imports code from outside. Allow it"),
             (("--env", "cartpole", "--policy", "zero", "--env-index", "-1"), ConfigError, "--env-index: expected"),
             (("--env", "cartpole", "--policy", "zero", "--episodes", "0"), ConfigError, "at least 1, got 0"),
             (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, prepare_copy, value_fields
+from trainers.algorithms import why_no_kernels
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
@@ -19,7 +20,7 @@ from warpdrive.sampler import Sampler
 
 def actor_critic(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
     """Who plays for a policy with a value: fused kernels where they can."""
-    found = find_player(policy, spec, stage)
+    found = why_no_kernels(policy.config.algorithm) or find_player(policy, spec, stage)
     if isinstance(found, Actor):
         return found
     kind = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor

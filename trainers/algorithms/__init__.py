@@ -1,12 +1,19 @@
-"""One file per algorithm: `a2c.py` holds A2C and A2CConfig. A new file is found by its name."""
+"""One file per algorithm: `a2c.py` holds A2C and A2CConfig. A new file is found by its name; one from outside by its
+import name, "my_package.reinforce:Reinforce"."""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from trainers.settings.outside import class_name, config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from trainers.experience.spec import GroupSpec
+    from trainers.settings.config import PolicyConfig
 
 NOT_ALGORITHMS = {"algorithm", "on_policy"}
 ALGORITHMS = sorted(
@@ -15,13 +22,41 @@ ALGORITHMS = sorted(
 
 
 def find_algorithm(name: str) -> tuple[type, type]:
-    """An algorithm's class and the class of its config.
+    """An algorithm's class and the class of its config, `<Class>Config` beside it.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is none of this name, or it lacks what an algorithm must have.
     """
+    if is_outside(name):
+        return _from_outside(name)
     if name not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         raise ConfigError(f"unknown algorithm '{name}'.{did_you_mean(name, ALGORITHMS)} ({known})")
     module = importlib.import_module(f"{__name__}.{name.lower()}")
     return getattr(module, name), getattr(module, f"{name}Config")
+
+
+def check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
+    """Raises EnvError where an algorithm cannot learn what a policy is to do."""
+    why = find_algorithm(config.algorithm)[0].why_not(config, spec)
+    if why is not None:
+        raise EnvError(f"policy.{spec.name}: {class_name(config.algorithm)} {why}")
+
+
+def why_no_kernels(name: str) -> str | None:
+    """Why fused kernels do not stand in for an algorithm: one from outside may differ from what it derives from, unless
+    its class has a `loss_of_kernels` of its own."""
+    if is_outside(name) and "loss_of_kernels" not in vars(find_algorithm(name)[0]):
+        return f"{class_name(name)} says nothing of its loss_of_kernels"
+    return None
+
+
+def _from_outside(name: str) -> tuple[type, type]:
+    from trainers.algorithms.algorithm import Algorithm
+    from trainers.settings.config import PolicyConfig
+
+    kind = import_class(name, "algorithm", Algorithm)
+    for method, does in (("actor", "says who plays"), ("phases", "says what an iteration does")):
+        if getattr(getattr(kind, method), "__qualname__", "") == f"Algorithm.{method}":
+            raise ConfigError(f"algorithm '{name}': has no `{method}`, which {does}. See docs/own_algorithm.md.")
+    return kind, config_class(kind, PolicyConfig)

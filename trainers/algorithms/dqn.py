@@ -47,9 +47,9 @@ class DQNConfig(PolicyConfig):
     """Transitions of an update."""
     replay_ratio: Positive = 0.1
     """Updates an env step, over all envs."""
-    target_update_freq: Count = 200
+    target_update_freq: Count = 1
     """Updates from one step of the target network to the next."""
-    tau: Annotated[float, Between(0, 1)] = 1.0
+    tau: Annotated[float, Between(0, 1)] = 0.01
     """How far the target network steps towards the network: 1 copies it."""
     double: bool = True
     """Whether the network chooses the action whose value the target network gives."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trainers.settings.arguments import add_allow_import
 from warpdrive.errors import ConfigError
 
 HELP = "write a trained policy as ONNX, or as a torch.export program"
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", metavar="FILE", help="the file; policy.<NAME>.onnx in the run folder if not given")
     parser.add_argument("--value", action="store_true", help="the critic's value is an output, too")
-    parser.add_argument("--allow-import", action="store_true", help="let the run's env be one from outside")
+    add_allow_import(parser)
 
 
 def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:

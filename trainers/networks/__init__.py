@@ -1,25 +1,108 @@
-"""One file per network: `mlp.py` holds MLP. A new file is found by its name."""
+"""One file per network: `mlp.py` holds MLP. A new file is found by its name, and one from outside by its import name,
+"my_package.nets:Net"."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trainers.settings.outside import config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, WarpDriveError
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+    from torch import nn
+
+    from trainers.networks.features import Inputs
+    from trainers.settings.config import ModelConfig
 
 NOT_NETWORKS = {"features", "normalise", "policy"}
 NETWORKS = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_NETWORKS)
 
 
-def check_network(type: str) -> None:
-    """Raises ConfigError if there is no such network."""
+def find_network(type: str) -> Any:
+    """The class of a network, by the name of its file or by its import name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if is_outside(type):
+        from torch import nn
+
+        return import_class(type, "network", nn.Module)
+    _check_known(type)
+    return getattr(importlib.import_module(f"{__name__}.{type}"), type.upper())
+
+
+def config_of_network(type: str) -> Any:
+    """What `model:` may say of it: ModelConfig, or `<Class>Config` beside a network from outside.
+
+    Raises:
+        ConfigError: there is no such network.
+    """
+    from trainers.settings.config import ModelConfig
+
+    if is_outside(type):
+        return config_class(find_network(type), ModelConfig)
+    _check_known(type)  # by its name alone: torch is not loaded for it
+    return ModelConfig
+
+
+def make_network(
+    type: str, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
+) -> nn.Module:
+    """A network on the CPU, its weights drawn by `generator`, or none; one from outside after it was tried on two rows.
+
+    Raises:
+        ConfigError: it cannot be made, or does not give what the heads ask for.
+    """
+    kind = find_network(type)
+    if not is_outside(type):
+        return kind(config, inputs, heads, generator)
+    import torch
+
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))  # torch's own layers draw globally
+        try:
+            network = kind(config, inputs, heads, generator)
+            for name, value in (("heads", dict(heads)), ("sees", "rows"), ("memory_size", 0)):
+                if not hasattr(network, name):
+                    setattr(network, name, value)
+            found = _try(network, inputs)
+        except WarpDriveError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{error.__class__.__name__}: {error}".split())
+            raise ConfigError(f"network '{type}': failed on two rows of zeros: {reason}") from error
+    for name, size in heads.items():
+        one = found.get(name) if isinstance(found, Mapping) else None
+        what = list(one.shape) if isinstance(one, torch.Tensor) else "nothing"
+        if what != [2, size]:
+            raise ConfigError(f"network '{type}': gave {what} as '{name}' for two rows, expected [2, {size}].")
+    return network
+
+
+def _try(network: Any, inputs: Inputs) -> Any:
+    """What a network makes of two rows of zeros."""
+    import torch
+
+    shapes = {key: (space.shape, str(space.dtype)) for key, space in inputs.spaces.items()}
+    if network.sees == "arrays":
+        seen = {key: torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for key, (shape, dtype) in shapes.items()}
+    else:
+        seen = torch.zeros(2, inputs.num_features)
+    of_critic = None if inputs.num_critic_features is None else torch.zeros(2, inputs.num_critic_features)
+    if not network.memory_size:
+        return network(seen, of_critic)
+    sequence = {key: one.unsqueeze(0) for key, one in seen.items()} if isinstance(seen, dict) else seen.unsqueeze(0)
+    of_critic = None if of_critic is None else of_critic.unsqueeze(0)
+    found, _ = network.unroll(sequence, of_critic, torch.zeros(2, network.memory_size))
+    return {name: one[0] for name, one in found.items()}
+
+
+def _check_known(type: str) -> None:
     if type not in NETWORKS:
         raise ConfigError(f"unknown network '{type}'.{did_you_mean(type, NETWORKS)} ({', '.join(NETWORKS)})")
-
-
-def find_network(type: str) -> Any:
-    """The class of a network, by the name of its file."""
-    check_network(type)
-    return getattr(importlib.import_module(f"{__name__}.{type}"), type.upper())

@@ -13,6 +13,7 @@ from torch import nn
 from trainers.networks.features import Inputs, scale_of
 from trainers.networks.mlp import ACTIVATIONS, add_heads, apply_heads, has_own_critic, linear
 from trainers.settings.config import ModelConfig
+from warpdrive.errors import ConfigError
 
 CONVOLUTIONS = {
     "minatar": (((16, 3, 1),), 128),
@@ -96,7 +97,7 @@ class Encoder(nn.Module):
             found, num_in = nn.ModuleList(), (channels or [1])[0]
             for num_out, kernel, stride in layers:
                 if min(height, wide) < kernel:
-                    raise ValueError(
+                    raise ConfigError(
                         f"an image {list(self.images[key])} is too small for its convolutions: one of {kernel} x "
                         f"{kernel} meets {height} x {wide}. Take model.conv: minatar, or a network of your own."
                     )

@@ -12,10 +12,11 @@ from torch import nn
 from trainers.algorithms import find_algorithm
 from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import Head, make_head
-from trainers.networks import find_network
+from trainers.networks import make_network
 from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.settings.config import PolicyConfig
+from trainers.settings.outside import is_outside
 from warpdrive.env import Env
 from warpdrive.layout import parts
 
@@ -178,16 +179,16 @@ def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Gene
 
     Without a generator it has the same shapes, and no memory: it is on torch's device "meta".
     """
-    spec, kind = spec_of(env, name), find_network(config.model.type)
+    spec = spec_of(env, name)
     if generator is not None:
-        return _make_policy(spec, kind, config, generator)
-    if not kind.__module__.startswith(f"{__package__}."):  # a network of one's own may take no None
-        return _make_policy(spec, kind, config, torch.Generator()).to("meta")
+        return _make_policy(spec, config, generator)
+    if is_outside(config.model.type):  # and may need a generator
+        return _make_policy(spec, config, torch.Generator()).to("meta")
     with torch.device("meta"):
-        return _make_policy(spec, kind, config, None)
+        return _make_policy(spec, config, None)
 
 
-def _make_policy(spec: GroupSpec, kind: type, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
+def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
     head = make_head(spec.action_space, config.model.log_std_init)
     num_ids = spec.num_agents if config.agent_id else 0
     num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features
@@ -198,7 +199,8 @@ def _make_policy(spec: GroupSpec, kind: type, config: PolicyConfig, generator: t
     if num_ids:
         seen[AGENT_ID] = spaces.Box(0.0, 1.0, (num_ids,))
     heads = find_algorithm(config.algorithm)[0].heads(config, head.num_outputs)
-    network = kind(config.model, Inputs(num_features, num_critic_features, seen), heads, generator)
+    inputs = Inputs(num_features, num_critic_features, seen)
+    network = make_network(config.model.type, config.model, inputs, heads, generator)
     return Policy(network, head, config, num_features, num_critic_features)
 
 

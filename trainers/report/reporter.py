@@ -18,6 +18,7 @@ from trainers.report.timing import Interval, Timing
 from trainers.report.trackers import Trackers
 from trainers.run.best import is_best_evaluation
 from trainers.run.checkpoint import LAST
+from trainers.settings.outside import class_name
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
@@ -152,7 +153,7 @@ class Reporter:
         self._waiting = _Report(pending, interval, trainer.iteration, num_iterations, evaluates)
         self._begun_iteration = trainer.iteration
         self._log_seconds += time.perf_counter() - begun
-        if evaluates or pending.is_at_once:
+        if evaluates or pending.is_at_once or trainer.callbacks.read_reports:
             self._write()
         return evaluates and trainer.world.first(self._is_best)
 
@@ -198,6 +199,7 @@ class Reporter:
         if report.evaluates:
             metrics |= self.trainer.world.first(self._evaluate)
             self.timing.begin_interval()  # what an evaluation takes is no part of training
+        metrics = self.trainer.callbacks.reported(self.trainer, metrics)
         begun = time.perf_counter()
         self._tell(metrics)
         self._log_seconds += time.perf_counter() - begun
@@ -246,6 +248,6 @@ class Reporter:
 
     def _title(self) -> str:
         settings, policies = self.config.trainer, self.config.policy.values()
-        algorithms = " ".join(dict.fromkeys(policy.algorithm for policy in policies if policy.to_train))
+        algorithms = " ".join(dict.fromkeys(class_name(policy.algorithm) for policy in policies if policy.to_train))
         agents = f"{self.env.num_agents} agent{'s' if self.env.num_agents > 1 else ''}"
         return f"{self.config.name}  {algorithms}  {settings.num_envs:,} envs x {agents}  {self.env.device}"

@@ -29,6 +29,7 @@ from trainers.run import disk
 from trainers.run.checkpoint import RESOLVED_CONFIG
 from trainers.run.lock import RunLock, lock_run
 from trainers.settings.config import Config, check_run_name
+from trainers.settings.outside import class_name
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import ConfigError, printable
@@ -302,7 +303,7 @@ def _replace(path: Path, text: str) -> None:
 def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
     check_run_name(name)
     if name is None:
-        algorithms = "-".join(dict.fromkeys(policy.algorithm.lower() for policy in config.policy.values()))
+        algorithms = "-".join(dict.fromkeys(class_name(one.algorithm).lower() for one in config.policy.values()))
         first = config.saving.name or re.sub(r"[^A-Za-z0-9_]+", "-", config.name)
         words = [first, algorithms, config.saving.tag, f"seed{config.trainer.seed}", f"{_now():%Y%m%d-%H%M}"]
         name = "__".join(word for word in words if word)

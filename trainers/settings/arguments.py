@@ -127,10 +127,15 @@ def add_config_arguments(parser: argparse.ArgumentParser, needed: str = "") -> N
         const="true",
         help="the same bits at any price (trainer.deterministic)",
     )
+    add_allow_import(parser)
+
+
+def add_allow_import(parser: argparse.ArgumentParser) -> None:
+    """The option without which nothing is imported that a config names from outside (see outside.py)."""
     parser.add_argument(
         "--allow-import",
         action="store_true",
-        help="let `name:` import an env from outside, from the current folder or from PYTHONPATH",
+        help="let a config import an env, an algorithm, a network or callbacks from the current folder or PYTHONPATH",
     )
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size, shown
 from warpdrive.errors import ConfigError
+
+if TYPE_CHECKING:
+    from warpdrive.env import Env
 
 Name = Annotated[
     str,
@@ -76,7 +79,7 @@ class ModelConfig:
     """`policy.<name>.model:` the network."""
 
     type: str = "mlp"
-    """A file of trainers/networks."""
+    """A file of trainers/networks, or "my_package.nets:Net" (own_network.md)."""
     fc_dims: tuple[Count, ...] = (32, 32)
     """Width of each hidden layer, of mlp and gru."""
     shared_trunk: bool = True
@@ -107,7 +110,7 @@ class PolicyConfig:
     """`policy.<name>:` what every algorithm's config begins with."""
 
     algorithm: str = "A2C"
-    """A file of trainers/algorithms."""
+    """A file of trainers/algorithms, or "my_package.reinforce:Reinforce" (own_algorithm.md)."""
     to_train: bool = True
     """false: the policy acts and stays as it is."""
     gamma: Fraction = 0.99
@@ -204,6 +207,16 @@ class Config:
     """By name: `shared` for all agents, or one per group of the env."""
     saving: SavingConfig = field(default_factory=SavingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    callbacks: tuple[str | Mapping[str, Mapping[str, Any]], ...] = ()
+    """What else is called between iterations: "my_package.curriculum:Harder", or {that: its arguments}."""
+
+
+def total_env_steps(config: Config, env: Env) -> int:
+    """Length of a run in env steps, over all envs."""
+    settings = config.trainer
+    if settings.total_timesteps is not None:
+        return settings.total_timesteps
+    return settings.num_episodes * env.episode_length
 
 
 SHARED = "shared"
@@ -236,7 +249,7 @@ SENTENCES = {
 """Other libraries' names that need a sentence."""
 
 
-def hints_for(section: str, known: Mapping[str, list[str]]) -> Hints:
-    """Hints for a section's unknown keys; `known` gives the keys of every section."""
+def hints_for(section: str, known: Mapping[str, list[str]], sentences: Mapping[str, str] | None = None) -> Hints:
+    """Hints for a section's unknown keys; `known` gives the keys of every section, `sentences` more SENTENCES."""
     elsewhere = {key: other for other, keys in known.items() if other != section for key in keys}
-    return Hints(SYNONYMS, SENTENCES, elsewhere)
+    return Hints(SYNONYMS, {**(sentences or {}), **SENTENCES}, elsewhere)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainers.algorithms import ALGORITHMS, find_algorithm
-from trainers.networks import check_network
+from trainers.callbacks import check_callback, parts_of
+from trainers.networks import config_of_network
 from trainers.run.best import metrics_to_go_by
 from trainers.settings.config import (
     SHARED,
+    SYNONYMS,
     Config,
     EvaluationConfig,
     ModelConfig,
@@ -21,6 +23,7 @@ from trainers.settings.config import (
     TrainerConfig,
     hints_for,
 )
+from trainers.settings.outside import check_allowed, is_outside
 from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_section, unknown_key
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
@@ -43,7 +46,8 @@ def read_config(
     Args:
         source: a YAML file, or the mapping that one would hold.
         overrides: (dotted key, YAML value) pairs that replace what the file says.
-        allow_import: whether `name` may import an env from outside, "my_package.soccer:Soccer".
+        allow_import: whether it may name what is imported from outside: an env, "my_package.soccer:Soccer", an
+            algorithm, a network, callbacks.
     Raises:
         ConfigError: every mistake, one a line.
     """
@@ -60,12 +64,12 @@ class _Reader:
         self.top = section
         self.problems = Problems()
         self.allow_import = allow_import
-        policies = [find_algorithm(name)[1] for name in ALGORITHMS]
+        self.configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
         self.known = {
             "trainer": _keys(TrainerConfig),
             "saving": _keys(SavingConfig),
             "evaluation": _keys(EvaluationConfig),
-            "policy.<name>": sorted({key for one in policies for key in _keys(one)}),
+            "policy.<name>": sorted({key for one in self.configs.values() for key in _keys(one)}),
             "policy.<name>.model": _keys(ModelConfig),
         }
 
@@ -78,12 +82,17 @@ class _Reader:
         trainer = self._part("trainer", TrainerConfig)
         saving = self._part("saving", SavingConfig)
         evaluation = self._part("evaluation", EvaluationConfig)
+        callbacks = self._callbacks()
         if env is not None and SHARED in env.groups:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
             self.problems.add(self.top.marks.get("name", ""), "name", message)
         policy = self._policies(env)
         if trainer is not None:
             self._check_trainer(trainer, env)
+        if env is not None:
+            for name, one in policy.items():
+                if one is not None and is_outside(one.model.type) and (name in env.groups or name == SHARED):
+                    self._try_network(name, one, env)
         if trainer is not None and env is not None:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
@@ -91,16 +100,24 @@ class _Reader:
         if None not in (env, saving, evaluation):
             self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
         self.problems.raise_if_any()
-        return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation)
+        return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation, callbacks)
 
     def _part(self, key: str, cls: type) -> Any:
         return self._build(cls, self.top.get(key), key, key, self.top.marks.get(key, ""))
 
-    def _build(self, cls: type, mapping: Any, path: str, section: str, mark: str) -> Any:
+    def _build(
+        self,
+        cls: type,
+        mapping: Any,
+        path: str,
+        section: str,
+        mark: str,
+        sentences: Mapping[str, str] | None = None,
+    ) -> Any:
         if mapping is not None and not isinstance(mapping, Mapping):
             self.problems.add(mark, path, f"expected keys and values, got {shown(mapping)}")
             return None
-        return build(cls, mapping, path=path, hints=hints_for(section, self.known), problems=self.problems)
+        return build(cls, mapping, path=path, hints=hints_for(section, self.known, sentences), problems=self.problems)
 
     def _env(self) -> Env | None:
         """The env with this config, as far as it can be made: its groups and episode length matter here."""
@@ -109,10 +126,8 @@ class _Reader:
             wrong = "is missing: the env's name." if name is None else f"expected the env's name, got {shown(name)}"
             self.problems.add(mark, "name", wrong)
             return None
-        if ":" in name and not self.allow_import:
-            self.problems.add(mark, "name", f"'{name}' imports code from outside. Allow it with --allow-import.")
-            return None
         try:
+            check_allowed(name, self.allow_import)
             default = load_env(name)
         except (ConfigError, EnvError) as error:
             self.problems.add(mark, "name", " ".join(str(error).split()))
@@ -164,20 +179,21 @@ class _Reader:
                 marks.get("algorithm", mark), f"{path}.algorithm", f"expected text, got {shown(algorithm)}"
             )
             return None
-        try:
-            cls = find_algorithm(PolicyConfig.algorithm if algorithm is None else algorithm)[1]
-        except ConfigError as error:
-            self.problems.add(marks.get("algorithm", mark), f"{path}.algorithm", str(error))
+        algorithm = PolicyConfig.algorithm if algorithm is None else algorithm
+        place = marks.get("algorithm", mark)
+        cls = self._found(algorithm, lambda: find_algorithm(algorithm)[1], place, f"{path}.algorithm")
+        model = section.get("model") if isinstance(section, Mapping) else None
+        kind = model.get("type") if isinstance(model, Mapping) else None
+        if isinstance(kind, str):
+            place = getattr(model, "marks", {}).get("type", mark)
+            of_network = self._found(kind, lambda: config_of_network(kind), place, f"{path}.model.type")
+            if cls is not None and of_network not in (None, ModelConfig):
+                cls = _with_model(cls, of_network)
+        if cls is None:
             return None
-        config = self._build(cls, section, path, "policy.<name>", mark)
+        config = self._build(cls, section, path, "policy.<name>", mark, self._keys_of_others(algorithm, cls))
         if config is None:
             return None
-        try:
-            check_network(config.model.type)
-        except ConfigError as error:
-            model = section.get("model")
-            model_marks = model.marks if isinstance(model, Section) else {}
-            self.problems.add(model_marks.get("type", mark), f"{path}.model.type", str(error))
         if config.model.shared_trunk and not config.central_critic:
             message = (
                 "the critic shares its hidden layers with the actor. Set model.shared_trunk: false, or leave this out."
@@ -189,6 +205,41 @@ class _Reader:
                 place = model_marks.get("critic_fc_dims", mark)
                 self.problems.add(place, f"{path}.model.critic_fc_dims", message)
         return config
+
+    def _found(self, name: str, find: Callable[[], type], mark: str, path: str) -> type | None:
+        """What `find` gives, if the name may be imported and is there."""
+        try:
+            check_allowed(name, self.allow_import)
+            return find()
+        except ConfigError as error:
+            self.problems.add(mark, path, str(error))
+            return None
+
+    def _keys_of_others(self, algorithm: str, cls: type) -> dict[str, str]:
+        """What to say of keys that other algorithms have and this one has not, by the names of other libraries, too."""
+        own, found = _keys(cls), {}
+        for key in {*self.known["policy.<name>"]}.difference(own):
+            owners = " and ".join(f"{name}'s" for name, one in self.configs.items() if key in _keys(one))
+            for word in (key, *(word for word, ours in SYNONYMS.items() if ours == key)):
+                what = "unknown key" if word == key else f"unknown key, here '{key}'"
+                found[word] = f"{what}: it is {owners}, and the algorithm is {algorithm}. Leave it out, or change that."
+        return found
+
+    def _callbacks(self) -> tuple[Any, ...]:
+        given, mark = self.top.get("callbacks"), self.top.marks.get("callbacks", self.top.mark)
+        if given is None:
+            return ()
+        if not isinstance(given, list | tuple):
+            message = f"expected a list, such as [\"my_package.curriculum:Harder\"], got {shown(given)}"
+            self.problems.add(mark, "callbacks", message)
+            return ()
+        for i, entry in enumerate(given):
+            try:
+                check_allowed(parts_of(entry)[0], self.allow_import)
+                check_callback(entry)
+            except ConfigError as error:
+                self.problems.add(getattr(entry, "mark", mark) or mark, f"callbacks[{i}]", str(error))
+        return tuple(given)
 
     def _check_coverage(self, names: list[str], env: Env, marks: Mapping[str, str], mark: str) -> None:
         if names == [SHARED]:
@@ -240,6 +291,20 @@ class _Reader:
             )
             self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
 
+    def _try_network(self, name: str, policy: PolicyConfig, env: Env) -> None:
+        """Whether a network from outside can be made for this env, and gives what its policy needs."""
+        import torch
+
+        from trainers.networks.policy import make_policy
+
+        try:
+            make_policy(env, name, policy, torch.Generator().manual_seed(0))
+        except ConfigError as error:
+            model = self.top["policy"][name]["model"]
+            self.problems.add(getattr(model, "marks", {}).get("type", ""), f"policy.{name}.model.type", str(error))
+        except EnvError:
+            pass  # of the env and the policy, not of the network: told where the policy is made
+
     def _check_best_metric(self, saving: SavingConfig, known: list[str]) -> None:
         name = saving.best_metric
         if name is None or name in known:
@@ -290,6 +355,12 @@ def _nearest_divisors(number: int, wanted: int) -> str:
     if above is None and wanted < number:
         above = number
     return " and ".join(str(n) for n in (below, above) if n is not None)
+
+
+def _with_model(cls: type, model: type) -> type:
+    """An algorithm's config whose `model` has the keys of this network."""
+    own = dataclasses.field(default_factory=model)
+    return dataclasses.make_dataclass(cls.__name__, [("model", model, own)], bases=(cls,), frozen=True)
 
 
 def _keys(cls: type) -> list[str]:

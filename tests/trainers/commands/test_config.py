@@ -66,5 +66,5 @@ def test_which_file_must_be_said(words, line, capsys):
 def test_env_from_outside_needs_leave(monkeypatch, capsys):
     monkeypatch.chdir(EXAMPLES)
     assert main(["config", "check", "soccer/soccer.yaml"]) == 2
-    assert "Allow it with --allow-import." in capsys.readouterr().err
+    assert "Allow it with --allow-import (in Python, allow_import=True)." in capsys.readouterr().err
     assert main(["config", "check", "soccer/soccer.yaml", "--allow-import"]) == 0

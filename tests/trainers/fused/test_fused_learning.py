@@ -23,6 +23,7 @@ from fused_cases import (
 
 import trainers.fused.plan
 from trainers.algorithms.a2c import A2CConfig
+from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
 from warpdrive.backends.base import Backend
@@ -181,7 +182,7 @@ def test_steps_are_those_of_torchs_adam(make):
     watch_steps(learner, lambda: gradients.append(learner.fused._gradient.clone()))
     for env_steps in (0, 500, 900):
         adam.param_groups[0]["lr"], adam.param_groups[1]["lr"] = falling.at(env_steps), 0.02
-        learner.update(env_steps)
+        learner.update(Clock(0, env_steps, 0))
         for gradient in gradients[len(lengths) :]:
             start = 0
             for twin in twins.values():

@@ -128,7 +128,8 @@ OTHERS = [
     typed(
         "typed python",
         "name=../../x:Y",
-        line="command line: name: '../../x:Y' imports code from outside. Allow it with --allow-import.",
+        line="command line: name: '../../x:Y' imports code from outside. Allow it with --allow-import (in Python, "
+        "allow_import=True).",
     ),
     typed(
         "imported path",

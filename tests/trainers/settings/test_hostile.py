@@ -160,7 +160,7 @@ def test_config_of_a_run_that_is_resumed_imports_nothing(inside, capfd):
     capfd.readouterr()
     with harmless(inside):
         assert cli.main(["--resume", "runs/a"], command="train") == 2
-    assert "imports code from outside. Allow it with --allow-import." in capfd.readouterr().err
+    assert "imports code from outside. Allow it with --allow-import (in Python" in capfd.readouterr().err
     assert "antigravity" not in sys.modules
 
 

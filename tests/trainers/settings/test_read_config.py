@@ -57,6 +57,13 @@ WRONG = [
     ("lr: 1e-3", "ent_coef: 0", "tag.yaml:10: policy.tagger.ent_coef: unknown key. Did you mean 'entropy_coeff'?"),
     ("lr: 1e-3", "vf_coef: 1", "tag.yaml:10: policy.tagger.vf_coef: unknown key. Did you mean 'vf_loss_coeff'?"),
     ("fc_dims", "hidden_sizes", "tag.yaml:12: policy.tagger.model.hidden_sizes: unknown key. Did you mean 'fc_dims'?"),
+    (
+        "lr: 1e-3",
+        "clip_range: 0.1",
+        "tag.yaml:10: policy.tagger.clip_range: unknown key, here 'clip_param': it is MAPPO's and PPO's, and the "
+        "algorithm is A2C. Leave it out, or change that.",
+    ),
+    ("lr: 1e-3", "num_epochs: 4", "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's and PPO's, and "),
     ("basedir: runs", "save_freq: 2", "tag.yaml:16: saving.save_freq: unknown key. Did you mean 'model_params_"),
     ("lr: 1e-3", "num_envs: 4", "tag.yaml:10: policy.tagger.num_envs: unknown key. Did you mean 'trainer.num_envs'?"),
     ("num_taggers: 3", "num_envs: 3", "tag.yaml:3: env.num_envs: unknown key. Did you mean 'trainer.num_envs'?"),

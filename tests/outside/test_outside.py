@@ -1,0 +1,321 @@
+"""A package outside the project brings an env, an algorithm with an actor, a network and a callback; the commands take
+them, and no file of the project knows of them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from trainers import cli
+from trainers.evaluation import load_policies
+from trainers.fused import plan
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import ConfigError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DOCS = ROOT / "docs"
+CONFIG = yaml.safe_load((HERE / "my_package" / "signs.yaml").read_text())
+
+
+@pytest.fixture(autouse=True)
+def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture(scope="module")
+def warpdrive() -> Callable:
+    """A function that runs a command and gives its exit code; --allow-import brings the package in."""
+
+    def run(*words: object) -> int:
+        return cli.main([*map(str, words), "--allow-import"])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory, warpdrive, device) -> Path:
+    """Of 6 iterations; the callback has raised the pay after the second."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        patch.chdir(HERE)
+        words = ("--config", "my_package/signs.yaml", f"saving.basedir={folder}", f"trainer.device={device}")
+        assert warpdrive("train", *words, "--run-name", "signs", "saving.model_params_save_freq=3") == 0
+    return folder / "signs"
+
+
+def changed(**changes: object) -> dict:
+    """The package's config, with other values at dotted keys that are written with `__`."""
+    config = json.loads(json.dumps(CONFIG))
+    for path, value in changes.items():
+        section = config
+        *parents, key = path.split("__")
+        for parent in parents:
+            section = section[parent]
+        section[key] = value
+    return config
+
+
+# ------------------------------------------------------------------------------------------------- the commands
+
+
+def test_it_learns_and_the_callback_changes_the_env_and_reports(run_folder):
+    reports = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    returns = [one["rollout/reader/ep_rew_mean"] for one in reports]
+    assert [one["curriculum/raised"] for one in reports] == [0, 1, 1, 1, 1, 1]
+    assert returns[0] == pytest.approx(2, abs=0.6) and min(returns[2:]) > 3  # 4 answers by chance, of 1, then of 2
+    assert all(one["train/reader/grad_norm"] > 0 for one in reports)
+
+
+def test_resumed_run_makes_the_same_bits(run_folder, tmp_path, warpdrive):
+    run = shutil.copytree(run_folder, tmp_path / "signs", symlinks=True)
+    assert warpdrive("train", "--resume", run / "checkpoints" / "step_000000000768") == 0
+    manifests = [json.loads((one / "checkpoints" / "last" / "manifest.json").read_text()) for one in (run_folder, run)]
+    assert manifests[0]["files"] == manifests[1]["files"] and manifests[0]["progress"] == manifests[1]["progress"]
+    assert manifests[0]["progress"]["callbacks"] == {"my_package.curriculum:Harder": 1}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "--device", "cpu", "--episodes", 5, "--json"),
+        ("play", "--device", "cpu", "--episodes", 5, "--greedy"),
+        ("render", "--device", "cpu", "--stochastic"),
+        ("export", "--format", "torch"),
+        ("plot",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_take_the_run_if_imports_are_allowed(run_folder, warpdrive, capsys, words):
+    command, *options = words
+    refused = cli.main([command, str(run_folder), *map(str, options)])
+    if command == "plot":  # reads a config without importing what it names
+        assert refused == 0
+        return
+    errors = capsys.readouterr().err
+    assert refused == 2
+    for key in ("name", "policy.reader.algorithm", "policy.reader.model.type", r"callbacks\[0\]"):
+        assert re.search(rf"config.resolved.yaml:\d+: {key}: '[\w.]+:\w+' imports code from outside\. Allow it", errors)
+    assert warpdrive(command, run_folder, *options) == 0
+
+
+STOPS = """
+from pathlib import Path
+from trainers.callbacks import Callback
+
+class Stops(Callback):
+    def on_iteration(self, trainer):
+        if (trainer.iteration, trainer.world.rank) == (2, 1):
+            trainer.stop()
+    def on_report(self, trainer, metrics):
+        Path(f"report_{trainer.world.rank}").write_text(str(metrics["time/fps"]))
+    def on_checkpoint(self, trainer, place):
+        Path(f"saved_{trainer.world.rank}").touch()
+"""
+
+
+@pytest.mark.alone
+def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
+    """The second stops after 2 of 6 iterations; the metrics are the first one's; the first alone has a checkpoint."""
+    (tmp_path / "stops.py").write_text(STOPS)
+    path = os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))
+    words = ["--config", HERE / "my_package" / "signs.yaml", "--allow-import", "--run-name", "a", "--device", "cpu"]
+    command = [sys.executable, "-m", "warpdrive", "train", *words, "trainer.num_gpus=2", "callbacks=[stops:Stops]"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "stopped by a callback after 512 env steps" in done.stdout
+    assert len((tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "report_0").read_text() == (tmp_path / "report_1").read_text()
+    assert [path.name for path in tmp_path.glob("saved_*")] == ["saved_0"]
+
+
+def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):
+    monkeypatch.chdir(HERE)
+    assert warpdrive("config", "check", "my_package/signs.yaml") == 0
+    assert warpdrive("config", "show", "my_package/signs.yaml") == 0
+    shown = yaml.safe_load(capsys.readouterr().out.partition("ok\n")[2])
+    assert shown["callbacks"] == CONFIG["callbacks"]
+    assert shown["policy"]["reader"]["model"]["channels"] == 3 and shown["policy"]["reader"]["baseline"] is True
+
+
+def test_policies_are_loaded_in_python_as_they_were_saved(run_folder):
+    with pytest.raises(ConfigError, match=r"in Python, allow_import=True"):
+        load_policies(run_folder)
+    env, policies = load_policies(run_folder, allow_import=True)
+    assert env.name == "signs" and type(policies["reader"].network).__name__ == "Cnn"
+
+
+def test_the_page_on_runs_scores_such_a_run(run_folder, device):
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "runs.md").read_text(), re.DOTALL | re.MULTILINE)
+    exec(next(block for block in blocks if "def score_of" in block), program := {})
+    assert program["score_of"](run_folder, num_episodes=20).mean_of("reader") > 2  # the callback's pay is not here
+
+
+@pytest.mark.parametrize(
+    ("page", "file"), [("own_algorithm", "reinforce"), ("own_network", "nets"), ("callbacks", "curriculum")]
+)
+def test_pages_show_the_package_as_it_is(page, file):
+    assert f"```python\n{(HERE / 'my_package' / file).with_suffix('.py').read_text()}```" in (
+        DOCS / f"{page}.md"
+    ).read_text()
+
+
+def test_the_package_imports_nothing_private():
+    for file in (HERE / "my_package").glob("*.py"):
+        imports = [one for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, ast.ImportFrom)]
+        words = [word for one in imports for word in [*one.module.split("."), *(alias.name for alias in one.names)]]
+        assert not [word for word in words if word.startswith("_")]
+
+
+# ------------------------------------------------------------------------------------------------- what it computes
+
+
+def test_returns_end_with_episodes_and_the_loss_weighs_log_probabilities_by_them():
+    """Rewards 1, 2 | 4, the bar being an episode's end, half of what comes next: 1 + 2 / 2, 2 and 4."""
+    from my_package.reinforce import reinforce_loss, returns_to_go
+
+    reward, ended = torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1), torch.tensor([False, True, False]).view(3, 1)
+    returns_to_go(reward, ended, 0.5, into := torch.zeros(3, 1, 1))
+    assert into.flatten().tolist() == [2.0, 2.0, 4.0]
+    assert reinforce_loss(torch.tensor([-0.5, -1.0, 0.0]), into.flatten()).tolist() == [1.0, 2.0, 0.0]
+
+
+def test_two_armed_bandit_is_learned(tmp_path, device):
+    """With gamma 0 each step is a bandit of two arms, and the picture says which of them pays."""
+    changes = {"trainer__device": device, "trainer__total_timesteps": 10_240, "callbacks": []}
+    trainer = Trainer(read_config(changed(saving={"basedir": str(tmp_path), "metrics_log_freq": 40}, **changes)))
+    trainer.train()
+    assert trainer.run.metrics[-1]["rollout/ep_rew_mean"] > 3  # over the whole run; 2 by chance, 4 at most
+    assert trainer.rollout.reward.mean().item() > 0.95
+
+
+VARIANTS = """
+from trainers.algorithms.ppo import PPO
+
+class Variant(PPO):
+    def learn(self):
+        return {**super().learn(), "is_variant": 1.0}
+
+class SameLoss(PPO):
+    loss_of_kernels = PPO.loss_of_kernels
+"""
+
+
+@pytest.mark.parametrize(("name", "path"), [("Variant", "torch"), ("SameLoss", "fused")])
+def test_fused_kernels_do_not_stand_in_for_a_variant_that_does_not_ask_for_them(tmp_path, monkeypatch, name, path):
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "variants.py").write_text(VARIANTS)
+    policy = {"shared": {"algorithm": f"variants:{name}", "num_epochs": 1}}
+    sizes = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80, "device": "cpu", "precision": "bf16"}
+    saving = {"basedir": str(tmp_path)}
+    trainer = Trainer(read_config({"name": "cartpole", "trainer": sizes, "policy": policy, "saving": saving}))
+    group, algorithm = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
+    assert (group.actor.path, algorithm.path) == (path, path)
+    assert ("is_variant" in trainer.iterate()["shared"]) == (name == "Variant")
+    sys.modules.pop("variants")
+
+
+def test_weights_are_the_same_for_the_same_seed_and_others_for_another(tmp_path):
+    def weights(seed: int) -> torch.Tensor:
+        config = changed(saving={"basedir": str(tmp_path)}, trainer__seed=seed, callbacks=[])
+        return Trainer(read_config(config)).policies["reader"].network.body[0].weight
+
+    torch.rand(1)  # whoever has drawn before
+    first, same, other = weights(1), weights(1), weights(2)
+    assert torch.equal(first, same) and not torch.equal(first, other)
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+BROKEN = '''
+import torch
+from torch import nn
+from trainers.algorithms.algorithm import Algorithm
+from trainers.callbacks import Callback
+from my_package.nets import Cnn
+
+class Headless(Cnn):
+    def forward(self, observation, critic_input=None): return {}
+
+class Wide(Cnn):
+    def forward(self, observation, critic_input=None): return {"policy": torch.zeros(2, 3)}
+
+class Fails(Cnn):
+    def forward(self, observation, critic_input=None): return observation["picture"]
+
+class NoActor(Algorithm):
+    def phases(self): return {}
+
+class BadConfig(Algorithm):
+    phases = actor = None
+BadConfigConfig = dict
+
+class Picky(Callback):
+    def __init__(self, start):
+        if start < 0: raise ValueError(f"start must be at least 0, got {start}")
+'''
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "line"),
+    [
+        ("algorithm", "my_package.reinforc:A", "algorithm 'my_package.reinforc:A': No module named"),
+        ("algorithm", "my_package.reinforce:Renforce", "has no class 'Renforce'. Did you mean 'Reinforce'?"),
+        ("algorithm", "my_package.nets:Cnn", "is no Algorithm. Derive it from trainers.algorithms.algorithm.Algorithm"),
+        ("algorithm", "my_package:", "expected a module and a class of it with one colon between"),
+        ("algorithm", "broken:NoActor", "has no `actor`, which says who plays. See docs/own_algorithm.md."),
+        ("algorithm", "broken:BadConfig", "broken:BadConfigConfig must be a frozen dataclass that derives from "),
+        ("algorithm", "unreadable:A", "importing unreadable failed: SyntaxError: "),
+        ("algorithm", "lacking:A", "importing lacking failed: ModuleNotFoundError: No module named 'not_installed'"),
+        ("model.type", "my_package.reinforce:Reinforce", "is no Module. Derive it from torch.nn"),
+        ("model.type", "broken:Headless", "'broken:Headless': gave nothing as 'policy' for two rows, expected "),
+        ("model.type", "broken:Wide", "gave [2, 3] as 'policy' for two rows, expected [2, 2]."),
+        ("model.type", "broken:Fails", "failed on two rows of zeros: KeyError: 'picture'"),
+        ("callbacks", "my_package.nets:Cnn", "callbacks[0]: callback 'my_package.nets:Cnn': is no Callback."),
+        ("callbacks", {"broken:Picky": {"begin": 3}}, "missing a required argument: 'start'. It takes start."),
+        ("callbacks", {"a:B": 1, "c:D": 2}, 'callbacks[0]: expected "my_package.curriculum:Harder", or {'),
+    ],
+)
+def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(tmp_path, monkeypatch, key, name, line):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "unreadable.py").write_text("class A(\n")
+    (tmp_path / "lacking.py").write_text("import not_installed\n")
+    config = changed(policy__reader__baseline=True, callbacks=[name] if key == "callbacks" else [])
+    reader = config["policy"]["reader"]
+    if key == "algorithm":
+        reader.pop("baseline")
+        reader["algorithm"] = name
+    elif key == "model.type":
+        reader["model"]["type"] = name
+        reader["model"].pop("channels")
+    with pytest.raises(ConfigError) as caught:
+        read_config(config)
+    (told,) = str(caught.value).splitlines()
+    place = "callbacks[0]" if key == "callbacks" else f"policy.reader.{key}"
+    assert told.startswith(f"{place}: ") and line in told
+    sys.modules.pop("broken", None)
+
+
+def test_a_callback_that_cannot_be_made_says_why(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    config = read_config(changed(callbacks=[{"broken:Picky": {"start": -1}}], saving={"basedir": str(tmp_path)}))
+    with pytest.raises(ConfigError, match="callback 'broken:Picky': start must be at least 0, got -1"):
+        Trainer(config)
+    sys.modules.pop("broken", None)

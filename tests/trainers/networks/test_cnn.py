@@ -1,0 +1,82 @@
+"""Convolutions: their shapes, what they see, and that an image reaches them as the env made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from trainers.networks.cnn import CNN
+from trainers.networks.features import Inputs
+from trainers.settings.config import ModelConfig
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import ConfigError
+
+HEADS = {"policy": 3, "value": 1}
+
+
+def make(seen: dict[str, spaces.Box], heads: dict[str, int] = HEADS, **model: Any) -> CNN:
+    generator = torch.Generator().manual_seed(1)
+    return CNN(ModelConfig(type="cnn", **model), Inputs(0, None, seen), heads, generator)
+
+
+def test_shapes_are_those_of_the_papers():
+    found = make({"": spaces.Box(0, 255, (10, 10, 4), np.uint8)})
+    assert [tuple(p.shape) for p in found.encoder.parameters()] == [(16, 4, 3, 3), (16,), (128, 16 * 8 * 8), (128,)]
+    nature = make({"": spaces.Box(0, 255, (84, 84, 4), np.uint8)}, {"q": 6}, conv="nature").encoder
+    shapes = [tuple(p.shape) for p in nature.parameters() if p.dim() > 1]
+    assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)]
+
+
+def test_an_image_is_scaled_by_its_bounds_and_read_row_by_row():
+    """A convolution of ones over 3 x 3 of an image of 50 to 150, whose middle cell is 150: 1 where it is seen."""
+    network = make({"": spaces.Box(50, 150, (3, 3), np.uint8)}, dense_dim=1)
+    with torch.no_grad():
+        for parameter in network.encoder.parameters():
+            parameter.fill_(1.0 if parameter.dim() > 1 else 0.0)
+    image = torch.full((2, 3, 3), 50, dtype=torch.uint8)
+    image[1, 1, 1] = 150
+    assert network.encoder({"": image}).tolist() == [[0.0], [16.0]]  # of 16 channels
+    assert {name: tuple(one.shape) for name, one in network({"": image}).items()} == {"policy": (2, 3), "value": (2, 1)}
+
+
+def test_what_is_no_image_goes_in_beside_it_and_a_critic_may_have_eyes_of_its_own():
+    seen = {"": spaces.Box(0, 1, (4, 4, 2), np.bool_), "speed": spaces.Box(-9, 9, (5,), np.float32)}
+    network = make(seen, shared_trunk=False, dense_dim=7)
+    assert network.encoder.dense.weight.shape == network.critic_encoder.dense.weight.shape == (7, 16 * 2 * 2 + 5)
+    observation = {"": torch.ones(3, 4, 4, 2, dtype=torch.bool), "speed": torch.zeros(3, 5)}
+    before = network(observation)["value"]
+    observation["speed"] += 1.0
+    assert not torch.equal(network(observation)["value"], before)
+
+
+def test_an_image_that_is_too_small_is_told():
+    with pytest.raises(ConfigError, match=r"^an image \[20, 20\] is too small for .* one of 3 x 3 meets 1 x 1"):
+        make({"": spaces.Box(0, 1, (20, 20), np.float32)}, conv="nature")
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_images_reach_the_network_as_bytes_and_are_learned_from(tmp_path, device, algorithm, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+    from corners_env import KERNEL
+
+    (tmp_path / "corners.cu").write_text(KERNEL)
+    policy = {"algorithm": algorithm, "lr": 3e-3, "gamma": 0.0, "model": {"type": "cnn", "dense_dim": 16}}
+    if algorithm == "DQN":
+        policy |= {"epsilon": 0.02, "learning_starts": 100, "buffer_size": 2000, "batch_size": 64, "replay_ratio": 0.1}
+    config = {
+        "name": "corners_env:Corners",
+        "env": {"folder": str(tmp_path)},
+        "trainer": {"num_envs": 16, "train_batch_size": 128, "total_timesteps": 128 * 40, "device": device},
+        "policy": {"agent": policy},
+        "saving": {"basedir": str(tmp_path)},
+    }
+    trainer = Trainer(read_config(config))
+    assert trainer.rollout.data["observation_image"].dtype == torch.uint8
+    trainer.train()
+    assert trainer.rollout.reward.mean() > 0.9  # a quarter by chance

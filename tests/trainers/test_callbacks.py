@@ -1,0 +1,145 @@
+"""Callbacks are called between iterations, may add metrics, stop the run, and remember over a resume."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trainers.callbacks import Callback, Callbacks
+from trainers.errors import CallbackError
+from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError, ConfigError
+
+
+class Witness(Callback):
+    """Notes what it is called for; after iteration `last` it stops the run."""
+
+    def __init__(self, last: int | None = None, metric: str = "my/count") -> None:
+        self.last = last
+        self.metric = metric
+        self.calls: list[tuple] = []
+        self.counted = 0
+
+    def on_iteration(self, trainer):
+        self.counted += 1
+        self.calls.append(("iteration", trainer.iteration))
+        if trainer.iteration == self.last:
+            trainer.stop()
+
+    def on_report(self, trainer, metrics):
+        self.calls.append(("report", metrics["time/iterations"]))
+        return {self.metric: self.counted}
+
+    def on_checkpoint(self, trainer, place):
+        self.calls.append(("checkpoint", place.name))
+
+    def state(self):
+        return {"counted": self.counted}
+
+    def restore(self, state):
+        self.counted = state["counted"]
+
+
+def reports(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def run_with(tiny):
+    """A function that trains 3 iterations of 60 env steps, a report each, with these callbacks."""
+
+    def run(*callbacks: Callback, **changes) -> Trainer:
+        trainer = Trainer(tiny(**changes), callbacks=callbacks)
+        trainer.train()
+        return trainer
+
+    return run
+
+
+def test_hooks_are_called_after_each_iteration_then_its_report_then_its_checkpoint(run_with):
+    witness = Witness()
+    trainer = run_with(witness, saving={"basedir": "runs", "metrics_log_freq": 2, "model_params_save_freq": 2})
+    assert witness.calls == [
+        ("iteration", 1),
+        ("iteration", 2), ("report", 2), ("checkpoint", "step_000000000120"),
+        ("iteration", 3), ("report", 3), ("checkpoint", "step_000000000180"),
+    ]  # fmt: skip
+    assert [one["my/count"] for one in reports(trainer.run.path)] == [2, 3]
+
+
+@pytest.mark.parametrize("stop_in", ["on_iteration", "on_report"])
+def test_a_stopped_run_ends_with_a_report_and_a_checkpoint_and_goes_on_when_resumed(run_with, tiny, stop_in):
+    class Stops(Callback):
+        pass
+
+    setattr(Stops, stop_in, lambda self, trainer, *_: trainer.stop() if trainer.iteration == 2 else None)
+    trainer = run_with(Stops())
+    assert trainer.iteration == 2 and len(reports(trainer.run.path)) == 2
+    assert (trainer.run.checkpoints / "last").readlink().name == "step_000000000120"
+    assert "stopped by a callback after 120 env steps" in (trainer.run.path / "log.txt").read_text()
+    resumed = Trainer(tiny(), resume=trainer.run.path)
+    resumed.train()
+    assert resumed.iteration == 3
+
+
+def test_what_callbacks_remember_is_resumed_and_nothing_of_the_run_differs(run_with, tiny):
+    whole = run_with(Witness(), Witness(metric="more"))
+    stopped = run_with(Witness(last=2), Witness(metric="more"))
+    first, second = Witness(), Witness(metric="more")
+    resumed = Trainer(tiny(), resume=stopped.run.path, callbacks=[first, second])
+    assert (first.counted, second.counted) == (2, 2)
+    resumed.train()
+    assert (first.counted, second.counted) == (3, 3)
+    manifests = [one.run.checkpoints / "last" / "manifest.json" for one in (whole, resumed)]
+    a, b = (json.loads(path.read_text()) for path in manifests)
+    assert a["progress"] == b["progress"] and a["files"] == b["files"]  # SHA-256 of each
+
+
+def test_a_run_is_not_resumed_without_the_callback_that_remembers(run_with, tiny):
+    run = run_with(Witness(last=2)).run.path
+    before = sorted(path.name for path in run.rglob("*"))
+    with pytest.raises(CheckpointError, match=r"callback \S*:Witness was part of the run that was saved.*callbacks="):
+        Trainer(tiny(), resume=run)
+    assert sorted(path.name for path in run.rglob("*")) == before
+
+
+def test_runs_with_and_without_callbacks_are_the_same_bits(run_with):
+    plain, watched = run_with().run.checkpoints, run_with(Callback()).run.checkpoints
+    assert (plain / "last" / "manifest.json").read_bytes() == (watched / "last" / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        ({"time/fps": 1.0}, "the report has 'time/fps' already. Call it otherwise."),
+        ({"my/metric": "1"}, "'my/metric' is a str, not a number."),
+        ({"my metric": 1}, "'my metric' is no metric's name. Call it as my/metric."),
+        ([1], "on_report gave [1]. Give metrics by name, or None."),
+    ],
+)
+def test_metrics_that_no_report_can_take_are_refused(run_with, more, wrong):
+    class Reports(Callback):
+        def on_report(self, trainer, metrics):
+            return more
+
+    with pytest.raises(CallbackError, match=re.escape(f":Reports: {wrong}".split(":", 1)[1])):
+        run_with(Reports())
+
+
+def test_errors_name_the_callback_and_the_hook(run_with):
+    class Fails(Callback):
+        def on_iteration(self, trainer):
+            return {}["wind"]
+
+        def state(self):
+            return {1, 2}
+
+    with pytest.raises(CallbackError, match=r"callback \S*:\S*Fails: on_iteration: KeyError: 'wind'"):
+        run_with(Fails())
+    with pytest.raises(CallbackError, match="its state is nothing that JSON takes: Object of type set"):
+        Callbacks(objects=[Fails()]).progress()
+    with pytest.raises(ConfigError, match=r"callbacks: 3 is no trainers\.callbacks\.Callback"):
+        Callbacks(objects=[3])
