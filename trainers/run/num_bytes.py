@@ -26,7 +26,12 @@ def bytes_of(module: nn.Module, buffers: bool = True) -> int:
 
 def runnable(module: Module) -> Module:
     """A copy with memory, whose numbers mean nothing, to be counted."""
-    return copy.deepcopy(module).to_empty(device="cpu")
+    # (Module.to_empty would load sympy and more: two seconds.)
+    into: dict[int, Any] = {
+        id(one): nn.Parameter(torch.empty(one.shape, dtype=one.dtype), one.requires_grad) for one in module.parameters()
+    }
+    into |= {id(one): torch.empty(one.shape, dtype=one.dtype) for one in module.buffers()}
+    return copy.deepcopy(module, into)
 
 
 class Counted(TorchDispatchMode):
