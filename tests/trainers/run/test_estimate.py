@@ -65,6 +65,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 GRU = {"type": "gru", "fc_dims": [16], "memory_size": 16, "shared_trunk": False, "sequence_length": 5}
 NORMS = {"normalize_observation": True, "normalize_return": True, "normalize_reward": True}
+DQN = {"algorithm": "DQN", "buffer_size": 10_000, "learning_starts": 0, "replay_ratio": 0.001}
 CASES = {
     "A2C": ("tag_gridworld", 100, {"shared": {}}),
     "two policies": (
@@ -79,19 +80,29 @@ CASES = {
     "gaussian": ("pendulum", 300, {"shared": NORMS}),
     "central critic": ("simple_spread", 100, {"shared": {"algorithm": "MAPPO"}}),
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
+    "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096}}),
+    "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
+    "cnn": ("corners_env:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
     monkeypatch.setitem(on_policy.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
-    config = config_of(tmp_path, *CASES[case])
+    name, num_envs, policy, *env = CASES[case]
+    if case == "cnn":
+        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+        from corners_env import KERNEL
+
+        (tmp_path / "corners.cu").write_text(KERNEL)
+        env = [{"folder": str(tmp_path)}]
+    config = config_of(tmp_path, name, num_envs, policy, *env)
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
     trainer.iterate()  # an optimiser remembers nothing before
     held = held_since(before)
     works = [peak_bytes(trainer._play)]
-    works += [peak_bytes(lambda one=one: one.update()) for one in trainer.algorithms.values()]
+    works += [peak_bytes(phase) for one in trainer.algorithms.values() for phase in one.phases().values()]
     work = found.num_bytes["work of an update"]
     assert found.total - work == pytest.approx(held, rel=0.01)
     assert work == pytest.approx(max(works), rel=0.1)
