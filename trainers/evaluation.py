@@ -15,16 +15,15 @@ from trainers.errors import MemoryShortError
 from trainers.experience.rollout import Rollout
 from trainers.networks.policy import Policy, make_policy
 from trainers.run import checkpoint
+from trainers.run.estimate import actors_of, of_rollout, printed_size
 from trainers.run.free_memory import free_bytes
-from trainers.run.memory import of_rollout, printed_size
-from trainers.settings.config import SHARED, Config, EvaluationConfig, SavingConfig, TrainerConfig
+from trainers.settings.config import SHARED
 from trainers.settings.read_config import read_config
 from warpdrive.backends.base import Backend
 from warpdrive.drawing import arrays_to_draw
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import Layout
 from warpdrive.recorder import EpisodeRecorder
 
 NUM_STEPS = 25
@@ -173,10 +172,8 @@ def _check_memory(
     device: torch.device,
 ) -> None:
     """Raises MemoryShortError where an evaluation cannot fit: the kernel would end the process without a word."""
-    policy = {name: one.config for name, one in policies.items()}
-    config = Config(env.name, {}, TrainerConfig(), policy, SavingConfig(), EvaluationConfig())
-    layout = Layout(env.groups, env.global_state_space)
-    needed = of_rollout(config, env, layout, num_episodes, num_steps, device.type, max_truncations=1).total
+    actors = actors_of(env, {name: one.config for name, one in policies.items()}, device.type)
+    needed = of_rollout(env, actors, num_episodes, num_steps, num_truncations=1).total
     if num_recorded:
         arrays = env.arrays()
         frame = sum(np.asarray(arrays[name]).nbytes for name in arrays_to_draw(env))

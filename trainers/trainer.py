@@ -18,7 +18,7 @@ from trainers.algorithms.algorithm import Algorithm, Clock
 from trainers.callbacks import Callback, Callbacks
 from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
-from trainers.experience.rollout import Rollout
+from trainers.experience.rollout import Rollout, max_truncations
 from trainers.experience.spec import spec_of
 from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
@@ -33,8 +33,8 @@ from trainers.report.timing import Timing
 from trainers.run import checkpoint
 from trainers.run.best import latest_figure
 from trainers.run.crash import dumps_crash
+from trainers.run.estimate import check_memory, explains_shortage
 from trainers.run.generators import generator_states, prepare_generators, seed_everything
-from trainers.run.memory import check_memory, explains_shortage
 from trainers.run.run_folder import RunFolder
 from trainers.run.stop import Stopped, StopSignals, signal_name
 from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name, total_env_steps
@@ -434,13 +434,6 @@ def make_backend(settings: TrainerConfig) -> Backend:
     if world().size > 1 and driver == "auto" and BindingsDriver.is_installed():
         driver = "bindings"  # PyCUDA's launches keep Python from ending a rank whose device waits for a dead one
     return choose_backend(env_backend, device_of(settings), driver=driver)
-
-
-def max_truncations(env: Env, num_steps: int) -> int:
-    """How often one env can be truncated in a rollout of `num_steps`."""
-    if env.episode_length is None:
-        return num_steps
-    return math.ceil(num_steps / env.episode_length)  # truncations are an episode length apart
 
 
 def _agents_of_groups(env: Env) -> dict[str, range]:

@@ -297,19 +297,7 @@ class EnvWrapper:
         for name, array in own.items():
             array = np.asarray(array)
             data.push(name, np.broadcast_to(array, (num_envs, *array.shape)))
-        needed = [
-            ("reward", (num_envs, num_agents), np.float32),
-            ("terminated", (num_envs,), np.bool_),
-            ("truncated", (num_envs,), np.bool_),
-            ("env_step", (num_envs,), np.int32),
-            ("num_truncated", (num_envs,), np.int32),
-        ]
-        for array in self.layout.actions.values():
-            needed.append((array.name, (num_envs, array.num_agents, *array.shape), array.dtype))
-        for name, (shape, dtype) in self.layout.kept.items():
-            needed.append((name, (num_envs, *shape), dtype))
-            needed.append((FINAL + name, (num_kept, num_envs, *shape), dtype))
-        for name, shape, dtype in needed:
+        for name, (shape, dtype) in self.layout.needed(num_envs, num_agents, num_kept).items():
             if name not in own:
                 data.push(name, np.zeros(shape, dtype))
             elif tuple(data[name].shape) != shape or data.pull(name).dtype != dtype:

@@ -79,6 +79,24 @@ class Layout:
                 raise EnvError(f"global_state_space is a {kind}. Use a Box, [feature] float32.")
             self.kept[GLOBAL_STATE] = (global_state_space.shape, np.dtype(global_state_space.dtype))
 
+    def needed(
+        self, num_envs: int, num_agents: int, num_kept: int
+    ) -> dict[str, tuple[tuple[int, ...], np.dtype | type]]:
+        """Shape and dtype of the arrays that envs have besides their own, of whose truncations `num_kept` are kept."""
+        found = {
+            "reward": ((num_envs, num_agents), np.float32),
+            "terminated": ((num_envs,), np.bool_),
+            "truncated": ((num_envs,), np.bool_),
+            "env_step": ((num_envs,), np.int32),
+            "num_truncated": ((num_envs,), np.int32),
+        }
+        for array in self.actions.values():
+            found[array.name] = ((num_envs, array.num_agents, *array.shape), array.dtype)
+        for name, (shape, dtype) in self.kept.items():
+            found[name] = ((num_envs, *shape), dtype)
+            found[FINAL + name] = ((num_kept, num_envs, *shape), dtype)
+        return found
+
     @staticmethod
     def _place(
         arrays: dict[str, AgentArray], words: list[str], group: Group, num_agents: int, shape: tuple, dtype: np.dtype

@@ -11,7 +11,10 @@ import torch
 from trainers.algorithms import find_algorithm
 from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec, spec_of
-from trainers.networks.policy import Policy
+from trainers.fused.plan import Limits
+from trainers.networks.features import central_features
+from trainers.networks.policy import Policy, features_of
+from trainers.run.num_bytes import NUM_ROWS, WORK, Counted, runnable
 from warpdrive.env_wrapper import EnvWrapper
 
 if TYPE_CHECKING:
@@ -22,9 +25,11 @@ Call = Callable[[], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """What actors play on."""
+    """What actors play on; the envs come with `attach`."""
 
-    env: EnvWrapper
+    device: torch.device
+    limits: Limits
+    """Of fused kernels on it."""
     precision: str = "fp32"
     """Of the networks (`trainer.precision`)."""
     greedy: Collection[str] = ()
@@ -51,6 +56,8 @@ class Actor:
         self.policy = policy
         self.spec = spec
         self.stage = stage
+        self.features = features_of(spec, policy)
+        self.central = central_features(spec.layout, spec.num_agents) if policy.has_central_critic else None
         self.group: GroupRollout | None = None
 
     @property
@@ -65,6 +72,11 @@ class Actor:
     def attach(self, group: GroupRollout) -> None:
         """Its tensors are there; what it needs besides can be allocated."""
         self.group = group
+
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        """What it takes besides its fields, by what holds it; under WORK what it has only while it plays. Told before
+        `attach`."""
+        return {}
 
     def begin(self) -> None:
         """Parameters may have been restored."""
@@ -99,7 +111,7 @@ def make_actors(
         policies: by group of the env, or one for all agents under another name.
         precision, greedy: see Stage.
     """
-    stage = Stage(env, precision, greedy)
+    stage = Stage(env.device, Limits.of(env.backend), precision, greedy)
     return {
         name: find_algorithm(policy.config.algorithm)[0].actor(policy, spec_of(env.env, name), stage)
         for name, policy in policies.items()
@@ -119,6 +131,26 @@ def value_fields() -> list[Field]:
         Field("log_prob", is_watched=True),
         Field("final_value", of="truncation"),
     ]
+
+
+def bytes_of_pass(actor: Actor, num_envs: int) -> dict[str, int]:
+    """What `Policy.prepare_act` and what it reads take in a step; see Actor.num_bytes."""
+    policy, rows = runnable(actor.policy), num_envs * actor.spec.num_agents
+    num_features = 0 if actor.central is None else actor.central.num_features
+    observation, outputs = actor.features.zeros(NUM_ROWS), torch.empty(NUM_ROWS, policy.head.num_outputs)
+    critic_input = torch.zeros(NUM_ROWS, num_features) if num_features else None
+    value = torch.empty(NUM_ROWS) if "value" in policy.network.heads else None
+    memory = torch.zeros(NUM_ROWS, policy.memory_size) if policy.memory_size else None
+    with torch.no_grad(), Counted() as counted:
+        act = policy.prepare_act(observation, critic_input, outputs, value, memory)
+        hidden = counted.now
+        act()
+    return {
+        "rows": num_envs * actor.features.bytes_of_copies(),
+        "critic_rows": 4 * rows * num_features,
+        "hidden layers": rows * hidden,
+        WORK: rows * (counted.most - hidden),
+    }
 
 
 def prepare_copy(into: torch.Tensor, values: torch.Tensor) -> Call:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage
+from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
 from trainers.networks.policy import Policy
+from trainers.run.num_bytes import NUM_ROWS, WORK, Counted
 from warpdrive.config import value_at
 from warpdrive.sampler import Sampler
 
@@ -29,15 +30,25 @@ class EpsilonGreedyActor(Actor):
 
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage) -> None:
         super().__init__(policy, spec, stage)
-        self.epsilon = torch.full((1,), float(value_at(policy.config.epsilon, 1e30)), device=stage.env.device)
+        self.epsilon = torch.full((1,), float(value_at(policy.config.epsilon, 1e30)), device=stage.device)
         self._buffers: dict[str, torch.Tensor] = {}
 
     def fields(self, num_steps: int) -> list[Field]:
         return [Field("q_value", is_watched=True)]
 
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        rows, (size,) = num_envs * self.spec.num_agents, self.policy.head.head_sizes
+        q = torch.zeros(NUM_ROWS, size)
+        mask = None if self.spec.mask is None else q.bool()
+        with Counted() as counted:
+            epsilon_greedy_logits(allowed_values(q, mask), mask, torch.zeros(1))
+        of_pass = bytes_of_pass(self, num_envs)
+        work = max(of_pass[WORK], rows * counted.most)
+        return of_pass | {"q and logits": 4 * rows * (2 * size + 2) + 4, WORK: work}
+
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
-        env, rollout = self.stage.env, group.rollout
+        rollout, env = group.rollout, group.rollout.env
         rows = (rollout.num_envs, self.spec.num_agents)
         (size,) = self.policy.head.head_sizes
         self._q, self._logits = (rollout.reward.new_zeros(*rows, size) for _ in range(2))
@@ -49,7 +60,7 @@ class EpsilonGreedyActor(Actor):
 
     def prepare_step(self, t: int) -> list[Call]:
         group, name = self.group, self.spec.name
-        rows, calls = group.features.prepare_step(group.rollout.seen(t), self._buffer)
+        rows, calls = self.features.prepare_step(group.rollout.seen(t), self._buffer)
         mask, q_value, action = None if group.mask is None else group.mask[t], group.q_value[t], group.action_array[t]
         calls.append(self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None))
         is_greedy = name in self.stage.greedy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage, prepare_copy, value_fields
+from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, prepare_copy, value_fields
 from trainers.algorithms import why_no_kernels
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
@@ -55,6 +55,11 @@ class SampledActor(Actor):
             fields.append(Field("final_memory", (size,), of="truncation"))
         return fields
 
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        rows, head = num_envs * self.spec.num_agents, self.policy.head
+        own = {"outputs": 4 * rows * (head.num_outputs + 1), "memory of the envs": 4 * rows * self.policy.memory_size}
+        return own | bytes_of_pass(self, num_envs)
+
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
         rollout, head = group.rollout, self.policy.head
@@ -71,7 +76,7 @@ class SampledActor(Actor):
         self._sampler = self._make_sampler(rollout.num_envs, num_columns, first)
 
     def _make_sampler(self, num_envs: int, num_columns: int, first_column: int) -> Sampler:
-        env, sizes = self.stage.env, self.policy.head.head_sizes
+        env, sizes = self.group.rollout.env, self.policy.head.head_sizes
         return Sampler(
             env.data, num_envs, self.spec.agents, num_columns, sizes, env.backend, first_column=first_column
         )
@@ -130,13 +135,13 @@ class SampledActor(Actor):
         memory: torch.Tensor | None,
     ) -> list[Call]:
         group, num_rows = self.group, value.numel()
-        rows, calls = group.features.prepare_step(arrays, self._buffer)
+        rows, calls = self.features.prepare_step(arrays, self._buffer)
         critic_rows = None
-        if group.central is not None:
+        if self.central is not None:
             active = None
             if group.rollout.active is not None and t is not None:
                 active = group.rollout.active[t, :, group.agents.start : group.agents.stop]
-            central = group.central
+            central = self.central
             shaped = self._buffer("critic_rows", value.new_empty(*value.shape, central.num_features))
             critic_rows = shaped.view(num_rows, -1)
             calls.append(lambda: shaped.copy_(central.of_step(arrays, active)))
@@ -165,7 +170,7 @@ class GaussianActor(SampledActor):
         return [*super().fields(num_steps), Field("action", (self.policy.head.num_outputs,))]
 
     def _make_sampler(self, num_envs: int, num_columns: int, first_column: int) -> GaussianSampler:
-        env, space = self.stage.env, self.policy.head.space
+        env, space = self.group.rollout.env, self.policy.head.space
         return GaussianSampler(env.data, num_envs, self.spec.agents, num_columns, space, env.backend, first_column)
 
     def _prepare_sample(self, t: int) -> Call:

@@ -109,6 +109,18 @@ class Algorithm:
         """Why it cannot learn here, as the end of a sentence with a way out; None if it can."""
         return None
 
+    @classmethod
+    def num_bytes(
+        cls, config: PolicyConfig, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        """What it takes besides its fields, by what holds it; under WORK what it has only while it learns.
+
+        Args:
+            actor: who plays, not attached; with a policy on torch's device "meta".
+            device: "cpu" or "cuda".
+        """
+        return {}
+
     @property
     def path(self) -> str:
         """What does the work: "fused" kernels, or "torch"."""

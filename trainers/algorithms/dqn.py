@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.ring import Transitions
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
@@ -92,6 +93,21 @@ def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -
     return 0.5 * near.square() + huber_delta * (error.abs() - near)
 
 
+def losses_of(
+    policy: Policy, target_policy: Policy, batch: Transitions, config: DQNConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a batch: losses, Q-values of what was done, what they should have been; [N] each."""
+    import torch
+
+    q = policy.heads(batch.observation)["q"].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        next_q_of_target = target_policy.heads(batch.next_observation)["q"]
+        next_q = policy.heads(batch.next_observation)["q"] if config.double else next_q_of_target
+        future = (batch.has_future, next_q, next_q_of_target, batch.next_mask)
+        target = dqn_target(batch.reward, *future, config.gamma, config.double)
+    return dqn_loss(q, target, config.huber_delta), q, target
+
+
 class DQN(Algorithm):
     """Updates one policy from what it kept of all rollouts."""
 
@@ -141,6 +157,23 @@ class DQN(Algorithm):
             return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
         return None
 
+    @classmethod
+    def num_bytes(
+        cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        from trainers.experience.ring import blank_transitions, bytes_of_ring
+        from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
+
+        policy, gradient = actor.policy, bytes_of(actor.policy, buffers=False)
+        ring, adding = bytes_of_ring(actor.spec, config.buffer_size, num_steps, num_envs)
+        network, target = runnable(policy), runnable(policy)
+        with Counted() as counted:
+            batch = blank_transitions(actor)
+            losses, *_ = losses_of(network, target, batch, config)
+            counted.backward(losses.sum())
+        learning = gradient + config.batch_size * counted.most
+        return {"ring": ring, "target": bytes_of(policy), "optimiser": 2 * gradient, WORK: max(adding, learning)}
+
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
         return {"add": self.add, "learn": self.learn, "follow": self.follow}
 
@@ -187,13 +220,7 @@ class DQN(Algorithm):
         config = self.config
         self.optimizer.begin()
         batch = self.ring.draw(config.batch_size, self.generator)
-        q = self.policy.heads(batch.observation)["q"].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-        with torch.no_grad():
-            next_q_of_target = self.target.heads(batch.next_observation)["q"]
-            next_q = self.policy.heads(batch.next_observation)["q"] if config.double else next_q_of_target
-            future = (batch.has_future, next_q, next_q_of_target, batch.next_mask)
-            target = dqn_target(batch.reward, *future, config.gamma, config.double)
-        losses = dqn_loss(q, target, config.huber_delta)
+        losses, q, target = losses_of(self.policy, self.target, batch, config)
         weight = torch.ones_like(losses) if batch.weight is None else batch.weight
         number = weight.sum().clamp_min(1.0)
         loss = (losses * weight).sum() / number

@@ -93,6 +93,36 @@ class OnPolicy(Algorithm):
 
         return actor_critic(policy, spec, stage)
 
+    @classmethod
+    def num_bytes(
+        cls, config: ActorCriticConfig, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        from trainers.fused.player import bytes_of_learner
+        from trainers.run.num_bytes import WORK, bytes_of
+
+        policy, num_agents = actor.policy, actor.spec.num_agents
+        num_samples = num_steps * num_envs * num_agents
+        num_minibatches, gradient = getattr(config, "num_minibatches", 1), bytes_of(policy, buffers=False)
+        found = {"target": 4 * num_samples, "optimiser": 2 * gradient}
+        if config.normalize_reward:
+            found["discounted_return"] = 4 * num_envs * num_agents
+        length = (policy.network.sequence_length or num_steps) if policy.memory_size else 1
+        minibatch, unit = -(-num_samples // num_minibatches), length * num_agents if policy.memory_size else 1
+        chunk, of_end = (min(number, max(unit, MAX_SAMPLES[device])) for number in (minibatch, num_samples))
+        # Of the whole rollout: what targets are summed up with.
+        whole = 16 * num_samples if config.normalize_return else 0
+        if config.normalize_observation:
+            taking, own = _bytes_of_statistics(actor, length)
+            last = chunk * own if num_minibatches == 1 else 0  # what was learned from, still there
+            whole = max(whole, of_end * taking + last + 8 * num_samples)
+        of_kernels = bytes_of_learner(actor, num_samples, getattr(config, "num_epochs", 1), num_minibatches)
+        if of_kernels is not None:
+            return {**found, **of_kernels, WORK: whole}
+        order = 8 * (num_samples // unit if num_minibatches > 1 else num_samples)
+        moments = (16 if config.normalize_advantage else 8) * minibatch
+        learning = chunk * _bytes_of_sample(actor, length) + order + gradient
+        return {**found, WORK: max(learning, whole, order + moments)}
+
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
         return {"learn": self.learn if self.fused is None else self.fused.learn}
 
@@ -210,6 +240,34 @@ class OnPolicy(Algorithm):
                 policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
                 if policy.critic_norm is not None:
                     policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
+
+
+def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int]:
+    """What a sample has in memory while statistics of observations take it in; and what it has by itself."""
+    from trainers.experience.samples import blank_samples
+    from trainers.run.num_bytes import Counted, runnable
+
+    policy, length = runnable(actor.policy), min(length, 16)
+    with Counted() as counted:
+        samples = blank_samples(actor, length)
+        own = counted.now
+        policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
+    return counted.most // length, own // length
+
+
+def _bytes_of_sample(actor: Actor, length: int) -> int:
+    """The most that a sample has in memory while its gradient is made, in sequences of so many steps."""
+    from trainers.experience.samples import blank_samples
+    from trainers.run.num_bytes import Counted, runnable
+
+    policy, length = runnable(actor.policy), min(length, 16)  # each further step takes as much
+    with Counted() as counted:
+        samples = blank_samples(actor, length)
+        log_prob, entropy, value = policy.evaluate(samples)
+        advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
+        losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
+        counted.backward(losses.sum())
+    return counted.most // length
 
 
 def _at_least_one(number: torch.Tensor | int) -> torch.Tensor | int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from trainers.run.disk import check_runs_folder
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
-from trainers.settings.config import check_run_name
+from trainers.settings.config import Config, check_run_name
 from warpdrive.errors import ConfigError
 
 HELP = "train the policies of an env, as a YAML file says"
+CHEAP_SAMPLES = 1 << 20
+"""Samples of an iteration that a dry run still makes on a CPU."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +42,6 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     config = config_of(path, options, overrides)
 
     if options.dry_run:
-        from trainers.run.memory import dry_run
-
         return dry_run(config)
 
     if resume is None:
@@ -54,6 +56,51 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     source = path.read_text(encoding="utf-8-sig")
     asked = {name: True for name in ("track", "profile") if getattr(options, name)}
     Trainer(config, options.run_name, source, options.typed, resume, **asked).train()
+    return 0
+
+
+def dry_run(config: Config, say: Callable[[str], None] = print) -> int:
+    """Makes all of a run but its folder: tells what memory it takes, steps the envs twice, and learns once if cheap.
+
+    Of several GPUs, one rank's share is made, on one of them.
+
+    Returns:
+        The exit code, 0.
+    Raises:
+        MemoryShortError: the run does not fit.
+    """
+    import tempfile
+
+    from trainers.run.estimate import estimate, printed_size
+    from trainers.run.free_memory import free_bytes
+    from trainers.trainer import Trainer, make_backend
+    from warpdrive.env import load_env
+
+    settings = config.trainer
+    if settings.num_gpus > 1:
+        share = {"num_envs": settings.num_envs // settings.num_gpus, "num_gpus": 1}
+        share["train_batch_size"] = settings.train_batch_size // settings.num_gpus
+        config = dataclasses.replace(config, trainer=dataclasses.replace(settings, **share))
+        say(f"of {settings.num_gpus} ranks, this is one")
+    backend = make_backend(config.trainer)
+    env = load_env(config.name, config.env)
+    say(estimate(config, env, backend.device.type).table())
+    free = free_bytes(backend.device)
+    if free is not None:
+        say(f"free on {backend.device}: {printed_size(free)}")
+    num_samples = config.trainer.train_batch_size * env.num_agents
+    with tempfile.TemporaryDirectory(prefix="warpdrive-dry-run-") as folder:
+        saving = dataclasses.replace(config.saving, basedir=folder)
+        trainer = Trainer(dataclasses.replace(config, saving=saving), "dry-run")
+        for _ in range(2):
+            trainer.env.step()
+        trainer.rollout.begin()
+        learns = backend.device.type == "cuda" or num_samples <= CHEAP_SAMPLES
+        if learns:
+            trainer.iterate()
+            trainer.guard.raise_if_halted(trainer.iteration)  # waits for the device
+    done = "two steps and an update were made" if learns else "two steps were made; an update would take long here"
+    say(f"dry run: everything was made, {done}, nothing was kept")
     return 0
 
 

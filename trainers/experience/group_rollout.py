@@ -11,8 +11,8 @@ import torch
 from trainers.experience.field import Field
 from trainers.experience.samples import Samples
 from trainers.experience.spec import GroupSpec
-from trainers.networks.features import Observation, central_features
-from trainers.networks.policy import Policy, features_of
+from trainers.networks.features import Observation
+from trainers.networks.policy import Policy
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ class GroupRollout:
         self.agents = spec.agents
         self.actor = actor
         self.rollout = rollout
-        self.features = features_of(spec, policy)
-        self.central = central_features(spec.layout, spec.num_agents) if policy.has_central_critic else None
+        self.features, self.central = actor.features, actor.central
         self.sequence_length = (policy.network.sequence_length or rollout.num_steps) if policy.memory_size else 1
         self.shape = (rollout.num_steps, rollout.num_envs, spec.num_agents)
         """[T, E, A]."""

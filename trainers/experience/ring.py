@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
-from trainers.networks.features import Observation
+from trainers.experience.spec import GroupSpec
+from trainers.networks.features import Observation, torch_dtype
+from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
+
+if TYPE_CHECKING:
+    from trainers.acting.actor import Actor
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,49 @@ class Transitions:
     """[N] float32: 0 where the agent was not in the game; None if all always are."""
 
 
+def fields_of_ring(spec: GroupSpec) -> list[Field]:
+    """What a Ring keeps of each step, next to which rollout it was."""
+    fields = [Field("action", dtype=torch.int32), Field("reward")]
+    for i, place in enumerate(spec.seen):
+        array = spec.layout.observations[place.array]
+        shape, dtype = tuple(array.shape), torch_dtype(array.dtype)
+        fields += [Field(f"{word}_{i}", shape, dtype) for word in ("observation", "next_observation")]
+    if spec.may_leave:
+        fields.append(Field("weight", dtype=torch.bool))
+    if spec.mask is not None:
+        fields.append(Field("next_mask", (int(spec.action_space.n),), torch.bool))
+    return [*fields, Field("has_future", dtype=torch.bool)]
+
+
+def num_rollouts(capacity: int, num_a_rollout: int) -> int:
+    """That hold so many transitions."""
+    return max(1, -(-capacity // num_a_rollout))
+
+
+def bytes_of_ring(spec: GroupSpec, capacity: int, num_steps: int, num_envs: int) -> tuple[int, int]:
+    """Of its tensors; and of what `add` has besides while it runs."""
+    fields, shape = fields_of_ring(spec), (num_steps, 0, num_envs, spec.num_agents)
+    sizes = {one.name: math.prod(one.size(*shape)) * one.dtype.itemsize for one in fields}
+    seen = [size for name, size in sizes.items() if name.startswith("next_observation")]
+    adding = sum(seen) + max(seen) + 2 * sizes.get("next_mask", 0) + sizes["has_future"] + 24 * num_steps * num_envs
+    number = num_rollouts(capacity, num_steps * num_envs * spec.num_agents)
+    return number * sum(sizes.values()) + 16, adding  # with `place` and `count`
+
+
+def blank_transitions(actor: Actor) -> Transitions:
+    """NUM_ROWS transitions, all of them zeros; to count bytes by."""
+    spec, (size,) = actor.spec, actor.policy.head.head_sizes
+    return Transitions(
+        observation=actor.features.zeros(NUM_ROWS),
+        action=torch.zeros(NUM_ROWS, dtype=torch.int64),
+        reward=torch.zeros(NUM_ROWS),
+        next_observation=actor.features.zeros(NUM_ROWS),
+        has_future=torch.zeros(NUM_ROWS),
+        next_mask=None if spec.mask is None else torch.ones(NUM_ROWS, size, dtype=torch.bool),
+        weight=torch.ones(NUM_ROWS) if spec.may_leave else None,
+    )
+
+
 class Ring:
     """The last transitions of a policy group, on its device: whole rollouts, the oldest overwritten.
 
@@ -49,11 +100,11 @@ class Ring:
         rollout, spec = group.rollout, group.spec
         self._shape = (rollout.num_steps, rollout.num_envs, spec.num_agents)
         self.num_a_rollout = rollout.num_steps * rollout.num_envs * spec.num_agents
-        self.num_rollouts = max(1, -(-capacity // self.num_a_rollout))
-        example = self._transitions()
+        self.num_rollouts = num_rollouts(capacity, self.num_a_rollout)
+        sizes = (rollout.num_steps, 0, rollout.num_envs, spec.num_agents)
         self.tensors = {
-            name: torch.zeros((self.num_rollouts, *one.shape), dtype=one.dtype, device=one.device)
-            for name, one in example.items()
+            one.name: torch.zeros((self.num_rollouts, *one.size(*sizes)), dtype=one.dtype, device=rollout.env.device)
+            for one in fields_of_ring(spec)
         }
         """By name, [rollouts, T, E, A, ...]; and `place` [1], `count` [1] int64: where the next rollout goes, and how
         many there were."""

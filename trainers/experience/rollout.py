@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -11,8 +12,25 @@ from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.networks.features import Arrays
 from warpdrive.data_manager import DataManager
+from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.layout import ACTION, ACTIVE, FINAL, GLOBAL_STATE, OBSERVATION
+from warpdrive.layout import ACTION, ACTIVE, FINAL, GLOBAL_STATE, OBSERVATION, Layout
+
+
+def max_truncations(env: Env, num_steps: int) -> int:
+    """How often one env can be truncated in a rollout of `num_steps`."""
+    if env.episode_length is None:
+        return num_steps
+    return math.ceil(num_steps / env.episode_length)  # truncations are an episode length apart
+
+
+def kept_of_env(layout: Layout, actors: Iterable[Actor]) -> tuple[list[str], list[str]]:
+    """Names of the env's arrays that a rollout keeps: what is seen, before each step and after the last; and what a
+    step takes and gives."""
+    seen = list(layout.observations)
+    if GLOBAL_STATE in layout.kept and any(actor.policy.has_central_critic for actor in actors):
+        seen.append(GLOBAL_STATE)  # kept as what agents see is, for the critics that read it
+    return seen, ["reward", "terminated", "truncated", *layout.actions]
 
 
 class Rollout:
@@ -46,12 +64,9 @@ class Rollout:
         self.env = env
         self.num_steps = num_steps
         self.num_envs = env.num_envs
-        self.observations = list(env.layout.observations)
-        if GLOBAL_STATE in env.layout.kept and any(actor.policy.has_central_critic for actor in actors.values()):
-            self.observations.append(GLOBAL_STATE)  # kept as what agents see is, for the critics that read it
+        self.observations, self._of_a_step = kept_of_env(env.layout, actors.values())
         self.max_truncations = len(env.data[FINAL + self.observations[0]])
         self.data = DataManager(env.device)
-        self._of_a_step = ["reward", "terminated", "truncated", *env.layout.actions]
         for name in (*self.observations, *self._of_a_step):
             array, steps = env.data[name], num_steps + (name in self.observations)
             self.data.add(name, torch.zeros((steps, *array.shape), dtype=array.dtype, device=array.device))

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+from trainers.networks.features import torch_dtype
+from trainers.run.num_bytes import NUM_ROWS
+
+if TYPE_CHECKING:
+    from trainers.acting.actor import Actor
 
 
 @dataclass(frozen=True)
@@ -35,3 +42,29 @@ class Samples:
     """[L, M] bool, whether an episode starts with this step."""
     index: torch.Tensor
     """[N] int64, of the rows of [T, E, A]."""
+
+
+def blank_samples(actor: Actor, length: int) -> Samples:
+    """NUM_ROWS samples, all of them zeros, or NUM_ROWS sequences of a recurrent policy; to count bytes by."""
+    spec, policy = actor.spec, actor.policy
+    number, memory, starts, shape = NUM_ROWS, None, None, (NUM_ROWS,)
+    if policy.memory_size:
+        number, shape = NUM_ROWS * length, (length, NUM_ROWS)
+        memory, starts = torch.zeros(NUM_ROWS, policy.memory_size), torch.zeros(shape, dtype=torch.bool)
+    observation = actor.features.zeros(number)
+    if policy.memory_size:
+        observation = observation.view(*shape, -1)
+    acts = spec.layout.actions[spec.acts.array]
+    return Samples(
+        observation=observation,
+        critic_input=None if actor.central is None else torch.zeros(*shape, actor.central.num_features),
+        action=torch.zeros(number, *acts.shape, dtype=torch_dtype(acts.dtype)),
+        log_prob=torch.zeros(number),
+        value=torch.zeros(number),
+        advantage=torch.zeros(number),
+        mask=None if spec.mask is None else torch.ones(number, policy.head.num_outputs, dtype=torch.bool),
+        weight=torch.ones(number) if spec.may_leave else None,
+        memory=memory,
+        starts=starts,
+        index=torch.zeros(number, dtype=torch.int64),
+    )

@@ -12,7 +12,7 @@ from trainers.experience.spec import GroupSpec
 from trainers.fused.actor import FusedActor
 from trainers.fused.learner import FusedLearner
 from trainers.fused.packed import pack
-from trainers.fused.plan import Limits, Plan, Request, plan
+from trainers.fused.plan import Plan, Request, plan
 from trainers.networks.policy import Policy
 
 if TYPE_CHECKING:
@@ -21,13 +21,20 @@ if TYPE_CHECKING:
 
 def find_player(policy: Policy, spec: GroupSpec, stage: Stage) -> FusedPlayer | str:
     """Who plays for a policy by fused kernels; or why they cannot."""
-    found = plan(Request.of(policy.config, spec), Limits.of(stage.env.backend), stage.precision)
+    found = plan(Request.of(policy.config, spec), stage.limits, stage.precision)
     return found if isinstance(found, str) else FusedPlayer(policy, spec, stage, found)
 
 
 def find_learner(learner: OnPolicy) -> FusedLearner | None:
     """Does what the learner's `learn` does by fused kernels, where its policy plays by them."""
     return FusedLearner(learner, **learner.loss_of_kernels()) if learner.group.actor.path == "fused" else None
+
+
+def bytes_of_learner(actor: Actor, num_samples: int, num_epochs: int, num_minibatches: int) -> dict[str, int] | None:
+    """What the learner of `find_learner` takes, by what holds it; None if there is none."""
+    if not isinstance(actor, FusedPlayer):
+        return None
+    return actor.plan.learning(num_samples, num_epochs, num_minibatches).num_bytes
 
 
 class FusedPlayer(Actor):
@@ -43,9 +50,12 @@ class FusedPlayer(Actor):
     def fields(self, num_steps: int) -> list[Field]:
         return value_fields()
 
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        return self.plan.bytes_of_playing(num_envs * self.spec.num_agents)
+
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
-        pack(self.policy, self.plan, self.stage.env.backend)
+        pack(self.policy, self.plan, group.rollout.env.backend)
 
     @classmethod
     def together(cls, actors: Sequence[Actor]) -> list[Actor]:
@@ -61,7 +71,7 @@ class FusedPlayers(Actor):
         stage = actors[0].stage
         self._groups = [actor.group for actor in actors]
         self._max_truncations = self._groups[0].rollout.max_truncations
-        self._launches = FusedActor(stage.env, self._groups, list(stage.greedy))
+        self._launches = FusedActor(self._groups[0].rollout.env, self._groups, list(stage.greedy))
 
     def begin(self) -> None:
         for group in self._groups:

@@ -52,9 +52,9 @@ def config_of_network(type: str) -> Any:
 
 
 def make_network(
-    type: str, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
+    type: str, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
 ) -> nn.Module:
-    """A network on the CPU, its weights drawn by `generator`; one from outside after it was tried on two rows.
+    """A network on the CPU, its weights drawn by `generator`, or none; one from outside after it was tried on two rows.
 
     Raises:
         ConfigError: it cannot be made, or does not give what the heads ask for.

@@ -44,7 +44,7 @@ class CNN(nn.Module):
     memory_size = 0
 
     def __init__(
-        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
+        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         layers: Sequence[tuple[int, int, int]],
         width: int,
         activation: str,
-        generator: torch.Generator,
+        generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
@@ -132,9 +132,10 @@ class _Activation(nn.Module):
         return self.activation(hidden)
 
 
-def _convolution(num_in: int, num_out: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
+def _convolution(num_in: int, num_out: int, kernel: int, stride: int, generator: torch.Generator | None) -> nn.Conv2d:
     with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
         layer = nn.Conv2d(num_in, num_out, kernel, stride)
-    nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-    nn.init.zeros_(layer.bias)
+    if generator is not None:
+        nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
+        nn.init.zeros_(layer.bias)
     return layer

@@ -57,7 +57,8 @@ class Features:
     ) -> None:
         self.places = tuple(places)
         self.keys = list(parts(space))
-        self.shapes = [tuple(layout.observations[place.array].shape) for place in self.places]
+        self.arrays = [layout.observations[place.array] for place in self.places]
+        self.shapes = [tuple(array.shape) for array in self.arrays]
         self.scales = [scale_of(one) for one in parts(space).values()]
         self.num_ids = num_ids
         self.as_arrays = as_arrays
@@ -126,6 +127,21 @@ class Features:
             for key in self.of_step(arrays)
         }
         return found, calls
+
+    def bytes_of_copies(self) -> int:
+        """Of an env, what `prepare_step` takes for copies."""
+        num_envs, copies = 2, []  # with one, all would lie side by side
+        arrays = {
+            one.name: torch.zeros(num_envs, one.num_agents, *one.shape, dtype=torch_dtype(one.dtype))
+            for one in self.arrays
+        }
+        self.prepare_step(arrays, lambda _, example: copies.append(example.contiguous()) or copies[-1])
+        return sum(one.nbytes for one in copies) // num_envs
+
+    def zeros(self, num_rows: int) -> Observation:
+        """What `of_step` gives, of so many rows."""
+        found = [torch.zeros(num_rows, *one.shape, dtype=torch_dtype(one.dtype)) for one in self.arrays]
+        return self._joined(found, torch.zeros(num_rows, self.num_ids) if self.num_ids else None)
 
     def of_parts(self, found: Sequence[torch.Tensor], ids: torch.Tensor | None = None) -> Observation:
         """Of [N, *shape] of each part, in the order of `keys`; `ids` [N, num_ids]."""
@@ -206,6 +222,11 @@ def central_features(layout: Layout, num_agents: int) -> CentralFeatures:
     """What a centralised critic of a group of `num_agents` sees: the env's global_state, or else all observations."""
     arrays = [GLOBAL_STATE] if GLOBAL_STATE in layout.kept else list(layout.observations)
     return CentralFeatures(layout, arrays, num_agents)
+
+
+def torch_dtype(dtype: np.dtype | type) -> torch.dtype:
+    """torch's, of numpy's."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def one_hot(number: torch.Tensor, count: int) -> torch.Tensor:

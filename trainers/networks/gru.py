@@ -25,7 +25,7 @@ class GRU(nn.Module):
     sees = "rows"
 
     def __init__(
-        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
+        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
@@ -76,10 +76,10 @@ class GRU(nn.Module):
         return apply_heads(self, hidden[0], hidden[-1]), torch.cat(parts, dim=-1)
 
 
-def _gru_cell(num_in: int, size: int, generator: torch.Generator) -> nn.GRUCell:
+def _gru_cell(num_in: int, size: int, generator: torch.Generator | None) -> nn.GRUCell:
     with torch.random.fork_rng(devices=()):  # as in `linear`
         cell = nn.GRUCell(num_in, size)
-    for name, parameter in cell.named_parameters():
+    for name, parameter in cell.named_parameters() if generator is not None else ():
         if name.startswith("weight"):
             nn.init.orthogonal_(parameter, 1.0, generator=generator)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ class MLP(nn.Module):
         config: widths, activation, whether the trunk is shared.
         inputs: rows of features. The critic's own make a trunk of its own for it.
         heads: name -> numbers, such as {"policy": 5, "value": 1} or {"q": 5}.
-        generator: draws the weights.
+        generator: draws the weights; None where shapes are all that is wanted, on torch's device "meta".
 
     Source: Huang et al. 2022, "The 37 implementation details of PPO", details 2, 13 and 17.
     """
@@ -41,7 +42,7 @@ class MLP(nn.Module):
     """Numbers that it remembers from step to step: none."""
 
     def __init__(
-        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator
+        self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
@@ -121,13 +122,17 @@ class MLP(nn.Module):
             self._buffers_of_act[name, layer, rows] = weight.new_empty(rows, width, requires_grad=False)
         return self._buffers_of_act[name, layer, rows]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without that memory: a copy, such as a target network, may never need it."""
+        return {key: one for key, one in self.__dict__.items() if key != "_buffers_of_act"}
+
 
 def has_own_critic(config: ModelConfig, inputs: Inputs, heads: Mapping[str, int]) -> bool:
     """Whether the value has hidden layers of its own."""
     return JUDGES in heads and (inputs.num_critic_features is not None or not config.shared_trunk)
 
 
-def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Generator) -> None:
+def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Generator | None) -> None:
     """Gives a network a linear layer, `<name>_head`, for each of its heads.
 
     Args:
@@ -144,7 +149,9 @@ def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.T
     }
 
 
-def make_trunk(num_features: int, widths: Sequence[int], layer_norm: bool, generator: torch.Generator) -> nn.ModuleList:
+def make_trunk(
+    num_features: int, widths: Sequence[int], layer_norm: bool, generator: torch.Generator | None
+) -> nn.ModuleList:
     """Linear layers of these widths, behind a LayerNorm of the input if asked for."""
     layers = [nn.LayerNorm(num_features)] if layer_norm else []
     for width, next_width in itertools.pairwise([num_features, *widths]):
@@ -156,11 +163,12 @@ def last_width(num_features: int, widths: Sequence[int]) -> int:
     return widths[-1] if widths else num_features
 
 
-def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
+def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
     with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
         layer = nn.Linear(num_in, num_out)  # (skip_init would do it, and load sympy and more: two seconds)
-    nn.init.orthogonal_(layer.weight, gain, generator=generator)
-    nn.init.zeros_(layer.bias)
+    if generator is not None:
+        nn.init.orthogonal_(layer.weight, gain, generator=generator)
+        nn.init.zeros_(layer.bias)
     return layer
 
 

@@ -16,6 +16,7 @@ from trainers.networks import make_network
 from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.settings.config import PolicyConfig
+from trainers.settings.outside import is_outside
 from warpdrive.env import Env
 from warpdrive.layout import parts
 
@@ -173,9 +174,21 @@ class Policy(nn.Module):
         return observation, critic_input
 
 
-def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator) -> Policy:
-    """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`."""
+def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
+    """The policy of this name for an env, as its config says; on the CPU, weights drawn by `generator`.
+
+    Without a generator it has the same shapes, and no memory: it is on torch's device "meta".
+    """
     spec = spec_of(env, name)
+    if generator is not None:
+        return _make_policy(spec, config, generator)
+    if is_outside(config.model.type):  # and may need a generator
+        return _make_policy(spec, config, torch.Generator()).to("meta")
+    with torch.device("meta"):
+        return _make_policy(spec, config, None)
+
+
+def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
     head = make_head(spec.action_space, config.model.log_std_init)
     num_ids = spec.num_agents if config.agent_id else 0
     num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features

@@ -67,6 +67,13 @@ def explain(name: str) -> str | None:
     return None
 
 
+def new_sums(num_envs: int, num_agents: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """What is summed up in each env, all of it zeros."""
+    per_agent = {name: torch.zeros(num_envs, num_agents, device=device) for name in ("running_return", "return_sum")}
+    words = ("running_length", "length_sum", "num_ended", "num_dropped")
+    return per_agent | {name: torch.zeros(num_envs, dtype=torch.int32, device=device) for name in words}
+
+
 class Metrics:
     """Returns and lengths of the episodes that ended since the last report, with the algorithms' figures.
 
@@ -82,15 +89,7 @@ class Metrics:
         self.env = env
         self.groups = dict(groups)
         self.num_agents = env.num_agents
-        per_env, per_agent = (env.num_envs,), (env.num_envs, env.num_agents)
-        arrays = {
-            "running_return": torch.zeros(per_agent),
-            "running_length": torch.zeros(per_env, dtype=torch.int32),
-            "return_sum": torch.zeros(per_agent),
-            "length_sum": torch.zeros(per_env, dtype=torch.int32),
-            "num_ended": torch.zeros(per_env, dtype=torch.int32),
-            "num_dropped": torch.zeros(per_env, dtype=torch.int32),
-        }
+        arrays = new_sums(env.num_envs, env.num_agents)
         self.arrays = {name: env.data.push(name, array) for name, array in arrays.items()}
         functions = FunctionManager(
             rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend

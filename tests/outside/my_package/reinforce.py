@@ -46,7 +46,7 @@ class ReinforceActor(Actor):
         self.shape = (group.rollout.num_envs, self.spec.num_agents)
         self.logits = group.rollout.reward.new_zeros(*self.shape, self.policy.head.num_outputs)
         self.unused = self.logits.new_zeros(2, *self.shape)  # log-probability and entropy
-        env, columns = self.stage.env, group.action_array.shape[2]
+        env, columns = group.rollout.env, group.action_array.shape[2]
         sizes, first = self.policy.head.head_sizes, self.spec.acts.columns.start
         self.sampler = Sampler(
             env.data, self.shape[0], self.spec.agents, columns, sizes, env.backend, first_column=first

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -91,8 +90,7 @@ def test_what_is_asked_for_reaches_the_trainer(words, asked, monkeypatch):
 
 def test_dry_run_trains_nothing(monkeypatch):
     seen = []
-    memory = SimpleNamespace(dry_run=lambda config: seen.append(config.trainer.num_envs) or 0)
-    monkeypatch.setitem(sys.modules, "trainers.run.memory", memory)
+    monkeypatch.setattr("trainers.commands.train.dry_run", lambda config: seen.append(config.trainer.num_envs) or 0)
     monkeypatch.setattr("trainers.trainer.Trainer", None)
     assert main(["train", "--config", "tag.yaml", "--dry-run", "--num_envs=250"], folder=ROOT / "examples") == 0
     assert seen == [250]

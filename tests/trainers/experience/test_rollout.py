@@ -2,7 +2,8 @@ import math
 
 import torch
 
-from trainers.trainer import Trainer, max_truncations
+from trainers.experience.rollout import max_truncations
+from trainers.trainer import Trainer
 
 
 def test_kernels_write_the_memory_that_torch_reads(tiny, monkeypatch):

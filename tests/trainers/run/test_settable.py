@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainers.run import checkpoint
-from trainers.run.memory import estimate
+from trainers.run.estimate import estimate
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 

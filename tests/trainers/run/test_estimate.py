@@ -11,10 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainers import cli
 from trainers.algorithms import on_policy
+from trainers.commands.train import dry_run
 from trainers.errors import MemoryShortError
-from trainers.run import memory
+from trainers.run import estimate as estimates
+from trainers.run.estimate import estimate, explained_shortage, largest_num_envs, printed_size
 from trainers.run.free_memory import free_bytes
-from trainers.run.memory import dry_run, estimate, explained_shortage, largest_num_envs, printed_size
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.env import load_env
@@ -64,6 +65,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 GRU = {"type": "gru", "fc_dims": [16], "memory_size": 16, "shared_trunk": False, "sequence_length": 5}
 NORMS = {"normalize_observation": True, "normalize_return": True, "normalize_reward": True}
+DQN = {"algorithm": "DQN", "buffer_size": 10_000, "learning_starts": 0, "replay_ratio": 0.001}
 CASES = {
     "A2C": ("tag_gridworld", 100, {"shared": {}}),
     "two policies": (
@@ -78,19 +80,29 @@ CASES = {
     "gaussian": ("pendulum", 300, {"shared": NORMS}),
     "central critic": ("simple_spread", 100, {"shared": {"algorithm": "MAPPO"}}),
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
+    "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096}}),
+    "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
+    "cnn": ("corners_env:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
     monkeypatch.setitem(on_policy.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
-    config = config_of(tmp_path, *CASES[case])
+    name, num_envs, policy, *env = CASES[case]
+    if case == "cnn":
+        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+        from corners_env import KERNEL
+
+        (tmp_path / "corners.cu").write_text(KERNEL)
+        env = [{"folder": str(tmp_path)}]
+    config = config_of(tmp_path, name, num_envs, policy, *env)
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
     trainer.iterate()  # an optimiser remembers nothing before
     held = held_since(before)
     works = [peak_bytes(trainer._play)]
-    works += [peak_bytes(lambda one=one: one.update()) for one in trainer.algorithms.values()]
+    works += [peak_bytes(phase) for one in trainer.algorithms.values() for phase in one.phases().values()]
     work = found.num_bytes["work of an update"]
     assert found.total - work == pytest.approx(held, rel=0.01)
     assert work == pytest.approx(max(works), rel=0.1)
@@ -121,11 +133,11 @@ def test_estimate_is_within_a_tenth_of_what_a_gpu_allocates(tmp_path, precision)
     torch.cuda.synchronize()
     found = estimate(config, device="cuda")
     allocated = torch.cuda.max_memory_allocated() - before
-    assert found.total - memory.LIBRARIES == pytest.approx(allocated, rel=0.1, abs=64 << 20)
+    assert found.total - estimates.LIBRARIES == pytest.approx(allocated, rel=0.1, abs=64 << 20)
 
 
 def test_a_run_that_cannot_fit_is_one_line_and_code_3(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 20)
+    monkeypatch.setattr(estimates, "free_bytes", lambda device: 100 << 20)
     argv = ["--config", "tag.yaml", "--device", "cpu", "trainer.num_envs=10000", "trainer.train_batch_size=200000"]
     assert cli.main([*argv, f"saving.basedir={tmp_path / 'runs'}"], folder=EXAMPLES, command="train") == 3
     (line,) = capsys.readouterr().err.splitlines()
@@ -152,7 +164,7 @@ def test_largest_number_of_envs_can_be_shared_by_gpus_and_minibatches(tmp_path):
 
 
 def test_what_needs_more_than_there_is_for_one_env_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(estimates, "free_bytes", lambda device: 1000)
     with pytest.raises(MemoryShortError, match="Not one env fits: make the largest smaller"):
         Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
 
