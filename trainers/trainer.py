@@ -23,7 +23,7 @@ from trainers.experience.spec import spec_of
 from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
 from trainers.learning.distributed import device_of, join, world
-from trainers.learning.graphs import Replayed, SideBySide
+from trainers.learning.graphs import Graphed, SideBySide
 from trainers.learning.guard import Guard
 from trainers.networks.policy import Policy, make_policy
 from trainers.report.metrics import Metrics
@@ -131,23 +131,23 @@ class Trainer:
         self.rollout = Rollout(self.env, actors, settings.num_steps, fields)
         self.guard = Guard(self.rollout)
         self.algorithms: dict[str, Algorithm] = {}
-        self.phases: dict[str, dict[str, Replayed]] = {}
+        self.phases: dict[str, dict[str, Graphed]] = {}
         """By policy and name; a GPU replays them."""
         for number, (name, group) in enumerate(self.rollout.groups.items()):
             if name in kinds:
                 seed = settings.seed + number + len(self.policies) * self.world.rank
                 one = self.algorithms[name] = kinds[name](trained[name], group, self.guard, seed)
                 self.phases[name] = {
-                    phase: self._replayed(call, [one.generator]) for phase, call in one.phases().items()
+                    phase: self._graphed(call, [one.generator]) for phase, call in one.phases().items()
                 }
         share_nothing = all(one.shares_nothing for one in self.algorithms.values())
         graphs = [list(ones.values()) for ones in self.phases.values()]
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
-        self._play = self._replayed(self._collect)
+        self._play = self._graphed(self._collect)
         self.timing = Timing(self.env.device, self._collect)
-        self._play_in_parts = self._replayed(self.timing.collect_in_parts, warm_up=0, beside=self._play)
+        self._play_in_parts = self._graphed(self.timing.collect_in_parts, warm_up=0, beside=self._play)
         self.evaluation = None
         if config.evaluation.eval_freq and self.world.rank == 0:
             self.evaluation = self.make_evaluation()
@@ -257,9 +257,9 @@ class Trainer:
         self.guard.check_rollout()
         self.metrics.add_rollout()
 
-    def _replayed(self, call: Callable[[], Any], generators: Sequence[torch.Generator] = (), **how: Any) -> Replayed:
+    def _graphed(self, call: Callable[[], Any], generators: Sequence[torch.Generator] = (), **how: Any) -> Graphed:
         is_enabled = self.config.trainer.cuda_graphs
-        return Replayed(call, self.backend, generators, lambda line: self.run.say(line, "yellow"), is_enabled, **how)
+        return Graphed(call, self.backend, generators, lambda line: self.run.say(line, "yellow"), is_enabled, **how)
 
     def make_evaluation(self) -> Evaluation:
         """Envs of their own in which the policies play as `evaluation:` says."""
@@ -398,8 +398,8 @@ class Trainer:
         self.guard.clear()
         self._play.forget()
         self._play_in_parts.forget()
-        for replayed in (one for phases in self.phases.values() for one in phases.values()):
-            replayed.forget()
+        for graphed in (one for phases in self.phases.values() for one in phases.values()):
+            graphed.forget()
         self.iteration = iteration
         self._saved_at = None  # not in this run's folder
         self.rollout.begin()

@@ -13,10 +13,10 @@ WARM_UP = 2
 """Calls that run as they are first: libraries choose their algorithms and optimisers make their state."""
 
 
-class Replayed:
+class Graphed:
     """A call that runs as it is a few times, and from then on as one CUDA graph. On a CPU it always runs as it is.
 
-    update = Replayed(algorithm.learn, backend)
+    update = Graphed(algorithm.learn, backend)
     figures = update()
 
     The call must do the same launches each time, on memory that stays where it is; what changes between calls
@@ -39,7 +39,7 @@ class Replayed:
         say: Callable[[str], None] = print,
         is_enabled: bool = True,
         warm_up: int = WARM_UP,
-        beside: Replayed | None = None,
+        beside: Graphed | None = None,
     ) -> None:
         self.call = call
         self.backend = backend
@@ -97,7 +97,7 @@ class SideBySide:
         is_enabled: false: always one after the other.
     """
 
-    def __init__(self, graphs: Sequence[Sequence[Replayed]], backend: Backend, is_enabled: bool = True) -> None:
+    def __init__(self, graphs: Sequence[Sequence[Graphed]], backend: Backend, is_enabled: bool = True) -> None:
         self.graphs = graphs
         self.backend = backend
         self.is_enabled = is_enabled and backend.name == "cuda" and len(graphs) > 1

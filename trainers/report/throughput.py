@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from trainers.learning.graphs import WARM_UP, Replayed
+from trainers.learning.graphs import WARM_UP, Graphed
 from trainers.settings.config import Config
 from warpdrive.backends.base import Backend
 from warpdrive.version import __version__
@@ -99,7 +99,7 @@ def measure(trainer: Trainer, repeats: int = NUM_REPEATS, seconds: float = SECON
         columns[name] = trainer.iterate
         if name != "train":
             call = env_alone(trainer) if name == "env" else trainer.rollout.collect
-            columns[name] = Replayed(call, backend, is_enabled=settings.cuda_graphs)
+            columns[name] = Graphed(call, backend, is_enabled=settings.cuda_graphs)
         warm_up[name] = _warm_up(backend, columns[name])
         memory = memory or memory_of(backend)
     results: dict[str, Any] = {}

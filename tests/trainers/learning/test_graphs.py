@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainers_runs import NORMALISED, RUNS, config_of
 
-from trainers.learning.graphs import WARM_UP, Replayed, SideBySide
+from trainers.learning.graphs import WARM_UP, Graphed, SideBySide
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -53,11 +53,11 @@ def test_warm_up_calls_and_replays_do_the_work_once_each():
         count.add_(1.0)
         return count
 
-    replayed = Replayed(call, backend)
+    replayed = Graphed(call, backend)
     for calls in range(1, 6):
         assert replayed().item() == calls
     assert number[0] == WARM_UP + 1  # and once to record it
-    replayed.forget()
+    graphed.forget()
     assert replayed().item() == 6.0
     assert number[0] == WARM_UP + 2
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_captured_is_said_and_goes_on():
         count.add_(1.0)
         return count.item()  # waits for the device, which a graph cannot
 
-    replayed = Replayed(call, backend, say=lines.append)
+    replayed = Graphed(call, backend, say=lines.append)
     assert [replayed() for _ in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert len(lines) == 1
     assert lines[0].startswith("warning: no CUDA graph could be made (")
@@ -83,7 +83,7 @@ def test_minibatches_of_replays_are_shuffled_anew():
     backend = choose_backend("cuda")
     generators = [torch.Generator(backend.device).manual_seed(5) for _ in range(2)]
     calls = [lambda g=g: torch.randperm(1000, generator=g, device=backend.device) for g in generators]
-    replayed = Replayed(calls[0], backend, [generators[0]])
+    replayed = Graphed(calls[0], backend, [generators[0]])
     found = [replayed().clone() for _ in range(6)]
     assert all(torch.equal(one, calls[1]()) for one in found)
     assert not torch.equal(found[4], found[5])
@@ -102,7 +102,7 @@ TWO_FUSED = {
 
 def test_on_a_cpu_calls_are_made_one_after_the_other():
     backend, made = choose_backend("cpu"), []
-    graphs = [Replayed(lambda: None, backend) for _ in range(3)]
+    graphs = [Graphed(lambda: None, backend) for _ in range(3)]
     side_by_side = SideBySide([[one] for one in graphs], backend)
     assert side_by_side([lambda i=i: made.append(i) or i for i in range(3)]) == [0, 1, 2] == made
     assert not side_by_side.is_at_once
@@ -150,7 +150,7 @@ def test_graphs_at_once_see_what_was_before_and_are_seen_by_what_comes_after():
             own.copy_((wide * given).sum() / wide.numel())  # long enough to be overtaken, where nobody waits
             return own
 
-        return Replayed(call, backend)
+        return Graphed(call, backend)
 
     graphs = [prepare(own) for own in sums]
     side_by_side, was_at_once = SideBySide([[one] for one in graphs], backend), []
