@@ -57,7 +57,7 @@ def test_warm_up_calls_and_replays_do_the_work_once_each():
     for calls in range(1, 6):
         assert replayed().item() == calls
     assert number[0] == WARM_UP + 1  # and once to record it
-    graphed.forget()
+    replayed.forget()
     assert replayed().item() == 6.0
     assert number[0] == WARM_UP + 2
 
