@@ -23,7 +23,6 @@ from throughput import measure, open_trainer
 from trainers.algorithms.a2c import A2CConfig, a2c_loss
 from trainers.algorithms.on_policy import MAX_SAMPLES
 from trainers.heads import CategoricalHeads, split_heads
-from trainers.networks.features import ACTIVE
 from trainers.networks.policy import Policy, make_policy
 from trainers.report.throughput import column_of
 from trainers.targets.gae import gae_reference
@@ -33,7 +32,7 @@ from warpdrive.config import value_at
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError, WarpDriveError
-from warpdrive.layout import OBSERVATION
+from warpdrive.layout import ACTIVE, OBSERVATION
 
 WORKLOAD = [
     "env.num_taggers=10", "env.num_runners=90", "trainer.num_envs=2000", "trainer.train_batch_size=100000",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -61,6 +62,7 @@ def in_a_child(env: Env, checks: Sequence[tuple[str, Callable[[], str]]]) -> lis
 def _work(pipe: IO[str], checks: Sequence[tuple[str, Callable[[], str]]]) -> NoReturn:
     status = 1
     try:
+        gc.disable()  # what a GPU's driver gave the parent must not be given back by a child
         torch.set_num_threads(1)  # OpenMP's threads are not there after a fork
         for what, check in checks:
             _tell(pipe, "begun", what)
