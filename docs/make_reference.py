@@ -28,6 +28,7 @@ from trainers.networks import NETWORKS  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
     SENTENCES,
     SYNONYMS,
+    ActorCriticConfig,
     EvaluationConfig,
     ModelConfig,
     PolicyConfig,
@@ -157,11 +158,14 @@ def config_page() -> str:
 
 
 def algorithm_sections() -> list[str]:
-    parts = []
+    keys = table(ActorCriticConfig, own_docstrings(ActorCriticConfig))
+    parts = [f"### A2C, PPO and MAPPO\n\nWhat they share:\n\n{keys}\n"]
     configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
     for name, cls in sorted(configs.items(), key=lambda item: len(item[1].__mro__)):  # first what others derive from
         base, keys = cls.__mro__[1], table(cls, own_docstrings(cls))
-        above = "Besides:" if base is PolicyConfig else f"As `{base.__name__.removesuffix('Config')}`, but for these:"
+        above = f"As `{base.__name__.removesuffix('Config')}`, but for these:"
+        if base in (PolicyConfig, ActorCriticConfig):
+            above = "Besides:"
         if re.search(r"\(\d+\)", keys):
             above = f"{above[:-1]}. Numbers in brackets are those of Huang et al. 2022, {DETAILS}:"
         parts.append(f"### `algorithm: {name}`\n\n{above}\n\n{keys}\n")
@@ -172,7 +176,8 @@ def algorithm_sections() -> list[str]:
 
 
 def model_section() -> str:
-    note = "The network, `type: mlp` or `type: gru`. `memory_size` and `sequence_length` are a GRU's."
+    note = "The network, `type: mlp`, `gru` or `cnn`. `memory_size` and `sequence_length` are a GRU's, `conv` and "
+    note += "`dense_dim` a cnn's."
     return f"## `{MODEL}`\n\n{note}\n\n{table(ModelConfig)}\n"
 
 

@@ -18,6 +18,7 @@ from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.settings.config import PolicyConfig
 from trainers.settings.outside import is_outside
 from warpdrive.env import Env
+from warpdrive.errors import ConfigError
 from warpdrive.layout import parts
 
 if TYPE_CHECKING:
@@ -201,6 +202,11 @@ def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generat
     heads = find_algorithm(config.algorithm)[0].heads(config, head.num_outputs)
     inputs = Inputs(num_features, num_critic_features, seen)
     network = make_network(config.model.type, config.model, inputs, heads, generator)
+    if config.normalize_observation and network.sees == "arrays":
+        raise ConfigError(
+            f"policy.{spec.name}.normalize_observation: its network sees arrays, and statistics are of rows. "
+            "Leave this out."
+        )
     return Policy(network, head, config, num_features, num_critic_features)
 
 

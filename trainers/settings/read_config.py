@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainers.algorithms import ALGORITHMS, find_algorithm
+from trainers.algorithms import ALGORITHMS, check_algorithm, find_algorithm
 from trainers.callbacks import check_callback, parts_of
+from trainers.experience.spec import spec_of
 from trainers.networks import config_of_network
 from trainers.run.best import metrics_to_go_by
 from trainers.settings.config import (
@@ -97,6 +99,7 @@ class _Reader:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
                     self._check_batches(name, one, trainer, env)
+                    self._check_learns(name, one, env)
         if None not in (env, saving, evaluation):
             self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
         self.problems.raise_if_any()
@@ -261,6 +264,22 @@ class _Reader:
             number = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}"
             message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
             self.problems.add(mark, "policy", message)
+
+    def _check_learns(self, name: str, policy: PolicyConfig, env: Env) -> None:
+        """Whether its algorithm can learn what a policy is to do, from what its network sees."""
+        section = self.top.get("policy") or {}
+        marks = getattr(section.get(name) if isinstance(section, Mapping) else None, "marks", {})
+        mark = section.marks.get(name, "") if isinstance(section, Section) else ""
+        with contextlib.suppress(EnvError):  # of agents that differ, the Trainer tells
+            spec = spec_of(env, name)
+            try:
+                check_algorithm(policy, spec)
+            except EnvError as error:
+                text = str(error).removeprefix(f"policy.{name}: ")
+                self.problems.add(marks.get("algorithm", mark), f"policy.{name}.algorithm", text)
+        if policy.normalize_observation and policy.model.type == "cnn":
+            message = "a cnn sees arrays, and scales images by their space's bounds. Leave this out."
+            self.problems.add(marks.get("normalize_observation", mark), f"policy.{name}.normalize_observation", message)
 
     def _check_batches(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> None:
         """Whether a rollout can be cut as the policy's config says."""

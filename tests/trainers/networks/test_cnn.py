@@ -80,3 +80,10 @@ def test_images_reach_the_network_as_bytes_and_are_learned_from(tmp_path, device
     assert trainer.rollout.data["observation_image"].dtype == torch.uint8
     trainer.train()
     assert trainer.rollout.reward.mean() > 0.9  # a quarter by chance
+
+
+def test_statistics_of_observations_are_refused_before_anything_is_made():
+    trainer = {"num_envs": 2, "train_batch_size": 20, "total_timesteps": 20, "device": "cpu"}
+    policy = {"agent": {"normalize_observation": True, "model": {"type": "cnn"}}}
+    with pytest.raises(ConfigError, match=r"^policy.agent.normalize_observation: a cnn sees arrays, and scales images"):
+        read_config({"name": "cartpole", "trainer": trainer, "policy": policy})
