@@ -82,6 +82,7 @@ class Callbacks:
                 number += 1
                 name = f"{first} {number}"
             self._by_name[name] = one
+        self.progress()  # what no checkpoint could hold is told before anything is learned
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
@@ -161,8 +162,8 @@ class Callbacks:
     def _call(self, name: str, hook: str, *arguments: Any) -> Any:
         try:
             return getattr(self._by_name[name], hook)(*arguments)
-        except WarpDriveError:
-            raise
+        except WarpDriveError as error:
+            raise CallbackError(f"callback {name}: {hook}: {error}") from error
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise CallbackError(f"callback {name}: {hook}: {reason} (--traceback shows where)") from error
@@ -209,6 +210,10 @@ def make_callback(entry: Entry) -> Callback:
         raise ConfigError(f"callback '{parts_of(entry)[0]}': {error}") from error
 
 
+OURS = ("rollout", "time", "train", "eval", "perf", "health")
+"""First words of the framework's metrics."""
+
+
 def _checked(name: str, more: Any, metrics: Mapping[str, float]) -> dict[str, float]:
     """What `on_report` gave, if a report can take it."""
     if more is None:
@@ -218,8 +223,8 @@ def _checked(name: str, more: Any, metrics: Mapping[str, float]) -> dict[str, fl
     for metric, value in more.items():
         if not isinstance(metric, str) or not METRIC.fullmatch(metric):
             raise CallbackError(f"callback {name}: {shown(metric)} is no metric's name. Call it as my/metric.")
-        if metric in metrics:
-            raise CallbackError(f"callback {name}: the report has '{metric}' already. Call it otherwise.")
+        if metric in metrics or metric.partition("/")[0] in OURS:
+            raise CallbackError(f"callback {name}: '{metric}' is a name of the framework's or of another callback. Call it otherwise, such as my/metric.")
         if not isinstance(value, Real):
             raise CallbackError(f"callback {name}: '{metric}' is a {type(value).__name__}, not a number.")
     return {metric: float(value) for metric, value in more.items()}

@@ -114,7 +114,7 @@ def test_runs_with_and_without_callbacks_are_the_same_bits(run_with):
 @pytest.mark.parametrize(
     ("more", "wrong"),
     [
-        ({"time/fps": 1.0}, "the report has 'time/fps' already. Call it otherwise."),
+        ({"time/fps": 1.0}, "'time/fps' is a name of the framework's or of another callback. Call it"),
         ({"my/metric": "1"}, "'my/metric' is a str, not a number."),
         ({"my metric": 1}, "'my metric' is no metric's name. Call it as my/metric."),
         ([1], "on_report gave [1]. Give metrics by name, or None."),
@@ -134,12 +134,19 @@ def test_errors_name_the_callback_and_the_hook(run_with):
         def on_iteration(self, trainer):
             return {}["wind"]
 
+    class Sets(Callback):
+        def on_iteration(self, trainer):
+            trainer.env.set("reward", 1.0)
+
+    class Remembers(Callback):
         def state(self):
             return {1, 2}
 
     with pytest.raises(CallbackError, match=r"callback \S*:\S*Fails: on_iteration: KeyError: 'wind'"):
         run_with(Fails())
+    with pytest.raises(CallbackError, match=r"callback \S*:\S*Sets: on_iteration: env .* 'reward' cannot be set"):
+        run_with(Sets())
     with pytest.raises(CallbackError, match="its state is nothing that JSON takes: Object of type set"):
-        Callbacks(objects=[Fails()]).progress()
+        Callbacks(objects=[Remembers()])  # before anything is learned
     with pytest.raises(ConfigError, match=r"callbacks: 3 is no trainers\.callbacks\.Callback"):
         Callbacks(objects=[3])

@@ -150,7 +150,7 @@ def test_an_update_steps_towards_the_target_and_only_the_target_waits(trainer):
 @pytest.mark.parametrize(
     ("name", "model", "words"),
     [
-        ("pendulum", {}, "policy.agent.algorithm: DQN chooses from one list of actions (Discrete), and these agents act in"),
+        ("pendulum", {}, "policy.agent.algorithm: DQN chooses from one list of actions (Discrete), and "),
         ("cartpole", {"type": "gru"}, "policy.agent.algorithm: DQN learns from single steps, which a GRU cannot."),
     ],
 )
