@@ -224,7 +224,8 @@ def _checked(name: str, more: Any, metrics: Mapping[str, float]) -> dict[str, fl
         if not isinstance(metric, str) or not METRIC.fullmatch(metric):
             raise CallbackError(f"callback {name}: {shown(metric)} is no metric's name. Call it as my/metric.")
         if metric in metrics or metric.partition("/")[0] in OURS:
-            raise CallbackError(f"callback {name}: '{metric}' is a name of the framework's or of another callback. Call it otherwise, such as my/metric.")
+            whose = "is a name of the framework's or of another callback"
+            raise CallbackError(f"callback {name}: '{metric}' {whose}. Call it otherwise, such as my/metric.")
         if not isinstance(value, Real):
             raise CallbackError(f"callback {name}: '{metric}' is a {type(value).__name__}, not a number.")
     return {metric: float(value) for metric, value in more.items()}
