@@ -41,7 +41,8 @@ def test_the_core_says_what_is_wrong_and_finds_the_race(tmp_path, environment):
         "WiringError: kernel 'fall' has a parameter 'sped', but no array 'sped' was pushed. Did you mean 'speed'?",
         "WiringError: kernel 'fall' takes 'height' as float32",
         "CompileError: <source>:13:",
-        "the result depends on the order of threads, from a missing barrier or a race.",
+        "race: this thread reads 'height'",
+        "the result depends on the order of threads.",
         "smooth.cu:13: index 1000 is out of range of 'height', which has 20 elements",
         "in debug mode, mended: [1.   2.   3.   2.75 1.25]",
     ):
