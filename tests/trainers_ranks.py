@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from safetensors.torch import save_file
 from trainers_runs import config_of
 
+from trainers.algorithms.algorithm import Clock
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.samples import Samples
 from trainers.fused import plan
@@ -72,10 +73,10 @@ def learn_in_double(trainer: Trainer) -> None:
             single()
             group.advantage.copy_(group.single.advantage)
 
-        twin = type(algorithm)(algorithm.config, group, estimate, trainer.guard)
+        twin = type(algorithm)(algorithm.config, group, trainer.guard, estimate=estimate)
 
-        def update(env_steps: int, group=group, update=twin.update) -> dict[str, Any]:
-            figures = update(env_steps)
+        def update(clock: Clock, _: Any, group=group, update=twin.update) -> dict[str, Any]:
+            figures = update(clock)  # by phases of its own
             with torch.no_grad():
                 single, double = group.single.policy.state_dict(), group.policy.state_dict()
                 for key in single:
