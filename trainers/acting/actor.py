@@ -59,6 +59,7 @@ class Actor:
         self.features = features_of(spec, policy)
         self.central = central_features(spec.layout, spec.num_agents) if policy.has_central_critic else None
         self.group: GroupRollout | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
 
     @property
     def who_plays(self) -> str:
@@ -95,6 +96,12 @@ class Actor:
     def prepare_end(self) -> list[Call]:
         """What it does after the last step, such as judging what agents see then."""
         return []
+
+    def _buffer(self, name: str, example: torch.Tensor) -> torch.Tensor:
+        """Memory that every step uses anew, as large as an example."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.zeros_like(example, memory_format=torch.contiguous_format)
+        return self._buffers[name]
 
     @classmethod
     def together(cls, actors: Sequence[Actor]) -> list[Actor]:

@@ -31,7 +31,6 @@ class EpsilonGreedyActor(Actor):
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage) -> None:
         super().__init__(policy, spec, stage)
         self.epsilon = torch.full((1,), float(value_at(policy.config.epsilon, 1e30)), device=stage.device)
-        self._buffers: dict[str, torch.Tensor] = {}
 
     def fields(self, num_steps: int) -> list[Field]:
         return [Field("q_value", is_watched=True)]
@@ -72,11 +71,6 @@ class EpsilonGreedyActor(Actor):
 
         draw = self._sampler.prepare(self._logits, action, *self._unread, mask, greedy=is_greedy)
         return [*calls, choose, draw]
-
-    def _buffer(self, name: str, example: torch.Tensor) -> torch.Tensor:
-        if name not in self._buffers:
-            self._buffers[name] = torch.zeros_like(example, memory_format=torch.contiguous_format)
-        return self._buffers[name]
 
 
 def allowed_values(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

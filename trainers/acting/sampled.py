@@ -41,7 +41,6 @@ class SampledActor(Actor):
         super().__init__(policy, spec, stage)
         self.why = why
         self._memory: torch.Tensor | None = None
-        self._buffers: dict[str, torch.Tensor] = {}
 
     @property
     def who_plays(self) -> str:
@@ -154,13 +153,6 @@ class SampledActor(Actor):
             keep_memory=outputs is not None,
         )
         return [*calls, act]
-
-
-    def _buffer(self, name: str, example: torch.Tensor) -> torch.Tensor:
-        """Memory that every step uses anew, as large as an example."""
-        if name not in self._buffers:
-            self._buffers[name] = torch.zeros_like(example, memory_format=torch.contiguous_format)
-        return self._buffers[name]
 
 
 class GaussianActor(SampledActor):
