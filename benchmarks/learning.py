@@ -144,7 +144,7 @@ def run_seeds(
 
 
 def run_seed(
-    path: Path, task: Task | None, seed: int, device: str, overrides: Sequence[tuple[str, str]] = ()
+    path: Path | Mapping, task: Task | None, seed: int, device: str, overrides: Sequence[tuple[str, str]] = ()
 ) -> dict[str, Any]:
     """Trains with one seed: seconds, mean returns at first and at last, `metrics`, `paths` and what `play` finds."""
     with tempfile.TemporaryDirectory() as folder:

@@ -202,6 +202,7 @@ def untrained_policy(env: Env, group: str, kind: str) -> Policy:
     from trainers.heads import GaussianHead, make_head
     from trainers.networks.policy import Policy
     from trainers.settings.config import PolicyConfig
+    from warpdrive.gaussian_sampler import LARGEST_END
 
     class Constant(nn.Module):
         """The same outputs whatever is seen; judges nothing."""
@@ -219,11 +220,13 @@ def untrained_policy(env: Env, group: str, kind: str) -> Policy:
 
     head = make_head(env.groups[group].action_space)
     outputs = torch.zeros(head.num_outputs)
-    if isinstance(head, GaussianHead) and kind == RANDOM:
-        low, high = (torch.as_tensor(edge).clamp(-10.0, 10.0) for edge in (head.space.low, head.space.high))
-        outputs = (low + high) / 2
+    if isinstance(head, GaussianHead) and kind == ZERO:
+        outputs = -head.centre / head.scale
+    elif isinstance(head, GaussianHead):
         with torch.no_grad():
-            head.log_std.copy_(((high - low) / 2).clamp_min(1e-6).log())  # the env cuts what lies outside
+            has_end = torch.as_tensor(abs(head.space.low)) < LARGEST_END
+            has_end &= torch.as_tensor(abs(head.space.high)) < LARGEST_END
+            head.log_std.copy_(torch.where(has_end, 0.0, math.log(10.0)))  # as wide as the Box, or as -10 to 10
     return Policy(Constant(outputs), head, PolicyConfig(), 0, None)
 
 

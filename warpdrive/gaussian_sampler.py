@@ -15,12 +15,15 @@ from warpdrive.errors import ShapeError
 from warpdrive.function_manager import FunctionManager
 
 SOURCE: Path = KERNELS_FOLDER / "gaussian_sampler.cu"
+LARGEST_END = 1e30
+"""Of a Box: larger ones stand for none."""
 
 
 class GaussianSampler:
     """Draws actions of a Box, with their log-probability and entropy beside them.
 
-    The env gets the action clipped to the Box; what was drawn is kept apart, as the log-probability is of that.
+    What is drawn is a part of the Box: 0 stands for its middle, -1 and 1 for its ends (see `parts_of_box`). The env gets
+    that clipped to the Box; what was drawn is kept apart, as the log-probability is of that.
     A draw depends on (seed, env, agent, env step) alone, as the Sampler's.
 
     Args:
@@ -30,6 +33,7 @@ class GaussianSampler:
         num_agents: agents that the action array holds: all of the env, or the group alone.
         space: a Box of shape [n].
         first_column: where the group starts in the action array; the first agent's number if not given.
+        squashes: whether the hyperbolic tangent brings what is drawn into the Box, which has to have bounds.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class GaussianSampler:
         space: spaces.Box,
         backend: Backend | None = None,
         first_column: int | None = None,
+        squashes: bool = False,
     ) -> None:
         if not isinstance(agents, range) or agents.step != 1 or len(agents) < 1:
             raise ShapeError(f"sampler: agents must be a range such as range(0, 4), got {agents!r}.")
@@ -54,6 +59,7 @@ class GaussianSampler:
             )
         self.data = data
         num_numbers = space.shape[0]
+        centre, scale = parts_of_box(space)
         self.mean_shape = (num_envs, len(agents), num_numbers)
         self._action_shape = (num_envs, num_agents, num_numbers)
         limit = np.finfo(np.float32).max
@@ -64,6 +70,9 @@ class GaussianSampler:
             "NUM_NUMBERS": num_numbers,
             "LOW": tuple(float(x) for x in np.clip(space.low, -limit, limit)),
             "HIGH": tuple(float(x) for x in np.clip(space.high, -limit, limit)),
+            "CENTRE": tuple(centre.tolist()),
+            "SCALE": tuple(scale.tolist()),
+            "SQUASHES": squashes,
         }
         self._functions = FunctionManager(data, SOURCE, constants, num_envs, len(agents), backend)
 
@@ -72,7 +81,7 @@ class GaussianSampler:
         mean: torch.Tensor,
         log_std: torch.Tensor,
         action: torch.Tensor,
-        unclipped: torch.Tensor,
+        drawn: torch.Tensor,
         log_prob: torch.Tensor,
         entropy: torch.Tensor,
         greedy: bool = False,
@@ -80,18 +89,19 @@ class GaussianSampler:
         """A launch, packed once.
 
         Args:
-            mean: [E, agents of the group, n] float32. Read.
-            log_std: [n] float32, the logarithm of the standard deviation, the same for all agents. Read.
+            mean: [E, agents of the group, n] float32, in parts of the Box. Read.
+            log_std: [n] float32, the logarithm of the standard deviation, likewise, the same for all agents. Read.
             action: [E, num_agents, n] float32, clipped to the Box. Only the group's columns are written.
-            unclipped: [E, agents of the group, n] float32, as drawn. Written.
-            log_prob, entropy: [E, agents of the group] float32, summed over the numbers, nats. Written.
+            drawn: [E, agents of the group, n] float32, in parts of the Box, not clipped. Written.
+            log_prob, entropy: [E, agents of the group] float32, of what was drawn in the Box's unit, summed over the
+                numbers, nats; a squashed entropy is the estimate of one draw. Written.
             greedy: take the mean instead of drawing.
         Raises:
             ShapeError, WiringError: an array does not fit.
         """
-        arrays = {"mean": mean, "log_std": log_std, "action": action, "unclipped": unclipped}
+        arrays = {"mean": mean, "log_std": log_std, "action": action, "drawn": drawn}
         arrays |= {"log_prob": log_prob, "entropy": entropy}
-        shapes = {"mean": self.mean_shape, "unclipped": self.mean_shape, "action": self._action_shape}
+        shapes = {"mean": self.mean_shape, "drawn": self.mean_shape, "action": self._action_shape}
         shapes |= {"log_std": self.mean_shape[2:], "seed": (3,), "env_step": self.mean_shape[:1]}
         read = {name: self.data[name] for name in ("seed", "env_step")}
         for name, tensor in (arrays | read).items():
@@ -99,3 +109,12 @@ class GaussianSampler:
             if tuple(tensor.shape) != shape:
                 raise ShapeError(f"sampler: '{name}' must be {list(shape)}, got {list(tensor.shape)}.")
         return self._functions.prepare("best_numbers" if greedy else "sample_numbers", **arrays)
+
+
+def parts_of_box(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of a Box and half its width, [n] float32 each; 0 and 1 where it has no end on one side."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    has_ends = np.maximum(np.abs(low), np.abs(high)) < LARGEST_END
+    has_ends &= low < high
+    low, high = np.where(has_ends, low, -1.0), np.where(has_ends, high, 1.0)
+    return ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)

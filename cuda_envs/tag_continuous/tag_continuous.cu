@@ -308,8 +308,9 @@ __device__ __forceinline__ int find_tagger(const Scene& scene, int runner)
 //   time_step         [env]                  steps since the episode began                       read, written
 //   observation       [env, agent, feature]  of the state before anyone was tagged in this step  written
 //   reward            [env, agent]                                                               written
-//   terminated        [env]                  no runner is left                                   written
-//   truncated         [env]                  time is up                                          written
+//   terminated        [env]                  no runner is left, or time is up: that is part of the game,
+//                                            pays, and is in the observation                     written
+//   truncated         [env]                  never                                               written
 extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) tag_continuous_step(
     const int* action, float* x, float* y, float* speed, float* acceleration, float* direction, bool* active,
     int* num_runners_left, int* time_step, float* observation, float* reward, bool* terminated, bool* truncated)
@@ -370,8 +371,8 @@ extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) t
         const int num_left = num_runners_left[env] - (RUNNER_EXITS ? num_tagged[NUM_TAGGERS] : 0);
         num_runners_left[env] = num_left;
         time_step[env] = time;
-        terminated[env] = num_left == 0;
-        truncated[env] = num_left != 0 && time >= EPISODE_LENGTH;
+        terminated[env] = num_left == 0 || time >= EPISODE_LENGTH;
+        truncated[env] = false;
     }
     const Motion motion = {
         KEEPS_MOTION ? scene.speed : speed + first, KEEPS_MOTION ? scene.acceleration : acceleration + first,

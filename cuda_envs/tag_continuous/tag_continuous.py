@@ -1,8 +1,8 @@
 """Continuous Tag: taggers chase runners on a square without cells.
 
 An agent steers by accelerating and turning. A runner that has a tagger within reach is tagged by the nearest
-one, and leaves the game if the config says so. The episode terminates when no runner is left and is truncated
-after `episode_length` steps.
+one, and leaves the game if the config says so. The episode terminates when no runner is left, or
+after `episode_length` steps: that end pays the runners, and the observation holds the time.
 
 Source: the rules of WarpDrive's TagContinuous (Lan et al. 2021, arXiv:2108.13976), without its lost tag rewards and
 without its bonus for runners tagged in the very last step.

@@ -156,14 +156,16 @@ class SampledActor(Actor):
 
 
 class GaussianActor(SampledActor):
-    """Draws the numbers of a Box. action [T, E, A, n] is as drawn; the env gets it clipped to the Box."""
+    """Draws the numbers of a Box. action [T, E, A, n] is as drawn, in parts of the Box (see GaussianHead)."""
 
     def fields(self, num_steps: int) -> list[Field]:
         return [*super().fields(num_steps), Field("action", (self.policy.head.num_outputs,))]
 
     def _make_sampler(self, num_envs: int, num_columns: int, first_column: int) -> GaussianSampler:
-        env, space = self.group.rollout.env, self.policy.head.space
-        return GaussianSampler(env.data, num_envs, self.spec.agents, num_columns, space, env.backend, first_column)
+        env, head = self.group.rollout.env, self.policy.head
+        return GaussianSampler(
+            env.data, num_envs, self.spec.agents, num_columns, head.space, env.backend, first_column, head.squashes
+        )
 
     def _prepare_sample(self, t: int) -> Call:
         group = self.group

@@ -1,4 +1,4 @@
-"""A2C: advantage actor-critic, one pass over each rollout.
+"""A2C: advantage actor-critic, one pass over each rollout, in one step of the optimiser or a few.
 
 Source: Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning", arXiv:1602.01783;
 advantages by GAE, arXiv:1506.02438; details 2, 3, 5, 7, 11 and 12 of Huang et al. 2022, "The 37
@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
 
-NOT_MOVED = {"approx_kl": 0.0, "clip_fraction": 0.0}
-"""A2C's one step starts from the very policy that played: where PPO looks at both, before a step, there is nothing."""
+FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -50,44 +49,58 @@ def a2c_loss(
 
 
 class A2C(OnPolicy):
-    """Updates one policy from its part of each rollout."""
+    """Updates one policy from its part of each rollout.
+
+    In one step of the optimiser, or in several, each on samples of its own. From the second one on the policy is no
+    longer the one that played: a sample then counts by how likely its action is now, as a part of what it was, and 1
+    at most. What has become unlikely would else be pushed on and on.
+    """
 
     config: A2CConfig
 
     def loss_of_kernels(self) -> dict[str, Any]:
-        constants = {"IS_PPO": False, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
-        return {"num_epochs": 1, "num_minibatches": 1, "constants": constants}
+        number = self.config.num_minibatches
+        constants = {"IS_PPO": False, "WEIGHS": number > 1, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
+        return {"num_epochs": 1, "num_minibatches": number, "constants": constants}
 
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
-        return {**super().update(clock, phases), **NOT_MOVED}
+        return {**super().update(clock, phases), "clip_fraction": 0.0}  # a figure of PPO's
 
     def learn(self) -> dict[str, torch.Tensor]:
-        """One step of the optimiser."""
+        """num_minibatches steps of the optimiser; returns means over them."""
         import torch
 
-        group, scalars = self.group, self.scalars
         self.begin()
-        everything = torch.arange(group.num_units, device=self.device)
-        number, mean, deviation = self.moments(everything)
-        sums = torch.zeros(3, device=self.device)
-        for samples in self.chunks(everything):
+        sums = torch.zeros(len(FIGURES), device=self.device)
+        if self.config.num_minibatches == 1:
+            sums += self._learn_from(torch.arange(self.group.num_units, device=self.device))
+        else:
+            for units in self.minibatches():
+                sums += self._learn_from(units)
+        self.end()
+        means = (sums / self.config.num_minibatches).unbind()
+        return {**dict(zip(FIGURES, means, strict=True)), "explained_variance": self.explained_variance()}
+
+    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
+        """One minibatch, one step of the optimiser: its figures."""
+        import torch
+
+        scalars = self.scalars
+        number, mean, deviation = self.moments(units)
+        sums = torch.zeros(4, device=self.device)
+        for samples in self.chunks(units):
             log_prob, entropy, value = self.policy.evaluate(samples)
-            advantage = (samples.advantage - mean) / deviation
+            advantage, kl = (samples.advantage - mean) / deviation, torch.zeros_like(entropy)
+            if self.config.num_minibatches > 1:
+                log_ratio = log_prob.detach() - samples.log_prob
+                advantage, kl = advantage * log_ratio.exp().clamp_max(1.0), log_ratio.exp() - 1 - log_ratio
             policy_loss, value_loss = a2c_loss(log_prob, value, advantage, self.targets_of(samples))
             losses = policy_loss + scalars["vf_loss_coeff"] * value_loss - scalars["entropy_coeff"] * entropy
             weight = 1.0 if samples.weight is None else samples.weight
             ((losses * weight).sum() / number).backward()
-            self.guard.check_loss(group.name, losses * weight, samples.index)
-            for i, part in enumerate((policy_loss, value_loss, entropy)):
+            self.guard.check_loss(self.group.name, losses * weight, samples.index)
+            for i, part in enumerate((policy_loss, value_loss, entropy, kl)):
                 sums[i] += (part.detach() * weight).sum()
         sums = self.reduce(sums)
         grad_norm = self.step()
-        self.end()
-        policy_loss, value_loss, entropy = (sums / number).unbind()
-        return {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "explained_variance": self.explained_variance(),
-            "grad_norm": grad_norm,
-        }
+        return torch.cat([sums / number, grad_norm.view(1)])

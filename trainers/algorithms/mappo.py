@@ -36,8 +36,6 @@ class MAPPOConfig(PPOConfig):
     """Errors of the value above this count linearly instead of squared."""
     num_epochs: Count = 10
     """Passes over each rollout: few, as samples that are used too often mislead many agents at once."""
-    num_minibatches: Count = 1
-    """Steps of the optimiser a pass: large batches estimate the gradient best."""
     max_grad_norm: Positive = 10.0
     """How long the gradient of all the policy's parameters together may be."""
     model: MAPPOModelConfig = field(default_factory=MAPPOModelConfig)

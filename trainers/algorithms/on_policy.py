@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.algorithms.algorithm import Algorithm, Figures, State
@@ -43,9 +43,8 @@ class OnPolicy(Algorithm):
         "policy_loss": "the policy's part of the loss in the last update, mean over its minibatches",
         "value_loss": "the critic's part, before vf_loss_coeff",
         "entropy": "entropy of the action's distribution, nats",
-        "approx_kl": "KL divergence from the policy that played, nats, before each step; 0 for A2C, whose "
-        "one step starts there",
-        "clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, likewise",
+        "approx_kl": "KL divergence from the policy that played, nats, before each step",
+        "clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, which clips none",
         "explained_variance": "1 is a critic that knows what comes, 0 one that guesses, less is worse",
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
@@ -169,7 +168,9 @@ class OnPolicy(Algorithm):
             torch.add(group.advantage, value, out=self.target)
             if self.policy.value_norm is not None:
                 weight = None if group.active is None else group.active.reshape(-1)
-                self.policy.value_norm.update(self.target.view(-1), weight)
+                head, said = self.policy.network.value_head, (group.value, group.final_value)
+                self.policy.value_norm.update(self.target.view(-1), weight, head, said)
+            self.guard.check_statistics(group.name)
 
     def explained_variance(self) -> torch.Tensor:
         """1 - variance of the advantage / variance of the target: 1 is a critic that knows, 0 one that guesses."""
@@ -217,6 +218,14 @@ class OnPolicy(Algorithm):
             divisor = _at_least_one(number)
         return divisor, mean, variance.sqrt() + 1e-8
 
+    def minibatches(self) -> Sequence[torch.Tensor]:
+        """All units of the rollout, each in one minibatch, in an order drawn anew."""
+        import torch
+
+        number = self.group.num_units
+        order = torch.randperm(number, generator=self.generator, device=self.device)
+        return order.chunk(self.config.num_minibatches)
+
     def chunks(self, units: torch.Tensor) -> Iterator[Samples]:
         """Samples of these units, at most MAX_SAMPLES of them at once, but one unit at least."""
         size = max(1, MAX_SAMPLES[self.device.type] // self.group.samples_per_unit)
@@ -240,6 +249,7 @@ class OnPolicy(Algorithm):
                 policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
                 if policy.critic_norm is not None:
                     policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
+            self.guard.check_statistics(group.name)
 
 
 def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int]:

@@ -33,8 +33,6 @@ class PPOConfig(ActorCriticConfig):
     """Whether advantages are brought to mean 0 and standard deviation 1 in each minibatch (7)."""
     num_epochs: Count = 4
     """Passes over each rollout."""
-    num_minibatches: Count = 4
-    """Steps of the optimiser a pass: every sample is in one of them (6)."""
     clip_param: Annotated[Number, Between(0)] = 0.2
     """How far the probability of an action may move from what it was, as a part of it (8). A schedule counts
     env steps."""
@@ -108,31 +106,30 @@ class PPO(OnPolicy):
             "num_epochs": config.num_epochs,
             "num_minibatches": config.num_minibatches,
             "constants": {
-                "IS_PPO": True, "CLIPS_VALUE": config.clip_value, "HUBER_DELTA": float(config.huber_delta or 0.0)
+                "IS_PPO": True,
+                "WEIGHS": False,
+                "CLIPS_VALUE": config.clip_value,
+                "HUBER_DELTA": float(config.huber_delta or 0.0),
             },
             "target_kl": config.target_kl or 0.0,
-        }  # fmt: skip
-
-    def learn(self) -> dict[str, torch.Tensor]:
-        """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12)."""
-        import torch
-
-        config, group = self.config, self.group
-        self.begin()
-        sums = torch.zeros(6, device=self.device)
-        for _ in range(config.num_epochs):
-            order = torch.randperm(group.num_units, generator=self.generator, device=self.device)  # anew each time (6)
-            for units in order.chunk(config.num_minibatches):
-                sums += self._learn_from(units)
-        self.end()
-        means = (sums / (config.num_epochs * config.num_minibatches)).unbind()
-        return {
-            **dict(zip(FIGURES, means, strict=True)),
-            "explained_variance": self.explained_variance(),
         }
 
+    def learn(self) -> dict[str, torch.Tensor]:
+        """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12), without those
+        that target_kl stopped."""
+        import torch
+
+        self.begin()
+        sums = torch.zeros(len(FIGURES) + 1, device=self.device)
+        for _ in range(self.config.num_epochs):
+            for units in self.minibatches():  # in an order of their own each time (6)
+                sums += self._learn_from(units)
+        self.end()
+        *means, _ = (sums / sums[-1].clamp_min(1.0)).unbind()
+        return {**dict(zip(FIGURES, means, strict=True)), "explained_variance": self.explained_variance()}
+
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
-        """One minibatch, one step of the optimiser: its figures."""
+        """One minibatch, one step of the optimiser: its figures, and 1; zeros if no step is made any more."""
         import torch
 
         config, group, scalars = self.config, self.group, self.scalars
@@ -158,4 +155,5 @@ class PPO(OnPolicy):
         if config.target_kl is not None:
             self.optimizer.stop_if(figures[3] > config.target_kl)
         grad_norm = self.step()
-        return torch.cat([figures, grad_norm.view(1)])
+        found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
+        return torch.where(self.stopped > 0, 0.0, found)

@@ -94,10 +94,11 @@ class PortablePolicy(nn.Module):
         head = self.policy.head
         if isinstance(head, GaussianHead):
             size = (head.num_outputs,)
+            before, how = (" before it is squashed", "squashed into") if head.squashes else ("", "clipped to")
             found = [
-                Slot("mean", size, "float32", "of the normal distribution of each number of the action"),
+                Slot("mean", size, "float32", f"of the normal distribution of each number of the action{before}"),
                 Slot("std", size, "float32", "its standard deviation"),
-                Slot(ACTION, size, "float32", "the mean, clipped to the action space"),
+                Slot(ACTION, size, "float32", f"the mean, {how} the action space"),
             ]
         else:
             sizes = head.head_sizes
@@ -150,10 +151,14 @@ class PortablePolicy(nn.Module):
         return (inputs[AGENT_ID].unsqueeze(-1) == torch.arange(self.num_agents)).float()
 
     def _distribution(self, found: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        if isinstance(self.policy.head, GaussianHead):
-            action = torch.minimum(torch.maximum(found, self.low), self.high)
-            std = self.policy.head.log_std.exp().expand(found.shape[0], -1).clone()  # no output is another's memory
-            return {"mean": found, "std": std, ACTION: action}
+        head = self.policy.head
+        if isinstance(head, GaussianHead):
+            action = head.action_of(found)
+            mean, std = found, head.log_std.exp()
+            if not head.squashes:
+                mean, std = action, std * head.scale
+            std = std.expand(found.shape[0], -1).clone()  # no output is another's memory
+            return {"mean": mean.clone(), "std": std, ACTION: torch.minimum(torch.maximum(action, self.low), self.high)}
         if mask is not None:
             found = found.masked_fill(~mask, MASKED)
         heads = split_heads(found, self.policy.head.head_sizes)

@@ -29,7 +29,7 @@ class FusedLearner:
     Args:
         learner: of A2C or PPO, whose policy is packed (see `pack`).
         num_epochs, num_minibatches: passes over the rollout, and steps of each.
-        constants: of the loss: IS_PPO, CLIPS_VALUE, HUBER_DELTA.
+        constants: of the loss: IS_PPO, WEIGHS, CLIPS_VALUE, HUBER_DELTA.
         target_kl: stops the iteration; 0: never.
     """
 
@@ -67,9 +67,10 @@ class FusedLearner:
         ]
         self._compile(config.normalize_advantage)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
-        self._norms = new(plan.num_steps)
+        self._norms, self._made = new(plan.num_steps), new(plan.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._halted = learner.guard.flag_of(group.name)
+        self._may_stop = target_kl > 0
         self._prepare_optimizer(target_kl)
         self._prepare_order()
         self._calls = [call for number in range(plan.num_steps) for call in self._prepare_step(number)]
@@ -84,6 +85,8 @@ class FusedLearner:
         learner, scalars = self.learner, self.learner.scalars
         self._adopt()
         learner.begin()
+        if learner.policy.value_norm is not None:
+            self.packed.pack()  # it moves the critic's last layer
         zero = self._coefficients.new_zeros(())
         names = ("entropy_coeff", "vf_loss_coeff", "clip_param")
         torch.stack([scalars.get(name, zero) for name in names], out=self._coefficients)
@@ -99,14 +102,18 @@ class FusedLearner:
             call()
         self._num_adam_steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._num_adam_steps))
         learner.end()
-        means = self._figures.sum(dim=(0, 1)) / self.plan.num_steps
+        means, norm = self._figures.sum(dim=(0, 1)) / self.plan.num_steps, self._norms.mean()
+        if self._may_stop:
+            made = self._made / self._made.sum().clamp_min(1.0)
+            means = (made.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
+            norm = (made * self._norms).sum()
         return {
             "policy_loss": means[0],
             "value_loss": means[1],
             "entropy": means[2],
             "approx_kl": means[3],
             "clip_fraction": means[4],
-            "grad_norm": self._norms.mean(),
+            "grad_norm": norm,
             "explained_variance": learner.explained_variance(),
         }
 
@@ -301,6 +308,7 @@ class FusedLearner:
                 elements=self.packed.elements,
                 biases=self.packed.biases,
                 norm=self._norms[number : number + 1],
+                made=self._made[number : number + 1],
             )
         )
         return calls

@@ -7,13 +7,14 @@ from typing import Any
 from trainers.heads.categorical import MASKED, CategoricalHeads, split_heads
 from trainers.heads.gaussian import GaussianHead
 from warpdrive.errors import EnvError
+from warpdrive.gaussian_sampler import LARGEST_END
 
 __all__ = ["MASKED", "CategoricalHeads", "GaussianHead", "Head", "make_head", "split_heads"]
 
 Head = CategoricalHeads | GaussianHead
 
 
-def make_head(space: Any, log_std_init: float = 0.0) -> Head:
+def make_head(space: Any, log_std_init: float = 0.0, squashes: bool = False) -> Head:
     """The head for an action space, known by its shape: Discrete has `n`, MultiDiscrete `nvec`, Box `low`.
 
     Raises:
@@ -24,7 +25,9 @@ def make_head(space: Any, log_std_init: float = 0.0) -> Head:
     if hasattr(space, "n"):
         return CategoricalHeads([space.n])
     if hasattr(space, "low") and len(space.shape) == 1 and space.dtype.kind == "f":
-        return GaussianHead(space, log_std_init)
+        if squashes and not (abs(space.low).max() < LARGEST_END and abs(space.high).max() < LARGEST_END):
+            raise EnvError("squash_actions: a number of the action has no bound to be squashed into. Leave it out.")
+        return GaussianHead(space, log_std_init, squashes)
     shape = f" of shape {list(space.shape)}" if getattr(space, "shape", None) else ""
     shape += f", {space.dtype}" if hasattr(space, "low") else ""
     raise EnvError(

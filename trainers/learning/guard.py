@@ -37,7 +37,7 @@ class _Place:
     """None: of whichever policy the row's agent has."""
     first_agent: int
     num_agents: int
-    """Rows are [step, env, agent]; 0: the rows are no steps, but parameters of the policy."""
+    """Rows are [step, env, agent]; 0: the rows are no steps, but parameters or statistics of the policy."""
     names: tuple[str, ...] = ()
 
 
@@ -79,6 +79,7 @@ class Guard:
         for one in of_policies:
             names = tuple(parameter for parameter, _ in rollout.groups[one[0]].policy.named_parameters())
             self._places += [_Place("loss", *one), _Place("gradient", one[0], 0, 0, names)]
+            self._places.append(_Place("statistic", one[0], 0, 0, tuple(rollout.groups[one[0]].policy.statistics)))
         self.halted = torch.zeros(1, device=env.device)
         """[1] float32: 1 once anything was found."""
         self._flags = torch.zeros(len(of_policies), device=env.device)
@@ -106,6 +107,12 @@ class Guard:
         """
         rows = torch.where(torch.isfinite(losses.detach()), NOTHING_FOUND, index)
         self._keep("loss", policy, rows.min())
+
+    def check_statistics(self, policy: str) -> None:
+        """Looks at whether all that a policy's running statistics took in was finite."""
+        if statistics := list(self.rollout.groups[policy].policy.statistics.values()):
+            bad = ~torch.stack([one.is_finite for one in statistics])
+            self._keep("statistic", policy, torch.where(bad.any(), bad.int().argmax(), NOTHING_FOUND))
 
     def check_gradient(self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor) -> None:
         """Looks at the gradient, before it is shortened: at its norm, and at each parameter's.
@@ -190,6 +197,11 @@ class Guard:
 
     def _describe(self, place: _Place, row: int, iteration: int) -> str:
         when = f"iteration {iteration + 1}"
+        if place.tensor == "statistic":
+            return (
+                f"policy '{place.policy}': what {place.names[row]} takes in became a NaN or an infinity, or is too "
+                f"large for float32, in {when}. Scale the env's numbers down."
+            )
         if not place.num_agents:
             return (
                 f"policy '{place.policy}': the gradient of '{place.names[row]}' became a NaN or an infinity in {when}. "
@@ -211,6 +223,8 @@ class Guard:
     def _where(self, place: _Place, row: int, iteration: int) -> dict[str, str | int | None]:
         """What `_describe` puts into words; None where a tensor has no such axis."""
         found = {"tensor": place.tensor, "policy": place.policy, "iteration": iteration + 1}
+        if place.tensor == "statistic":
+            return found | {"statistic": place.names[row], "env": None, "agent": None, "step": None}
         if not place.num_agents:
             return found | {"parameter": place.names[row], "env": None, "agent": None, "step": None}
         step, rest = divmod(row, self.num_envs * place.num_agents)

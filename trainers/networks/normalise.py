@@ -1,9 +1,12 @@
 """Running statistics on the device, as modules: a policy's checkpoint holds them.
 
-What has a NaN or an infinity in it is not taken in: the run stops for it (see guard.py), and its policies stay of use.
+What has a NaN or an infinity in it is not taken in, and `is_finite` says so: the run stops for it (see guard.py), and
+its policies stay of use.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -19,6 +22,8 @@ class RunningMoments(nn.Module):
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("variance", torch.ones(shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("is_finite", torch.ones((), dtype=torch.bool), persistent=False)
+        """[] bool: whether all that came so far was."""
 
     def take_in(self, values: torch.Tensor, weight: torch.Tensor | None, dim: int | None) -> None:
         """Values along `dim`, or all of them if it is None, of all ranks; those with weight 0 do not count."""
@@ -31,7 +36,7 @@ class RunningMoments(nn.Module):
             mean = (values * weight).sum(dim) / divisor
             variance = ((values - mean).square() * weight).sum(dim) / divisor
         number, mean, variance = world().moments(number, mean, variance)
-        _merge(self.mean, self.variance, self.count, mean, variance, number)
+        self.is_finite &= _merge(self.mean, self.variance, self.count, mean, variance, number)
 
 
 class ObservationNorm(RunningMoments):
@@ -77,41 +82,81 @@ class RewardNorm(RunningMoments):
 
 
 class ValueNorm(nn.Module):
-    """Lets the critic learn normalised returns: running mean and deviation, with the bias of the start removed.
+    """Lets the critic learn normalised returns: mean and deviation of those so far, the last ones counting most.
 
     value of the critic * deviation + mean = return.
 
-    Source: Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games",
-    arXiv:2103.01955, section 3; van Hasselt et al. 2016, arXiv:1602.07714 (without its change of the weights).
+    When mean and deviation move, the critic's last layer and the values that are kept move with them, so that every
+    return that it stands for stays what it was. Without that, a rollout's values and the targets that are made of
+    them would be read in a unit that they were not said in, and what goes wrong by it is bootstrapped from.
+
+    Source: van Hasselt et al. 2016, "Learning values across many orders of magnitude", arXiv:1602.07714 (PopArt); Yu
+    et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games", arXiv:2103.01955, section 3.
     """
 
-    def __init__(self, beta: float = 0.99) -> None:
+    def __init__(self, beta: float = 0.99, min_deviation: float = 1e-2) -> None:
         super().__init__()
         self.beta = beta
-        self.register_buffer("running_mean", torch.zeros(()))
-        self.register_buffer("running_square", torch.zeros(()))
-        self.register_buffer("weight", torch.zeros(()))
+        self.min_deviation = min_deviation
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+        """Of all so far: 1 - beta^updates."""
         self.register_buffer("moments", torch.tensor([0.0, 1.0]))
         """[mean, deviation] as used now: what kernels read."""
+        self.register_buffer("is_finite", torch.ones((), dtype=torch.bool), persistent=False)
 
     @torch.no_grad()
-    def update(self, target: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Takes in returns [N] of all ranks, of which those with weight 0 do not count."""
-        number = target.numel()
+    def update(
+        self,
+        target: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        head: nn.Linear | None = None,
+        values: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Takes in returns of all ranks, and moves what is in the critic's unit into the new one.
+
+        The first time nothing is moved: a new critic, which says about 0, then means the mean.
+
+        Args:
+            target: [N] returns.
+            weight: [N], 0 where one does not count; None if all do.
+            head: the critic's last layer.
+            values: what the critic said, of any shape.
+        """
+        number, wide = target.numel(), target.double()
         if weight is None:
-            mean, square = target.mean(), target.square().mean()
+            variance, mean = torch.var_mean(wide, correction=0)
         else:
-            weight = weight.to(target.dtype)
-            number = weight.sum()  # if it is 0, neither mean nor square is finite
-            mean, square = (target * weight).sum() / number, (target.square() * weight).sum() / number
-        _, mean, square = world().average(number, mean, square)
-        is_finite = torch.isfinite(mean + square)
-        self.running_mean.lerp_(torch.where(is_finite, mean, self.running_mean), 1 - self.beta)
-        self.running_square.lerp_(torch.where(is_finite, square, self.running_square), 1 - self.beta)
-        self.weight.lerp_(torch.where(is_finite, 1.0, self.weight), 1 - self.beta)
-        debiased_mean = self.running_mean / self.weight
-        variance = (self.running_square / self.weight - debiased_mean.square()).clamp_min(1e-2)
-        self.moments.copy_(torch.where(is_finite, torch.stack([debiased_mean, variance.sqrt()]), self.moments))
+            weight = weight.double()
+            number = weight.sum()
+            divisor = number.clamp_min(1.0)
+            mean = (wide * weight).sum() / divisor
+            variance = ((wide - mean).square() * weight).sum() / divisor
+        number, mean, variance = world().moments(number, mean, variance)
+        is_finite = torch.isfinite(mean.float() + variance.sqrt().float())
+        self.is_finite &= is_finite
+        counts = is_finite if weight is None else is_finite & (number > 0)
+        is_first = self.weight == 0
+        now = torch.where(counts, 1 - self.beta + self.beta * self.weight, self.weight)
+        share = torch.where(counts, (1 - self.beta) / now.clamp_min(1 - self.beta), 0.0)
+        delta = torch.where(counts, mean - self.mean, 0.0)
+        new = torch.where(counts, variance, 0.0) * share + delta.square() * share * (1 - share)
+        self.variance.mul_(1 - share).add_(new)
+        self.mean.add_(delta * share)
+        self.weight.copy_(now)
+        before, after = self.moments.double(), torch.stack([self.mean, self.variance.sqrt()])
+        after[1].clamp_min_(self.min_deviation)
+        after = torch.where(counts, after, before).float().double()  # what is moved has to meet what kernels read
+        stays = is_first | ~counts
+        scale = torch.where(stays, 1.0, before[1] / after[1])
+        shift = torch.where(stays, 0.0, (before[0] - after[0]) / after[1])
+        self.moments.copy_(after)
+        if head is not None:
+            head.weight.copy_(head.weight * scale)
+            head.bias.copy_(head.bias * scale + shift)
+        for value in values:
+            value.copy_(value * scale + shift)
 
     def normalise(self, target: torch.Tensor) -> torch.Tensor:
         return (target - self.moments[0]) / self.moments[1]
@@ -127,8 +172,8 @@ def _merge(
     new_mean: torch.Tensor,
     new_variance: torch.Tensor,
     number: torch.Tensor,
-) -> None:
-    """Brings `number` more samples into running moments, in place."""
+) -> torch.Tensor:
+    """Brings `number` more samples into running moments, in place; returns whether they were finite."""
     is_finite = torch.isfinite(new_mean.sum() + new_variance.sum())
     number = torch.where(is_finite, number, 0.0)
     new_mean, new_variance = (torch.where(is_finite, new, mean) for new in (new_mean, new_variance))
@@ -139,3 +184,4 @@ def _merge(
     variance.copy_(variance * (1 - share) + new_variance * share + delta.square() * share * (1 - share))
     mean.add_(delta * share)
     count.copy_(total)
+    return is_finite

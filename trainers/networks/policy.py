@@ -14,7 +14,7 @@ from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import Head, make_head
 from trainers.networks import make_network
 from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
-from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
+from trainers.networks.normalise import ObservationNorm, RewardNorm, RunningMoments, ValueNorm
 from trainers.settings.config import PolicyConfig
 from trainers.settings.outside import is_outside
 from warpdrive.env import Env
@@ -56,6 +56,17 @@ class Policy(nn.Module):
             self.critic_norm = None if num_critic_features is None else ObservationNorm(num_critic_features)
         self.value_norm = ValueNorm() if config.normalize_return else None
         self.reward_norm = RewardNorm() if config.normalize_reward else None
+
+    @property
+    def statistics(self) -> dict[str, RunningMoments | ValueNorm]:
+        """Its running statistics, by the config's key; a critic's own observations have ones of their own."""
+        found = {
+            "normalize_reward": self.reward_norm,
+            "normalize_return": self.value_norm,
+            "normalize_observation": self.observation_norm,
+            "normalize_observation (the critic's)": self.critic_norm,
+        }
+        return {key: one for key, one in found.items() if one is not None}
 
     @property
     def memory_size(self) -> int:
@@ -190,7 +201,7 @@ def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Gene
 
 
 def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
-    head = make_head(spec.action_space, config.model.log_std_init)
+    head = make_head(spec.action_space, config.model.log_std_init, config.model.squash_actions)
     num_ids = spec.num_agents if config.agent_id else 0
     num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features
     num_critic_features = None

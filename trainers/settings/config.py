@@ -44,8 +44,9 @@ class TrainerConfig:
 
     num_envs: Count = 100
     """Copies of the env that are stepped at once."""
-    train_batch_size: Count = 10_000
-    """Env steps of one iteration, over all envs: each env makes train_batch_size / num_envs."""
+    train_batch_size: Count | None = None
+    """Env steps of one iteration, over all envs: each env makes train_batch_size / num_envs. If not given, as many as
+    the algorithms like: 2,000, and 20 of each env at least; DQN's 256."""
     num_episodes: Count | None = None
     """Length of the run in whole episodes, over all envs. Give this or total_timesteps."""
     total_timesteps: Count | None = None
@@ -71,7 +72,7 @@ class TrainerConfig:
     @property
     def num_steps(self) -> int:
         """Steps that each env makes in one iteration."""
-        return self.train_batch_size // self.num_envs
+        return self.train_batch_size // self.num_envs  # read_config fills in what was not given
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ class ModelConfig:
     sequence_length: Count | None = None
     """Steps through which a GRU's gradient runs, a divisor of the steps of an iteration; all of them if not given."""
     log_std_init: float = 0.0
-    """Logarithm of the standard deviation of Box actions at the start."""
+    """Logarithm of the standard deviation of Box actions at the start, in half widths of the Box: 0 is as wide."""
+    squash_actions: bool = False
+    """Whether the hyperbolic tangent brings Box actions into their bounds, where they are else clipped."""
     model_ckpt_filepath: PathName | None = None
     """A policy.<name>.safetensors to start from."""
 
@@ -128,6 +131,10 @@ class PolicyConfig:
     """Whether each agent also sees which one of the policy's agents it is."""
     model: ModelConfig = field(default_factory=ModelConfig)
 
+    MIN_STEPS: ClassVar[int] = 1
+    MIN_BATCH: ClassVar[int] = 256
+    """Steps of an iteration that its algorithm likes, of each env and over all of them, where none are given."""
+
     # What only some algorithms have, and all are asked for.
     critic_lr: ClassVar[Any] = None
     normalize_reward: ClassVar[bool] = False
@@ -139,6 +146,15 @@ class PolicyConfig:
 class ActorCriticConfig(PolicyConfig):
     """What A2C's, PPO's and MAPPO's configs have beyond it."""
 
+    MIN_STEPS: ClassVar[int] = 20
+    MIN_BATCH: ClassVar[int] = 2_000
+    MINIBATCH: ClassVar[int] = 512
+    MAX_MINIBATCHES: ClassVar[int] = 32
+    """Where num_minibatches is not given: samples of one, and how many there are at most."""
+
+    num_minibatches: Count | None = None
+    """Steps of the optimiser a pass over the rollout: every sample is in one of them. If not given, as many as make
+    minibatches of 512 samples, and 32 at most."""
     gae_lambda: Fraction = 0.95
     """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
     critic_lr: Annotated[Number, Between(0)] | None = None

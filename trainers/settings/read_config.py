@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -90,6 +91,7 @@ class _Reader:
             self.problems.add(self.top.marks.get("name", ""), "name", message)
         policy = self._policies(env)
         if trainer is not None:
+            trainer = _with_batch(trainer, [one for one in policy.values() if one is not None])
             self._check_trainer(trainer, env)
         if env is not None:
             for name, one in policy.items():
@@ -98,7 +100,7 @@ class _Reader:
         if trainer is not None and env is not None:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
-                    self._check_batches(name, one, trainer, env)
+                    policy[name] = self._with_minibatches(name, one, trainer, env)
                     self._check_learns(name, one, env)
         if None not in (env, saving, evaluation):
             self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
@@ -281,15 +283,16 @@ class _Reader:
             message = "a cnn sees arrays, and scales images by their space's bounds. Leave this out."
             self.problems.add(marks.get("normalize_observation", mark), f"policy.{name}.normalize_observation", message)
 
-    def _check_batches(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> None:
-        """Whether a rollout can be cut as the policy's config says."""
+    def _with_minibatches(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> PolicyConfig:
+        """With a number of minibatches that a rollout can be cut into, if its algorithm has any and none is given."""
         section = self.top.get("policy") or {}
         given = section.get(name) if isinstance(section, Mapping) else None
         marks = given.marks if isinstance(given, Section) else {}
         mark = section.marks.get(name, "") if isinstance(section, Section) else ""
         num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
         num_gpus, of_each = trainer.num_gpus, "" if trainer.num_gpus == 1 else " on each GPU"
-        number, what = trainer.train_batch_size * num_agents // num_gpus, "samples (train_batch_size x agents)"
+        number, of_unit = trainer.train_batch_size * num_agents // num_gpus, 1
+        what = "samples (train_batch_size x agents)"
         if policy.model.type == "gru":
             length = policy.model.sequence_length or trainer.num_steps
             if length < 1 or trainer.num_steps % length:
@@ -299,9 +302,14 @@ class _Reader:
                 model_marks = model.marks if isinstance(model, Section) else {}
                 place = model_marks.get("sequence_length", marks.get("model", mark))
                 self.problems.add(place, f"policy.{name}.model.sequence_length", message)
-                return
+                return policy
+            of_unit = length * num_agents
             number, what = trainer.num_steps // length * trainer.num_envs // num_gpus, "sequences (each of one env)"
         num_minibatches = getattr(policy, "num_minibatches", 1)
+        if num_minibatches is None:
+            wanted = max(1, min(number * of_unit // policy.MINIBATCH, policy.MAX_MINIBATCHES, number))
+            below = next(n for n in range(wanted, 0, -1) if number % n == 0)
+            return dataclasses.replace(policy, num_minibatches=below)
         if number % num_minibatches:
             near = _nearest_divisors(number, num_minibatches)
             message = (
@@ -309,6 +317,7 @@ class _Reader:
                 f"{near}."
             )
             self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
+        return policy
 
     def _try_network(self, name: str, policy: PolicyConfig, env: Env) -> None:
         """Whether a network from outside can be made for this env, and gives what its policy needs."""
@@ -358,6 +367,17 @@ class _Reader:
             add("total_timesteps", "is missing: how long to train, in env steps (or num_episodes, in episodes).")
         elif trainer.num_episodes is not None and env is not None and env.episode_length is None:
             add("num_episodes", f"the episodes of '{self.top['name']}' have no fixed length. Give total_timesteps.")
+
+
+def _with_batch(trainer: TrainerConfig, policies: Sequence[PolicyConfig]) -> TrainerConfig:
+    """With a train_batch_size that all these like, if none is given: in whole sequences of those that are recurrent."""
+    if trainer.train_batch_size is not None:
+        return trainer
+    min_batch = max((one.MIN_BATCH for one in policies), default=1)
+    num_steps = max([-(-min_batch // trainer.num_envs), *(one.MIN_STEPS for one in policies)])
+    lengths = [one.model.sequence_length for one in policies if one.model.type == "gru"]
+    whole = math.lcm(*(length for length in lengths if length is not None))
+    return dataclasses.replace(trainer, train_batch_size=-(-num_steps // whole) * whole * trainer.num_envs)
 
 
 def _multiples_around(number: int, of: int) -> list[int]:

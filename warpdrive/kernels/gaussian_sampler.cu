@@ -2,16 +2,24 @@
 // launch.
 //
 // Constants: NUM_AGENTS agents of the group, the first being the env's FIRST_AGENT, which act in column FIRST_COLUMN
-// and on of the NUM_COLUMNS of the action array; NUM_NUMBERS numbers an action, within LOW and HIGH.
+// and on of the NUM_COLUMNS of the action array; NUM_NUMBERS numbers an action, within LOW and HIGH. What is drawn
+// stands for CENTRE + SCALE times it; or, if it SQUASHES, CENTRE + SCALE times the hyperbolic tangent of it.
 #include "warpdrive.cuh"
 #include "random.cuh"
 
 __device__ const float HALF_LOG_TWO_PI = 0.918938533204672742f;
 
+// log(1 - tanh(x)^2), also where that is 0 in float.
+__device__ __forceinline__ float log_slope_of_tanh(float x)
+{
+    const float far = -2.0f * fabsf(x);
+    return 2.0f * (0.693147180559945309f + 0.5f * far - log1pf(expf(far)));
+}
+
 template <bool GREEDY>
 __device__ __forceinline__ void draw_all(
     const float* mean, const float* log_std, const unsigned int* seed, const int* env_step, float* action,
-    float* unclipped, float* log_prob, float* entropy)
+    float* drawn, float* log_prob, float* entropy)
 {
     const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
     for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
@@ -23,35 +31,37 @@ __device__ __forceinline__ void draw_all(
         float row_entropy = 0.0f;
         for (int i = 0; i < NUM_NUMBERS; ++i) {
             const float deviate = GREEDY ? 0.0f : random.normal();
-            const float drawn = mean[row * NUM_NUMBERS + i] + expf(log_std[i]) * deviate;
-            unclipped[row * NUM_NUMBERS + i] = drawn;
-            action[column * NUM_NUMBERS + i] = fminf(fmaxf(drawn, LOW[i]), HIGH[i]);
-            row_log_prob -= 0.5f * deviate * deviate + log_std[i] + HALF_LOG_TWO_PI;
-            row_entropy += 0.5f + HALF_LOG_TWO_PI + log_std[i];
+            const float number = mean[row * NUM_NUMBERS + i] + expf(log_std[i]) * deviate;
+            drawn[row * NUM_NUMBERS + i] = number;
+            const float part = SQUASHES ? tanhf(number) : number;
+            action[column * NUM_NUMBERS + i] = fminf(fmaxf(CENTRE[i] + SCALE[i] * part, LOW[i]), HIGH[i]);
+            const float stretch = logf(SCALE[i]) + (SQUASHES ? log_slope_of_tanh(number) : 0.0f);
+            row_log_prob -= 0.5f * deviate * deviate + log_std[i] + HALF_LOG_TWO_PI + stretch;
+            row_entropy += 0.5f + HALF_LOG_TWO_PI + log_std[i] + stretch;
         }
         log_prob[row] = row_log_prob;
         entropy[row] = row_entropy;
     }
 }
 
-//   mean       [env, agent of the group, number]                           read
+//   mean       [env, agent of the group, number] of what is drawn          read
 //   log_std    [number]                          nats                      read
 //   seed       [3], env_step [env]               name the draws            read
 //   action     [env, column, number]             LOW to HIGH               written in the group's columns
-//   unclipped  [env, agent of the group, number] as drawn                  written
-//   log_prob   [env, agent of the group]         of what was drawn, nats   written
-//   entropy    [env, agent of the group]         nats                      written
+//   drawn      [env, agent of the group, number] what it stands for is not clipped  written
+//   log_prob   [env, agent of the group]         of what it stands for, nats        written
+//   entropy    [env, agent of the group]         nats; if it SQUASHES, of one draw  written
 extern "C" __global__ void sample_numbers(
     const float* mean, const float* log_std, const unsigned int* seed, const int* env_step, float* action,
-    float* unclipped, float* log_prob, float* entropy)
+    float* drawn, float* log_prob, float* entropy)
 {
-    draw_all<false>(mean, log_std, seed, env_step, action, unclipped, log_prob, entropy);
+    draw_all<false>(mean, log_std, seed, env_step, action, drawn, log_prob, entropy);
 }
 
 // The mean itself.
 extern "C" __global__ void best_numbers(
     const float* mean, const float* log_std, const unsigned int* seed, const int* env_step, float* action,
-    float* unclipped, float* log_prob, float* entropy)
+    float* drawn, float* log_prob, float* entropy)
 {
-    draw_all<true>(mean, log_std, seed, env_step, action, unclipped, log_prob, entropy);
+    draw_all<true>(mean, log_std, seed, env_step, action, drawn, log_prob, entropy);
 }

@@ -56,8 +56,15 @@ __device__ __forceinline__ float differentiate(
             kl = ratio - 1.0f - log_ratio;
             is_clipped = fabsf(ratio - 1.0f) > clip ? 1.0f : 0.0f;
         } else {
-            policy_loss = -log_prob * sample.advantage;
-            by_log_prob = -sample.advantage;
+            float weight = 1.0f;
+            if (WEIGHS) {
+                const float log_ratio = log_prob - sample.old_log_prob;
+                const float ratio = quick_exp(log_ratio);
+                weight = fminf(ratio, 1.0f);
+                kl = ratio - 1.0f - log_ratio;
+            }
+            policy_loss = -log_prob * sample.advantage * weight;
+            by_log_prob = -sample.advantage * weight;
         }
         loss += policy_loss - entropy_coeff * entropy;
         figures[0] += policy_loss * sample.share;
