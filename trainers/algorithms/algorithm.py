@@ -148,6 +148,10 @@ class Algorithm:
     def restored(self) -> None:
         """What `state` gave has been written to."""
 
+    def report(self) -> Figures:
+        """What is only looked at when a report is due, besides what the phases gave."""
+        return {}
+
     def set_scalars(self, clock: Clock) -> dict[str, float]:
         """Brings `scalars` up to date; returns them."""
         now = {name: float(value_at(getattr(self.config, name), clock.env_steps)) for name in self.scalars}

@@ -50,14 +50,14 @@ class CNN(nn.Module):
         self.heads = dict(heads)
         layers, width = CONVOLUTIONS[config.conv]
         width = config.dense_dim or width
-        self.encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
+        self.encoder = Encoder(inputs.spaces, layers, width, config.activates, generator)
         self.critic_encoder = None
         if has_own_critic(config, inputs, heads):
             if inputs.num_critic_features is None:
-                self.critic_encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
+                self.critic_encoder = Encoder(inputs.spaces, layers, width, config.activates, generator)
             else:
                 layer = linear(inputs.num_critic_features, width, math.sqrt(2.0), generator)
-                self.critic_encoder = nn.Sequential(layer, _Activation(config.activation))
+                self.critic_encoder = nn.Sequential(layer, _Activation(config.activates))
         add_heads(self, dict.fromkeys(heads, width), generator)
 
     def forward(

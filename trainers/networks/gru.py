@@ -29,7 +29,7 @@ class GRU(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activates]
         self.trunk = make_trunk(inputs.num_features, config.fc_dims, config.layer_norm, generator)
         self.cell = _gru_cell(last_width(inputs.num_features, config.fc_dims), config.memory_size, generator)
         self.critic_trunk = self.critic_cell = None

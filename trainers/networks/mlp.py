@@ -46,7 +46,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activates]
         self.trunk = make_trunk(inputs.num_features, config.fc_dims, config.layer_norm, generator)
         widths = dict.fromkeys(heads, last_width(inputs.num_features, config.fc_dims))
         self.critic_trunk = None

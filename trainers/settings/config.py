@@ -81,14 +81,14 @@ class ModelConfig:
 
     type: str = "mlp"
     """A file of trainers/networks, or "my_package.nets:Net" (own_network.md)."""
-    fc_dims: tuple[Count, ...] = (32, 32)
+    fc_dims: tuple[Count, ...] = (64, 64)
     """Width of each hidden layer, of mlp and gru."""
-    shared_trunk: bool = True
+    shared_trunk: bool = False
     """Whether action and value come from the same hidden layers."""
     critic_fc_dims: tuple[Count, ...] | None = None
     """Width of each hidden layer of a critic that has its own; as fc_dims if not given."""
-    activation: Literal["relu", "tanh"] = "relu"
-    """What follows each hidden layer."""
+    activation: Literal["relu", "tanh"] | None = None
+    """What follows each hidden layer; if not given tanh, and relu in a cnn."""
     layer_norm: bool = False
     """Whether the input is normalised over its features."""
     conv: Literal["minatar", "nature"] = "minatar"
@@ -106,6 +106,11 @@ class ModelConfig:
     """Whether the hyperbolic tangent brings Box actions into their bounds, where they are else clipped."""
     model_ckpt_filepath: PathName | None = None
     """A policy.<name>.safetensors to start from."""
+
+    @property
+    def activates(self) -> Literal["relu", "tanh"]:
+        """What follows each hidden layer."""
+        return self.activation or ("relu" if self.type == "cnn" else "tanh")
 
 
 @dataclass(frozen=True)
@@ -152,9 +157,15 @@ class ActorCriticConfig(PolicyConfig):
     MAX_MINIBATCHES: ClassVar[int] = 32
     """Where num_minibatches is not given: samples of one, and how many there are at most."""
 
+    FALLS: ClassVar[tuple[float, float]] = (2e-3, 1e-4)
+    """`lr` at the start and at the end of a run, where it is not given."""
+
+    lr: Annotated[Number, Between(0)] | None = None
+    """Adam's step size. A schedule counts env steps. If not given, it falls from 2e-3 to 1e-4 in a straight line over
+    the run."""
     num_minibatches: Count | None = None
     """Steps of the optimiser a pass over the rollout: every sample is in one of them. If not given, as many as make
-    minibatches of 512 samples, and 32 at most."""
+    minibatches of 512 samples, A2C's of 128; 32 at most."""
     gae_lambda: Fraction = 0.95
     """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
     critic_lr: Annotated[Number, Between(0)] | None = None
@@ -166,8 +177,9 @@ class ActorCriticConfig(PolicyConfig):
     +-reward_clip."""
     reward_clip: Positive = 10.0
     """Bound of rewards after they are scaled by normalize_reward."""
-    normalize_return: bool = False
-    """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far."""
+    normalize_return: bool = True
+    """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
+    moves with them (PopArt). Rewards of any size then need no other settings."""
     central_critic: bool = False
     """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
 

@@ -27,7 +27,7 @@ from trainers.settings.config import (
     hints_for,
 )
 from trainers.settings.outside import check_allowed, is_outside
-from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_section, unknown_key
+from warpdrive.config import Problems, Schedule, Section, build, did_you_mean, shown, to_section, unknown_key
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
 from warpdrive.errors import ConfigError, EnvError
@@ -100,7 +100,7 @@ class _Reader:
         if trainer is not None and env is not None:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
-                    policy[name] = self._with_minibatches(name, one, trainer, env)
+                    policy[name] = one = _with_lr(self._with_minibatches(name, one, trainer, env), trainer, env)
                     self._check_learns(name, one, env)
         if None not in (env, saving, evaluation):
             self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
@@ -378,6 +378,16 @@ def _with_batch(trainer: TrainerConfig, policies: Sequence[PolicyConfig]) -> Tra
     lengths = [one.model.sequence_length for one in policies if one.model.type == "gru"]
     whole = math.lcm(*(length for length in lengths if length is not None))
     return dataclasses.replace(trainer, train_batch_size=-(-num_steps // whole) * whole * trainer.num_envs)
+
+
+def _with_lr(policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> PolicyConfig:
+    """With a step size that falls over the run, if none is given."""
+    length = trainer.total_timesteps
+    if length is None and trainer.num_episodes is not None and env.episode_length is not None:
+        length = trainer.num_episodes * env.episode_length
+    if policy.lr is not None or length is None:
+        return policy
+    return dataclasses.replace(policy, lr=Schedule(((0, policy.FALLS[0]), (length, policy.FALLS[1]))))
 
 
 def _multiples_around(number: int, of: int) -> list[int]:
