@@ -60,6 +60,16 @@ def watch_gradients(learner, monkeypatch) -> list[list[torch.Tensor]]:
     return given
 
 
+def step_along(learner, gradient: float) -> dict[str, torch.Tensor]:
+    """How much less each parameter is after a step of the optimiser along this gradient of all numbers."""
+    parameters = dict(learner.policy.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = torch.full_like(parameter, gradient)
+    learner.step()
+    return {name: old - parameters[name].detach() for name, old in before.items()}
+
+
 def num_steps_made(learner) -> int:
     """Of the optimiser."""
     return max((int(memory["step"].item()) for memory in learner.optimizer.state.values()), default=0)
