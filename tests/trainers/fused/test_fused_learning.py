@@ -146,8 +146,8 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
 
 @pytest.mark.parametrize(("rollout", "precision", "way"), [("a2c", BF16, REGISTERS), *OF_WARPGROUPS])
 def test_the_same_update_has_the_same_bits(make, rollout, precision, way, device):
-    if device == "cpu" and way != REGISTERS:
-        pytest.skip("there are no blocks side by side")
+    if device == "cpu" and rollout != "a2c":
+        pytest.skip("a GPU alone has warpgroups, and these layers take a CPU long")
     found = []
     for _ in range(2):
         learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)

@@ -251,7 +251,9 @@ def test_debug_mode_finds_no_race_between_policies_of_one_launch(make, device, m
     if device != "cpu":
         pytest.skip("the CPU's debug mode finds races")
     monkeypatch.setattr(trainers.trainer, "make_backend", lambda settings: choose_backend("cpu", debug=True))
-    make(faulty(), BF16).rollout.collect()
+    run = faulty()
+    run["policy"] = {name: {**policy, "to_train": False} for name, policy in run["policy"].items()}  # fewer kernels
+    make(run, BF16).rollout.collect()
 
 
 @pytest.mark.parametrize("where", ["observation", "reward"])
