@@ -117,22 +117,6 @@ def test_detail_02_returns_are_normalised_by_running_moments_without_the_bias_of
     assert norm.moments.tolist() == before, "a rollout in which nobody is in the game tells nothing"
 
 
-def test_detail_03_advantages_come_of_denormalised_values(train):
-    trainer = train(gamma=0.5, gae_lambda=0.0)
-    rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
-    with torch.no_grad():
-        group.policy.value_norm.moments.copy_(torch.tensor([5.0, 2.0]))
-    rollout.collect()
-    trainer.algorithms["climber"].begin()
-    value, final_value = 5.0 + 2.0 * group.value, 5.0 + 2.0 * group.final_value[0]
-    terminated, truncated = rollout.terminated.unsqueeze(-1), rollout.truncated.unsqueeze(-1)
-    future = torch.where(truncated, final_value, value[1:])  # 9 steps: an env is truncated once
-    future = torch.where(terminated | ~rollout.survived, 0.0, future)
-    expected = (rollout.reward + 0.5 * future - value[:-1]) * group.active
-    torch.testing.assert_close(group.advantage, expected, rtol=1e-5, atol=1e-5)
-    assert terminated.any() and truncated.any()
-
-
 @pytest.mark.parametrize("max_samples", [1 << 15, 40])
 def test_details_02_03_and_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
     train, device, monkeypatch, max_samples
@@ -281,18 +265,6 @@ def test_detail_13_a_time_limit_bootstraps_from_the_state_before_the_reset(train
     torch.testing.assert_close(group.final_value[0], value.detach().expand(5, -1))
     trainer.algorithms["climber"].begin()
     torch.testing.assert_close(trainer.algorithms["climber"].target[5], 0.5 * group.final_value[0])
-
-
-def test_detail_13_the_end_of_the_game_has_no_future(train):
-    """All climb: heights 1, 2 and 3 in three steps, which terminate every episode."""
-    trainer = train(gamma=0.5, gae_lambda=0.0)
-    always(trainer, 1)
-    trainer.rollout.collect()
-    assert trainer.rollout.terminated.all(1).tolist() == [False, False, True] * 3
-    assert not trainer.rollout.survived[2].any()
-    trainer.rollout.survived.fill_(True)  # as if nobody had left: that the game is over is enough
-    trainer.algorithms["climber"].begin()
-    torch.testing.assert_close(trainer.algorithms["climber"].target[2], torch.ones(5, 3, device=trainer.env.device))
 
 
 def test_detail_14_a_recurrent_policy_learns_from_chunks_of_10_steps(train):

@@ -152,17 +152,6 @@ def test_kl_early_stop_is_torchs(make):
     assert 2 < max(steps[FULL][-1]) < 6
 
 
-def test_masks_are_kept_to(make):
-    """What is not allowed costs 1."""
-    trainer = make(locks(), BF16)
-    iterate(trainer, 2)
-    reward = trainer.rollout.reward
-    assert reward.min() == 0 and reward.max() == 1
-    group = trainer.rollout.groups["agent"]
-    taken = torch.nn.functional.one_hot(group.action[..., 0].long(), 3).bool()
-    assert (group.mask[..., :3][taken] | ~group.mask[..., :3].any(-1).flatten()).all()
-
-
 def test_a_policy_that_is_not_trained_plays_and_stays(make):
     trainer = make(faulty(to_train=False), BF16)
     before = parameters(trainer)
@@ -175,10 +164,14 @@ def test_a_policy_that_is_not_trained_plays_and_stays(make):
 # --------------------------------------------------------------------------------- again, and gone on with
 
 
-def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit(make):
+def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit_and_keep_to_masks(make):
     """Four iterations, of which a GPU replays two as graphs; of a run that goes on after two, none."""
     whole = make(locks(), BF16)
     whole.train()
+    reward, group = whole.rollout.reward, whole.rollout.groups["agent"]
+    assert reward.min() == 0 and reward.max() == 1  # what is not allowed costs 1
+    taken = torch.nn.functional.one_hot(group.action[..., 0].long(), 3).bool()
+    assert (group.mask[..., :3][taken] | ~group.mask[..., :3].any(-1).flatten()).all()
     end = hashes(whole)
     again = make(locks(), BF16)
     again.train()

@@ -232,13 +232,6 @@ def test_a_policy_that_makes_no_numbers_is_named_with_the_tensor(make_faulty, te
         trainer.save()
 
 
-def test_a_run_without_a_fault_is_not_stopped(make_faulty):
-    trainer = make_faulty("PPO", save=1)
-    trainer.train()
-    assert trainer.iteration == 6
-    assert trainer.guard.halted.item() == 0
-
-
 def test_each_policy_has_a_flag_of_its_own_that_a_rollout_sets(make_faulty):
     """A policy's kernels raise it; nobody else's see that before the next rollout."""
     trainer = make_faulty("PPO")
