@@ -5,7 +5,6 @@ import torch
 from ppo_cases import parts, state_of, update_plainly
 
 from trainers.algorithms.a2c import a2c_loss
-from trainers.heads import CategoricalHeads
 from trainers.trainer import Trainer
 
 
@@ -18,15 +17,6 @@ def test_loss_by_hand():
     )
     assert policy_loss.tolist() == [3.0, -2.0]  # -(-1 * 3), -(-2 * -1)
     assert value_loss.tolist() == [1.0, 4.0]
-
-
-def test_gradient_makes_good_actions_likelier():
-    logits = torch.zeros(1, 2, requires_grad=True)
-    log_prob, _ = CategoricalHeads((2,)).log_prob_and_entropy(logits, torch.tensor([1]))
-    zero = torch.zeros(1)
-    a2c_loss(log_prob, zero, advantage=torch.tensor([2.0]), target=zero)[0].sum().backward()
-    # d/dlogit of -2 log softmax = -2 (onehot - 1/2); descending raises the logit of action 1.
-    assert logits.grad.tolist() == [[1.0, -1.0]]
 
 
 def test_an_update_equals_one_step_of_plain_torch(tiny, device):
