@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import distributions, nn
+from torch import distributions
 
 from trainers.algorithms.a2c import A2C, A2CConfig
 from trainers.algorithms.ppo import PPO, PPOConfig
@@ -116,9 +116,9 @@ def theirs(loss_class: type, group: RandomGroup, normalize: bool, **options) -> 
         return_log_prob=True,
         log_prob_key="action_log_prob",
     )
-    outputs = TensorDictModule(Part(policy, 0), in_keys=["observation"], out_keys=["outputs"])
+    outputs = TensorDictModule(lambda seen: policy(seen)[0], ["observation"], ["outputs"])
     actor = ProbabilisticTensorDictSequential(outputs, draw)
-    critic = TensorDictModule(Part(policy, 1), in_keys=["observation"], out_keys=["state_value"])
+    critic = TensorDictModule(lambda seen: policy(seen)[1].unsqueeze(-1), ["observation"], ["state_value"])
     loss = loss_class(actor, critic, loss_critic_type="l2", functional=False, **options)
     advantage, value = group.advantage.flatten(), group.value[0, 0]
     used = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8) if normalize else advantage
@@ -136,18 +136,6 @@ def theirs(loss_class: type, group: RandomGroup, normalize: bool, **options) -> 
     found = loss(batch)
     total = found["loss_objective"] + found["loss_entropy"] + found["loss_critic"]
     return found, list(torch.autograd.grad(total, list(policy.parameters())))
-
-
-class Part(nn.Module):
-    """The policy's outputs (0) or its value (1) alone."""
-
-    def __init__(self, policy: Policy, number: int) -> None:
-        super().__init__()
-        self.policy, self.number = policy, number
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        result = self.policy(observation)[self.number]
-        return result.unsqueeze(-1) if self.number == 1 else result
 
 
 def assert_same_gradient(ours: list[torch.Tensor], theirs: list[torch.Tensor], policy: Policy) -> None:

@@ -121,10 +121,21 @@ def launch_stubborn(**popen: object) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_signal_ends_all_ranks_at_once_and_is_told():
-    process = launch_stubborn()
+NEEDS_SIGNALS = pytest.mark.skipif(
+    not hasattr(LaunchConfig, "signals_to_handle"), reason="this torch's launcher takes SIGHUP whatever the config says"
+)
+
+
+@pytest.mark.parametrize("is_under_nohup", [False, pytest.param(True, marks=NEEDS_SIGNALS)])
+def test_a_second_signal_ends_all_ranks_at_once_and_a_closed_terminal_under_nohup_none(is_under_nohup):
+    ignore = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if is_under_nohup else None
+    process = launch_stubborn(preexec_fn=ignore)
     try:
         ranks = ranks_of(process)
+        if is_under_nohup:
+            process.send_signal(signal.SIGHUP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(3)
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(1)
@@ -133,19 +144,3 @@ def test_a_second_signal_ends_all_ranks_at_once_and_is_told():
         process.kill()
     assert (process.returncode, errors) == (130, "stopped by Ctrl-C\n")
     assert len(ranks) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
-
-
-@pytest.mark.skipif(
-    not hasattr(LaunchConfig, "signals_to_handle"), reason="this torch's launcher takes SIGHUP whatever the config says"
-)
-def test_a_launch_under_nohup_goes_on_when_the_terminal_is_closed():
-    process = launch_stubborn(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    try:
-        process.send_signal(signal.SIGHUP)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3)
-        process.terminate()
-        process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert process.returncode == 143
