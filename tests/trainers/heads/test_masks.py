@@ -120,11 +120,17 @@ def test_masked_logits_have_probability_zero_and_no_gradient():
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_group_with_a_mask_of_its_own_keeps_to_it(make_trainer, algorithm):
-    """A scout may take action 2 once it has counted to 1; of its game only its group has a mask."""
+def test_a_group_keeps_to_a_mask_of_its_own_and_its_agents_count_up_to_the_step_in_which_they_leave(
+    make_trainer, algorithm
+):
+    """A scout may take action 2 once it has counted to 1, and leaves once it has counted to 3, which it sees; the env
+    pays 1 for each step made in the game. Workers have no mask, and stay."""
     policies = {name: {"lr": 0.01, **ALGORITHMS[algorithm]} for name in ("scout", "worker")}
     trainer = make_trainer("many_spaces.many_spaces:ManySpaces", policies, num_envs=30, num_steps=10)
-    scouts = trainer.rollout.groups["scout"]
+    rollout, scouts, workers = trainer.rollout, *(trainer.rollout.groups[name] for name in policies)
+    assert workers.mask is None
+    rollout.collect()
+    assert 0.1 < scouts.active.float().mean().item() < 0.9
     for _ in range(5):
         trainer.iterate()
         count = scouts.observation[:-1, ..., 0]
@@ -132,7 +138,14 @@ def test_a_group_with_a_mask_of_its_own_keeps_to_it(make_trainer, algorithm):
         assert scouts.mask[..., :2].all()
         assert not ((scouts.action == 2) & (count == 0)).any()
         assert (scouts.action == 2).any()
-    assert trainer.rollout.groups["worker"].mask is None
+        assert torch.equal(scouts.active, count < 3)
+        assert torch.equal(scouts.active, rollout.reward[..., :3] == 1)
+        assert workers.active.all()
+        survived = rollout.survived[..., :3]
+        left = scouts.active & ~survived
+        assert torch.equal((rollout.terminated & left.any(-1)), rollout.terminated)
+        goes_on = ~(rollout.terminated | rollout.truncated)
+        assert torch.equal(survived[:-1][goes_on[:-1]], scouts.active[1:][goes_on[:-1]])
 
 
 @dataclass(frozen=True)
@@ -172,24 +185,6 @@ def test_a_mask_is_cut_by_group_and_whole_for_a_policy_for_all():
 def test_a_policy_for_all_is_refused_where_only_some_have_a_mask():
     with pytest.raises(EnvError, match=r"the env gives action_mask_group0, of some\. Give each group its own policy"):
         spec_of(MaskedByGroup(2, 1), "shared")
-
-
-def test_an_agent_counts_up_to_the_step_in_which_it_leaves_and_not_after_it(make_trainer):
-    """A scout leaves once it has counted to 3, which it sees; the env pays 1 for each step made in the game."""
-    policies = {"scout": {}, "worker": {}}
-    trainer = make_trainer("many_spaces.many_spaces:ManySpaces", policies, num_envs=30, num_steps=10)
-    for _ in range(2):
-        trainer.rollout.collect()
-        rollout, scouts, workers = trainer.rollout, *(trainer.rollout.groups[name] for name in policies)
-        assert 0.1 < scouts.active.float().mean().item() < 0.9
-        assert torch.equal(scouts.active, scouts.observation[:-1, ..., 0] < 3)
-        assert torch.equal(scouts.active, rollout.reward[..., :3] == 1)
-        assert workers.active.all()
-        survived = rollout.survived[..., :3]
-        left = scouts.active & ~survived
-        assert torch.equal((rollout.terminated & left.any(-1)), rollout.terminated)
-        goes_on = ~(rollout.terminated | rollout.truncated)
-        assert torch.equal(survived[:-1][goes_on[:-1]], scouts.active[1:][goes_on[:-1]])
 
 
 TAG = {"num_taggers": 2, "num_runners": 4, "episode_length": 15, "tagging_distance": 0.15, "grid_length": 5.0}
