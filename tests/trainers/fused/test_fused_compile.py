@@ -129,10 +129,8 @@ def test_a_layout_that_a_kernel_does_not_expect_does_not_compile(kernel, name, w
 
 @pytest.mark.parametrize("file", sorted(KERNELS.rglob("*.cu*")), ids=lambda file: file.name)
 def test_prose_names_files_that_are_there_and_every_parameter(file):
-    text, known = (
-        file.read_text(),
-        {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")},
-    )
+    text = file.read_text()
+    known = {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")}
     prose = "\n".join(re.findall(r"^//.*", text, re.MULTILINE))
     assert {name for name in re.findall(r"\w+\.(?:cuh|cu|py)\b", prose)} <= known
     found = list(read_signatures(text).values())
