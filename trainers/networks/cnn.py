@@ -11,19 +11,11 @@ from gymnasium import spaces
 from torch import nn
 
 from trainers.networks.features import Inputs, scale_of
+from trainers.networks.images import CONVOLUTIONS, images_of, problem_of_images, size_behind
 from trainers.networks.mlp import ACTIVATIONS, add_heads, apply_heads, has_own_critic, linear
 from trainers.settings.config import ModelConfig
 from warpdrive.errors import ConfigError
 
-CONVOLUTIONS = {
-    "minatar": (((16, 3, 1),), 128),
-    "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
-}
-"""By `model.conv`: channels, kernel and stride of each convolution, and the width of the layer behind them.
-
-Source: Young and Tian 2019, "MinAtar", arXiv:1903.03176; Mnih et al. 2015, "Human-level control through deep
-reinforcement learning", doi:10.1038/nature14236.
-"""
 IMAGES = (np.uint8, np.int8, np.bool_, np.float32)
 """Dtypes that are scaled to 0 to 1 by their space's bounds."""
 
@@ -48,6 +40,8 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
+        if (wrong := problem_of_images(config.conv, inputs.spaces)) is not None:
+            raise ConfigError(wrong[1])
         layers, width = CONVOLUTIONS[config.conv]
         width = config.dense_dim or width
         self.encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
@@ -89,20 +83,15 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.images = {key: space.shape for key, space in seen.items() if len(space.shape) in (2, 3)}
+        self.images = images_of(seen)
         self.scales = {key: scale_of(seen[key], IMAGES) for key in self.images}
         self.convolutions = nn.ModuleList()
         num_features = sum(math.prod(space.shape) for key, space in seen.items() if key not in self.images)
-        for key, (height, wide, *channels) in self.images.items():
+        for height, wide, *channels in self.images.values():
             found, num_in = nn.ModuleList(), (channels or [1])[0]
             for num_out, kernel, stride in layers:
-                if min(height, wide) < kernel:
-                    raise ConfigError(
-                        f"an image {list(self.images[key])} is too small for its convolutions: one of {kernel} x "
-                        f"{kernel} meets {height} x {wide}. Take model.conv: minatar, or a network of your own."
-                    )
                 found.append(_convolution(num_in, num_out, kernel, stride, generator))
-                height, wide = ((size - kernel) // stride + 1 for size in (height, wide))
+                height, wide = (size_behind(size, kernel, stride) for size in (height, wide))
                 num_in = num_out
             num_features += height * wide * num_in
             self.convolutions.append(found)

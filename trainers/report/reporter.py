@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.algorithms import warnings_of
 from trainers.errors import NonFiniteError
 from trainers.report.display import LiveDisplay
 from trainers.report.metrics import Figures, PendingReport
@@ -76,6 +77,8 @@ class Reporter:
             f"{self.config.name}: {settings.num_envs:,} envs x {self.env.num_agents} agents, "
             f"{settings.num_steps} steps an iteration, {trainer.num_iterations} iterations"
         )
+        for line in warnings_of(self.config, self.env.env):
+            self.run.say(line, style="yellow")
         if settings.precision == "bf16":
             for name, group in trainer.rollout.groups.items():
                 self.run.say(f"policy {name}: {group.actor.who_plays}")

@@ -13,6 +13,7 @@ from trainers.algorithms import ALGORITHMS, check_algorithm, find_algorithm
 from trainers.callbacks import check_callback, parts_of
 from trainers.experience.spec import spec_of
 from trainers.networks import config_of_network
+from trainers.networks.images import problem_of_images
 from trainers.run.best import metrics_to_go_by
 from trainers.settings.config import (
     SHARED,
@@ -30,6 +31,7 @@ from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_s
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
 from warpdrive.errors import ConfigError, EnvError
+from warpdrive.layout import parts
 
 MAX_COUNT = 1_000_000
 """Of what an env counts in its config, such as agents: more is a slip, and would fill the host's memory."""
@@ -87,7 +89,7 @@ class _Reader:
         callbacks = self._callbacks()
         if env is not None and SHARED in env.groups:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
-            self.problems.add(self.top.marks.get("name", ""), "name", message)
+            self._add(message, "name")
         policy = self._policies(env)
         if trainer is not None:
             self._check_trainer(trainer, env)
@@ -99,11 +101,19 @@ class _Reader:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
                     self._check_batches(name, one, trainer, env)
-                    self._check_learns(name, one, env)
+                    self._check_fits(name, one, env)
         if None not in (env, saving, evaluation):
             self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
         self.problems.raise_if_any()
         return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation, callbacks)
+
+    def _add(self, message: str, *keys: str) -> None:
+        """Keeps a problem of a key, with the place of the key, or of the nearest above it that was given."""
+        section, mark = self.top, self.top.mark
+        for key in keys:
+            if isinstance(section, Section):
+                section, mark = section.get(key), section.marks.get(key, mark)
+        self.problems.add(mark, ".".join(keys), message)
 
     def _part(self, key: str, cls: type) -> Any:
         return self._build(cls, self.top.get(key), key, key, self.top.marks.get(key, ""))
@@ -195,18 +205,8 @@ class _Reader:
         if cls is None:
             return None
         config = self._build(cls, section, path, "policy.<name>", mark, self._keys_of_others(algorithm, cls))
-        if config is None:
-            return None
-        if config.model.shared_trunk and not config.central_critic:
-            message = (
-                "the critic shares its hidden layers with the actor. Set model.shared_trunk: false, or leave this out."
-            )
-            if config.critic_lr is not None:
-                self.problems.add(marks.get("critic_lr", mark), f"{path}.critic_lr", message)
-            if config.model.critic_fc_dims is not None:
-                model_marks = getattr(section.get("model"), "marks", {})
-                place = model_marks.get("critic_fc_dims", mark)
-                self.problems.add(place, f"{path}.model.critic_fc_dims", message)
+        for key, message in () if config is None else config.problems():
+            self._add(message, "policy", name, *key.split("."))
         return config
 
     def _found(self, name: str, find: Callable[[], type], mark: str, path: str) -> type | None:
@@ -265,28 +265,24 @@ class _Reader:
             message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
             self.problems.add(mark, "policy", message)
 
-    def _check_learns(self, name: str, policy: PolicyConfig, env: Env) -> None:
-        """Whether its algorithm can learn what a policy is to do, from what its network sees."""
-        section = self.top.get("policy") or {}
-        marks = getattr(section.get(name) if isinstance(section, Mapping) else None, "marks", {})
-        mark = section.marks.get(name, "") if isinstance(section, Section) else ""
+    def _check_fits(self, name: str, policy: PolicyConfig, env: Env) -> None:
+        """Whether its algorithm can learn what a policy is to do, and its network see what there is to see."""
         with contextlib.suppress(EnvError):  # of agents that differ, the Trainer tells
             spec = spec_of(env, name)
             try:
                 check_algorithm(policy, spec)
             except EnvError as error:
-                text = str(error).removeprefix(f"policy.{name}: ")
-                self.problems.add(marks.get("algorithm", mark), f"policy.{name}.algorithm", text)
+                self._add(str(error).removeprefix(f"policy.{name}: "), "policy", name, "algorithm")
+            wrong = problem_of_images(policy.model.conv, parts(spec.observation_space))
+            if policy.model.type == "cnn" and wrong is not None:
+                key, message = wrong
+                self._add(message, "policy", name, "model", key)
         if policy.normalize_observation and policy.model.type == "cnn":
             message = "a cnn sees arrays, and scales images by their space's bounds. Leave this out."
-            self.problems.add(marks.get("normalize_observation", mark), f"policy.{name}.normalize_observation", message)
+            self._add(message, "policy", name, "normalize_observation")
 
     def _check_batches(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> None:
         """Whether a rollout can be cut as the policy's config says."""
-        section = self.top.get("policy") or {}
-        given = section.get(name) if isinstance(section, Mapping) else None
-        marks = given.marks if isinstance(given, Section) else {}
-        mark = section.marks.get(name, "") if isinstance(section, Section) else ""
         num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
         num_gpus, of_each = trainer.num_gpus, "" if trainer.num_gpus == 1 else " on each GPU"
         number, what = trainer.train_batch_size * num_agents // num_gpus, "samples (train_batch_size x agents)"
@@ -295,10 +291,7 @@ class _Reader:
             if length < 1 or trainer.num_steps % length:
                 message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
                 message += f"The nearest that do: {_nearest_divisors(trainer.num_steps, length)}."
-                model = given.get("model") if isinstance(given, Mapping) else None
-                model_marks = model.marks if isinstance(model, Section) else {}
-                place = model_marks.get("sequence_length", marks.get("model", mark))
-                self.problems.add(place, f"policy.{name}.model.sequence_length", message)
+                self._add(message, "policy", name, "model", "sequence_length")
                 return
             number, what = trainer.num_steps // length * trainer.num_envs // num_gpus, "sequences (each of one env)"
         num_minibatches = getattr(policy, "num_minibatches", 1)
@@ -308,7 +301,7 @@ class _Reader:
                 f"{num_minibatches} do not divide the {number} {what} of an iteration{of_each}. The nearest that do: "
                 f"{near}."
             )
-            self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
+            self._add(message, "policy", name, "num_minibatches")
 
     def _try_network(self, name: str, policy: PolicyConfig, env: Env) -> None:
         """Whether a network from outside can be made for this env, and gives what its policy needs."""
@@ -319,8 +312,7 @@ class _Reader:
         try:
             make_policy(env, name, policy, torch.Generator().manual_seed(0))
         except ConfigError as error:
-            model = self.top["policy"][name]["model"]
-            self.problems.add(getattr(model, "marks", {}).get("type", ""), f"policy.{name}.model.type", str(error))
+            self._add(str(error), "policy", name, "model", "type")
         except EnvError:
             pass  # of the env and the policy, not of the network: told where the policy is made
 
@@ -328,19 +320,15 @@ class _Reader:
         name = saving.best_metric
         if name is None or name in known:
             return
-        section = self.top.get("saving")
-        mark = section.marks.get("best_metric", "") if isinstance(section, Section) else ""
         message = f"no metric that tells the best checkpoint.{did_you_mean(name, known)} ({', '.join(known)})"
         if name.startswith("eval/") and not any(one.startswith("eval/") for one in known):
             message = f"'{name}' needs evaluations. Set evaluation.eval_freq, or take one of {', '.join(known)}."
-        self.problems.add(mark, "saving.best_metric", message)
+        self._add(message, "saving", "best_metric")
 
     def _check_trainer(self, trainer: TrainerConfig, env: Env | None) -> None:
-        section = self.top.get("trainer")
-        marks = section.marks if isinstance(section, Section) else {}
 
         def add(key: str, message: str) -> None:
-            self.problems.add(marks.get(key, self.top.marks.get("trainer", self.top.mark)), f"trainer.{key}", message)
+            self._add(message, "trainer", key)
 
         size, num_envs = trainer.train_batch_size, trainer.num_envs
         if size % num_envs:
