@@ -258,6 +258,19 @@ class Wide(Cnn):
 class Fails(Cnn):
     def forward(self, observation, critic_input=None): return observation["picture"]
 
+class Listed(Cnn):
+    def forward(self, observation, critic_input=None): return [torch.zeros(2, 2), torch.zeros(2, 1)]
+
+class Remembers(Listed):
+    memory_size, sequence_length = 3, None
+    def unroll(self, observation, critic_input, memory, starts=None): return {"policy": torch.zeros(1, 2, 2)}
+
+class Other(Cnn):
+    def __init__(self, num_features, heads): pass
+
+class Unmade(Cnn):
+    def __init__(self, config, inputs, heads, generator): inputs.nothing
+
 class NoActor(Algorithm):
     def phases(self): return {}
 
@@ -286,6 +299,10 @@ class Picky(Callback):
         ("model.type", "broken:Headless", "'broken:Headless': gave nothing as 'policy' for two rows, expected "),
         ("model.type", "broken:Wide", "gave [2, 3] as 'policy' for two rows, expected [2, 2]."),
         ("model.type", "broken:Fails", "failed on two rows of zeros: KeyError: 'picture'"),
+        ("model.type", "broken:Listed", "expected a dict by head of its forward, and got a list. See docs/own_network"),
+        ("model.type", "broken:Remembers", "expected (a dict by head, the memory) of its unroll, and got a dict. See"),
+        ("model.type", "broken:Other", "takes (num_features, heads), expected (config, inputs, heads, generator). See"),
+        ("model.type", "broken:Unmade", "its constructor failed: AttributeError: 'Inputs' object has no attribute"),
         ("callbacks", "my_package.nets:Cnn", "callbacks[0]: callback 'my_package.nets:Cnn': is no Callback."),
         ("callbacks", {"broken:Picky": {"begin": 3}}, "missing a required argument: 'start'. It takes start."),
         ("callbacks", {"a:B": 1, "c:D": 2}, 'callbacks[0]: expected "my_package.curriculum:Harder", or {'),
