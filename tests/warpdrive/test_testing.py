@@ -168,6 +168,14 @@ def test_only_what_a_mask_allows_is_done(tmp_path):
         wrapper.step(testing.random_actions(env, 4, 1)[0])
 
 
+def test_an_agent_that_may_do_nothing_is_found_unless_it_has_left_the_game(device, tmp_path):
+    env, backend = planted(tmp_path, kind=Masked), choose_backend(device=device)
+    with pytest.raises(EnvError, match="'action_mask' forbids every action of agent 2 of env 0 in step 0; it takes ac"):
+        checks.check_spaces(env, backend, FEW)
+    env.arrays = lambda: {**Masked.arrays(env), "active": np.array([True, True, False])}
+    assert checks.check_spaces(env, backend, FEW)
+
+
 def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):
     """Each is paid for the step in which it leaves, and sees nothing from then on."""
     start = "        const int i = env * NUM_AGENTS + agent;\n"
