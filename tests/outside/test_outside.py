@@ -20,6 +20,7 @@ import yaml
 from trainers import cli
 from trainers.evaluation import load_policies
 from trainers.fused import plan
+from trainers.report.metrics import explain
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
@@ -53,7 +54,8 @@ def run_folder(tmp_path_factory, warpdrive, device) -> Path:
         patch.syspath_prepend(HERE)
         patch.chdir(HERE)
         words = ("--config", "my_package/signs.yaml", f"saving.basedir={folder}", f"trainer.device={device}")
-        assert warpdrive("train", *words, "--run-name", "signs", "saving.model_params_save_freq=3") == 0
+        saving = ("saving.model_params_save_freq=3", "saving.best_metric=curriculum/raised")
+        assert warpdrive("train", *words, "--run-name", "signs", *saving) == 0
     return folder / "signs"
 
 
@@ -78,6 +80,8 @@ def test_it_learns_and_the_callback_changes_the_env_and_reports(run_folder):
     assert [one["curriculum/raised"] for one in reports] == [0, 1, 1, 1, 1, 1]
     assert returns[0] == pytest.approx(2, abs=0.6) and min(returns[2:]) > 3  # 4 answers by chance, of 1, then of 2
     assert all(one["train/reader/grad_norm"] > 0 for one in reports)
+    manifest = json.loads((run_folder / "checkpoints" / "best" / "manifest.json").read_text())
+    assert manifest["figure"] == {"metric": "curriculum/raised", "value": 1.0}
 
 
 def test_resumed_run_makes_the_same_bits(run_folder, tmp_path, warpdrive):
@@ -141,6 +145,18 @@ def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
     assert len((tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "report_0").read_text() == (tmp_path / "report_1").read_text()
     assert [path.name for path in tmp_path.glob("saved_*")] == ["saved_0"]
+
+
+def test_a_best_metric_that_no_callback_reports_is_told(tmp_path, capsys):
+    saving = {"basedir": str(tmp_path), "best_metric": "curriculum/rised"}
+    Trainer(read_config(changed(saving=saving, trainer__total_timesteps=256))).train()
+    assert "warning: saving.best_metric: 'curriculum/rised' was in no report, so no" in capsys.readouterr().out
+
+
+def test_an_algorithms_own_figures_are_explained():
+    policies = read_config(CONFIG).policy
+    assert explain("train/reader/policy_loss", policies) == "mean of -log_prob * return"
+    assert explain("train/reader/entropy", policies) == explain("train/reader/entropy")
 
 
 def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):

@@ -120,6 +120,10 @@ class Reporter:
             )
         for name, (first, last) in self.run.first_and_last_returns().items():
             self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
+        name = self.config.saving.best_metric
+        if name is not None and num_iterations and name not in {**self.run.highest, **self.run.metrics[-1]}:
+            line = f"warning: saving.best_metric: '{name}' was in no report, so no checkpoint is kept as the best"
+            self.run.say(line, style="yellow")
         self.run.draw_learning_curve()
         self.run.say(f"checkpoint: {self.run.checkpoints / LAST}")
 

@@ -194,7 +194,8 @@ class SavingConfig:
     """How many of the newest checkpoints are kept; the best is kept besides."""
     best_metric: str | None = None
     """The metric whose highest value tells the best checkpoint; if not given, eval/mean_reward where there are
-    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward."""
+    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward. Or one
+    that a callback reports."""
     basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.algorithms import ALGORITHMS, check_algorithm, find_algorithm
-from trainers.callbacks import check_callback, parts_of
+from trainers.callbacks import Callback, check_callback, is_name_of_callback, parts_of
 from trainers.experience.spec import spec_of
 from trainers.networks import config_of_network
 from trainers.networks.images import problem_of_images
@@ -68,6 +68,8 @@ class _Reader:
         self.top = section
         self.problems = Problems()
         self.allow_import = allow_import
+        self.adds_metrics = False
+        """Whether callbacks may."""
         self.configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
         self.known = {
             "trainer": _keys(TrainerConfig),
@@ -239,8 +241,10 @@ class _Reader:
         for i, entry in enumerate(given):
             try:
                 check_allowed(parts_of(entry)[0], self.allow_import)
-                check_callback(entry)
+                kind, _ = check_callback(entry)
+                self.adds_metrics |= kind.on_report is not Callback.on_report
             except ConfigError as error:
+                self.adds_metrics = True  # perhaps
                 self.problems.add(getattr(entry, "mark", mark) or mark, f"callbacks[{i}]", str(error))
         return tuple(given)
 
@@ -318,7 +322,7 @@ class _Reader:
 
     def _check_best_metric(self, saving: SavingConfig, known: list[str]) -> None:
         name = saving.best_metric
-        if name is None or name in known:
+        if name is None or name in known or (self.adds_metrics and is_name_of_callback(name)):
             return
         message = f"no metric that tells the best checkpoint.{did_you_mean(name, known)} ({', '.join(known)})"
         if name.startswith("eval/") and not any(one.startswith("eval/") for one in known):
