@@ -131,9 +131,9 @@ class OnPolicy(Algorithm):
 
     def _parameter_groups(self) -> list[dict]:
         network = self.policy.network
-        if "critic_lr" not in self.scalars or network.critic_trunk is None:
-            return [{"params": self.parameters}]
         critic = {id(p) for name, p in network.named_parameters() if name.startswith(("critic_", "value_head"))}
+        if "critic_lr" not in self.scalars or not critic:
+            return [{"params": self.parameters}]
         return [
             {"params": [p for p in self.parameters if id(p) not in critic]},
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},

@@ -87,7 +87,9 @@ def test_images_reach_the_network_as_bytes_and_are_learned_from(tmp_path, device
 
     (tmp_path / "corners.cu").write_text(KERNEL)
     policy = {"algorithm": algorithm, "lr": 3e-3, "gamma": 0.0, "model": {"type": "cnn", "dense_dim": 16}}
-    if algorithm == "DQN":
+    if algorithm == "PPO":  # the critic's eyes learn at a rate of their own
+        policy |= {"critic_lr": 1e-3, "model": {**policy["model"], "shared_trunk": False}}
+    else:
         policy |= {"epsilon": 0.02, "learning_starts": 100, "buffer_size": 2000, "batch_size": 64, "replay_ratio": 0.1}
     config = {
         "name": "corners_env:Corners",
@@ -98,6 +100,9 @@ def test_images_reach_the_network_as_bytes_and_are_learned_from(tmp_path, device
     }
     trainer = Trainer(read_config(config))
     assert trainer.rollout.data["observation_image"].dtype == torch.uint8
+    if algorithm == "PPO":
+        actors, critics = trainer.algorithms["agent"].optimizer.param_groups
+        assert [len(actors["params"]), len(critics["params"])] == [6, 6]  # convolution, dense, head: weight and bias
     trainer.train()
     assert trainer.rollout.reward.mean() > 0.9  # a quarter by chance
 
