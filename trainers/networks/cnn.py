@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from trainers.networks.features import Inputs, scale_of
 from trainers.networks.images import CONVOLUTIONS, images_of, problem_of_images, size_behind
-from trainers.networks.mlp import ACTIVATIONS, add_heads, apply_heads, has_own_critic, linear
+from trainers.networks.mlp import ACTIVATIONS, add_heads, apply_heads, drawn, has_own_critic, linear
 from trainers.settings.config import ModelConfig
 from warpdrive.errors import ConfigError
 
@@ -51,7 +52,7 @@ class CNN(nn.Module):
                 self.critic_encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
             else:
                 layer = linear(inputs.num_critic_features, width, math.sqrt(2.0), generator)
-                self.critic_encoder = nn.Sequential(layer, _Activation(config.activation))
+                self.critic_encoder = nn.Sequential(layer, nn.ReLU() if config.activation == "relu" else nn.Tanh())
         add_heads(self, dict.fromkeys(heads, width), generator)
 
     def forward(
@@ -90,7 +91,7 @@ class Encoder(nn.Module):
         for height, wide, *channels in self.images.values():
             found, num_in = nn.ModuleList(), (channels or [1])[0]
             for num_out, kernel, stride in layers:
-                found.append(_convolution(num_in, num_out, kernel, stride, generator))
+                found.append(drawn(partial(nn.Conv2d, num_in, num_out, kernel, stride), math.sqrt(2.0), generator))
                 height, wide = (size_behind(size, kernel, stride) for size in (height, wide))
                 num_in = num_out
             num_features += height * wide * num_in
@@ -110,21 +111,3 @@ class Encoder(nn.Module):
             found.append(image.flatten(-3))
         found += [one.to(dtype).flatten(1) for key, one in observation.items() if key not in self.images]
         return self.activation(self.dense(torch.cat(found, dim=-1)))
-
-
-class _Activation(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[name]
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.activation(hidden)
-
-
-def _convolution(num_in: int, num_out: int, kernel: int, stride: int, generator: torch.Generator | None) -> nn.Conv2d:
-    with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
-        layer = nn.Conv2d(num_in, num_out, kernel, stride)
-    if generator is not None:
-        nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-        nn.init.zeros_(layer.bias)
-    return layer

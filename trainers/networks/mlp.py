@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,9 +14,8 @@ from torch import nn
 from trainers.networks.features import Inputs
 from trainers.settings.config import ModelConfig
 
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_}
-
-
 GAINS = {"policy": 0.01}
 """Of the last layer's weights; 1 for other heads."""
 JUDGES = "value"
@@ -164,8 +164,13 @@ def make_critic_trunk(
 
 
 def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
+    return drawn(partial(nn.Linear, num_in, num_out), gain, generator)
+
+
+def drawn(make: Callable[[], Layer], gain: float, generator: torch.Generator | None) -> Layer:
+    """A linear layer or a convolution, orthogonal, biases 0."""
     with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
-        layer = nn.Linear(num_in, num_out)  # (skip_init would do it, and load sympy and more: two seconds)
+        layer = make()  # (skip_init would do it, and load sympy and more: two seconds)
     if generator is not None:
         nn.init.orthogonal_(layer.weight, gain, generator=generator)
         nn.init.zeros_(layer.bias)
