@@ -82,8 +82,7 @@ class _Reader:
     def read(self) -> Config:
         for key in self.top:
             if key not in TOP_KEYS:
-                message = unknown_key(key, TOP_KEYS, hints_for("", self.known))
-                self.problems.add(self.top.marks[key], key, message)
+                self._add(unknown_key(key, TOP_KEYS, hints_for("", self.known)), key)
         env = self._env()
         trainer = self._part("trainer", TrainerConfig)
         saving = self._part("saving", SavingConfig)
@@ -110,114 +109,101 @@ class _Reader:
         return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation, callbacks)
 
     def _add(self, message: str, *keys: str) -> None:
-        """Keeps a problem of a key, with the place of the key, or of the nearest above it that was given."""
+        """Keeps what is wrong with a key."""
+        self.problems.add(self._mark(*keys), ".".join(keys), message)
+
+    def _mark(self, *keys: str) -> str:
+        """The place of a key, or of the nearest above it that was given."""
         section, mark = self.top, self.top.mark
         for key in keys:
             if isinstance(section, Section):
                 section, mark = section.get(key), section.marks.get(key, mark)
-        self.problems.add(mark, ".".join(keys), message)
+        return mark
 
     def _part(self, key: str, cls: type) -> Any:
-        return self._build(cls, self.top.get(key), key, key, self.top.marks.get(key, ""))
+        return self._build(cls, self.top.get(key), key, None, key)
 
-    def _build(
-        self,
-        cls: type,
-        mapping: Any,
-        path: str,
-        section: str,
-        mark: str,
-        sentences: Mapping[str, str] | None = None,
-    ) -> Any:
+    def _build(self, cls: type, mapping: Any, section: str, sentences: Mapping[str, str] | None, *keys: str) -> Any:
+        """A `cls` of what stands under these keys; `section` and `sentences` are for hints."""
         if mapping is not None and not isinstance(mapping, Mapping):
-            self.problems.add(mark, path, f"expected keys and values, got {shown(mapping)}")
+            self._add(f"expected keys and values, got {shown(mapping)}", *keys)
             return None
-        return build(cls, mapping, path=path, hints=hints_for(section, self.known, sentences), problems=self.problems)
+        hints = hints_for(section, self.known, sentences)
+        return build(cls, mapping, path=".".join(keys), hints=hints, problems=self.problems)
 
     def _env(self) -> Env | None:
         """The env with this config, as far as it can be made: its groups and episode length matter here."""
-        name, mark = self.top.get("name"), self.top.marks.get("name", self.top.mark)
+        name = self.top.get("name")
         if not isinstance(name, str):
             wrong = "is missing: the env's name." if name is None else f"expected the env's name, got {shown(name)}"
-            self.problems.add(mark, "name", wrong)
+            self._add(wrong, "name")
             return None
         try:
             check_allowed(name, self.allow_import)
             default = load_env(name)
         except (ConfigError, EnvError) as error:
-            self.problems.add(mark, "name", " ".join(str(error).split()))
+            self._add(" ".join(str(error).split()), "name")
             return None
-        config = self._build(default.Config, self.top.get("env"), "env", "env", self.top.marks.get("env", ""))
+        config = self._part("env", default.Config)
         if config is None:
             return default  # its groups have the same names, most of the time
-        section, mark = self.top.get("env"), self.top.marks.get("env", mark)
-        marks = section.marks if isinstance(section, Section) else {}
         counts = [(key, getattr(config, key)) for key in _keys(type(config)) if key.startswith("num_")]
         too_many = [(key, number) for key, number in counts if isinstance(number, int) and number > MAX_COUNT]
         for key, number in too_many:
-            message = f"expected a whole number of at most {MAX_COUNT:,}, got {shown(number)}"
-            self.problems.add(marks.get(key, mark), f"env.{key}", message)
+            self._add(f"expected a whole number of at most {MAX_COUNT:,}, got {shown(number)}", "env", key)
         if too_many:
             return default
         try:
             return load_env(name, config)
         except (EnvError, ConfigError) as error:
             key = re.match(r"env\.(\w+)", str(error))
-            place = marks.get(key.group(1), mark) if key else mark
+            place = self._mark("env", *([key[1]] if key else []))
             self.problems.add(place, "" if key else "env", " ".join(str(error).split()))
         except (OverflowError, MemoryError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             message = f"'{name}' cannot be made with these numbers: one is too large ({reason}). Use smaller ones."
-            self.problems.add(mark, "env", message)
+            self._add(message, "env")
         return None
 
     def _policies(self, env: Env | None) -> dict[str, PolicyConfig]:
         section = self.top.get("policy")
         if section is None:
             section = {SHARED: None}
-        mark = self.top.marks.get("policy", self.top.mark)
         if not isinstance(section, Mapping):
-            self.problems.add(mark, "policy", f"expected policies by name, got {shown(section)}")
+            self._add(f"expected policies by name, got {shown(section)}", "policy")
             return {}
-        marks = section.marks if isinstance(section, Section) else {}
-        policies = {name: self._policy(name, one, marks.get(name, mark)) for name, one in section.items()}
+        policies = {name: self._policy(name, one) for name, one in section.items()}
         if env is not None:
-            self._check_coverage(list(policies), env, marks, mark)
+            self._check_coverage(list(policies), env)
         return policies
 
-    def _policy(self, name: str, section: Any, mark: str) -> PolicyConfig | None:
-        path = f"policy.{name}"
-        marks = section.marks if isinstance(section, Section) else {}
+    def _policy(self, name: str, section: Any) -> PolicyConfig | None:
         algorithm = section.get("algorithm", PolicyConfig.algorithm) if isinstance(section, Mapping) else None
         if not isinstance(algorithm, str | None):
-            self.problems.add(
-                marks.get("algorithm", mark), f"{path}.algorithm", f"expected text, got {shown(algorithm)}"
-            )
+            self._add(f"expected text, got {shown(algorithm)}", "policy", name, "algorithm")
             return None
         algorithm = PolicyConfig.algorithm if algorithm is None else algorithm
-        place = marks.get("algorithm", mark)
-        cls = self._found(algorithm, lambda: find_algorithm(algorithm)[1], place, f"{path}.algorithm")
+        cls = self._found(algorithm, lambda: find_algorithm(algorithm)[1], "policy", name, "algorithm")
         model = section.get("model") if isinstance(section, Mapping) else None
         kind = model.get("type") if isinstance(model, Mapping) else None
         if isinstance(kind, str):
-            place = getattr(model, "marks", {}).get("type", mark)
-            of_network = self._found(kind, lambda: config_of_network(kind), place, f"{path}.model.type")
+            of_network = self._found(kind, lambda: config_of_network(kind), "policy", name, "model", "type")
             if cls is not None and of_network not in (None, ModelConfig):
                 cls = _with_model(cls, of_network)
         if cls is None:
             return None
-        config = self._build(cls, section, path, "policy.<name>", mark, self._keys_of_others(algorithm, cls))
+        config = self._build(cls, section, "policy.<name>", self._keys_of_others(algorithm, cls), "policy", name)
         for key, message in () if config is None else config.problems():
             self._add(message, "policy", name, *key.split("."))
         return config
 
-    def _found(self, name: str, find: Callable[[], type], mark: str, path: str) -> type | None:
+    def _found(self, name: str, find: Callable[[], type], *keys: str) -> type | None:
         """What `find` gives, if the name may be imported and is there."""
         try:
             check_allowed(name, self.allow_import)
             return find()
         except ConfigError as error:
-            self.problems.add(mark, path, str(error))
+            self._add(str(error), *keys)
             return None
 
     def _keys_of_others(self, algorithm: str, cls: type) -> dict[str, str]:
@@ -231,12 +217,12 @@ class _Reader:
         return found
 
     def _callbacks(self) -> tuple[Any, ...]:
-        given, mark = self.top.get("callbacks"), self.top.marks.get("callbacks", self.top.mark)
+        given, mark = self.top.get("callbacks"), self._mark("callbacks")
         if given is None:
             return ()
         if not isinstance(given, list | tuple):
             message = f"expected a list, such as [\"my_package.curriculum:Harder\"], got {shown(given)}"
-            self.problems.add(mark, "callbacks", message)
+            self._add(message, "callbacks")
             return ()
         for i, entry in enumerate(given):
             try:
@@ -248,7 +234,7 @@ class _Reader:
                 self.problems.add(getattr(entry, "mark", mark) or mark, f"callbacks[{i}]", str(error))
         return tuple(given)
 
-    def _check_coverage(self, names: list[str], env: Env, marks: Mapping[str, str], mark: str) -> None:
+    def _check_coverage(self, names: list[str], env: Env) -> None:
         if names == [SHARED]:
             return
         groups = list(env.groups)
@@ -257,17 +243,17 @@ class _Reader:
         for name in unknown:
             known = [*missing, SHARED] if missing else groups
             message = f"no agents are called '{name}'.{did_you_mean(name, known)} ({', '.join([*groups, SHARED])})"
-            self.problems.add(marks.get(name, mark), f"policy.{name}", message)
+            self._add(message, "policy", name)
         if SHARED in names:
             others = " and ".join(f"policy.{name}" for name in names if name != SHARED)
             message = f"covers all agents: there can be no other policy beside it. There is {others}: change that."
-            self.problems.add(marks.get(SHARED, mark), f"policy.{SHARED}", message)
+            self._add(message, "policy", SHARED)
             return
         for name in missing:
             agents = env.groups[name].agents
             number = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}"
             message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
-            self.problems.add(mark, "policy", message)
+            self._add(message, "policy")
 
     def _check_fits(self, name: str, policy: PolicyConfig, env: Env) -> None:
         """Whether its algorithm can learn what a policy is to do, and its network see what there is to see."""
@@ -330,7 +316,6 @@ class _Reader:
         self._add(message, "saving", "best_metric")
 
     def _check_trainer(self, trainer: TrainerConfig, env: Env | None) -> None:
-
         def add(key: str, message: str) -> None:
             self._add(message, "trainer", key)
 
