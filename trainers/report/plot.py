@@ -13,13 +13,12 @@ import numpy as np
 
 from trainers.report.statistics import common_places, has, interval, iqm, returns_by_group
 from trainers.run.disk import written
+from trainers.run.manifest import RESOLVED_CONFIG
 from warpdrive.config import did_you_mean
 from warpdrive.config_file import load_yaml
 from warpdrive.drawing import PALETTE
 from warpdrive.errors import BackendError, ConfigError
 
-RESOLVED_CONFIG = "config.resolved.yaml"
-"""As in checkpoint.py, which would load torch."""
 STEPS, TIME = "steps", "time"
 X_LABELS = {STEPS: "env steps", TIME: "seconds of training"}
 ENDINGS = (".png", ".svg", ".pdf")
