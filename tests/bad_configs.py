@@ -124,6 +124,14 @@ CONFIGS = [
     changed("minibatches", "algorithm: A2C", "algorithm: PPO\n    num_minibatches: 7",
             "tag.yaml:15: policy.runner.num_minibatches: 7 do not divide the 25000 samples "
             "(train_batch_size x agents) of an iteration. The nearest that do: 5 and 8."),
+    changed("small buffer", "algorithm: A2C", "algorithm: DQN\n    buffer_size: 100",
+            "tag.yaml:15: policy.runner.buffer_size: 100 transitions are fewer than the 128 of an update (batch_size). "
+            "Keep more, or learn from fewer."),
+    changed("conv of an mlp", "fc_dims: [32]", "conv: nature",
+            "tag.yaml:12: policy.tagger.model.conv: type: mlp does not read it. Leave it out, or take another type."),
+    changed("cnn of a row", "fc_dims: [32]", "type: cnn",
+            "tag.yaml:12: policy.tagger.model.type: a cnn needs an image, [height, width] or [height, width, "
+            "channels], and these agents observe [17]. Take mlp or gru."),
     changed("no runner", "  runner:\n    algorithm: A2C\n", "",
         "tag.yaml:8: policy: no policy covers agents 'runner' (1 agent). Add policy.runner, or one for all, shared."),
     changed("taggers", "tagger:", "taggers:",

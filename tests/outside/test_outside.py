@@ -20,6 +20,7 @@ import yaml
 from trainers import cli
 from trainers.evaluation import load_policies
 from trainers.fused import plan
+from trainers.report.metrics import explain
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
@@ -53,7 +54,8 @@ def run_folder(tmp_path_factory, warpdrive, device) -> Path:
         patch.syspath_prepend(HERE)
         patch.chdir(HERE)
         words = ("--config", "my_package/signs.yaml", f"saving.basedir={folder}", f"trainer.device={device}")
-        assert warpdrive("train", *words, "--run-name", "signs", "saving.model_params_save_freq=3") == 0
+        saving = ("saving.model_params_save_freq=3", "saving.best_metric=curriculum/raised")
+        assert warpdrive("train", *words, "--run-name", "signs", *saving) == 0
     return folder / "signs"
 
 
@@ -78,6 +80,8 @@ def test_it_learns_and_the_callback_changes_the_env_and_reports(run_folder):
     assert [one["curriculum/raised"] for one in reports] == [0, 1, 1, 1, 1, 1]
     assert returns[0] == pytest.approx(2, abs=0.6) and min(returns[2:]) > 3  # 4 answers by chance, of 1, then of 2
     assert all(one["train/reader/grad_norm"] > 0 for one in reports)
+    manifest = json.loads((run_folder / "checkpoints" / "best" / "manifest.json").read_text())
+    assert manifest["figure"] == {"metric": "curriculum/raised", "value": 1.0}
 
 
 def test_resumed_run_makes_the_same_bits(run_folder, tmp_path, warpdrive):
@@ -141,6 +145,18 @@ def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
     assert len((tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "report_0").read_text() == (tmp_path / "report_1").read_text()
     assert [path.name for path in tmp_path.glob("saved_*")] == ["saved_0"]
+
+
+def test_a_best_metric_that_no_callback_reports_is_told(tmp_path, capsys):
+    saving = {"basedir": str(tmp_path), "best_metric": "curriculum/rised"}
+    Trainer(read_config(changed(saving=saving, trainer__total_timesteps=256))).train()
+    assert "warning: saving.best_metric: 'curriculum/rised' was in no report, so no" in capsys.readouterr().out
+
+
+def test_an_algorithms_own_figures_are_explained():
+    policies = read_config(CONFIG).policy
+    assert explain("train/reader/policy_loss", policies) == "mean of -log_prob * return"
+    assert explain("train/reader/entropy", policies) == explain("train/reader/entropy")
 
 
 def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):
@@ -258,6 +274,19 @@ class Wide(Cnn):
 class Fails(Cnn):
     def forward(self, observation, critic_input=None): return observation["picture"]
 
+class Listed(Cnn):
+    def forward(self, observation, critic_input=None): return [torch.zeros(2, 2), torch.zeros(2, 1)]
+
+class Remembers(Listed):
+    memory_size, sequence_length = 3, None
+    def unroll(self, observation, critic_input, memory, starts=None): return {"policy": torch.zeros(1, 2, 2)}
+
+class Other(Cnn):
+    def __init__(self, num_features, heads): pass
+
+class Unmade(Cnn):
+    def __init__(self, config, inputs, heads, generator): inputs.nothing
+
 class NoActor(Algorithm):
     def phases(self): return {}
 
@@ -286,6 +315,10 @@ class Picky(Callback):
         ("model.type", "broken:Headless", "'broken:Headless': gave nothing as 'policy' for two rows, expected "),
         ("model.type", "broken:Wide", "gave [2, 3] as 'policy' for two rows, expected [2, 2]."),
         ("model.type", "broken:Fails", "failed on two rows of zeros: KeyError: 'picture'"),
+        ("model.type", "broken:Listed", "expected a dict by head of its forward, and got a list. See docs/own_network"),
+        ("model.type", "broken:Remembers", "expected (a dict by head, the memory) of its unroll, and got a dict. See"),
+        ("model.type", "broken:Other", "takes (num_features, heads), expected (config, inputs, heads, generator). See"),
+        ("model.type", "broken:Unmade", "its constructor failed: AttributeError: 'Inputs' object has no attribute"),
         ("callbacks", "my_package.nets:Cnn", "callbacks[0]: callback 'my_package.nets:Cnn': is no Callback."),
         ("callbacks", {"broken:Picky": {"begin": 3}}, "missing a required argument: 'start'. It takes start."),
         ("callbacks", {"a:B": 1, "c:D": 2}, 'callbacks[0]: expected "my_package.curriculum:Harder", or {'),

@@ -99,7 +99,7 @@ def test_without_a_mistake_it_is_made(device, tmp_path):
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_a_start_that_holds_what_is_no_number(tmp_path, wrong):
     place = np.array([0, 0, wrong, 0], np.float32)
-    line = "^env 'odd': array 'place' starts with a NaN or an infinity. Start it with numbers.$"
+    line = "^env 'odd': 'place' starts with a NaN or an infinity. Start it with numbers.$"
     with pytest.raises(EnvError, match=line):
         EnvWrapper(odd(tmp_path, start={**Odd.start, "place": place}), 3, "cpu")
     rows = {"place": np.stack([Odd.start["place"], place]), "observation": np.zeros((2, 4, 1), np.float32)}

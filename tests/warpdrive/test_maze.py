@@ -93,7 +93,7 @@ def test_what_is_set_holds_at_once_after_every_restart_and_in_a_snapshot(device)
         ("prize", np.zeros((5, 4), np.float32), r"array 'prize' is \[5, 5\]: \[5, 4\] cannot be written into it."),
         ("patience", [1, 2, 3], r"array 'patience' is \[2\]: list cannot"),
         ("patience", 2.5, "array 'patience' is int32: float32 cannot be written into it unchanged."),
-        ("prize", np.nan, "array 'prize' starts with a NaN or an infinity"),
+        ("prize", np.nan, "'prize' cannot be set to a NaN or an infinity. Set it to numbers."),
     ],
 )
 def test_what_cannot_be_set_is_refused_and_nothing_changes(name, values, message):

@@ -21,6 +21,15 @@ from warpdrive.testing.play import Player
 FEW = Play(num_steps=20)
 
 
+class Masked(Planted):
+    """Only the action that the mask allows may be taken. Agent 2 may do nothing."""
+
+    def arrays(self) -> dict[str, Any]:
+        mask = np.zeros((3, 3), bool)
+        mask[:2, 1] = True
+        return {**super().arrays(), "action_mask": mask, "observation": np.zeros((3, 2), np.float32)}
+
+
 class Leaving(Planted):
     """Who is not active is left alone by the kernel."""
 
@@ -140,6 +149,14 @@ def test_only_what_a_mask_allows_is_done_and_0_where_it_allows_nothing():
     )
     is_allowed = [np.take_along_axis(may[None], one[..., None], -1)[:, :, :2].all() for one in (played, at_random)]
     assert is_allowed == [True, False] and (played[:, :, 2] == 0).all()
+
+
+def test_an_agent_that_may_do_nothing_is_found_unless_it_has_left_the_game(device, tmp_path):
+    env, backend = planted(tmp_path, kind=Masked), choose_backend(device=device)
+    with pytest.raises(EnvError, match="'action_mask' forbids every action of agent 2 of env 0 in step 0; it takes ac"):
+        checks.check_spaces(env, backend, FEW)
+    env.arrays = lambda: {**Masked.arrays(env), "active": np.array([True, True, False])}
+    assert checks.check_spaces(env, backend, FEW)
 
 
 def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):

@@ -45,8 +45,8 @@ class OnPolicy(Algorithm):
         "entropy": "entropy of the action's distribution, nats",
         "approx_kl": "KL divergence from the policy that played, nats, before each step",
         "clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, which clips none",
-        "explained_variance": "1 is a critic that agrees with its targets, which are made of its own values, too; 0 one "
-        "that guesses, less is worse",
+        "explained_variance": "1 is a critic that agrees with its targets, which are made of its own values, too; 0 "
+        "one that guesses, less is worse",
         "explained_variance_of_returns": "the same, against what was paid until the episode ended for good, where "
         "that was in the same rollout; null if none did",
         "value_mean": "mean of what the critic says, in the unit of rewards",
@@ -138,9 +138,9 @@ class OnPolicy(Algorithm):
 
     def _parameter_groups(self) -> list[dict]:
         network = self.policy.network
-        if "critic_lr" not in self.scalars or network.critic_trunk is None:
-            return [{"params": self.parameters}]
         critic = {id(p) for name, p in network.named_parameters() if name.startswith(("critic_", "value_head"))}
+        if "critic_lr" not in self.scalars or not critic:
+            return [{"params": self.parameters}]
         return [
             {"params": [p for p in self.parameters if id(p) not in critic]},
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},

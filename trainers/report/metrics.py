@@ -14,6 +14,7 @@ from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.experience.rollout import Rollout
 from trainers.learning.distributed import world
 from trainers.run import disk
+from trainers.settings.config import PolicyConfig
 from warpdrive.function_manager import FunctionManager
 
 SOURCE = Path(__file__).parent / "episodes.cu"
@@ -59,8 +60,16 @@ EXPLANATIONS = {
 Figures = Mapping[str, torch.Tensor | float]
 
 
-def explain(name: str) -> str | None:
-    """What a metric of a run is, by the name it has there: "train/tagger/entropy"."""
+def explain(name: str, policies: Mapping[str, PolicyConfig] | None = None) -> str | None:
+    """What a metric of a run is, by the name it has there: "train/tagger/entropy".
+
+    Args:
+        policies: of the run's config; what an algorithm says of its figures goes first, of one from outside, too.
+    """
+    for policy, config in (policies or {}).items():
+        figures = find_algorithm(config.algorithm)[0].FIGURES
+        if name.startswith(f"train/{policy}/") and (found := figures.get(name.rpartition("/")[2])) is not None:
+            return found
     for pattern, explanation in EXPLANATIONS.items():
         if re.fullmatch(re.sub("<[a-z]+>", "[^/]+", pattern), name):
             return explanation

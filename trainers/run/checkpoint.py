@@ -36,14 +36,12 @@ from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
-from trainers.run.manifest import MANIFEST, RNG, make_manifest, read_manifest, sha256, to_json
+from trainers.run.manifest import MANIFEST, RESOLVED_CONFIG, RNG, make_manifest, read_manifest, sha256, to_json
 from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
 from warpdrive.layout import FINAL
 
 LAST = "last"
-RESOLVED_CONFIG = "config.resolved.yaml"
-"""Of the run folder: what the run was made with."""
 BEST = "best"
 NUM_KEPT = 3
 SPARE_BYTES = 1 << 16

@@ -6,8 +6,8 @@ Imports no torch: a mistake in a config is told before anything heavy is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size, shown
@@ -112,6 +112,20 @@ class ModelConfig:
         """What follows each hidden layer."""
         return self.activation or ("relu" if self.type == "cnn" else "tanh")
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are given and that this type does not read, each with what to say of it."""
+        for one in fields(self):
+            if one.name in NOT_READ_BY.get(self.type, ()) and getattr(self, one.name) != one.default:
+                yield one.name, f"type: {self.type} does not read it. Leave it out, or take another type."
+
+
+NOT_READ_BY = {
+    "mlp": ("conv", "dense_dim", "memory_size", "sequence_length"),
+    "gru": ("conv", "dense_dim"),
+    "cnn": ("fc_dims", "critic_fc_dims", "layer_norm", "memory_size", "sequence_length"),
+}
+"""By type of network: the keys of ModelConfig that are for others."""
+
 
 @dataclass(frozen=True)
 class PolicyConfig:
@@ -145,6 +159,17 @@ class PolicyConfig:
     normalize_reward: ClassVar[bool] = False
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type
+        says."""
+        if self.model.shared_trunk and not self.central_critic:
+            shares = "the critic shares its hidden layers with the actor. Set model.shared_trunk: false, or leave this "
+            for key, given in (("critic_lr", self.critic_lr), ("model.critic_fc_dims", self.model.critic_fc_dims)):
+                if given is not None:
+                    yield key, f"{shares}out."
+        for key, message in self.model.problems():
+            yield f"model.{key}", message
 
 
 @dataclass(frozen=True)
@@ -197,7 +222,8 @@ class SavingConfig:
     """How many of the newest checkpoints are kept; the best is kept besides."""
     best_metric: str | None = None
     """The metric whose highest value tells the best checkpoint; if not given, eval/mean_reward where there are
-    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward."""
+    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward. Or one
+    that a callback reports."""
     basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None

@@ -13,7 +13,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, EnvError
-from warpdrive.layout import GLOBAL_STATE, Layout, parts
+from warpdrive.layout import ACTIVE, GLOBAL_STATE, Layout, mask_place, parts
 from warpdrive.testing.play import (
     KEPT,
     SEED,
@@ -106,7 +106,26 @@ def check_spaces(env: Env, backend: Backend, play: Play) -> str:
         raise EnvError(
             f"env '{env.name}': env {index} was both terminated and truncated in step {trace.steps[frame]}. Choose one."
         )
+    _check_masks(env, trace)
     return "observations and rewards are finite, observations inside their space; an episode ends one way"
+
+
+def _check_masks(env: Env, trace: Trace) -> None:
+    """Raises EnvError where an agent that is in the game may do nothing at all."""
+    for name, group in env.groups.items():
+        mask = mask_place(env.groups, name, trace)
+        if mask is None or not group.head_sizes:
+            continue
+        may_not = ~trace[mask.array][:, :, mask.columns].any(-1)
+        if ACTIVE in trace:
+            may_not &= trace[ACTIVE][:, :, group.agents.start : group.agents.stop]
+        if (bad := np.argwhere(may_not)).size:
+            frame, index, agent = (int(i) for i in bad[0])
+            raise EnvError(
+                f"env '{env.name}': '{mask.array}' forbids every action of agent {agent + group.agents.start} of env "
+                f"{index} in step {trace.steps[frame]}; it takes action 0. Allow one, or let the agent leave "
+                f"the game ('{ACTIVE}')."
+            )
 
 
 def _outside(seen: np.ndarray, space: spaces.Box) -> np.ndarray:

@@ -23,6 +23,7 @@ from warpdrive.env import load_env
 from warpdrive.errors import ConfigError
 
 CLIMBERS = "climbers.climbers:Climbers"
+SEQUENCES = {"mlp": {}, "gru": {"sequence_length": 9}}
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +191,7 @@ def test_detail_09_value_errors_above_10_count_linearly():
 @pytest.mark.parametrize("type", ["mlp", "gru"])
 def test_detail_10_actor_and_critic_have_learning_rates_of_their_own(train, type):
     """Adam's first step lowers a number of gradient 1 by its learning rate."""
-    model = {"type": type, "sequence_length": 9}
+    model = {"type": type, **SEQUENCES[type]}
     trainer = train(lr=0.01, critic_lr=0.003, clip_grad_norm=False, model=model)
     algorithm, changes = trainer.algorithms["climber"], {}
 
@@ -235,7 +236,7 @@ def test_detail_11_the_policy_starts_near_uniform_by_a_gain_of_a_hundredth(type)
 @pytest.mark.parametrize("type", ["mlp", "gru"])
 def test_detail_11_inputs_may_be_normalised_over_their_features(train, type):
     assert not MAPPOConfig().model.layer_norm
-    trainer = train(agent_id=True, model={"type": type, "layer_norm": True, "sequence_length": 9})
+    trainer = train(agent_id=True, model={"type": type, "layer_norm": True, **SEQUENCES[type]})
     trainer.rollout.collect()
     group = trainer.rollout.groups["climber"]
     policy, samples = group.policy, all_samples(group)

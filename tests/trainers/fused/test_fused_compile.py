@@ -31,7 +31,9 @@ OF_GROUP = {
 }  # fmt: skip
 OWN = {
     "act": {"GREEDY": False, "DRAWS": True},
-    "learn": {"IS_PPO": True, "WEIGHS": False, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True},
+    "learn": {
+        "IS_PPO": True, "WEIGHS": False, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True
+    },
     "products": {},
 }
 SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}}

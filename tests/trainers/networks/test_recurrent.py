@@ -40,7 +40,7 @@ def all_units(group: GroupRollout) -> torch.Tensor:
 @pytest.mark.parametrize(("network", "can_recall"), [("gru", True), ("mlp", False)])
 def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_recall, network, can_recall):
     """Right half the time is 0.5; to be right always, what was seen 5 steps ago must be known."""
-    model = {"type": network, "fc_dims": [16], "activation": "tanh", "memory_size": 16}
+    model = {"type": network, "fc_dims": [16], "activation": "tanh"} | ({"memory_size": 16} if can_recall else {})
     policy = {"lr": 3e-3, "gamma": 0.95, "model": model}
     trainer = make_recall(policy, num_envs=64, iterations=20)
     trainer.train()

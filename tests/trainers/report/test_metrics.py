@@ -6,6 +6,7 @@ import torch
 
 from trainers import trainer as trainer_module
 from trainers.report.metrics import append_jsonl
+from trainers.report.plot import default_metrics, read_run
 from trainers.trainer import Trainer
 
 
@@ -76,6 +77,15 @@ def test_shared_policy_reports_groups_too(tiny):
     metrics = trainer.metrics.report({})
     weighted = (2 * metrics["rollout/tagger/ep_rew_mean"] + metrics["rollout/runner/ep_rew_mean"]) / 3
     assert metrics["rollout/shared/ep_rew_mean"] == pytest.approx(weighted)
+
+
+def test_a_policy_of_the_only_group_is_told_of_once(tiny, capsys):
+    trainer = Trainer(tiny(name="cartpole", env={"episode_length": 9}, policy={"shared": {}}))
+    trainer.train()
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("env steps ", "mean return of "))]
+    assert len(told) == 4 and all("agent" in line and "shared" not in line for line in told)
+    assert default_metrics([read_run(trainer.run.path)]) == ["rollout/agent/ep_rew_mean"]
+    assert "rollout/shared/ep_rew_mean" in trainer.run.metrics[-1]
 
 
 def test_jsonl_has_a_line_per_report_and_no_nan(tmp_path):

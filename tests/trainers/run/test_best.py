@@ -121,6 +121,7 @@ def test_a_resumed_run_remembers_its_best(tiny):
         ({"saving__best_metric": "rollout/taggr/ep_rew_mean"}, "Did you mean 'rollout/tagger/ep_rew_mean'"),
         ({"saving__best_metric": "eval/mean_reward"}, "needs evaluations. Set evaluation.eval_freq"),
         ({"saving__best_metric": "eval/mean"} | {"evaluation": {"eval_freq": 1}}, "Did you mean 'eval/mean_reward'"),
+        ({"saving__best_metric": "my/score"}, "saving.best_metric: no metric that tells the best checkpoint. ("),
         ({"saving__num_checkpoints": 0}, "saving.num_checkpoints: expected a whole number of at least 1"),
     ],
 )
