@@ -117,7 +117,7 @@ def update_plainly(learner: OnPolicy, policy: Policy, minibatches: list[torch.Te
     active = torch.ones_like(advantage).bool() if group.active is None else group.active.flatten()
     target = advantage + old_value
     if config.normalize_return:  # the first mean and deviation, debiased, are plain ones
-        deviation = target[active].std(correction=0).clamp_min(0.1)
+        deviation = target[active].std(correction=0).clamp_min(0.01)
         target = (target - target[active].mean()) / deviation
     huber_delta = getattr(config, "huber_delta", None) or torch.inf
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
@@ -139,7 +139,8 @@ def update_plainly(learner: OnPolicy, policy: Policy, minibatches: list[torch.Te
             error, of_near = (huber_loss(one, aim, reduction="none", delta=huber_delta) for one in (value, near))
             error = torch.maximum(error, of_near) if config.clip_value else error
         else:
-            loss, error = -log_prob * gain, (value - aim).square()
+            weight = ratio.detach().clamp_max(1.0) if len(minibatches) > 1 else 1.0
+            loss, error = -log_prob * gain * weight, (value - aim).square()
         found = {"policy_loss": loss.mean(), "value_loss": error.mean(), "entropy": entropy.mean()}
         optimizer.zero_grad()
         total = found["policy_loss"] + config.vf_loss_coeff * found["value_loss"]

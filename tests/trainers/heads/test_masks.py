@@ -12,7 +12,6 @@ from gymnasium import spaces
 from ppo_cases import all_samples, update_plainly
 
 from trainers.acting.actor import make_actors
-from trainers.algorithms.ppo import PPO
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.rollout import Rollout
 from trainers.experience.spec import spec_of
@@ -21,7 +20,11 @@ from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
 HERE = Path(__file__).parents[1]
-ALGORITHMS = {"A2C": {"algorithm": "A2C"}, "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3}}
+PLAIN = {"lr": 1e-3, "normalize_return": False}
+ALGORITHMS = {
+    "A2C": {"algorithm": "A2C", "num_minibatches": 1, **PLAIN},
+    "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3, **PLAIN},
+}
 
 
 def takes_forbidden(group: GroupRollout) -> torch.Tensor:
@@ -192,6 +195,7 @@ STATISTICS = {"normalize_observation": True, "normalize_return": True}
 CASES = {
     "A2C": ALGORITHMS["A2C"],
     "A2C, statistics": {**ALGORITHMS["A2C"], **STATISTICS},
+    "A2C, several steps": {**ALGORITHMS["A2C"], "num_minibatches": 3},
     "A2C, advantages as they are": {**ALGORITHMS["A2C"], "normalize_advantage": False},
     "PPO": ALGORITHMS["PPO"],
     "PPO, statistics": {**ALGORITHMS["PPO"], **STATISTICS, "clip_value": False},
@@ -216,10 +220,11 @@ def test_an_update_is_that_of_plain_torch_on_the_agents_in_the_game(make_trainer
         moments = torch.stack([target[active].mean(), target[active].std(correction=0)])
         torch.testing.assert_close(group.policy.value_norm.moments, moments, rtol=0, atol=1e-5)
     minibatches = [torch.arange(group.num_units, device=advantage.device)]
-    if isinstance(learner, PPO):
+    if config.num_minibatches > 1:
         seed, device = trainer.config.trainer.seed + 1, advantage.device  # of the second policy
         generator = torch.Generator(device).manual_seed(seed)
-        orders = [torch.randperm(group.num_units, generator=generator, device=device) for _ in range(config.num_epochs)]
+        num_epochs = getattr(config, "num_epochs", 1)
+        orders = [torch.randperm(group.num_units, generator=generator, device=device) for _ in range(num_epochs)]
         minibatches = [units for order in orders for units in order.chunk(config.num_minibatches)]
     steps = update_plainly(learner, policy, minibatches)
     for (parameter, found), expected in zip(group.policy.named_parameters(), policy.parameters(), strict=True):

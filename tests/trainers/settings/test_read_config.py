@@ -155,12 +155,12 @@ GRU = "      type: gru\n      sequence_length: {length}\n"
             "nearest that do: 50 and 125.",
         ),
         (
-            "    model:\n      critic_fc_dims: [8]\n",
+            "    model: {shared_trunk: true, critic_fc_dims: [8]}\n",
             "tag.yaml:11: policy.tagger.model.critic_fc_dims: the critic shares its hidden layers with the actor. Set "
             "model.shared_trunk: false, or leave this out.",
         ),
         (
-            "    critic_lr: 1e-4\n",
+            "    critic_lr: 1e-4\n    model: {shared_trunk: true}\n",
             "tag.yaml:10: policy.tagger.critic_lr: the critic shares its hidden layers with the actor. Set "
             "model.shared_trunk: false, or leave this out.",
         ),
