@@ -1,13 +1,10 @@
 """Files are whole or not there, and a run outlives a disk that is full and a reader that is gone."""
 
 import errno
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from programs import run_python
 from trainers_runs import reports_of
 
 from trainers.cli import main
@@ -15,8 +12,6 @@ from trainers.errors import NotSavedError, RunFolderError
 from trainers.run import checkpoint, disk
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
-
-ROOT = Path(__file__).parents[3]
 
 
 def full(*_, **__):
@@ -61,7 +56,7 @@ def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):
         "try: disk.append(Path(sys.argv[1]), 'x' * 70000)\n"
         "except OSError: sys.exit(7)"
     )
-    assert subprocess.run([sys.executable, "-c", code, path], cwd=ROOT).returncode == 7
+    assert run_python("-c", code, path).returncode == 7
     assert path.read_text() == "one\n"
     disk.append(path, "two")
     assert path.read_text() == "one\ntwo\n"
@@ -163,22 +158,6 @@ def test_logs_that_cannot_be_written_are_said_once_and_missed(tiny, monkeypatch,
     lines = reports_of(trainer.run.path)
     assert [line["time/iterations"] for line in lines] == [1, 3]
     assert (trainer.run.checkpoints / "last").is_dir()
-
-
-def test_a_reader_that_goes_away_does_not_end_the_run(tiny, tmp_path):
-    """As `train ... | head -1` does; and a terminal that is closed."""
-    config = tmp_path / "tiny.json"
-    config.write_text(json.dumps({"name": "tag_gridworld", "trainer": {"total_timesteps": 500, "train_batch_size": 100,
-        "num_envs": 10, "device": "cpu"}, "saving": {"basedir": str(tmp_path), "metrics_log_freq": 1}}))  # fmt: skip
-    command = [sys.executable, ROOT / "examples" / "train.py", "--config", config, "--run-name", "piped"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline().startswith("device: cpu")
-    process.stdout.close()
-    error = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(120), error) == (0, "")
-    assert "checkpoint: " in (tmp_path / "piped" / "log.txt").read_text()
-    assert checkpoint.load_checkpoint(tmp_path / "piped" / "checkpoints" / "last").progress["iteration"] == 5
 
 
 def test_whether_runs_have_a_place_is_tried_and_leaves_nothing(tmp_path):
