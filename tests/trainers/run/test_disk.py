@@ -18,18 +18,13 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "a.yaml"
-    disk.replace(path, b"old")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        disk.replace(path, b"new")
-    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.yaml", b"old")]
-
-
 def test_a_result_is_whole_or_the_old_one_and_the_error_names_it(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
-    path.write_text("old")
+    disk.replace(path, b"old")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "fsync", full)
+        disk.replace(path, b"new")
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.png", b"old")]
     with pytest.raises(RunFolderError) as caught, disk.written(path) as beside:
         assert beside.suffix == ".png"  # by which libraries know what to write
         beside.write_text("half")
@@ -88,47 +83,41 @@ def test_a_process_that_dies_while_it_replaces_a_checkpoint_loses_neither(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", place.name]
 
 
-def test_room_is_looked_for_before_anything_is_written(tmp_path, monkeypatch):
+def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 65_000)
     monkeypatch.setattr(disk, "write", lambda *_: pytest.fail("written without room"))
     with pytest.raises(NotSavedError, match=r"the disk is full: 0\.1 MB needed, 0\.1 MB free on the disk\. The older"):
         checkpoint.save_checkpoint(tmp_path, 1, {"env": {}}, {}, {})
-
-
-def test_a_quota_and_other_troubles_are_told_as_they_are(tmp_path):
     assert disk.why_not_written(OSError(errno.EDQUOT, "x"), tmp_path, 1).startswith("the quota is used up: 0.0 MB")
     assert disk.why_not_written(OSError(errno.EIO, "Input/output error"), tmp_path, 1) == "Input/output error"
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_what_is_no_plain_file_is_not_read(tmp_path, kind):
-    path = tmp_path / "rng.json"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero")
-    what = "a folder, no file" if kind == "folder" else "no plain file"
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "no plain file"),
+        (os.mkdir, "a folder, no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "no plain file"),
+    ],
+    ids=["pipe", "folder", "device"],
+)
+def test_what_is_no_plain_file_is_not_read(tmp_path, make, what):
+    make(tmp_path / "rng.json")
     with pytest.raises(CheckpointError, match=rf"rng\.json: {what}"):
-        disk.read(path)
+        disk.read(tmp_path / "rng.json")
 
 
 def test_a_full_disk_is_said_once_until_there_is_room_again(tiny, monkeypatch, capsys):
     trainer = Trainer(tiny(saving__model_params_save_freq=1, trainer__total_timesteps=480))
-    iterate, free = trainer.iterate, disk.free_bytes
+    free = disk.free_bytes
     has_room = [True, False, False, True, False, False, True, True]
     monkeypatch.setattr(disk, "free_bytes", lambda folder: free(folder) if has_room[trainer.iteration - 1] else 0)
-    trainer.iterate = iterate
     trainer.train()
     warnings = [line for line in capsys.readouterr().out.splitlines() if "not saved" in line]
     assert [line.split(":")[1][-3:] for line in warnings] == ["120", "300"]
     assert all("0.0 MB free on the disk. The older checkpoints are as they were. Training" in one for one in warnings)
-    assert [place.name[-3:] for place in checkpoint.list_checkpoints(trainer.run.checkpoints)][-3:] == [
-        "240",
-        "420",
-        "480",
-    ]
+    saved = [place.name[-3:] for place in checkpoint.list_checkpoints(trainer.run.checkpoints)]
+    assert saved[-3:] == ["240", "420", "480"]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tiny, tmp_path, monkeypatch, capsys):
@@ -146,13 +135,12 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tiny, tmp_path, 
 
 def test_logs_that_cannot_be_written_are_said_once_and_missed(tiny, monkeypatch, capsys):
     trainer = Trainer(tiny())
-    append, iterate = disk.append, trainer.iterate
+    append = disk.append
 
     def sometimes(path, line):
         append(path, line) if '"time/iterations": 2,' not in line else full()
 
     monkeypatch.setattr(disk, "append", sometimes)
-    trainer.iterate = iterate
     trainer.train()
     assert capsys.readouterr().out.count("lines of its logs are lost (the disk is full: ") == 1
     lines = reports_of(trainer.run.path)
