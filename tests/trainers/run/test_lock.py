@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import ROOT
 
 from trainers.cli import main
 from trainers.errors import RunFolderError
 from trainers.run import lock
 from trainers.run.lock import LOCK, lock_run
 from trainers.trainer import Trainer
-
-ROOT = Path(__file__).parents[3]
-
 
 OTHER = """
 import sys
@@ -48,16 +46,12 @@ class Other:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def answer(self) -> str:
-        return self.process.stdout.readline().rstrip("\n")
-
     def ask(self) -> str:
         self.go_on()
         return self.answer()
 
-    def end(self) -> None:
-        self.go_on()
-        self.process.wait(60)
+    def answer(self) -> str:
+        return self.process.stdout.readline().rstrip("\n")
 
 
 @pytest.fixture
@@ -142,7 +136,8 @@ def test_a_run_that_is_being_trained_is_not_resumed(tiny, other, capsys):
     assert error.startswith(f"error: {trainer.run.path}: process {one.pid} on {socket.gethostname()}, started ")
     assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in files} == files
-    one.end()
+    one.go_on()
+    one.process.wait(60)
     assert main(arguments) == 0
 
 

@@ -11,8 +11,6 @@ from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(autouse=True)
 def own_handlers():
