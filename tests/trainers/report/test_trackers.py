@@ -18,34 +18,21 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
-def test_tensorboard_has_every_metric_over_env_steps(tiny):
+def test_tensorboard_has_every_metric_over_env_steps_and_a_run_that_goes_on_replaces_what_came_later(tiny):
     pytest.importorskip("tensorboard")
-    trainer = Trainer(tiny(saving__tensorboard=True))
-    trainer.train()
-    found = scalars(trainer.run.path / "tb")
-    for line in reports_of(trainer.run.path):
+    saving = {"saving__tensorboard": True, "saving__model_params_save_freq": 1}
+    first = Trainer(tiny(**saving))
+    first.train()
+    found = scalars(first.run.path / "tb")
+    for line in reports_of(first.run.path):
         for name, value in line.items():
             if value is None:  # a figure that is not known yet
                 assert line["time/total_timesteps"] not in dict(found.get(name, []))
                 continue
             assert dict(found[name])[line["time/total_timesteps"]] == pytest.approx(value, rel=1e-6)
     assert [step for step, _ in found["rollout/ep_rew_mean"]] == [60, 120, 180]
-
-
-def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tiny):
-    pytest.importorskip("tensorboard")
-    saving = {"saving__tensorboard": True, "saving__model_params_save_freq": 1}
-    first = Trainer(tiny(**saving))
-    first.train()
-    place = first.run.checkpoints / "step_000000000060"
-    Trainer(tiny(**saving), resume=place).train()
+    Trainer(tiny(**saving), resume=first.run.checkpoints / "step_000000000060").train()
     assert [step for step, _ in scalars(first.run.path / "tb")["rollout/ep_rew_mean"]] == [60, 120, 180]
-
-
-def test_without_being_asked_nothing_is_tracked_or_profiled(tiny):
-    trainer = Trainer(tiny())
-    trainer.train()
-    assert not [name for name in ("tb", "wandb", "profile") if (trainer.run.path / name).exists()]
 
 
 class FakeWandb:
