@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
+from trainers_runs import reports_of
 
 from trainers.callbacks import Callback, Callbacks
 from trainers.errors import CallbackError
@@ -43,10 +43,6 @@ class Witness(Callback):
         self.counted = state["counted"]
 
 
-def reports(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture
 def run_with(tiny):
     """A function that trains 3 iterations of 60 env steps, a report each, with these callbacks."""
@@ -67,7 +63,7 @@ def test_hooks_are_called_after_each_iteration_then_its_report_then_its_checkpoi
         ("iteration", 2), ("report", 2), ("checkpoint", "step_000000000120"),
         ("iteration", 3), ("report", 3), ("checkpoint", "step_000000000180"),
     ]  # fmt: skip
-    assert [one["my/count"] for one in reports(trainer.run.path)] == [2, 3]
+    assert [one["my/count"] for one in reports_of(trainer.run.path)] == [2, 3]
 
 
 @pytest.mark.parametrize("stop_in", ["on_iteration", "on_report"])
@@ -77,7 +73,7 @@ def test_a_stopped_run_ends_with_a_report_and_a_checkpoint_and_goes_on_when_resu
 
     setattr(Stops, stop_in, lambda self, trainer, *_: trainer.stop() if trainer.iteration == 2 else None)
     trainer = run_with(Stops())
-    assert trainer.iteration == 2 and len(reports(trainer.run.path)) == 2
+    assert trainer.iteration == 2 and len(reports_of(trainer.run.path)) == 2
     assert (trainer.run.checkpoints / "last").readlink().name == "step_000000000120"
     assert "stopped by a callback after 120 env steps" in (trainer.run.path / "log.txt").read_text()
     resumed = Trainer(tiny(), resume=trainer.run.path)
