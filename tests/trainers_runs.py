@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
 
 SMALL = {"fc_dims": [8]}
 NORMALISED = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
@@ -73,6 +74,15 @@ def changed(mapping: dict, **changes: object) -> dict:
 def config_of(run: str, trainer: dict, saving: dict) -> dict:
     """A whole config of one of these runs."""
     return {**RUNS[run], "trainer": {**RUNS[run].get("trainer", {}), **trainer}, "saving": saving}
+
+
+def learns(trainer: Trainer, least: float, num_iterations: int) -> bool:
+    """Whether every agent is paid so much a step, on average over a rollout, within some iterations."""
+    for _ in range(num_iterations):
+        trainer.iterate()
+        if trainer.rollout.reward.mean((0, 1)).min().item() > least:
+            return True
+    return False
 
 
 def reports_of(run: Path) -> list[dict]:

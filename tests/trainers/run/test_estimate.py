@@ -77,7 +77,7 @@ CASES = {
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
     "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
-    "cnn": ("corners_env:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
+    "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
 
 
@@ -85,12 +85,7 @@ CASES = {
 def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
     monkeypatch.setitem(on_policy.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
     name, num_envs, policy, *env = CASES[case]
-    if case == "cnn":
-        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-        from corners_env import KERNEL
-
-        (tmp_path / "corners.cu").write_text(KERNEL)
-        env = [{"folder": str(tmp_path)}]
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     config = config_of(tmp_path, name, num_envs, policy, *env)
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
