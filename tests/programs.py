@@ -1,6 +1,7 @@
-"""What tests start as users do: programs of this checkout, and commands by their words."""
+"""What tests do as users do: they start programs of this checkout, call commands by their words, fill disks."""
 
 import argparse
+import errno
 import importlib
 import os
 import subprocess
@@ -21,6 +22,11 @@ def run_python(*words: object, variables: Mapping[str, str] | None = None, **opt
     """Runs Python to its end and captures what it prints as text, unless options of subprocess.run say otherwise."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.run([sys.executable, *map(str, words)], env=variables_of(**variables or {}), **options)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    """What takes the place of a function that writes."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def call_command(name: str, *words: object, overrides: tuple[tuple[str, str], ...] = ()) -> int:

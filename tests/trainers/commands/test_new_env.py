@@ -1,12 +1,11 @@
 """The scaffold of an env: it passes its own test, conforms, and learns."""
 
-import errno
 import importlib.util
 import json
 from pathlib import Path
 
 import pytest
-from programs import run_python
+from programs import full_disk, run_python
 
 from trainers.cli import main
 from trainers.commands.new_env import FILES, TEMPLATE
@@ -53,7 +52,7 @@ def test_nothing_of_the_templates_name_is_left_and_next_commands_begin_with_fold
 
 def full(path: Path, text: str, **how: object) -> None:
     if path.suffix == ".cu":
-        raise OSError(errno.ENOSPC, "No space left on device")
+        full_disk()
     Path(path).write_bytes(text.encode())
 
 

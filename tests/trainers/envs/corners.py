@@ -1,23 +1,18 @@
 """An env whose agent sees an image of bytes and a signed byte."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
+from odd_spaces import NoConfig
 
 from warpdrive.env import Env, Group
 
 SEEN = {"image": spaces.Box(10, 210, (5, 5), np.uint8), "sign": spaces.Box(-3, 3, (1,), np.int8)}
 
 
-@dataclass(frozen=True)
-class CornersConfig:
-    pass
-
-
 class Corners(Env):
-    Config = CornersConfig
+    Config = NoConfig
     num_agents, episode_length = 1, None
     groups: ClassVar = {"agent": Group(range(1), spaces.Dict(SEEN), spaces.Discrete(4))}
 

@@ -1,6 +1,5 @@
 """Learning curves of run folders, whatever state these are in."""
 
-import errno
 import json
 import os
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import call_command
+from programs import call_command, full_disk
 
 from trainers.errors import RunFolderError
 from trainers.report.plot import panel_of, read_run
@@ -143,12 +142,9 @@ def test_curves_can_be_seen(make_run, tmp_path):
 
 @needs_matplotlib
 def test_a_full_disk_leaves_the_older_picture(make_run, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     (tmp_path / "a.png").write_text("older")
     path = make_run("a")
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(RunFolderError, match=r"a\.png: cannot be written \(the disk is full"):
         run(path, "--output", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_text() == "older"

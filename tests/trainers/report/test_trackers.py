@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import full_disk
 from trainers_runs import reports_of
 
 from trainers.report import trackers
@@ -98,11 +99,8 @@ def test_a_package_that_is_missing_is_said_once_with_what_brings_it(tiny, monkey
 
 @pytest.mark.parametrize("verb", ["open", "log", "close"])
 def test_whatever_fails_there_is_said_once_and_the_run_goes_on(tiny, monkeypatch, capsys, verb):
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
     for name in ("open", "log", "close"):
-        monkeypatch.setattr(trackers.TensorBoard, name, fail if name == verb else lambda *arguments: None)
+        monkeypatch.setattr(trackers.TensorBoard, name, full_disk if name == verb else lambda *arguments: None)
     trainer = Trainer(tiny(saving__tensorboard=True))
     trainer.train()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from programs import full_disk
 from trainers_runs import tiny_config
 
 from trainers.errors import NotSavedError
@@ -68,11 +69,7 @@ def test_same_step_may_be_saved_again_and_leftovers_are_removed(tmp_path):
 
 def test_failed_save_leaves_the_old_ones_and_nothing_else(tmp_path, monkeypatch):
     save(tmp_path, 1)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(NotSavedError, match=r"step_000000000002: not saved: the disk is full: 0\.1 MB needed"):
         save(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_000000000001"]

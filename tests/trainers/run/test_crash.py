@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import full_disk
 
 from trainers.errors import NonFiniteError
 from trainers.run import checkpoint, crash
@@ -81,11 +82,8 @@ def test_large_tensors_are_left_out_and_named_and_a_second_dump_takes_the_place_
 
 
 def test_a_dump_that_cannot_be_written_hides_no_error(crashed, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(crash.disk, "replace_folder", full)
-    monkeypatch.setattr(crash.checkpoint.disk, "replace_folder", full)
+    monkeypatch.setattr(crash.disk, "replace_folder", full_disk)
+    monkeypatch.setattr(crash.checkpoint.disk, "replace_folder", full_disk)
     trainer = crashed(save_freq=0)
     assert "no crash dump could be written ([Errno 28] No space left on device)" in capsys.readouterr().out
     assert not [path.name for path in trainer.run.path.iterdir() if "crash" in path.name]

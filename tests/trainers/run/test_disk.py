@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from programs import run_python
+from programs import full_disk, run_python
 from trainers_runs import reports_of
 
 from trainers.cli import main
@@ -14,23 +14,19 @@ from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
 
-def full(*_, **__):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_result_is_whole_or_the_old_one_and_the_error_names_it(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     disk.replace(path, b"old")
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", full_disk)
         disk.replace(path, b"new")
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.png", b"old")]
     with pytest.raises(RunFolderError) as caught, disk.written(path) as beside:
         assert beside.suffix == ".png"  # by which libraries know what to write
         beside.write_text("half")
-        full()
+        full_disk()
     assert str(caught.value).startswith(f"{path}: cannot be written (the disk is full: ")
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(RunFolderError, match="the disk is full"), disk.written(path) as beside:
         beside.write_text("whole")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.png", "old")]
@@ -138,7 +134,7 @@ def test_logs_that_cannot_be_written_are_said_once_and_missed(tiny, monkeypatch,
     append = disk.append
 
     def sometimes(path, line):
-        append(path, line) if '"time/iterations": 2,' not in line else full()
+        append(path, line) if '"time/iterations": 2,' not in line else full_disk()
 
     monkeypatch.setattr(disk, "append", sometimes)
     trainer.train()
