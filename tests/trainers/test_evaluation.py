@@ -64,9 +64,11 @@ def test_each_env_counts_its_first_episode_alone(evaluate):
     assert len(set(score.lengths.tolist())) > 1
 
 
-def test_a_nan_after_the_first_episode_does_not_count(evaluate, monkeypatch):
+def test_a_second_evaluation_is_the_first_and_a_nan_after_the_first_episode_does_not_count(evaluate, monkeypatch):
     evaluation = evaluate()
     clean, collect, rollout = evaluation.play(), evaluation.rollout.collect, evaluation.rollout
+    assert torch.equal(clean.returns, evaluation.play().returns)
+    assert not torch.equal(clean.returns, evaluate(seed=6).play().returns)
 
     def collect_a_nan() -> None:
         collect()
@@ -76,13 +78,6 @@ def test_a_nan_after_the_first_episode_does_not_count(evaluate, monkeypatch):
     monkeypatch.setattr(rollout, "collect", collect_a_nan)
     assert torch.equal(evaluation.play().returns, clean.returns)
     assert rollout.reward.isnan().any()
-
-
-def test_a_second_evaluation_is_the_first(evaluate):
-    evaluation = evaluate()
-    first = evaluation.play()
-    assert torch.equal(first.returns, evaluation.play().returns)
-    assert not torch.equal(first.returns, evaluate(seed=6).play().returns)
 
 
 def test_greedy_takes_the_likeliest_and_stochastic_does_not(device, backend):

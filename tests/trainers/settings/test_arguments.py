@@ -25,15 +25,9 @@ def parsed(*words: str) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
 
 @pytest.mark.parametrize(
     "spelling",
-    [
-        "--num-envs 64",
-        "--num_envs=64",
-        "trainer.num_envs=64",
-        "trainer.num-envs=64",
-        "--trainer.num-envs 64",
-        "--trainer.num_envs=64",
-    ],
-)
+    ["--num-envs 64", "--num_envs=64", "trainer.num_envs=64", "trainer.num-envs=64",
+     "--trainer.num-envs 64", "--trainer.num_envs=64"],
+)  # fmt: skip
 def test_every_spelling_says_the_same(spelling):
     options, overrides = parsed("--config", "a.yaml", *spelling.split())
     assert options.config == "a.yaml"
