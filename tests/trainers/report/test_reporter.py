@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,11 @@ def late(monkeypatch) -> list[bool]:
     return has_arrived
 
 
+def before_each_iteration(trainer: Trainer, do: Callable[[], None]) -> None:
+    iterate = trainer.iterate
+    trainer.iterate = lambda: do() or iterate()
+
+
 def watch(trainer: Trainer) -> list[tuple[str, int]]:
     """What happens, as it happens: iterations, lines written, checkpoints."""
     events, iterate, log, save = [], trainer.iterate, trainer.run.log, trainer.save
@@ -144,13 +150,11 @@ def test_a_line_is_written_when_the_next_report_begins_and_before_a_checkpoint_a
 def test_a_line_is_written_as_soon_as_its_figures_are_there(tiny, late):
     trainer = Trainer(tiny(trainer__total_timesteps=60 * 6, saving__metrics_log_freq=4))
     events = watch(trainer)
-    iterate = trainer.iterate
 
     def arrive():
         late[0] = trainer.iteration == 4  # while the fifth runs
-        return iterate()
 
-    trainer.iterate = arrive
+    before_each_iteration(trainer, arrive)
     trainer.train()
     assert events.index(("line of", 4)) == events.index(("iteration", 5)) + 1
 
@@ -170,14 +174,12 @@ def test_late_figures_are_those_of_their_own_iterations(tiny, late):
 def test_what_the_guard_finds_stops_the_run_before_anything_of_it_is_saved(tiny, late, save_freq):
     trainer = Trainer(tiny(trainer__total_timesteps=60 * 8, saving__model_params_save_freq=save_freq))
     events = watch(trainer)
-    iterate = trainer.iterate
 
     def spoil():
         if trainer.iteration == 2:
             trainer.policies["tagger"].network.value_head.bias.data.fill_(float("nan"))
-        return iterate()
 
-    trainer.iterate = spoil
+    before_each_iteration(trainer, spoil)
     with pytest.raises(NonFiniteError, match="policy 'tagger': value is a NaN"):
         trainer.train()
     assert [at for what, at in events if what == "checkpoint"] == ([1, 2] if save_freq else [])
@@ -217,14 +219,12 @@ def test_what_a_gpu_does_not_recover_from_is_told_from_the_rest(error, is_fault)
 def test_a_fault_is_one_line_with_the_last_good_step_and_the_last_checkpoint(tiny, error):
     every_second = {"saving__metrics_log_freq": 2, "saving__model_params_save_freq": 2}
     trainer = Trainer(tiny(trainer__total_timesteps=60 * 8, **every_second))
-    iterate = trainer.iterate
 
     def fail():
         if trainer.iteration == 5:
             raise error
-        return iterate()
 
-    trainer.iterate = fail
+    before_each_iteration(trainer, fail)
     with pytest.raises(KernelError) as caught:
         trainer.train()
     line = str(caught.value)

@@ -82,9 +82,15 @@ def test_of_ten_at_once_one_gets_the_lock_and_the_others_name_it(tmp_path, other
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_lock_dies_with_its_process(tmp_path, other, number):
+def test_the_lock_dies_with_its_process_and_not_with_what_it_said_of_itself(tmp_path, other, monkeypatch, number):
+    monkeypatch.setattr(lock, "PATIENCE", 0.02)
     one = other(tmp_path)
     assert one.ask() == "locked"
+    said = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text("")
+    with pytest.raises(RunFolderError, match="another process is training here"):
+        lock_run(tmp_path)
+    (tmp_path / LOCK).write_text(said)
     with pytest.raises(RunFolderError, match=f"process {one.pid} on"):
         lock_run(tmp_path)
     one.process.send_signal(number)
@@ -101,15 +107,6 @@ def test_one_process_shares_its_lock_but_not_with_a_fork(tmp_path, monkeypatch):
     assert lock_run(tmp_path) is held
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as a fork sees it
     with pytest.raises(RunFolderError, match="is training here"):
-        lock_run(tmp_path)
-
-
-def test_a_holder_that_has_not_said_who_it_is_still_holds(tmp_path, other, monkeypatch):
-    monkeypatch.setattr(lock, "PATIENCE", 0.02)
-    one = other(tmp_path)
-    assert one.ask() == "locked"
-    (tmp_path / LOCK).write_text("")
-    with pytest.raises(RunFolderError, match="another process is training here"):
         lock_run(tmp_path)
 
 
