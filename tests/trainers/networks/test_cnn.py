@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from trainers_runs import learns
 
 from trainers.networks.cnn import CNN
 from trainers.networks.features import Inputs
 from trainers.settings.config import ModelConfig
 from trainers.settings.read_config import read_config
-from trainers.trainer import Trainer
 from warpdrive.env import Group
 from warpdrive.errors import ConfigError
 
@@ -81,30 +81,18 @@ def test_an_image_that_it_cannot_see_is_told_with_its_place(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
-def test_images_reach_the_network_as_bytes_and_are_learned_from(tmp_path, device, algorithm, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-    from corners_env import KERNEL
-
-    (tmp_path / "corners.cu").write_text(KERNEL)
+def test_images_reach_the_network_as_bytes_and_are_learned_from(make_trainer, algorithm):
     policy = {"algorithm": algorithm, "lr": 3e-3, "gamma": 0.0, "model": {"type": "cnn", "dense_dim": 16}}
     if algorithm == "PPO":  # the critic's eyes learn at a rate of their own
         policy |= {"critic_lr": 1e-3, "model": {**policy["model"], "shared_trunk": False}}
     else:
         policy |= {"epsilon": 0.02, "learning_starts": 100, "buffer_size": 2000, "batch_size": 64, "replay_ratio": 0.1}
-    config = {
-        "name": "corners_env:Corners",
-        "env": {"folder": str(tmp_path)},
-        "trainer": {"num_envs": 16, "train_batch_size": 128, "total_timesteps": 128 * 40, "device": device},
-        "policy": {"agent": policy},
-        "saving": {"basedir": str(tmp_path)},
-    }
-    trainer = Trainer(read_config(config))
+    trainer = make_trainer("corners:Corners", {"agent": policy}, num_envs=16, num_steps=8, iterations=40)
     assert trainer.rollout.data["observation_image"].dtype == torch.uint8
     if algorithm == "PPO":
         actors, critics = trainer.algorithms["agent"].optimizer.param_groups
         assert [len(actors["params"]), len(critics["params"])] == [6, 6]  # convolution, dense, head: weight and bias
-    trainer.train()
-    assert trainer.rollout.reward.mean() > 0.9  # a quarter by chance
+    assert learns(trainer, 0.9, num_iterations=40)  # a quarter by chance
 
 
 def test_statistics_of_observations_are_refused_before_anything_is_made(monkeypatch):
@@ -112,4 +100,4 @@ def test_statistics_of_observations_are_refused_before_anything_is_made(monkeypa
     trainer = {"num_envs": 2, "train_batch_size": 20, "total_timesteps": 20, "device": "cpu"}
     policy = {"agent": {"normalize_observation": True, "model": {"type": "cnn"}}}
     with pytest.raises(ConfigError, match=r"^policy.agent.normalize_observation: a cnn sees arrays, and scales images"):
-        read_config({"name": "corners_env:Corners", "trainer": trainer, "policy": policy})
+        read_config({"name": "corners:Corners", "trainer": trainer, "policy": policy})

@@ -8,8 +8,6 @@ from trainers.errors import NonFiniteError
 from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.trainer import Trainer
 
-ALL = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
-
 
 def history(seed: int, sizes: tuple[int, ...], num_features: int = 3) -> list[np.ndarray]:
     """Batches of rows whose mean and spread change on the way."""
@@ -53,18 +51,14 @@ def test_rows_of_weight_0_do_not_count():
     assert_moments(norm, np.concatenate(batches)[np.concatenate(weights) > 0])
 
 
-def test_a_feature_that_never_changes_becomes_0():
-    norm = ObservationNorm(2)
-    norm.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
-    assert norm(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
-
-
-def test_before_anything_that_counts_is_seen_observations_pass_as_they_are():
+def test_before_anything_that_counts_is_seen_observations_pass_as_they_are_and_what_never_changes_becomes_0():
     norm = ObservationNorm(2)
     for _ in range(2):
         assert norm(torch.tensor([[0.5, -2.0]])).tolist() == [[0.5, -2.0]]
         assert (norm.mean.tolist(), norm.variance.tolist(), norm.count.item()) == ([0.0] * 2, [1.0] * 2, 0.0)
         norm.update(torch.full((4, 2), 7.0), torch.zeros(4))
+    norm.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
+    assert norm(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
 
 
 def test_statistics_change_after_the_update_that_saw_them(tiny):
@@ -172,18 +166,12 @@ def test_reward_statistics_ignore_agents_out_of_the_game():
     assert scale.item() == pytest.approx(1 / counted.astype(np.float64).std(), rel=1e-5)
 
 
-def test_before_any_return_values_are_as_they_are():
-    assert ValueNorm().moments.tolist() == [0.0, 1.0]  # what moves them by hand: algorithms/test_mappo.py
-
-
-def test_value_moments_forget_by_a_hundredth():
+def test_value_moments_forget_by_a_hundredth_and_count_no_returns_of_weight_0():
     norm = ValueNorm()
+    assert norm.moments.tolist() == [0.0, 1.0]  # before any return; what moves them by hand: algorithms/test_mappo.py
     for target in (0.0, 100.0):
         norm.update(torch.tensor([target]))
     assert norm.moments[0].item() == pytest.approx(100 / 1.99, rel=1e-5)  # weights 0.99 and 1
-
-
-def test_returns_of_weight_0_do_not_count():
     masked, plain = ValueNorm(), ValueNorm()
     masked.update(torch.tensor([1.0, 500.0, 4.0]), torch.tensor([True, False, True]))
     plain.update(torch.tensor([1.0, 4.0]))
@@ -274,24 +262,3 @@ def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(
     assert norm.moments.tolist() == pytest.approx([6.0, 0.01], rel=1e-4)  # of the returns of this rollout
     samples = group.samples(torch.arange(3, device=group.advantage.device))
     assert learner.targets_of(samples).tolist() == pytest.approx([0.0] * 3, abs=1e-4)
-
-
-def test_a_checkpoint_holds_all_statistics_and_the_sums_under_way(tiny):
-    config = tiny(policy={"shared": {"algorithm": "PPO", **ALL}}, trainer__total_timesteps=600)
-    first, second = Trainer(config), Trainer(config)
-    for _ in range(2):
-        first.iterate()
-    second.restore(first.save())
-    state = first.policies["shared"].state_dict()
-    named = {name.split(".")[0] for name in state}
-    assert {"observation_norm", "reward_norm", "value_norm"} <= named
-    for name, tensor in second.policies["shared"].state_dict().items():
-        assert torch.equal(tensor, state[name]), name
-    under_way = first.env.data["discounted_return_shared"]
-    assert under_way.any()
-    assert torch.equal(second.env.data["discounted_return_shared"], under_way)
-    for trainer in (first, second):
-        trainer.iterate()
-    for name, tensor in second.policies["shared"].state_dict().items():
-        assert torch.equal(tensor, first.policies["shared"].state_dict()[name]), name
-    assert torch.equal(*(one.rollout.groups["shared"].reward_scale for one in (first, second)))

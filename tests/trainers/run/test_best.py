@@ -44,18 +44,17 @@ def test_the_best_stays_besides_the_newest(tmp_path, values, num_kept, stay, the
     checkpoint.load_checkpoint(tmp_path / "best")
 
 
-def test_without_a_figure_there_is_no_best(tmp_path):
+def test_no_figure_that_of_another_metric_and_a_damaged_manifest_do_not_count(tmp_path):
     save(tmp_path, 1)
     assert not (tmp_path / "best").is_symlink()
-    save(tmp_path, 2, 0.5)
+    save(tmp_path, 2, 100.0)
     save(tmp_path, 3)
     assert best(tmp_path) == 2
-
-
-def test_figures_of_another_metric_do_not_count(tmp_path):
-    save(tmp_path, 1, 100.0)
-    save(tmp_path, 2, 3.0, metric="eval/mean_reward")
-    assert best(tmp_path) == 2
+    place = save(tmp_path, 4, 3.0, metric="eval/mean_reward")
+    assert best(tmp_path) == 4
+    (place / "manifest.json").write_text("{")
+    save(tmp_path, 5, 1.0, metric="eval/mean_reward")
+    assert best(tmp_path) == 5
 
 
 def test_a_best_checkpoint_that_is_set_aside_is_best_no_more(tmp_path):
@@ -66,20 +65,10 @@ def test_a_best_checkpoint_that_is_set_aside_is_best_no_more(tmp_path):
     assert (tmp_path / "last").resolve().name == older.name
 
 
-def test_a_damaged_manifest_hides_no_other_checkpoint(tmp_path):
-    place = save(tmp_path, 1, 9.0)
-    (place / "manifest.json").write_text("{")
-    save(tmp_path, 2, 1.0)
-    assert best(tmp_path) == 2
-
-
-def test_the_default_is_the_evaluation_where_there_is_one(tiny):
+def test_the_default_is_the_evaluation_where_there_is_one_and_the_latest_figure_that_is_a_number_counts(tiny):
     assert best_metric(tiny()) == RETURN
     assert best_metric(tiny(evaluation={"eval_freq": 1})) == "eval/mean_reward"
     assert best_metric(tiny(saving__best_metric="rollout/tagger/ep_rew_mean")) == "rollout/tagger/ep_rew_mean"
-
-
-def test_the_latest_figure_that_is_a_number_counts(tiny):
     reports = [{RETURN: 1.0}, {RETURN: 2.0}, {RETURN: math.nan}, {}]
     assert latest_figure(tiny(), reports) == (RETURN, 2.0)
     assert latest_figure(tiny(), []) is None
