@@ -188,7 +188,8 @@ CONFIGS = [
     *[changed(key, old, new, f"tag.yaml:{key}: the critic shares its hidden layers with the actor. Set "
               "model.shared_trunk: false, or leave this out.") for key, old, new in [
           ("12: policy.tagger.model.critic_fc_dims", "fc_dims: [32]", "critic_fc_dims: [8]\n      shared_trunk: true"),
-          ("10: policy.tagger.critic_lr", "lr: 1e-3\n    model:", "critic_lr: 1e-4\n    model:\n      shared_trunk: true"),
+          ("10: policy.tagger.critic_lr", "lr: 1e-3\n    model:",
+           "critic_lr: 1e-4\n    model:\n      shared_trunk: true"),
       ]],
     changed("no runner", "  runner:\n    algorithm: A2C\n", "",
         "tag.yaml:8: policy: no policy covers agents 'runner' (1 agent). Add policy.runner, or one for all, shared."),

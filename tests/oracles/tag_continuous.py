@@ -161,8 +161,8 @@ def step(
     """Moves every agent, as `move` does, observes, then tags.
 
     Returns:
-        The new state; reward [E, N] float32; terminated [E] bool, no runner is left; truncated [E] bool, out of time
-        with a runner left; observation [E, N, F] float32 of everyone after the move, and in the game or not as before
+        The new state; reward [E, N] float32; terminated [E] bool, no runner is left or time is up; truncated [E] bool,
+        never; observation [E, N, F] float32 of everyone after the move, and in the game or not as before
         the tags, on an episode's last step too.
     """
     new_state, hit = move(parameters, state, action)
@@ -191,9 +191,8 @@ def step(
     last = new_state["time_step"] == parameters.episode_length
     reward[:, runners] += np.float32(parameters.end_of_game_reward_for_runner) * (last[:, None] & still_active)
 
-    terminated = ~still_active.any(axis=1)
-    truncated = ~terminated & (new_state["time_step"] >= parameters.episode_length)
-    return new_state, reward, terminated, truncated, observation
+    terminated = ~still_active.any(axis=1) | (new_state["time_step"] >= parameters.episode_length)
+    return new_state, reward, terminated, np.zeros_like(terminated), observation
 
 
 def margins(parameters: TagContinuousParameters, state_after_move: State) -> tuple[np.ndarray, np.ndarray]:

@@ -125,7 +125,7 @@ CONTINUOUS = {
     # -1 for the tag, +1 for still being there at the end
     "a runner may stay in the game, and survives": (
         {"runner_exits_game_after_tagged": False, "episode_length": 2}, {"x": [4, 4.5], "y": [4] * 2, "time_step": 1},
-        None, {"reward": [1, 0], "active": [True, True], "terminated": False, "truncated": True},
+        None, {"reward": [1, 0], "active": [True, True], "terminated": True, "truncated": False},
     ),
     # runner 1, out of the game beside the tagger, tries to accelerate and turn
     "who was tagged stops and earns nothing": (
@@ -145,7 +145,7 @@ CONTINUOUS = {
     "the last step pays survivors only": (
         {"num_runners": 3, "episode_length": 5, "end_of_game_reward_for_runner": 4.0},
         {"x": [4, 4.5, 4, 12], "y": [4] * 4, "active": [True, True, False, True], "time_step": 4}, None,
-        {"reward": [1, -1, 0, 4], "terminated": False, "truncated": True},
+        {"reward": [1, -1, 0, 4], "terminated": True, "truncated": False},
     ),
     **{
         f"the last tag terminates and never truncates, at step {step}": (

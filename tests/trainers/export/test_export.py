@@ -162,11 +162,12 @@ def check_plays_alike(played: Played, name: str, run: Callable, with_value: bool
             np.testing.assert_allclose(found, expected.cpu().numpy(), rtol=1e-5, atol=1e-5)
 
         if isinstance(head, GaussianHead):
-            close(outputs["mean"], group.action[t].flatten(0, 1))
+            meant = head.action_of(group.action[t].flatten(0, 1))
+            close(outputs["mean"], meant)
             clipped = rollout.data[spec_of(played.env.env, name).acts.array][t]
             columns = spec_of(played.env.env, name).acts.columns
             close(outputs["action"], clipped[:, columns].flatten(0, 1))
-            deviate = (group.action[t].flatten(0, 1).cpu().numpy() - outputs["mean"]) / outputs["std"]
+            deviate = (meant.cpu().numpy() - outputs["mean"]) / outputs["std"]
             log_prob = (-0.5 * deviate**2 - np.log(outputs["std"]) - 0.5 * np.log(2 * np.pi)).sum(-1)
         else:
             assert np.array_equal(outputs["action"], group.action[t].flatten(0, 1).cpu().numpy())

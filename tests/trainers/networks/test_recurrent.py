@@ -11,7 +11,7 @@ from trainers.trainer import Trainer
 
 NUM_STEPS, NUM_ENVS, NUM_AGENTS, LENGTH = 12, 12, 2, 4
 """Of a rollout; LENGTH steps are a sequence."""
-PLAIN = {"type": "gru", "fc_dims": [8], "activation": "tanh", "memory_size": 5, "sequence_length": LENGTH}
+PLAIN = {"type": "gru", "fc_dims": [8], "memory_size": 5, "sequence_length": LENGTH, "shared_trunk": True}
 POLICIES = {
     "one trunk": {"model": PLAIN},
     "a trunk each": {"model": {**PLAIN, "shared_trunk": False, "layer_norm": True}},
