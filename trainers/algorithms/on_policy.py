@@ -70,12 +70,11 @@ class OnPolicy(Algorithm):
         from trainers.fused.player import find_learner
         from trainers.learning.optimiser import SafeAdam
         from trainers.targets.gae import prepare_gae
-        from trainers.targets.value_figures import prepare_value_figures
 
         super().__init__(config, group, guard, seed)
         self.estimate = estimate or prepare_gae(group, config.gamma, config.gae_lambda, config.reward_clip)
         """Launches GAE."""
-        self.value_figures = prepare_value_figures(group, config.gamma, config.reward_clip)
+        self._value_figures: Callable[[], Figures] | None = None
         self.parameters = list(self.policy.parameters())
         max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
         self.optimizer = SafeAdam(
@@ -177,11 +176,16 @@ class OnPolicy(Algorithm):
             if self.policy.value_norm is not None:
                 weight = None if group.active is None else group.active.reshape(-1)
                 head, said = self.policy.network.value_head, (group.value, group.final_value)
-                self.policy.value_norm.update(self.target.view(-1), weight, head, said)
+                halted = self.guard.flag_of(group.name)
+                self.policy.value_norm.update(self.target.view(-1), weight, head, said, halted)
             self.guard.check_statistics(group.name)
 
     def report(self) -> Figures:
-        return self.value_figures()
+        from trainers.targets.value_figures import prepare_value_figures
+
+        if self._value_figures is None:
+            self._value_figures = prepare_value_figures(self.group, self.config.gamma, self.config.reward_clip)
+        return self._value_figures()
 
     def explained_variance(self) -> torch.Tensor:
         """1 - variance of the advantage / variance of the target: 1 is a critic that knows, 0 one that guesses."""
