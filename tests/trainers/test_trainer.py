@@ -14,7 +14,6 @@ def test_run_folder_holds_what_the_interface_names(tiny, capsys):
     names = ("config.yaml", "config.resolved.yaml", "command.txt", "env.json", "metrics.jsonl", "log.txt", "run.lock")
     assert [name for name in names if not (path / name).is_file()] == []
     assert sorted(one.name for one in (path / "checkpoints").iterdir()) == [
-        "best",
         "last",
         "step_000000000120",
         "step_000000000180",
