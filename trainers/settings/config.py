@@ -186,7 +186,7 @@ class SavingConfig:
     best_metric: str | None = None
     """The metric whose highest value tells the best checkpoint. If not given, eval/mean_reward where there are
     evaluations, else rollout/ep_rew_mean; and none where the env has several groups of agents, as what one wins another
-    may lose: give one group's, eval/<group>/mean_reward or rollout/<group>/ep_rew_mean (see `warpdrive list metrics`)."""
+    may lose: give one group's, eval/<group>/mean_reward or rollout/<group>/ep_rew_mean (`warpdrive list metrics`)."""
     basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None

@@ -1,4 +1,4 @@
-"""`python -m warpdrive.testing`; see the head of the package. Exits with 1 if a check failed; a warning is no failure."""
+"""`python -m warpdrive.testing`; see the head of the package. Exits with 1 if a check failed; a warning is none."""
 
 from __future__ import annotations
 
