@@ -293,7 +293,7 @@ class Trainer:
         rng = generator_states(self._generators())
         for states in self.world.gather(rng["minibatches"]):
             rng["minibatches"] |= states
-        figure = latest_figure(self.config, self.run.metrics)
+        figure = latest_figure(self.config, self.env.groups, self.run.metrics)
         num_kept = self.config.saving.num_checkpoints
         arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress, num_kept, figure)
         place = self.world.first(lambda: checkpoint.save_checkpoint(*arguments))

@@ -98,10 +98,10 @@ def test_module_of_a_command_has_the_three_names_and_the_help_of_the_table(name)
 
 def test_help_of_every_command_and_list_load_nothing_heavy_and_checking_a_config_no_torch():
     words = ["--help", *(f"{name} --help" for name in HERE_NOW), "list", "list --json"]
-    done = run_python("-c", LOADS, *words, "config check tag.yaml", cwd=ROOT / "examples")
+    done = run_python("-c", LOADS, *words, "config check cartpole.yaml", cwd=ROOT / "examples")
     *light, checked = done.stderr.splitlines()
     assert light == ["0"] * len(words)
-    assert set(checked.split()) == {"0", "gymnasium", "numpy", "yaml"} and done.stdout.endswith("tag.yaml: ok\n")
+    assert set(checked.split()) == {"0", "gymnasium", "numpy", "yaml"} and done.stdout.endswith("cartpole.yaml: ok\n")
 
 
 # ----------------------------------------------------------------------------------------- output and errors

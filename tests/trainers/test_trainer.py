@@ -14,7 +14,7 @@ def test_run_folder_holds_what_the_interface_names(tiny, capsys):
     names = ("config.yaml", "config.resolved.yaml", "command.txt", "env.json", "metrics.jsonl", "log.txt", "run.lock")
     assert [name for name in names if not (path / name).is_file()] == []
     assert not [name for name in ("tb", "wandb", "profile") if (path / name).exists()], "nobody asked for them"
-    saved = ["best", "last", "step_000000000120", "step_000000000180"]
+    saved = ["last", "step_000000000120", "step_000000000180"]
     assert sorted(one.name for one in (path / "checkpoints").iterdir()) == saved
     assert [line["time/total_timesteps"] for line in reports_of(path)] == [60, 120, 180]
     printed = capsys.readouterr().out.splitlines()

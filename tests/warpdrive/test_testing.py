@@ -104,8 +104,8 @@ def test_the_check_takes_a_gpu_and_the_cpu_for_its_sides_or_says_why_it_cannot(m
 def test_the_last_line_says_what_was_left_out(capsys):
     assert __main__.main(["pendulum", "--steps", "20", "episode_length=15"]) == 0
     first, *lines, last = capsys.readouterr().out.splitlines()
-    assert first == "ok      pendulum on cpu: 10 checks"
-    assert len(lines) == 11 and lines[-1] == "        skipped: CPU against GPU, as torch sees no GPU here"
+    assert first == "ok      pendulum on cpu: 11 checks"
+    assert len(lines) == 12 and lines[-1] == "        skipped: CPU against GPU, as torch sees no GPU here"
     assert last == "1 passed, 0 failed (1 envs on cpu); skipped: CPU against GPU, as torch sees no GPU here"
 
 
@@ -173,6 +173,42 @@ def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):
     too_soon = [*rules, ("if (!active[i]) continue;", "if (time > 3) continue;")]
     with pytest.raises(EnvError, match="in step 4 'reward' of env 0, agent 0 is left unwritten"):
         checks.check_unwritten(planted(tmp_path, *too_soon, kind=Leaving), backend, FEW)
+
+
+PAID, LAST = "reward[i] = 1.0f", "truncated[env] = time >= 10"
+FARTHER = "step 10 truncates env 0 and pays agent {}, where steps that do not truncate pay {}. A truncated step counts"
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ([], None),
+        ([(PAID, "reward[i] = time >= 10 ? 2.0f : 1.0f")], FARTHER.format("0 2", "1")),
+        ([(PAID, "reward[i] = time >= 10 && agent == 2 ? -3.0f : time % 3")], FARTHER.format("2 -3", "from 0 to 2")),
+        ([(PAID, "reward[i] = time >= 10"), (LAST, "truncated[env] = false"), ("= false", "= time >= 10")], None),
+        ([(PAID, "reward[i] = time")], None),
+        ([(LAST, "truncated[env] = true"), (PAID, "reward[i] = agent")], None),
+    ],
+    ids=["as ever", "a bonus", "a fine for one", "at an end for good", "more every step", "every step truncates"],
+)
+def test_a_reward_for_reaching_the_time_limit_is_a_warning(device, tmp_path, rules, words):
+    line = checks.check_time_limit(planted(tmp_path, *rules), choose_backend(device=device), FEW)
+    assert line.startswith(testing.WARNING) is (words is not None) and (words or "") in line
+
+
+@pytest.mark.parametrize("name", ["pendulum", "simple_spread"])
+def test_who_is_paid_in_every_step_alike_is_not_warned(device, name):
+    line = checks.check_time_limit(testing.load_env(name), choose_backend(device=device), Play())
+    assert line == "a step that truncates pays as others do"
+
+
+def test_a_warning_is_printed_and_no_failure(monkeypatch, capsys):
+    monkeypatch.setattr(__main__, "check_env", lambda *_: ["one", f"{testing.WARNING}two", f"{SKIPPED}three"])
+    monkeypatch.setattr(__main__, "list_envs", lambda: ["pendulum"])
+    assert __main__.main(["--device", "cpu"]) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("ok      pendulum on cpu: 2 checks", "        warning: two")
+    assert last == "1 passed, 0 failed (1 envs on cpu); skipped: three"
 
 
 def test_what_ends_a_process_of_its_own_is_told(tmp_path):

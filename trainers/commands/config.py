@@ -24,6 +24,9 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     names = ([] if options.config is None else [options.config]) + options.files
     if not names:
         needed_config(options, folder)
+    from trainers.run.best import why_no_best
+    from warpdrive.env import load_env
+
     if options.what == "show":
         if len(names) > 1:
             raise ConfigError(f"command line: one config is shown at a time, got {len(names)}.")
@@ -32,8 +35,10 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     for name in names:
         try:
             config = config_of(find_config(name, folder), options, overrides)
-            print(f"{name}: ok")
-            for line in warnings_of(config, load_env(config.name, config.env)):
+            env = load_env(config.name, config.env)
+            why = why_no_best(config, env.groups)
+            print(f"{name}: ok" + ("" if why is None else f"; {why}"))
+            for line in warnings_of(config, env):
                 print(f"{name}: {line}")
         except ConfigError as error:
             wrong += str(error).splitlines()

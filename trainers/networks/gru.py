@@ -15,7 +15,8 @@ from trainers.settings.config import ModelConfig
 class GRU(nn.Module):
     """Hidden layers, a GRU cell, and a linear layer a head; for the value its own, or the same.
 
-    What it remembers, `memory` [N, memory_size], is zero at the start of an episode.
+    What it remembers, `memory` [N, memory_size], is zero at the start of an episode, and of an agent that is out of the
+    game, also when it comes back.
 
     Args: as MLP's; `config.memory_size` is the size of each cell.
 
@@ -52,8 +53,8 @@ class GRU(nn.Module):
         Args:
             observation: [L, N, features], critic_input: [L, N, critic's features] or None.
             memory: [N, memory_size] before the first step.
-            starts: [L, N] bool, whether an episode starts with this step, which then remembers nothing; None if
-                none does.
+            starts: [L, N] bool, which rows remember nothing in this step, such as in the first of an episode; None
+                if all do.
         Returns:
             By head [L, N, numbers]; memory [N, memory_size] after the last step.
         """

@@ -18,7 +18,7 @@ from trainers.report.metrics import Figures, PendingReport
 from trainers.report.statistics import returns_by_group
 from trainers.report.timing import Interval, Timing
 from trainers.report.trackers import Trackers
-from trainers.run.best import is_best_evaluation
+from trainers.run.best import is_best_evaluation, why_no_best
 from trainers.run.checkpoint import LAST
 from trainers.settings.outside import class_name
 
@@ -85,6 +85,8 @@ class Reporter:
                 self.run.say(f"policy {name}: {group.actor.who_plays}")
         if trainer.world.size > 1:
             self.run.say(f"{trainer.world.size} ranks, each with {self.env.num_envs:,} of the envs")
+        if (why := why_no_best(self.config, self.env.groups)) is not None:
+            self.run.say(why)
         self.run.say(f"run folder: {self.run.path}")
 
     @contextlib.contextmanager
@@ -165,7 +167,7 @@ class Reporter:
         return evaluates and trainer.world.first(self._is_best)
 
     def _is_best(self) -> bool:
-        return is_best_evaluation(self.config, [self.run.highest, self.run.metrics[-1]])
+        return is_best_evaluation(self.config, self.env.groups, [self.run.highest, self.run.metrics[-1]])
 
     def flush(self) -> None:
         """Writes the report that waits, if one does; waits for the device up to there."""

@@ -221,9 +221,10 @@ class SavingConfig:
     num_checkpoints: Count = 3
     """How many of the newest checkpoints are kept; the best is kept besides."""
     best_metric: str | None = None
-    """The metric whose highest value tells the best checkpoint; if not given, eval/mean_reward where there are
-    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward. Or one
-    that a callback reports."""
+    """The metric whose highest value tells the best checkpoint. If not given, eval/mean_reward where there are
+    evaluations, else rollout/ep_rew_mean; and none where the env has several groups of agents, as what one wins another
+    may lose: give one group's, eval/<group>/mean_reward or rollout/<group>/ep_rew_mean (`warpdrive list
+    metrics`). Or one that a callback reports."""
     basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None

@@ -34,6 +34,8 @@ MOST_THAT_SHARE = 16
 """Agents of envs that share a block."""
 SKIPPED = "skipped: "
 """How the line of a check begins that could not be made."""
+WARNING = "warning: "
+"""How the line of a check begins that found what is rarely meant, and yet no mistake for sure."""
 
 
 def _trace(env: Env, backend: Backend, play: Play, **otherwise: int) -> Trace:
@@ -315,6 +317,31 @@ def check_episode_length(env: Env, backend: Backend, play: Play) -> str:
     return "nothing is truncated before episode_length"
 
 
+def check_time_limit(env: Env, backend: Backend, play: Play) -> str:
+    """A truncated step counts as if the game went on, so what is paid for reaching the limit is learned wrongly."""
+    trace = _trace(env, backend, play)
+    reward, truncated = trace["reward"][1:], trace["truncated"][1:].astype(bool)
+    if truncated.all():
+        return "every step truncates: there is no reward to compare theirs with"
+    for group in env.groups.values():
+        paid = reward[:, :, group.agents.start : group.agents.stop]
+        low, low_quarter, high_quarter, high = np.quantile(paid[~truncated], (0.0, 0.25, 0.75, 1.0), method="nearest")
+        room = TOLERANCE * max(abs(low), abs(high))
+        # A quarter on each side: a reward that grows from step to step is the largest in the last.
+        is_far = (paid < 2 * low - low_quarter - room) | (paid > 2 * high - high_quarter + room)
+        is_far &= truncated[..., None]
+        if is_far.any():
+            frame, index, agent = (int(i) for i in np.argwhere(is_far)[0])
+            usual = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+            return (
+                f"{WARNING}env '{env.name}': step {trace.steps[frame + 1]} truncates env {index} and pays agent "
+                f"{agent + group.agents.start} {paid[frame, index, agent]:g}, where steps that do not truncate pay "
+                f"{usual}. A truncated step counts as if the game went on. If the limit is part of the game, that is, "
+                "pays and is seen by the agents, say terminated there (docs/write_an_env.md)."
+            )
+    return "a step that truncates pays as others do"
+
+
 def check_const_unchanged(env: Env, backend: Backend, play: Play) -> str:
     wrapper = EnvWrapper(env, play.num_envs, backend=backend, seed=SEED)
     parameters = [p for s in wrapper.functions.signatures.values() for p in s.parameters]
@@ -356,6 +383,7 @@ CHECKS = (
     check_reset_touches_only_ended,
     check_reset_restores_all,
     check_episode_length,
+    check_time_limit,
     check_const_unchanged,
 )
 """Those of one device, once debug mode has found nothing."""

@@ -37,7 +37,7 @@ def test_several_configs_are_checked_at_once(tmp_path, capsys):
     names = ["tag.yaml", str(tmp_path / "bad.yaml"), "nowhere.yaml", str(tmp_path / "worse.yaml"), "cartpole.yaml"]
     assert main(["config", "check", *names], EXAMPLES) == 2
     printed, errors = capsys.readouterr()
-    assert printed.splitlines() == ["tag.yaml: ok", "cartpole.yaml: ok"]
+    assert [line.partition(";")[0] for line in printed.splitlines()] == ["tag.yaml: ok", "cartpole.yaml: ok"]
     lines = errors.splitlines()
     assert [line.split(":")[1].split("/")[-1].strip() for line in lines] == [
         "bad.yaml", "bad.yaml", "nowhere.yaml", "worse.yaml",

@@ -74,6 +74,30 @@ def test_training_recomputes_what_the_rollout_produced(make_recall, policy):
     torch.testing.assert_close(samples.value, group.value[:-1].flatten()[samples.index], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("length", [LENGTH, 1])
+def test_who_comes_back_into_the_game_remembers_nothing(make_trainer, length):
+    """Nor what it saw while it was out: all rows agree with what was played, in sequences and at their starts."""
+    policy = {"algorithm": "PPO", "model": {**PLAIN, "sequence_length": length}}
+    how = {"seed": 2, "episode_length": 50, "comes_back": True}
+    trainer = make_trainer("climbers.climbers:Climbers", {"shared": policy}, NUM_ENVS, NUM_STEPS, **how)
+    network = trainer.policies["shared"].network
+    network.policy_head.weight.data.mul_(50)  # so that logits depend on what is remembered
+    network.cell.bias_ih.data.fill_(0.5)  # so that who sees 0 remembers something, too
+    group, rollout = group_of(trainer), trainer.rollout
+    for _ in range(2):
+        rollout.collect()
+    comes_back = ~group.active & rollout.survived
+    goes_on = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
+    assert comes_back.sum() > 20 and (comes_back & goes_on)[LENGTH - 1 : -1 : LENGTH].any()
+    remembers = (group.active & rollout.survived & goes_on)[length - 1 : -1 : length]
+    assert torch.equal((group.memory[1:] != 0).any(-1), remembers)
+    samples = group.samples(all_units(group))
+    with torch.no_grad():
+        log_prob, _, value = group.policy.evaluate(samples)
+    torch.testing.assert_close(log_prob, samples.log_prob, rtol=0, atol=1e-5)
+    torch.testing.assert_close(value, samples.value, rtol=0, atol=1e-5)
+
+
 def gru_by_hand(network: GRU, observation: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Logits, value and memory of one step, by the formulas of torch.nn.GRU's documentation."""
     x = observation
