@@ -282,6 +282,7 @@ class MadeUp:
         self.value = torch.zeros(num_steps + 1, *shape[1:])
         self.value[:-1] = value.detach().view(shape) + moved
         self.value, self.advantage = self.value.to(device), advantage.to(device)
+        self.final_value = torch.zeros(0, *shape[1:], device=device)
         self.seen_array, self.action_array = seen.to(device), action.squeeze(-1).to(device)
         self.mask = None if self.mask is None else self.mask.to(device)
         self.active = None
@@ -317,6 +318,9 @@ class QuietGuard:
 
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:
         return self.found[tensor]
+
+    def check_statistics(self, policy: str) -> None:
+        pass
 
 
 def make_learner(group: MadeUp, config: PolicyConfig) -> OnPolicy:

@@ -10,26 +10,30 @@ from trainers.trainer import Trainer
 
 SMALL = {"fc_dims": [8]}
 NORMALISED = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
+# Each says its lr: one that is not given falls over the run, so that a longer run would be another from the start.
 RUNS = {
-    "a2c": {"name": "tag_gridworld", "env": {"episode_length": 7}, "policy": {"tagger": {}, "runner": {}}},
+    "a2c": {"name": "tag_gridworld", "env": {"episode_length": 7},
+            "policy": {"tagger": {"lr": 1e-3}, "runner": {"lr": 1e-3}}},
     "ppo with all statistics": {"name": "cartpole",
                                 "policy": {"shared": {"algorithm": "PPO", "lr": [[0, 1e-3], [1000, 0.0]],
                                                       "model": SMALL, **NORMALISED}}},
     "ppo of continuous actions": {"name": "pendulum",
-                                  "policy": {"shared": {"algorithm": "PPO", "target_kl": 0.02,
+                                  "policy": {"shared": {"algorithm": "PPO", "lr": 1e-3, "target_kl": 0.02,
                                                         "model": {"shared_trunk": False, **SMALL}}}},
     "ppo that remembers": {
         "name": "acrobot",
         "env": {"episode_length": 13},
-        "policy": {"shared": {"algorithm": "PPO", "num_minibatches": 2,
+        "policy": {"shared": {"algorithm": "PPO", "lr": 1e-3, "num_minibatches": 2,
                               "model": {"type": "gru", "memory_size": 8, "sequence_length": 5, **SMALL}}},
     },
     "mappo": {"name": "simple_spread",
-              "policy": {"shared": {"algorithm": "MAPPO", "agent_id": True, "model": {"layer_norm": True, **SMALL}}}},
+              "policy": {"shared": {"algorithm": "MAPPO", "lr": 1e-3, "agent_id": True,
+                                   "model": {"layer_norm": True, **SMALL}}}},
     "agents that leave": {
         "name": "tag_continuous",
         "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
-        "policy": {"tagger": {"algorithm": "PPO", "model": SMALL}, "runner": {"algorithm": "A2C", "model": SMALL}},
+        "policy": {"tagger": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL},
+                   "runner": {"algorithm": "A2C", "lr": 1e-3, "model": SMALL}},
     },
     "dqn": {
         "name": "tag_gridworld",
@@ -37,12 +41,13 @@ RUNS = {
         "policy": {"tagger": {"algorithm": "DQN", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
                               "replay_ratio": 0.05, "target_update_freq": 3, "epsilon": [[0, 1.0], [200, 0.1]],
                               "normalize_observation": True, "model": SMALL},
-                   "runner": {"algorithm": "PPO", "model": SMALL}},
+                   "runner": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL}},
     },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},
-        "policy": {"shared": {"algorithm": "PPO", "num_epochs": 1, "num_minibatches": 2, "model": SMALL, **NORMALISED}},
+        "policy": {"shared": {"algorithm": "PPO", "lr": 1e-3, "num_epochs": 1, "num_minibatches": 2, "model": SMALL,
+                              **NORMALISED}},
     },
 }  # fmt: skip
 

@@ -49,7 +49,8 @@ saving: {metrics_log_freq: 1}
 def tiny(tmp_path) -> Path:
     """A config of 6 envs x 3 agents, 13 features, 5 actions, 8 hidden units, 5 steps an iteration, 2 iterations."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(f"{TINY}policy: {{shared: {{model: {{fc_dims: [8]}}}}}}\n")
+    once = "num_minibatches: 1, normalize_return: false, model: {fc_dims: [8], shared_trunk: true}"
+    path.write_text(f"{TINY}policy: {{shared: {{{once}}}}}\n")
     return path
 
 

@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("model", "elements"),
     [
-        (ModelConfig(fc_dims=(8,)), 13 * 8 + 8 * 5 + 8),
+        (ModelConfig(fc_dims=(8,), shared_trunk=True), 13 * 8 + 8 * 5 + 8),
         (ModelConfig(fc_dims=(8, 4), shared_trunk=False), 2 * (13 * 8 + 8 * 4) + 4 * 5 + 4),
-        (ModelConfig(type="gru", fc_dims=(8,), memory_size=6), 13 * 8 + 3 * 6 * (8 + 6) + 6 * 5 + 6),
+        (ModelConfig(type="gru", fc_dims=(8,), memory_size=6, shared_trunk=True), 13 * 8 + 3 * 6 * (8 + 6) + 6 * 5 + 6),
     ],
     ids=["shared trunk", "separate trunks", "gru"],
 )

@@ -136,7 +136,7 @@ def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
 
 def test_a_best_metric_that_no_callback_reports_is_told(tmp_path, capsys):
     saving = {"basedir": str(tmp_path), "best_metric": "curriculum/rised"}
-    Trainer(read_config(changed(saving=saving, trainer__total_timesteps=256))).train()
+    Trainer(read_config(changed(CONFIG, saving=saving, trainer__total_timesteps=256))).train()
     assert "warning: saving.best_metric: 'curriculum/rised' was in no report, so no" in capsys.readouterr().out
 
 

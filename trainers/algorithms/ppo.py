@@ -115,8 +115,8 @@ class PPO(OnPolicy):
         }
 
     def learn(self) -> dict[str, torch.Tensor]:
-        """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12), without those
-        that target_kl stopped."""
+        """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12) up to that which
+        found target_kl passed: those after it would all tell of the same policy."""
         import torch
 
         self.begin()
@@ -125,11 +125,11 @@ class PPO(OnPolicy):
             for units in self.minibatches():  # in an order of their own each time (6)
                 sums += self._learn_from(units)
         self.end()
-        *means, _ = (sums / sums[-1].clamp_min(1.0)).unbind()
+        *means, _ = (sums / sums[-1]).unbind()  # the first always counts
         return {**dict(zip(FIGURES, means, strict=True)), "explained_variance": self.explained_variance()}
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
-        """One minibatch, one step of the optimiser: its figures, and 1; zeros if no step is made any more."""
+        """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
         import torch
 
         config, group, scalars = self.config, self.group, self.scalars
@@ -151,9 +151,9 @@ class PPO(OnPolicy):
                 clipped = ((log_ratio.exp() - 1).abs() > clip).to(losses.dtype)
                 of_sample = torch.stack([policy, critic, entropy, kl, clipped])
                 figures += (of_sample * weight).sum(-1) / number
-        figures = self.reduce(figures)
+        figures, was_stopped = self.reduce(figures), self.stopped.clone()
         if config.target_kl is not None:
             self.optimizer.stop_if(figures[3] > config.target_kl)
         grad_norm = self.step()
         found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
-        return torch.where(self.stopped > 0, 0.0, found)
+        return torch.where(was_stopped > 0, 0.0, found)

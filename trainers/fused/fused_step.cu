@@ -85,12 +85,12 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
 //   parameter, average, square  [parameter]                                               read, written
 //   elements, biases         the networks' as their kernels read them; bytes, floats      written
 //   norm                     [1]  of the gradient, before it is shortened                 written
-//   made                     [1]  0 if TARGET_KL stops this step or an earlier one, else 1  written
+//   counts                   [1]  0 if an earlier step found TARGET_KL passed, else 1       written
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, const float* figures, const int* first_loss, int* first_name,
     float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
     const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
-    unsigned char* elements, float* biases, float* norm, float* made)
+    unsigned char* elements, float* biases, float* norm, float* counts)
 {
     __shared__ float part[STEP_THREADS];
     __shared__ float kl_part[STEP_THREADS];
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
     if (i == 0) {
         norm[0] = length;
-        made[0] = is_far || was_stopped != 0.0f ? 0.0f : 1.0f;
+        counts[0] = was_stopped != 0.0f ? 0.0f : 1.0f;
         step_after[0] = step;
         const bool is_first = was_halted == 0.0f && first_loss[0] == NOTHING_FOUND && first_name[0] == NOTHING_FOUND;
         if (is_first && !isfinite(length)) first_name[0] = 0;  // too long, though no part is

@@ -67,7 +67,7 @@ class FusedLearner:
         ]
         self._compile(config.normalize_advantage)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
-        self._norms, self._made = new(plan.num_steps), new(plan.num_steps)
+        self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._halted = learner.guard.flag_of(group.name)
         self._may_stop = target_kl > 0
@@ -104,9 +104,9 @@ class FusedLearner:
         learner.end()
         means, norm = self._figures.sum(dim=(0, 1)) / self.plan.num_steps, self._norms.mean()
         if self._may_stop:
-            made = self._made / self._made.sum().clamp_min(1.0)
-            means = (made.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
-            norm = (made * self._norms).sum()
+            share = self._counts / self._counts.sum()  # the first always counts
+            means = (share.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
+            norm = (share * self._norms).sum()
         return {
             "policy_loss": means[0],
             "value_loss": means[1],
@@ -308,7 +308,7 @@ class FusedLearner:
                 elements=self.packed.elements,
                 biases=self.packed.biases,
                 norm=self._norms[number : number + 1],
-                made=self._made[number : number + 1],
+                counts=self._counts[number : number + 1],
             )
         )
         return calls

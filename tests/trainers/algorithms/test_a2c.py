@@ -21,7 +21,8 @@ def test_loss_by_hand():
 
 def test_an_update_equals_one_step_of_plain_torch(tiny, device):
     """Of 180 samples at once; in chunks: test_ppo_details.py."""
-    trainer = Trainer(tiny(policy={"shared": {"normalize_advantage": True, "max_grad_norm": 0.1, "lr": 0.01}}))
+    once = {"num_minibatches": 1, "normalize_return": False}
+    trainer = Trainer(tiny(policy={"shared": {"max_grad_norm": 0.1, "lr": 0.01, **once}}))
     trainer.rollout.collect()
     group, learner = parts(trainer)
     policy = copy.deepcopy(group.policy)

@@ -98,7 +98,8 @@ def random_policy(config, space: str, seed: int) -> Policy:
 def ours(algorithm: type, config, group: RandomGroup, monkeypatch) -> tuple[dict[str, float], list[torch.Tensor]]:
     """Figures and gradient of an update."""
     nothing, flag = lambda *arguments: None, torch.zeros(1)
-    guard = SimpleNamespace(flag_of=lambda policy: flag, check_loss=nothing, check_gradient=nothing)
+    checks = dict.fromkeys(("check_loss", "check_gradient", "check_statistics"), nothing)
+    guard = SimpleNamespace(flag_of=lambda policy: flag, **checks)
     learner = algorithm(config, group, estimate=lambda: None, guard=guard)
     gradient = []
     monkeypatch.setattr(learner.optimizer, "step", lambda: gradient.extend(p.grad.clone() for p in learner.parameters))
@@ -153,10 +154,11 @@ def assert_same_gradient(ours: list[torch.Tensor], theirs: list[torch.Tensor], p
 def test_a_loss_is_torchrls(space, shared_trunk, normalize, clip_value, seed, monkeypatch):
     model = ModelConfig(fc_dims=(16, 16), activation="tanh", shared_trunk=shared_trunk)
     settings = {"vf_loss_coeff": 0.7, "entropy_coeff": 0.05, "clip_grad_norm": False, "model": model}
+    settings |= {"lr": 1e-3, "normalize_return": False, "num_minibatches": 1}
     algorithm, config, loss, options = A2C, A2CConfig, A2CLoss, {"critic_coeff": 0.7}
     if clip_value is not None:
         algorithm, config, loss = PPO, PPOConfig, ClipPPOLoss
-        settings |= {"clip_value": clip_value, "clip_param": 0.2, "num_epochs": 1, "num_minibatches": 1}
+        settings |= {"clip_value": clip_value, "clip_param": 0.2, "num_epochs": 1}
         options = {"clip_epsilon": 0.2, "clip_value": 0.2 if clip_value else None, "critic_coeff": 0.35}
     config = config(normalize_advantage=normalize, **settings)
     group = RandomGroup(random_policy(config, space, seed), torch.Generator().manual_seed(seed + 100))

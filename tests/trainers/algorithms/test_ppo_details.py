@@ -306,7 +306,7 @@ def test_a_minibatch_in_chunks_gives_the_gradient_of_one_pass(tag, device, algor
 def test_truncation_is_not_termination(tiny, algorithm):
     """Nobody moves and nobody is tagged: step 7 truncates every env, and its future is worth what the critic says of
     the observation before the reset, in which the time feature is 1. Had it terminated, there would be none."""
-    policy = {"algorithm": algorithm, "gamma": 0.9, "gae_lambda": 0.0}
+    policy = {"algorithm": algorithm, "gamma": 0.9, "gae_lambda": 0.0, "normalize_return": False}
     trainer = Trainer(tiny(policy={"tagger": policy, "runner": policy}))
     rollout = trainer.rollout
     with torch.no_grad():

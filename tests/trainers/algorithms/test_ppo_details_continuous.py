@@ -9,8 +9,9 @@ import torch
 from gymnasium import spaces
 from ppo_cases import expect, parts, state_of
 
-from trainers.heads import CategoricalHeads, GaussianHead
+from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.trainer import Trainer
+from warpdrive.errors import EnvError
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -30,6 +31,37 @@ def test_details_14_and_16_the_numbers_of_an_action_are_normal_and_independent_b
     assert mean.grad.tolist() == [[0.5, -1.0]]  # each of its own number: deviations off the mean, by the deviation
 
 
+def test_a_number_from_50_to_100_is_learned_as_one_from_minus_1_to_1_is():
+    """Of the same parts of both Boxes densities differ by the Box's half width, and gradients not at all."""
+    near, far = (GaussianHead(spaces.Box(*ends, (1,), np.float32), -0.3) for ends in ((-1.0, 1.0), (50.0, 100.0)))
+    means = [torch.tensor([[0.2], [-0.7]], requires_grad=True) for _ in range(2)]
+    drawn = torch.tensor([[0.5], [1.5]])
+    (of_near, entropy), (of_far, more) = (
+        head.log_prob_and_entropy(mean, drawn) for head, mean in zip((near, far), means, strict=True)
+    )
+    assert far.action_of(drawn).tolist() == [[87.5], [112.5]]
+    torch.testing.assert_close(of_near - of_far, torch.full((2,), math.log(25.0)))
+    torch.testing.assert_close(more - entropy, torch.full((2,), math.log(25.0)))
+    for found in (of_near, of_far):
+        found.sum().backward()
+    torch.testing.assert_close(means[0].grad, means[1].grad)
+
+
+def test_a_squashed_number_has_torchs_density_and_the_entropy_of_many_draws():
+    head = GaussianHead(spaces.Box(-3.0, 5.0, (2,), np.float32), -0.5, squashes=True).double()
+    mean = torch.tensor([[0.3, -1.2]], dtype=torch.float64)
+    base = torch.distributions.Normal(mean, math.exp(-0.5))
+    law = torch.distributions.TransformedDistribution(
+        base, [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(1.0, 4.0)]
+    )
+    drawn = base.sample((200_000,)).squeeze(1)
+    log_prob, entropy = head.log_prob_and_entropy(mean.expand_as(drawn), drawn)
+    torch.testing.assert_close(log_prob, law.log_prob(head.action_of(drawn)).sum(-1), rtol=1e-6, atol=1e-6)
+    assert entropy[0].item() == pytest.approx(-log_prob.mean().item(), abs=0.01)
+    with pytest.raises(EnvError, match="squash_actions: a number of the action has no bound to be squashed into"):
+        make_head(spaces.Box(-np.inf, 1.0, (1,), np.float32), squashes=True)
+
+
 def test_detail_15_the_deviation_is_a_parameter_of_its_own_the_same_in_every_state(pendulum):
     trainer = pendulum(lr=0.01, model={"log_std_init": -0.5})
     group, learner = parts(trainer)
@@ -39,7 +71,7 @@ def test_detail_15_the_deviation_is_a_parameter_of_its_own_the_same_in_every_sta
     trainer.rollout.collect()
     samples = group.samples(torch.arange(60, device=learner.device))
     _, entropy, _ = group.policy.evaluate(samples)
-    assert entropy.unique().tolist() == pytest.approx([0.5 - 0.5 + HALF_LOG_TWO_PI])
+    assert entropy.unique().tolist() == pytest.approx([0.5 - 0.5 + math.log(2.0) + HALF_LOG_TWO_PI])
     assert any(parameter is head.log_std for parameter in learner.parameters)
     learner.update()
     assert head.log_std.item() != -0.5
@@ -70,13 +102,13 @@ def test_detail_18_the_action_sent_is_clipped_and_the_one_stored_is_not(pendulum
     trainer.rollout.collect()
     group, _ = parts(trainer)
     stored, sent = group.action, trainer.rollout.action
-    assert torch.equal(sent, stored.clamp(-2.0, 2.0))
-    assert (stored.abs() > 2.0).float().mean() > 0.5
+    assert torch.equal(sent, (2.0 * stored).clamp(-2.0, 2.0))  # torques reach from -2 to 2
+    assert (stored.abs() > 1.0).float().mean() > 0.5
     mean, _ = group.policy(group.observation[:-1].flatten(0, 2))
-    normal = torch.distributions.Normal(mean.detach(), math.exp(2.0))
-    expected = normal.log_prob(stored.flatten(0, 2)).sum(-1)
+    normal = torch.distributions.Normal(2.0 * mean.detach(), 2.0 * math.exp(2.0))
+    expected = normal.log_prob(2.0 * stored.flatten(0, 2)).sum(-1)
     torch.testing.assert_close(group.log_prob.flatten(), expected, rtol=1e-4, atol=1e-5)
-    torque = stored[0, :, 0, 0].cpu().double().clamp(-2.0, 2.0)
+    torque = sent[0, :, 0, 0].cpu().double()
     velocity = (velocity + 0.05 * (15.0 * theta.sin() + 3.0 * torque)).clamp(-8.0, 8.0)
     theta = theta + 0.05 * velocity
     expected = torch.stack([theta.cos(), theta.sin(), velocity], -1)

@@ -29,8 +29,8 @@ from trainers.algorithms.ppo import PPOConfig
 from warpdrive.backends.base import Backend
 from warpdrive.config import Schedule
 
-COEFFICIENTS = {"lr": 0.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.05}
-A2C = A2CConfig(**COEFFICIENTS)
+COEFFICIENTS = {"lr": 0.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.05, "normalize_return": False}
+A2C = A2CConfig(**COEFFICIENTS, num_minibatches=1)
 PPO = PPOConfig(**COEFFICIENTS, num_epochs=2, num_minibatches=3)
 # Of the 290 samples of "ppo whose values move freely", the last minibatch has 96, two chunks; the others 97, three.
 ROLLOUTS = {
@@ -182,7 +182,8 @@ def watch_steps(learner: OnPolicy, watch: Callable[[], None]) -> None:
 def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make):
     """Along the same gradients, of which some are too long; the critic has a learning rate of its own."""
     falling = Schedule(((0, 0.01), (1000, 0.0)))
-    learner = make("ppo with a critic of its own", BF16, RECORDS, lr=falling, critic_lr=0.02, max_grad_norm=MAX_LENGTH)
+    changes = {"lr": falling, "critic_lr": 0.02, "max_grad_norm": MAX_LENGTH, "normalize_return": False}
+    learner = make("ppo with a critic of its own", BF16, RECORDS, **changes)
     policy = learner.policy
     twins = {name: parameter.detach().clone().requires_grad_() for name, parameter in policy.named_parameters()}
     is_critic = {name: name.startswith(("network.critic_", "network.value_head")) for name in twins}
@@ -315,7 +316,7 @@ def test_nothing_is_learned_where_all_are_out_of_the_game(make):
 def make_shuffle(backend: Backend, num_samples: int, num_epochs: int = 3):
     """A function that gives the order of each epoch, [num_epochs, num_samples], for a key."""
     case = Case(1, (1,), (2,), num_envs=num_samples)
-    config = PPOConfig(lr=0.0, num_epochs=num_epochs, num_minibatches=1)
+    config = PPOConfig(**COEFFICIENTS, num_epochs=num_epochs, num_minibatches=1)
     fused = make_learner(MadeUp(case, config, backend, BF16, num_steps=1), config).fused
 
     def shuffle(*key: int) -> torch.Tensor:

@@ -125,9 +125,12 @@ def test_a_request_is_what_a_config_and_spaces_say(action):
     assert Request.of(config, spec) == Request(
         9, (7,), heads, (7,), GRU, "tanh", True, True, sees_agent_id=True, observations=(np.float32,) * 2
     )
-    plain, central = (Request.of(ActorCriticConfig(central_critic=one), spec) for one in (False, True))
+    plain, central = (
+        Request.of(ActorCriticConfig(central_critic=one, model=ModelConfig(shared_trunk=True)), spec)
+        for one in (False, True)
+    )
     assert (plain.critic_widths, plain.has_central_critic) == (None, False)
-    assert (central.critic_widths, central.has_central_critic) == ((32, 32), True)
+    assert (central.critic_widths, central.has_central_critic) == ((64, 64), True)
 
 
 def test_limits_are_those_of_the_gpu_that_is_there(monkeypatch):
