@@ -26,6 +26,8 @@ class GroupRollout:
 
     action [T, E, A] or [T, E, A, heads], a view; unless the actor keeps one of its own.
     active [T, E, A] bool: whether the agent was in the game before the step; None if all always are.
+    judged likewise: whether the critic learns from the step; None where it does from those of agents that left, too,
+    as `credits_team` says.
     mask [T, E, A, outputs] bool: actions that could be taken; None if all always can.
     value_moments [2], reward_scale [1]: what GAE reads of the policy's statistics.
     """
@@ -55,9 +57,12 @@ class GroupRollout:
         self.value_moments[1] = 1.0
         if policy.value_norm is not None:
             self.value_moments = policy.value_norm.moments
-        self.active = None
+        self.active = self.judged = None
         if rollout.active is not None:
             self.active = rollout.active[:-1, :, self.agents.start : self.agents.stop]
+        self.credits_team = self.active is not None and policy.config.credit_after_leaving == "team"
+        if not self.credits_team:
+            self.judged = self.active
         self.mask = self.env_mask = None
         if spec.mask is not None:
             self.env_mask = env.data[spec.mask.array][:, spec.mask.columns]

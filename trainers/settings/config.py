@@ -140,6 +140,7 @@ class PolicyConfig:
     normalize_reward: ClassVar[bool] = False
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False
+    credit_after_leaving: ClassVar[Any] = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,10 @@ class ActorCriticConfig(PolicyConfig):
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far."""
     central_critic: bool = False
     """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
+    credit_after_leaving: Literal[False, "team"] = False
+    """What an agent that left the game still earns until its episode ends. false: nothing, and its last step in the
+    game has no future. team: in each step the mean of what the policy's agents in the game earn. This takes a
+    central_critic, which then also learns what is to come for those who left."""
 
 
 @dataclass(frozen=True)
