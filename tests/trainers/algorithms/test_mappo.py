@@ -21,6 +21,7 @@ from warpdrive.env import load_env
 from warpdrive.errors import ConfigError
 
 CLIMBERS = "climbers.climbers:Climbers"
+BOTH_CREDITS = pytest.mark.parametrize("credit", [False, "team"])
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def test_detail_01_where_the_env_gives_no_state_the_critic_reads_all_observation
 
 
 def test_detail_01_a_policy_with_a_critic_of_its_own_observation_keeps_no_state(train):
-    trainer = train(central_critic=False)
+    trainer = train(central_critic=False, credit_after_leaving=False)
     trainer.iterate()
     assert "global_state" not in trainer.rollout.data
     assert trainer.env.data["global_state"][:, :3].equal(trainer.rollout.observation[-1, ..., 0])
@@ -118,22 +119,25 @@ def test_detail_02_returns_are_normalised_by_running_moments_without_the_bias_of
     assert norm.moments.tolist() == before, "a rollout in which nobody is in the game tells nothing"
 
 
-def test_detail_02_the_critic_learns_normalised_returns_of_agents_in_the_game(train):
-    trainer = train()
+@BOTH_CREDITS
+def test_detail_02_the_critic_learns_normalised_returns_of_those_it_judges(train, credit):
+    trainer = train(credit_after_leaving=credit)
     trainer.rollout.collect()
     algorithm, group = trainer.algorithms["climber"], trainer.rollout.groups["climber"]
     assert not group.active.all()
     algorithm.begin()
-    living = algorithm.target[group.active]
+    judged = group.active | (credit == "team")
+    living = algorithm.target[judged]
     assert group.policy.value_norm.moments.tolist() == pytest.approx(
         [living.mean().item(), living.std(correction=0).item()], rel=1e-4
     )
-    normalised = algorithm.targets_of(all_samples(group))[group.active.flatten()]
+    normalised = algorithm.targets_of(all_samples(group))[judged.flatten()]
     assert (normalised.mean().item(), normalised.std(correction=0).item()) == pytest.approx((0.0, 1.0), abs=1e-4)
 
 
-def test_detail_03_advantages_come_of_denormalised_values(train):
-    trainer = train(gamma=0.5, gae_lambda=0.0)
+@BOTH_CREDITS
+def test_detail_03_advantages_come_of_denormalised_values(train, credit):
+    trainer = train(gamma=0.5, gae_lambda=0.0, credit_after_leaving=credit)
     rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
     with torch.no_grad():
         group.policy.value_norm.moments.copy_(torch.tensor([5.0, 2.0]))
@@ -142,8 +146,11 @@ def test_detail_03_advantages_come_of_denormalised_values(train):
     value, final_value = 5.0 + 2.0 * group.value, 5.0 + 2.0 * group.final_value[0]
     terminated, truncated = rollout.terminated.unsqueeze(-1), rollout.truncated.unsqueeze(-1)
     future = torch.where(truncated, final_value, value[1:])  # 9 steps: an env is truncated once
-    future = torch.where(terminated | ~rollout.survived, 0.0, future)
+    future = torch.where(terminated | (~rollout.survived & (credit is False)), 0.0, future)
     expected = (rollout.reward + 0.5 * future - value[:-1]) * group.active
+    if credit == "team":
+        earned = (rollout.reward * group.active).sum(-1, keepdim=True) / group.active.sum(-1, keepdim=True).clamp_min(1)
+        expected += (earned + 0.5 * future - value[:-1]) * ~group.active
     torch.testing.assert_close(group.advantage, expected, rtol=1e-5, atol=1e-5)
     assert terminated.any() and truncated.any()
 
@@ -172,18 +179,25 @@ def test_detail_04_of_an_agent_out_of_the_game_the_critic_sees_its_number_alone(
     assert torch.equal(rows[:, 4:], numbers(group).flatten(0, 2)[out])
     _, value = group.policy(torch.zeros(3, 1, device=rows.device), torch.eye(7, device=rows.device)[4:])
     torch.testing.assert_close(group.value[:-1][~group.active], value[samples.index[out] % 3])
+    truncated, survived = trainer.rollout.truncated, trainer.rollout.survived
+    envs = truncated.any(0)  # each once, in 9 steps
+    gone = (~survived & truncated.unsqueeze(-1)).any(0)[envs]
+    is_its_number = (group.final_value[0][envs] - value).abs() < 1e-5
+    assert gone.any() and not gone.all()
+    assert torch.equal(is_its_number, gone), "likewise of what is seen before a truncation"
 
 
-@pytest.mark.parametrize("max_samples", [1 << 15, 40])
+@pytest.mark.parametrize(("credit", "max_samples"), [(False, 40), ("team", 1 << 15), ("team", 40)])
 def test_detail_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
-    train, device, monkeypatch, max_samples
+    train, device, monkeypatch, credit, max_samples
 ):
-    """Two epochs, at once or in chunks, against the losses written out again on the samples that count."""
+    """Two epochs, at once or in chunks, against the losses written out again on the samples that count; for the critic
+    those of agents that left do, where their team is their credit."""
     from trainers.algorithms import on_policy
 
     monkeypatch.setitem(on_policy.MAX_SAMPLES, device, max_samples)
     settings = {"lr": 0.01, "num_epochs": 2, "huber_delta": 0.5, "max_grad_norm": 0.1, "vf_loss_coeff": 0.7}
-    trainer = train(**settings)
+    trainer = train(**settings, credit_after_leaving=credit)
     trainer.rollout.collect()
     group, algorithm = trainer.rollout.groups["climber"], trainer.algorithms["climber"]
     policy = group.policy
@@ -193,14 +207,16 @@ def test_detail_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
 
     policy.load_state_dict(before)
     samples, living = all_samples(group), group.active.flatten()
-    target = group.advantage.flatten()[living] + group.value[:-1].flatten()[living]  # the unit was 1 before
+    judged = living | (credit == "team")
+    target = group.advantage.flatten()[judged] + group.value[:-1].flatten()[judged]  # the unit was 1 before
     unit = target.std(correction=0)
-    target, old_value = (target - target.mean()) / unit, samples.value[living]
+    target, old_value = (target - target.mean()) / unit, samples.value[judged]
     advantage = samples.advantage[living]
     advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5)
     for _ in range(2):
-        logits, value = policy(samples.observation[living], samples.critic_input[living])
+        logits, value = policy(samples.observation, samples.critic_input)
+        logits, value = logits[living], value[judged]
         log_probs = torch.log_softmax(logits.masked_fill(~samples.mask[living], -torch.inf), -1)
         log_prob = log_probs.gather(1, samples.action[living].long().view(-1, 1)).squeeze(1)
         ratio = (log_prob - samples.log_prob[living]).exp()
@@ -209,7 +225,7 @@ def test_detail_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
         critic = torch.maximum(*(huber_loss(one, target, reduction="none", delta=0.5) for one in (value, clipped)))
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         optimizer.zero_grad()
-        (-surrogate + 0.7 * critic - 0.01 * entropy).mean().backward()
+        ((-surrogate - 0.01 * entropy).mean() + 0.7 * critic.mean()).backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.1)
         optimizer.step()
     parameters = dict(policy.named_parameters())
@@ -299,9 +315,10 @@ def test_detail_10_a_schedule_may_lead_the_critics_learning_rate(train):
 
 def test_detail_10_a_learning_rate_for_a_critic_without_layers_of_its_own_is_refused(train):
     line = "policy.climber.critic_lr: the critic shares its hidden layers with the actor. Set model.shared_trunk: false"
+    own = {"critic_lr": 0.01, "central_critic": False, "credit_after_leaving": False}
     with pytest.raises(ConfigError, match=line):
-        train(critic_lr=0.01, central_critic=False)
-    train(critic_lr=0.01, central_critic=False, model={"shared_trunk": False})
+        train(**own)
+    train(**own, model={"shared_trunk": False})
 
 
 @pytest.mark.parametrize("type", ["mlp", "gru"])
@@ -426,3 +443,23 @@ def test_it_learns_to_climb_together(train):
     for _ in range(15):
         trainer.iterate()
     assert first < 0.8 and trainer.rollout.reward.mean().item() > 1.4
+
+
+@pytest.mark.parametrize(("credit", "at_least", "at_most"), [("team", 8.1, 9.0), (False, 1.0, 2.0)])
+def test_one_leaves_for_the_team_where_the_team_is_its_credit(make_trainer, credit, at_least, at_most):
+    """Of 10 steps (envs/gate.py): who opens the gate in the first lets the other earn 9, the most that can be had; who
+    stays is paid 10 x 0.1. At random the gate opens in the 4th, which is worth 6."""
+    policy = {"algorithm": "MAPPO", "lr": 0.01, "num_minibatches": 1, "credit_after_leaving": credit}
+    trainer = make_trainer("gate:Gate", {"pair": policy}, num_envs=32, iterations=14, seed=1)
+    for _ in range(14):
+        trainer.iterate()
+    assert at_least <= trainer.rollout.reward.sum().item() / (32 * 2) <= at_most + 1e-4
+
+
+def test_credit_takes_a_critic_that_is_told_who_left(train, make_trainer):
+    line = r"policy.climber.algorithm: MAPPO credits agents .* \(credit_after_leaving: team\). Set central_critic: true"
+    with pytest.raises(ConfigError, match=line):
+        train(central_critic=False)
+    policy = {"shared": {"algorithm": "PPO", "credit_after_leaving": "team"}}
+    trainer = make_trainer("tag_gridworld", policy, episode_length=7)
+    assert not trainer.rollout.groups["shared"].credits_team, "nobody can leave: it changes nothing"
