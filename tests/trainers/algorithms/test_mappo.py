@@ -463,3 +463,18 @@ def test_credit_takes_a_critic_that_is_told_who_left(train, make_trainer):
     policy = {"shared": {"algorithm": "PPO", "credit_after_leaving": "team"}}
     trainer = make_trainer("tag_gridworld", policy, episode_length=7)
     assert not trainer.rollout.groups["shared"].credits_team, "nobody can leave: it changes nothing"
+
+
+def test_a2c_credits_the_team_likewise(train):
+    """Nothing is normalised: what the critic misses is the advantage, of all; entropy is that of agents in the game."""
+    settings = {"credit_after_leaving": "team", "central_critic": True, "normalize_return": False, "num_minibatches": 1}
+    trainer = train(algorithm="A2C", **settings)
+    trainer.rollout.collect()
+    group, algorithm = trainer.rollout.groups["climber"], trainer.algorithms["climber"]
+    _, entropy, _ = (one.detach() for one in group.policy.evaluate(all_samples(group)))
+    figures = {name: one.item() for name, one in algorithm.learn().items()}
+    assert not group.active.all() and group.advantage[~group.active].abs().max() > 0.01
+    assert figures["value_loss"] == pytest.approx(group.advantage.square().mean().item(), rel=1e-4)
+    assert figures["entropy"] == pytest.approx(entropy[group.active.flatten()].mean().item(), rel=1e-4)
+    left = group.advantage.var(correction=0) / algorithm.target.var(correction=0)
+    assert figures["explained_variance"] == pytest.approx(1.0 - left.item(), rel=1e-4)

@@ -73,7 +73,7 @@ CASES = {
         50,
         {
             "tagger": {"algorithm": "PPO", "model": {"shared_trunk": False, "fc_dims": [64, 32]}},
-            "runner": {"algorithm": "MAPPO", "normalize_observation": True},
+            "runner": {"normalize_observation": True},
         },
         {"num_taggers": 4},
     ),
