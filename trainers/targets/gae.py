@@ -39,7 +39,7 @@ def prepare_gae(
     }
     kernel, left = "gae", {}
     if group.credits_team:
-        left = {"active": rollout.active, "team_reward": torch.zeros_like(rollout.reward[:, :, 0])}
+        left = {"active": rollout.active, "team_reward": rollout.reward.new_zeros(rollout.reward.shape[:2])}
         kernel = "gae_with_team"
         calls.append(functions.prepare("team_rewards", **left, **pay))
     elif rollout.active is not None:
