@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="folder of the report")
     parser.add_argument("--name", help="of the report, after `defaults_`; the device's if not given")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="policy.<key> or trainer.<key>, to try others")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="policy.<key>, trainer.<key>")
     arguments = parser.parse_args()
     overrides = [tuple(pair.split("=", 1)) for pair in arguments.overrides]
     lines = {}

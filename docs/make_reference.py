@@ -194,7 +194,7 @@ def other_names() -> str:
     lines = ["## Other libraries' names", "", "Each is refused with the name that it has here.", "", "| there | here |"]
     lines += ["|---|---|", *(f"| `{there}` | `{here}` |" for there, here in SYNONYMS.items())]
     for name in SENTENCES:
-        here = "`train_batch_size`: env steps of an iteration, over all envs"
+        here = "`train_batch_size`: env steps of an iteration, over all envs; DQN's `batch_size` is that of an update"
         lines.append(f"| `{name}` | {here if name == 'batch_size' else '`train_batch_size` / `num_envs`'} |")
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The envs that every adapter is held to, and what EnvWrapper says of them."""
+"""The envs that every adapter is held to, and much else, and what EnvWrapper says of them."""
 
 import sys
 from pathlib import Path

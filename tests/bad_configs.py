@@ -8,6 +8,8 @@ from good_config import GOOD
 
 NUMBER = "tag.yaml:5: trainer.num_envs: expected a whole number of at least 1, got "
 RATE = "tag.yaml:10: policy.tagger.lr: "
+TAGGER = "lr: 1e-3\n    model:\n      fc_dims: [32]"
+PPO = "algorithm: PPO\n    num_minibatches: "
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,25 @@ CONFIGS = [
             "tag.yaml:5: trainer.num_env: unknown key. Did you mean 'num_envs'? (known: num_envs, "
             "train_batch_size, num_episodes, total_timesteps, env_backend, device, seed, precision, "
             "cuda_graphs, deterministic, num_gpus)"),
-    changed("learning_rate", "lr:", "learning_rate:",
-            "tag.yaml:10: policy.tagger.learning_rate: unknown key. Did you mean 'lr'?"),
-    changed("env.num_envs", "num_taggers", "num_envs",
-            "tag.yaml:3: env.num_envs: unknown key. Did you mean 'trainer.num_envs'?"),
+    *[changed(f"{place}{word}", old, f"{word}:", f"tag.yaml:{place}{word}: unknown key. Did you mean '{meant}'?")
+      for old, place, word, meant in [
+          ("num_taggers:", "3: env.", "num_envs", "trainer.num_envs"),
+          ("num_envs:", "5: trainer.", "n_envs", "num_envs"),
+          ("lr:", "10: policy.tagger.", "learning_rate", "lr"),
+          ("lr:", "10: policy.tagger.", "num_envs", "trainer.num_envs"),
+          ("lr:", "10: policy.tagger.", "ent_coef", "entropy_coeff"),
+          ("lr:", "10: policy.tagger.", "vf_coef", "vf_loss_coeff"),
+          ("fc_dims:", "12: policy.tagger.model.", "hidden_sizes", "fc_dims"),
+          ("basedir:", "16: saving.", "save_freq", "model_params_save_freq"),
+      ]],
+    changed("num_tagers", "num_taggers", "num_tagers",
+            "tag.yaml:3: env.num_tagers: unknown key. Did you mean 'num_taggers'? (known: {keys})"),
+    changed("clip_range", "lr: 1e-3", "clip_range: 0.1",
+            "tag.yaml:10: policy.tagger.clip_range: unknown key, here 'clip_param': it is MAPPO's and PPO's, and the "
+            "algorithm is A2C. Leave it out, or change that."),
+    changed("num_epochs", "lr: 1e-3", "num_epochs: 4",
+            "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's and PPO's, and the algorithm is A2C. "
+            "Leave it out, or change that."),
     changed("batch_size", "train_batch_size", "batch_size",
             "tag.yaml:6: trainer.batch_size: unknown key: it means the minibatch in one library and "
             "the whole batch in another. Did you mean 'trainer.train_batch_size' (env steps of an "
@@ -112,8 +129,28 @@ CONFIGS = [
     ),
     changed("on", "lr: 1e-3", "to_train: on",
             "tag.yaml:10: policy.tagger.to_train: expected true or false, got 'on'. Write true."),
-    changed("gamma", "lr: 1e-3", "gamma: 1.5",
-            "tag.yaml:10: policy.tagger.gamma: expected a number from 0 to 1, got 1.5"),
+    *[changed(new, old, new, f"tag.yaml:{told}") for old, new, told in [
+          ("tag_gridworld", "3", "1: name: expected the env's name, got 3"),
+          ("num_taggers: 3", "num_taggers: 0", "3: env.num_taggers must be at least 1, got 0."),
+          ("num_taggers: 3", "num_taggers: x", "3: env.num_taggers: expected a whole number, got 'x'"),
+          ("lr: 1e-3", "gamma: 1.5", "10: policy.tagger.gamma: expected a number from 0 to 1, got 1.5"),
+          ("lr: 1e-3", "max_grad_norm: 0", "10: policy.tagger.max_grad_norm: expected a number above 0, got 0"),
+          ("fc_dims: [32]", "type: mpl",
+           "12: policy.tagger.model.type: unknown network 'mpl'. Did you mean 'mlp'? (cnn, gru, mlp)"),
+      ]],
+    changed("seed: -1", "1e6", "1e6\n  seed: -1",
+            "tag.yaml:8: trainer.seed: expected a whole number from 0 to 9223372036854775807, got -1"),
+    changed("no name", "name: tag_gridworld\n", "", "tag.yaml:1: name: is missing: the env's name."),
+    changed("no length", "total_timesteps: 1e6", "seed: 1",
+            "tag.yaml:4: trainer.total_timesteps: is missing: how long to train, in env steps (or num_episodes, in "
+            "episodes)."),
+    changed("two lengths", "1e6", "1\n  num_episodes: 1",
+            "tag.yaml:8: trainer.num_episodes: given beside total_timesteps: both say how long to train. Give one."),
+    changed("3 GPUs", "1e6", "1e6\n  num_gpus: 3",
+            "tag.yaml:5: trainer.num_envs: 100 envs cannot be shared out evenly over num_gpus: 3. The nearest that "
+            "can: 99 and 102."),
+    changed("one of 2 GPUs", "1e6", "1e6\n  num_gpus: 2\n  device: cuda:1",
+            "tag.yaml:9: trainer.device: names one GPU beside num_gpus: 2. Each process takes its own: say cuda."),
     changed("PP0", "A2C", "PP0",
         "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, DQN, MAPPO, PPO)"),
     changed("schedule", "1e-3", "[[1000, 1e-3], [500, 1e-4]]",
@@ -121,15 +158,52 @@ CONFIGS = [
     changed("25001", "25000", "25001",
             "tag.yaml:6: trainer.train_batch_size: 25001 is no multiple of num_envs (100). The nearest "
             "that are: 25000 and 25100."),
-    changed("minibatches", "algorithm: A2C", "algorithm: PPO\n    num_minibatches: 7",
-            "tag.yaml:15: policy.runner.num_minibatches: 7 do not divide the 25000 samples "
-            "(train_batch_size x agents) of an iteration. The nearest that do: 5 and 8."),
+    changed("small buffer", "algorithm: A2C", "algorithm: DQN\n    buffer_size: 100",
+            "tag.yaml:15: policy.runner.buffer_size: 100 transitions are fewer than the 128 of an update (batch_size). "
+            "Keep more, or learn from fewer."),
+    changed("conv of an mlp", "fc_dims: [32]", "conv: nature",
+            "tag.yaml:12: policy.tagger.model.conv: type: mlp does not read it. Leave it out, or take another type."),
+    changed("cnn of a row", "fc_dims: [32]", "type: cnn",
+            "tag.yaml:12: policy.tagger.model.type: a cnn needs an image, [height, width] or [height, width, "
+            "channels], and these agents observe [17]. Take mlp or gru."),
+    changed("batch of 7", "25000", "7",
+            "tag.yaml:6: trainer.train_batch_size: 7 is no multiple of num_envs (100). The nearest that are: 100."),
+    changed("samples", TAGGER, f"{PPO}7",
+            "tag.yaml:11: policy.tagger.num_minibatches: 7 do not divide the 75000 samples (train_batch_size x agents) "
+            "of an iteration. The nearest that do: 6 and 8."),
+    changed("sequences", TAGGER, f"{PPO}3\n    model: {{type: gru, sequence_length: 50}}",
+            "tag.yaml:11: policy.tagger.num_minibatches: 3 do not divide the 500 sequences (each of one env) of an "
+            "iteration. The nearest that do: 2 and 4."),
+    changed("steps of a sequence", TAGGER, f"{PPO}4\n    model: {{type: gru, sequence_length: 60}}",
+            "tag.yaml:12: policy.tagger.model.sequence_length: 60 does not divide the 250 steps of an iteration. The "
+            "nearest that do: 50 and 125."),
+    Bad("samples of a rank",  # 8 divide the 75,000 samples, and not the 37,500 of each of two ranks
+        "tag.yaml:12: policy.tagger.num_minibatches: 8 do not divide the 37500 samples (train_batch_size x agents) of "
+        "an iteration on each GPU. The nearest that do: 6 and 10.",
+        GOOD.replace("1e6", "1e6\n  num_gpus: 2").replace(TAGGER, f"{PPO}8")),
+    Bad("prime",  # what divides it is not searched for without end
+        "tag.yaml:11: policy.tagger.num_minibatches: 10000 do not divide the 3000000021 samples (train_batch_size x "
+        "agents) of an iteration. The nearest that do: 3 and 3000000021.",
+        GOOD.replace("25000", "1_000_000_007").replace("100\n", "1\n").replace(TAGGER, f"{PPO}10_000")),
+    *[changed(key, old, new, f"tag.yaml:{key}: the critic shares its hidden layers with the actor. Set "
+              "model.shared_trunk: false, or leave this out.") for key, old, new in [
+          ("12: policy.tagger.model.critic_fc_dims", "fc_dims: [32]", "critic_fc_dims: [8]\n      shared_trunk: true"),
+          ("10: policy.tagger.critic_lr", "lr: 1e-3\n    model:",
+           "critic_lr: 1e-4\n    model:\n      shared_trunk: true"),
+      ]],
     changed("no runner", "  runner:\n    algorithm: A2C\n", "",
         "tag.yaml:8: policy: no policy covers agents 'runner' (1 agent). Add policy.runner, or one for all, shared."),
     changed("taggers", "tagger:", "taggers:",
             "tag.yaml:9: policy.taggers: no agents are called 'taggers'. Did you mean 'tagger'? "
             "(tagger, runner, shared)\ntag.yaml:8: policy: no policy covers agents 'tagger' (3 "
             "agents). Add policy.tagger, or one for all, shared."),
+    changed("shared", "tagger:", "shared:",
+            "tag.yaml:9: policy.shared: covers all agents: there can be no other policy beside it. There is "
+            "policy.runner: change that."),
+    Bad("all sections",
+        "tag.yaml:3: env.num_taggers: expected a whole number, got 'x'\n" + NUMBER + "'x'\n"
+        + RATE + "expected a number or a schedule of at least 0, got 'y'",
+        GOOD.replace("num_taggers: 3", "num_taggers: x").replace("100", "x").replace("1e-3", "y")),
     changed("too many taggers", "num_taggers: 3", "num_taggers: 1e9",
             "tag.yaml:3: env.num_taggers: expected a whole number of at most 1,000,000, got 1000000000"),
     changed("tag leaves", "basedir: runs", "tag: ../../etc",

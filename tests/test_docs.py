@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -108,12 +109,9 @@ def test_every_file_of_the_readmes_tree_is_there():
     assert len(named) > 30 and not [path for path in named if not path.exists()]
 
 
-def test_the_index_lists_every_page():
+def test_the_index_lists_every_page_and_every_extra_is_told_of():
     index = (ROOT / "docs" / "README.md").read_text()
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index + "(README.md)"]
-
-
-def test_every_extra_is_told_of():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = (ROOT / "docs" / "install.md").read_text()
     assert not [extra for extra in extras if f"`{extra}`" not in told]
@@ -265,21 +263,28 @@ def test_blocks_are_in_languages_that_can_be_checked_and_are_right(page, monkeyp
             compile(block.text, f"{page.name}:{block.line}", "exec")
 
 
-PROGRAMS = [
-    pytest.param(block.text, id=f"{page.stem}:{block.line}")
-    for page in PAGES
-    if page.relative_to(ROOT).as_posix() not in RUN_ELSEWHERE
-    for block in blocks_of(page)
-    if block.language == "python" and re.match("import|from", block.text) and ".learn(" not in block.text
-]
+def programs_of(page: Path) -> list[tuple[str, str]]:
+    """(place, text) of each that can be run as it stands."""
+    blocks = [] if page.relative_to(ROOT).as_posix() in RUN_ELSEWHERE else blocks_of(page)
+    programs = [block for block in blocks if block.language == "python" and re.match("import|from", block.text)]
+    return [(f"{page.name}:{block.line}", block.text) for block in programs if ".learn(" not in block.text]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_run(program, tmp_path):
-    for package in re.findall(r"warpdrive\.adapters\.(pettingzoo|torchrl)", program):
+RUN = """
+import json, sys
+for place, program in json.loads(sys.argv[1]):
+    exec(compile(program, place, "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if programs_of(page)], ids=lambda page: page.stem)
+def test_programs_run(page, tmp_path):
+    """Each with names of its own; in one process, as importing torch takes longer than most."""
+    programs = json.dumps(programs_of(page))
+    for package in re.findall(r"warpdrive\.adapters\.(pettingzoo|torchrl)", programs):
         pytest.importorskip(package)
     path = os.pathsep.join([str(ROOT), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", RUN, programs]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

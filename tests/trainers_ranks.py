@@ -1,8 +1,9 @@
-"""Runs as ranks: `python tests/trainers_ranks.py OUT DEVICE PRECISION RUN ...`, alone or by each rank of torchrun.
+"""Runs as ranks: `python tests/trainers_ranks.py OUT DEVICE RUN ...`, alone or by each rank of torchrun.
 
 Makes 20 iterations of each run and writes its policies to OUT/<run>.safetensors, what a checkpoint holds of its envs to
-OUT/<run>.env.safetensors, and its report to OUT/<run>.json. With PRECISION fp64 the networks learn in double precision:
-the kernels of env, sampler and advantages stay as they are, and play with a copy in single precision.
+OUT/<run>.env.safetensors, and its report to OUT/<run>.json. "<run>, whole" learns from the whole batch at once. So does
+"<run>, double", whose networks learn in double precision: the kernels of env, sampler and advantages stay as they are,
+and play with a copy in single precision.
 """
 
 import copy
@@ -34,12 +35,12 @@ plan.RUNS_ON_CPU = True
 
 
 def config_of_ranks(run: str, num_ranks: int, device: str, basedir: Path) -> dict[str, Any]:
-    """8 envs, 10 steps an iteration; "<run>, whole" learns from the whole batch at once."""
-    name = run.removesuffix(", whole")
+    """8 envs, 10 steps an iteration."""
+    name, *variants = run.split(", ")
     sizes = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80 * ITERATIONS, "seed": 3}
     saving = {"basedir": str(basedir), "metrics_log_freq": 5, "model_params_save_freq": 10}
     config = copy.deepcopy(config_of(name, {**sizes, "num_gpus": num_ranks, "device": device}, saving))
-    if run.endswith(", whole"):
+    if variants:
         for policy in config["policy"].values():
             if policy.get("algorithm", "A2C") != "A2C":
                 policy["num_minibatches"] = 1
@@ -87,15 +88,16 @@ def learn_in_double(trainer: Trainer) -> None:
         trainer.algorithms[name] = twin
 
 
-def main(out: str, device: str, precision: str, *runs: str) -> None:
+def main(out: str, device: str, *runs: str) -> None:
     num_ranks = int(os.environ.get("WORLD_SIZE", 1))
     for run in runs:
         trainer = Trainer(read_config(config_of_ranks(run, num_ranks, device, Path(out) / "runs")))
-        if precision == "fp64":
+        is_double = run.endswith(", double")
+        if is_double:
             learn_in_double(trainer)
         for _ in range(ITERATIONS):
             figures = trainer.iterate()
-        if device != "cpu" and precision == "fp32":
+        if device != "cpu" and not is_double:
             graphs = [one for phases in trainer.phases.values() for one in phases.values()]
             assert all(one.is_captured for one in graphs), "collectives outside the graph"
         report = trainer.metrics.report(figures)

@@ -1,7 +1,12 @@
-"""Small runs of every kind of policy and algorithm, as configs without `saving`; and what a run reported."""
+"""Configs of small runs, those of every kind of policy and algorithm among them; and what a run reported."""
 
+import copy
 import json
 from pathlib import Path
+
+from trainers.settings.config import Config
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
 
 SMALL = {"fc_dims": [8]}
 NORMALISED = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
@@ -42,9 +47,42 @@ RUNS = {
 }  # fmt: skip
 
 
+def tiny_config(folder: Path, device: str, **changes: object) -> Config:
+    """Of a small run of grid-world Tag in `folder`, with other values at dotted keys that are written with `__`."""
+    mapping = {
+        "name": "tag_gridworld",
+        "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
+        "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 180, "device": device, "seed": 5},
+        "policy": {"tagger": {"lr": 0.01}, "runner": {"model": {"fc_dims": [8]}}},
+        "saving": {"basedir": str(folder / "runs"), "metrics_log_freq": 1},
+    }  # fmt: skip
+    return read_config(changed(mapping, **changes))
+
+
+def changed(mapping: dict, **changes: object) -> dict:
+    """A copy of a config with other values at dotted keys that are written with `__`."""
+    mapping = copy.deepcopy(mapping)
+    for path, value in changes.items():
+        section = mapping
+        *parents, key = path.split("__")
+        for parent in parents:
+            section = section[parent]
+        section[key] = value
+    return mapping
+
+
 def config_of(run: str, trainer: dict, saving: dict) -> dict:
     """A whole config of one of these runs."""
     return {**RUNS[run], "trainer": {**RUNS[run].get("trainer", {}), **trainer}, "saving": saving}
+
+
+def learns(trainer: Trainer, least: float, num_iterations: int) -> bool:
+    """Whether every agent is paid so much a step, on average over a rollout, within some iterations."""
+    for _ in range(num_iterations):
+        trainer.iterate()
+        if trainer.rollout.reward.mean((0, 1)).min().item() > least:
+            return True
+    return False
 
 
 def reports_of(run: Path) -> list[dict]:

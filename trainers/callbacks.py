@@ -214,6 +214,11 @@ OURS = ("rollout", "time", "train", "eval", "perf", "health")
 """First words of the framework's metrics."""
 
 
+def is_name_of_callback(metric: str) -> bool:
+    """Whether a callback may call a metric so."""
+    return METRIC.fullmatch(metric) is not None and metric.partition("/")[0] not in OURS
+
+
 def _checked(name: str, more: Any, metrics: Mapping[str, float]) -> dict[str, float]:
     """What `on_report` gave, if a report can take it."""
     if more is None:

@@ -206,7 +206,8 @@ class Trainer:
             self.callbacks.iterated(self)
             is_last, is_best = self.iteration == self.num_iterations, False
             if self.iteration % saving.metrics_log_freq == 0 or is_last:
-                is_best = reporter.begin_report(figures)
+                looked_at = {name: {**found, **self.algorithms[name].report()} for name, found in figures.items()}
+                is_best = reporter.begin_report(looked_at)
                 is_last = self.iteration == self.num_iterations
             freq = saving.model_params_save_freq
             if is_last or is_best or (freq and self.iteration % freq == 0):
@@ -292,7 +293,7 @@ class Trainer:
         rng = generator_states(self._generators())
         for states in self.world.gather(rng["minibatches"]):
             rng["minibatches"] |= states
-        figure = latest_figure(self.config, self.run.metrics)
+        figure = latest_figure(self.config, self.env.groups, self.run.metrics)
         num_kept = self.config.saving.num_checkpoints
         arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress, num_kept, figure)
         place = self.world.first(lambda: checkpoint.save_checkpoint(*arguments))

@@ -39,7 +39,7 @@ def check_pool(env: Env, pool: Mapping[str, Any], arrays: Sequence[str]) -> None
             )
         if not np.ndim(rows) or not len(rows):
             raise EnvError(f"env '{env.name}': pool() has no rows of '{name}'. Give at least one, [row, ...].")
-        env.check_start(name, rows)
+        env.check_numbers(name, rows)
 
 
 def check_kernels(env: Env, functions: FunctionManager, layout: Layout) -> None:

@@ -157,7 +157,7 @@ class Env:
             raise EnvError(f"{place}: groups cover {expected} agents of {self.num_agents}. Every agent needs one.")
         layout, arrays = Layout(self.groups, self.global_state_space), self.arrays()
         for name, array in arrays.items():
-            self.check_start(name, array)
+            self.check_numbers(name, array)
         self._check_meanings(arrays)
         for name in self.constants():
             if name in FRAMEWORK_CONSTANTS:
@@ -166,12 +166,10 @@ class Env:
             written = {*OUTPUTS, *layout.actions, *layout.kept}
             self._check_settable([name for name in (*arrays, *self.tables()) if name not in written])
 
-    def check_start(self, name: str, array: Any) -> None:
-        """Raises EnvError where what an array starts from, or a pool of such starts, holds what is no number."""
+    def check_numbers(self, name: str, array: Any, wrong: str = "starts with", way_out: str = "Start it with") -> None:
+        """Raises EnvError where what an array starts from, or is set to, holds what is no number."""
         if np.issubdtype(np.asarray(array).dtype, np.floating) and not np.isfinite(array).all():
-            raise EnvError(
-                f"env '{self.name}': array '{name}' starts with a NaN or an infinity. Start it with numbers."
-            )
+            raise EnvError(f"env '{self.name}': '{name}' {wrong} a NaN or an infinity. {way_out} numbers.")
 
     def _check_meanings(self, arrays: Mapping[str, Any]) -> None:
         """Raises EnvError where `active` or a mask is not as what it says asks."""

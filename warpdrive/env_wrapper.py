@@ -241,7 +241,7 @@ class EnvWrapper:
                 f"; {type(self.env).__name__}.settable lists them."
             )
         if not isinstance(values, torch.Tensor):
-            self.env.check_start(name, values)
+            self.env.check_numbers(name, values, "cannot be set to", "Set it to")
         self.data[name] = values
         if not self.data.is_table(name):
             self.data.save_start(name)

@@ -22,8 +22,8 @@ LARGEST_END = 1e30
 class GaussianSampler:
     """Draws actions of a Box, with their log-probability and entropy beside them.
 
-    What is drawn is a part of the Box: 0 stands for its middle, -1 and 1 for its ends (see `parts_of_box`). The env gets
-    that clipped to the Box; what was drawn is kept apart, as the log-probability is of that.
+    What is drawn is a part of the Box: 0 stands for its middle, -1 and 1 for its ends (see `parts_of_box`). The env
+    gets that clipped to the Box; what was drawn is kept apart, as the log-probability is of that.
     A draw depends on (seed, env, agent, env step) alone, as the Sampler's.
 
     Args:

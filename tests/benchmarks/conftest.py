@@ -37,14 +37,25 @@ def run(monkeypatch, tmp_path) -> Callable[..., tuple[int, Any]]:
     return call
 
 
+TINY = """
+name: tag_gridworld
+env: {num_taggers: 2, grid_length: 4, episode_length: 7}
+trainer: {num_envs: 6, train_batch_size: 30, total_timesteps: 60}
+saving: {metrics_log_freq: 1}
+"""
+
+
 @pytest.fixture
 def tiny(tmp_path) -> Path:
-    """A config of 6 envs x 3 agents, 13 features, 5 actions, 8 hidden units, 5 steps an iteration."""
+    """A config of 6 envs x 3 agents, 13 features, 5 actions, 8 hidden units, 5 steps an iteration, 2 iterations."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(
-        "name: tag_gridworld\n"
-        "env: {num_taggers: 2, grid_length: 4, episode_length: 7}\n"
-        "trainer: {num_envs: 6, train_batch_size: 30, total_timesteps: 60}\n"
-        "policy: {shared: {model: {fc_dims: [8]}}}\n"
-    )
+    path.write_text(f"{TINY}policy: {{shared: {{model: {{fc_dims: [8]}}}}}}\n")
+    return path
+
+
+@pytest.fixture
+def tiny_of_two(tmp_path) -> Path:
+    """The same with a policy for each side."""
+    path = tmp_path / "small.yaml"
+    path.write_text(f"{TINY}policy: {{tagger: {{algorithm: PPO}}, runner: {{}}}}\n")
     return path

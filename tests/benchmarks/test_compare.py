@@ -129,21 +129,15 @@ def test_a_damaged_file_that_nothing_can_go_without_is_one_line(folder, monkeypa
 
 
 def test_a_column_that_is_missing_is_named(folder, monkeypatch):
-    results = columns(4.0, 10.0, 16.0)
-    del results["env"]
-    write(folder, "throughput_P1", results)
+    write(folder, "throughput_P1", {"rollout": {}})
     with pytest.raises(SystemExit, match="throughput_P1_cuda.json lacks a figure .'env'."):
         run(monkeypatch, "--results", str(folder))
 
 
-def test_memory_of_p6_counts_by_itself(folder):
-    write_all(folder)
+def test_memory_of_p6_counts_by_itself_and_runs_that_never_reached_the_score_are_no_figure(folder):
     write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.1))
     verdicts = {one.row.figure: one.verdict for one in rows_of(folder, "P6")}
     assert verdicts == {("train", "us_a_step"): "ok", ("device_memory_gb",): "short"}
-
-
-def test_runs_that_never_reached_the_score_are_no_figure(folder):
     write(folder, "time_to_score", {"seconds": None})
     assert rows_of(folder, "P10")[0].verdict == "no figure"
 
@@ -162,23 +156,18 @@ def test_ratio_says_how_many_times_better_ours_is(folder, name, results, number,
     assert rows_of(folder, number)[0].ratio == pytest.approx(ratio)
 
 
-def test_table_has_a_line_a_row_and_the_three_columns(folder):
+def test_table_has_a_line_a_row_and_the_three_columns_and_needs_no_figure_of_ours(folder):
+    text = table(folder)
+    assert "nothing measured yet" in text and text.count("| no figure |") == 2 * len(ROWS)
     write(folder, "throughput_P1", columns(4.0, 10.0, 16.0, device_memory_gb=1.5))
     lines = table(folder).splitlines()
     assert sum(line.startswith("| P") for line in lines) == len(ROWS) + 1
-    assert (
-        "| P1 | tag_gridworld 2,000 x 5, 32x32, A2C, full observations | 856 us a step (WarpDrive, fp32) | "
-        "16 us a step (bf16) | 53.5 | at most 20 us a step | ok |"
-    ) in lines
+    of_p1 = "| P1 | tag_gridworld 2,000 x 5, 32x32, A2C, full observations | 856 us a step (WarpDrive, fp32) | "
+    assert f"{of_p1}16 us a step (bf16) | 53.5 | at most 20 us a step | ok |" in lines
     no_figure = "6.7 s (PureJaxRL, tf32) | no figure |  | at most 3 s | no figure |"
     assert f"| P10 | CartPole to a mean return of 475 | {no_figure}" in lines
     # Shares: 4, 6 and 6 of 16.
     assert lines[-1] == "| P1 | 4.0 (35.6) | 10.0 (664.0) | 16.0 (856.0) | 25 / 38 / 38 | 25.0 / 25.0 / 25.0 | 1.5 |"
-
-
-def test_table_needs_no_figure_of_ours(folder):
-    text = table(folder)
-    assert "nothing measured yet" in text and text.count("| no figure |") == 2 * len(ROWS)
 
 
 def test_rate_of_a_peer_becomes_microseconds_a_step():
@@ -207,10 +196,8 @@ def test_figures_of_each_driver_are_read_from_its_lines():
     assert found == {"device": "a GPU", "env": 35.6, "train": 855.9, "memory_gb": 2.1}
     found = figures_of("jaxmarl.py", [{"what": "train", "agent_steps_per_s": 13.6e6, "device": "gpu:x"}])
     assert found == {"device": "x", "train": 13_600_000}
-    solved = [
-        {"what": "solve", "solved": True, "compile_s": 6.4, "wall_s": wall, "device": "gpu:x"}
-        for wall in (0.2, 0.9, 0.3)
-    ]
+    line = {"what": "solve", "solved": True, "compile_s": 6.4, "device": "gpu:x"}
+    solved = [{**line, "wall_s": wall} for wall in (0.2, 0.9, 0.3)]
     assert figures_of("purejaxrl.py", [*solved, {"what": "solve", "solved": False}])["seconds"] == 6.7
 
 
@@ -235,13 +222,11 @@ def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch):
     assert rows_of(folder, "P7")[0].ratio == pytest.approx(250_000 / 2e6)
 
 
-def test_peer_that_fails_is_told(folder, monkeypatch, capsys):
+def test_peer_that_fails_is_told_and_one_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
     give_driver(folder, monkeypatch, "P9_2048", "purejaxrl.py", {"what": "error", "error": "out of memory"})
     assert run(monkeypatch, "--run-peers", "--only", "P9_2048", "--results", str(folder)) == 1
     assert "P9_2048: purejaxrl.py failed with exit code 0. out of memory" in capsys.readouterr().err
 
-
-def test_peer_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
     monkeypatch.setitem(run_peers.PACKAGES, "warpdrive.py", ("no_such_package", "pip install it"))
     assert run(monkeypatch, "--run-peers", "--only", "P1", "--results", str(folder)) == 0
     out = capsys.readouterr().out

@@ -54,21 +54,8 @@ def test_config_of_every_task_is_right(task):
     assert task.crosses or task.group in config.policy or "shared" in config.policy
 
 
-@pytest.fixture
-def small_tag(tmp_path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(
-        "name: tag_gridworld\n"
-        "env: {num_taggers: 2, grid_length: 4, episode_length: 7}\n"
-        "trainer: {num_envs: 6, train_batch_size: 60, total_timesteps: 120}\n"
-        "policy: {tagger: {algorithm: PPO}, runner: {}}\n"
-        "saving: {metrics_log_freq: 1}\n"
-    )
-    return path
-
-
-def test_cross_play_pairs_every_trained_and_untrained_side(small_tag):
-    run = run_seed(small_tag, Task("x.yaml", crosses=True, num_episodes=20), seed=3, device="cpu")
+def test_cross_play_pairs_every_trained_and_untrained_side(tiny_of_two):
+    run = run_seed(tiny_of_two, Task("x.yaml", crosses=True, num_episodes=20), seed=3, device="cpu")
     table, gain = run["cross_play"], run["gain"]
     sides = ("trained", "untrained")
     assert sorted(table) == [f"{tagger} tagger against {runner} runner" for tagger in sides for runner in sides]
@@ -78,16 +65,16 @@ def test_cross_play_pairs_every_trained_and_untrained_side(small_tag):
         assert gain[group]["mean"] == pytest.approx(table[alone][group] - nobody[group], abs=1e-5)
 
 
-def test_seeds_in_processes_of_their_own_find_the_same(small_tag):
+def test_a_seed_in_a_process_of_its_own_finds_the_same(tiny_of_two):
     task = Task("x.yaml", "tagger", at_least=0.0, num_episodes=5)
-    in_turn, at_once = (learning.run_seeds(small_tag, task, range(1, 3), "cpu", jobs) for jobs in (1, 2))
-    assert [run["score"] for run in in_turn] == [run["score"] for run in at_once]
-    assert in_turn[0]["score"] != in_turn[1]["score"]
+    first, second = learning.run_seeds(tiny_of_two, task, (1, 2), "cpu", jobs=1)
+    (elsewhere,) = learning.run_seeds(tiny_of_two, task, (2,), "cpu", jobs=2)
+    assert elsewhere["score"] == second["score"] != first["score"]
 
 
 @pytest.mark.parametrize(("at_least", "code"), [(1e6, 1), (-1e6, 0)])
-def test_missed_score_is_one_line_and_exit_code_1(small_tag, monkeypatch, run, capsys, at_least, code):
-    monkeypatch.setitem(learning.TASKS, "small", Task(str(small_tag), "tagger", at_least=at_least, num_episodes=5))
+def test_missed_score_is_one_line_and_exit_code_1(tiny_of_two, monkeypatch, run, capsys, at_least, code):
+    monkeypatch.setitem(learning.TASKS, "small", Task(str(tiny_of_two), "tagger", at_least=at_least, num_episodes=5))
     found, results = run(learning, "--task", "small", "--seeds", 1, "--device", "cpu")
     missed, told = results["missed"] or "", capsys.readouterr().err
     assert found == code and bool(missed) == bool(code)
@@ -95,9 +82,9 @@ def test_missed_score_is_one_line_and_exit_code_1(small_tag, monkeypatch, run, c
     assert told.splitlines()[-1:] == ([f"small: {missed}"] if code else [])
 
 
-def test_config_without_a_task_needs_no_score(small_tag, run):
-    code, results = run(learning, "--config", small_tag, "--seeds", 2, "--device", "cpu")
-    assert code == 0 and results["env_steps"] == 120
+def test_config_without_a_task_needs_no_score(tiny_of_two, run):
+    code, results = run(learning, "--config", tiny_of_two, "--seeds", 2, "--device", "cpu")
+    assert code == 0 and results["env_steps"] == 60
     assert [run["seed"] for run in results["runs"]] == [1, 2]
     assert set(results["least_rise"]) == set(results["curves"]) == {"tagger", "runner"}
 

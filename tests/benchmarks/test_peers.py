@@ -10,8 +10,8 @@ import pytest
 PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 
 
-def python(*words: object) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *map(str, words)], cwd=PEERS, capture_output=True, text=True)
+def python(*words: object, cwd: Path = PEERS) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("driver", ["warpdrive.py", "jaxmarl.py", "purejaxrl.py"])
@@ -38,20 +38,20 @@ def test_driver_of_jaxmarl_does_not_import_itself(tmp_path):
     assert done.stderr.strip() == "this is the package"
 
 
+DRIVER = f"""
+import contextlib, sys
+sys.path.insert(0, {str(PEERS)!r})
+from json_lines import emit, write_lines
+with contextlib.redirect_stdout(sys.stderr):
+    print("noise")
+    emit(what="train", agent_steps_per_s=1.5)
+write_lines("x", sys.argv[sys.argv.index("--out") + 1], "a GPU")
+"""
+
+
 def test_lines_are_printed_and_written_with_the_command(tmp_path):
-    script = tmp_path / "driver.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(PEERS)!r})\n" "import contextlib\n"
-        "from json_lines import emit, write_lines\n" "with contextlib.redirect_stdout(sys.stderr):\n"
-        "    print('noise')\n" "    emit(what='train', agent_steps_per_s=1.5)\n"
-        "write_lines('x', sys.argv[sys.argv.index('--out') + 1], 'a GPU')\n",
-    )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "driver.py", "--num-envs", "4", "--out", "results"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    (tmp_path / "driver.py").write_text(DRIVER)
+    done = python("driver.py", "--num-envs", 4, "--out", "results", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{"what": "train", "agent_steps_per_s": 1.5}]
     report = json.loads((tmp_path / "results" / "peer_x.json").read_text())

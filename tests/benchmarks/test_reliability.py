@@ -3,15 +3,15 @@
 import pytest
 from reliability import corruptions, disk_full, kills, nans, stops
 
-pytestmark = pytest.mark.alone
 
-
+@pytest.mark.alone
 def test_kills_are_survived(tmp_path):
     found = kills(3, tmp_path)
     assert (found["resumed"], found["leftovers_after_the_next_start"]) == (3, 0)
     assert found["same_bits_as_a_run_that_was_never_ended"]
 
 
+@pytest.mark.alone
 def test_stops_are_resumable(tmp_path):
     found = stops(4, tmp_path)  # one of each kind
     assert (found["resumable"], found["exit_code_at_the_end"]) == (4, 130)

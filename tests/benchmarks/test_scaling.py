@@ -15,17 +15,11 @@ def test_iterations_have_fewer_steps_where_there_is_more_in_one(num_envs, num_ag
 
 
 def test_sizes_of_the_peers_are_those_that_they_played():
-    assert overrides_of("envs", 2000) == (
-        "tag_gridworld.yaml",
-        ["trainer.num_envs=2000", "trainer.train_batch_size=200000"],
-    )
+    of_envs = ["trainer.num_envs=2000", "trainer.train_batch_size=200000"]
+    assert overrides_of("envs", 2000) == ("tag_gridworld.yaml", of_envs)
     for size, taggers, seen in ((5, 1, 4), (100, 10, 10), (1000, 100, 10)):
-        _, found = overrides_of("agents", size)
-        assert found[:3] == [
-            f"env.num_taggers={taggers}",
-            f"env.num_runners={size - taggers}",
-            f"env.num_other_agents_observed={seen}",
-        ]
+        of_agents = {"num_taggers": taggers, "num_runners": size - taggers, "num_other_agents_observed": seen}
+        assert overrides_of("agents", size)[1][:3] == [f"env.{name}={number}" for name, number in of_agents.items()]
 
 
 def test_peers_lie_on_their_axes(tmp_path, monkeypatch):

@@ -56,19 +56,13 @@ def test_bytes_and_flops_are_those_counted_by_hand(tiny, overrides, learner):
     assert work["learner"] == learner
 
 
-def test_limit_is_the_longer_of_bytes_and_arithmetic():
+def test_limit_is_the_longer_of_bytes_and_arithmetic_and_parts_are_the_differences_of_the_columns():
     assert Work(4.3e6, 79e6).limit_us == pytest.approx(1.0)  # 4.3 TB/s
     assert Work(4.3e6, 7900e6).limit_us == pytest.approx(10.0)  # 790 TFLOP/s
-
-
-def test_parts_are_the_differences_of_the_columns():
     work = dict.fromkeys(("env", "policy", "learner"), Work(4.3e6))
     parts = parts_of({"env": 2.0, "rollout": 5.0, "train": 10.0}, work)
-    assert {name: (part["us_a_step"], part["share"]) for name, part in parts.items()} == {
-        "env": (2.0, 0.2),
-        "policy": (3.0, 0.3),
-        "learner": (5.0, 0.5),
-    }
+    found = {name: (part["us_a_step"], part["share"]) for name, part in parts.items()}
+    assert found == {"env": (2.0, 0.2), "policy": (3.0, 0.3), "learner": (5.0, 0.5)}
     assert parts["env"]["limit_us"] == 1.0 and parts["env"]["mb"] == 4.3
 
 
@@ -116,7 +110,7 @@ def test_workload_has_the_sizes_and_the_network_of_its_row(name):
     assert next(iter(env.groups.values())).observation_space.shape == (num_features,)
 
 
-@pytest.mark.parametrize("name", [*WORKLOADS][:-2])  # the last two are P9_2048 but for the number of envs
+@pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048"])  # of others, the sizes alone differ
 def test_workload_runs(name):
     small = ["trainer.num_envs=2", "trainer.train_batch_size=8"]
     with open_trainer(WORKLOADS[name].config, [*WORKLOADS[name].overrides, *small], "cpu") as (trainer, _):

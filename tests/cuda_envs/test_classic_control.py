@@ -28,7 +28,7 @@ class Case:
 
     draw: a generator -> states (name -> [env]) and actions [env], as near walls and goals as the branches need.
     margin: a state after the step -> by how much it is, or is not, terminated.
-    branches: state, action, state after the step -> name of a branch -> where it was taken.
+    branches: state, state after the step -> name of a branch that the draw alone does not decide -> where it was taken.
     observe: state -> [env, feature].
     attributes: set on Gymnasium's env, for a config that is not the default.
     """
@@ -36,9 +36,9 @@ class Case:
     name: str
     gymnasium_id: str
     draw: Callable[[np.random.Generator], tuple[Columns, np.ndarray]]
-    branches: Callable[[Columns, np.ndarray, Columns], Mapping[str, np.ndarray]]
-    observe: Callable[[Columns], list[np.ndarray]]
+    branches: Callable[[Columns, Columns], Mapping[str, np.ndarray]]
     start: Mapping[str, tuple[float, float]]
+    observe: Callable[[Columns], list[np.ndarray]] = lambda state: list(state.values())
     margin: Callable[[Columns], np.ndarray] = lambda state: np.full(NUM_ENVS, np.inf)
     angles: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -77,16 +77,12 @@ def cartpole(**changes: Any) -> Case:
         "CartPole-v1",
         draw_cartpole,
         margin=lambda state: np.maximum(np.abs(state["x"]) - 2.4, np.abs(state["theta"]) - MAX_THETA),
-        branches=lambda state, action, after: {
-            "pushed left": action == 0,
-            "pushed right": action == 1,
+        branches=lambda state, after: {
             "out on the left": after["x"] < -2.4,
             "out on the right": after["x"] > 2.4,
             "fell to the left": after["theta"] < -MAX_THETA,
             "fell to the right": after["theta"] > MAX_THETA,
-            "stands": (np.abs(after["x"]) < 2.4) & (np.abs(after["theta"]) < MAX_THETA),
         },
-        observe=lambda state: list(state.values()),
         start=dict.fromkeys(("x", "x_velocity", "theta", "theta_velocity"), (-0.05, 0.05)),
         **changes,
     )
@@ -100,22 +96,15 @@ def hill_car(name: str, gymnasium_id: str, goal: float, goal_velocity: float, is
         }
         return state, near(rng, -1.5, 1.5, -1, 0, 1, spread=0.0) if is_continuous else rng.integers(0, 3, NUM_ENVS)
 
-    def branches(state: Columns, action: np.ndarray, after: Columns) -> Mapping[str, np.ndarray]:
+    def branches(state: Columns, after: Columns) -> Mapping[str, np.ndarray]:
         position, velocity = after["position"], after["velocity"]
-        push = action if is_continuous else action - 1
-        throttle = {"throttle below -1": action < -1, "throttle above 1": action > 1} if is_continuous else {}
         return {
-            "pushed left": push < 0,
-            "coasts": push == 0,
-            "pushed right": push > 0,
             "as fast as may be to the left": at(velocity, -0.07),
             "as fast as may be to the right": at(velocity, 0.07),
             "stopped at the left wall": at(position, -1.2) & (velocity == 0),
             "held at the right wall": at(position, 0.6),
             "at the goal": (position >= goal) & (velocity >= goal_velocity),
             "at the goal, too slow": (position >= goal) & (velocity < goal_velocity),
-            "under way": (position > -1.19) & (position < goal),
-            **throttle,
         }
 
     return Case(
@@ -124,7 +113,6 @@ def hill_car(name: str, gymnasium_id: str, goal: float, goal_velocity: float, is
         draw,
         margin=lambda state: np.minimum(state["position"] - goal, state["velocity"] - goal_velocity),
         branches=branches,
-        observe=lambda state: list(state.values()),
         start={"position": (-0.6, -0.4), "velocity": (0.0, 0.0)},
         config={"goal_velocity": goal_velocity},
         arguments={"goal_velocity": goal_velocity},
@@ -159,9 +147,8 @@ def height(state: Columns) -> np.ndarray:
     return -np.cos(state["theta1"]) - np.cos(state["theta1"] + state["theta2"])
 
 
-def acrobot_branches(state: Columns, action: np.ndarray, after: Columns) -> Mapping[str, np.ndarray]:
-    found = {f"torque {torque}": action == torque + 1 for torque in (-1, 0, 1)}
-    found |= {"at the goal": height(after) > 1, "below the goal": height(after) < 1}
+def acrobot_branches(state: Columns, after: Columns) -> Mapping[str, np.ndarray]:
+    found = {"at the goal": height(after) > 1, "below the goal": height(after) < 1}
     for name, limit in (("theta1_velocity", 4 * math.pi), ("theta2_velocity", 9 * math.pi)):
         found |= {f"{name} at its least": after[name] == -limit, f"{name} at its greatest": after[name] == limit}
     for name in ("theta1", "theta2"):
@@ -196,14 +183,10 @@ def draw_pendulum(rng: np.random.Generator) -> tuple[Columns, np.ndarray]:
 
 def pendulum(**changes: Any) -> Case:
     return Case(
-        "pendulum", "Pendulum-v1", draw_pendulum, branches=lambda state, action,
-        after: {
-            "torque below -2": action < -2,
-            "torque above 2": action > 2,
-            "torque as asked": np.abs(action) < 2,
+        "pendulum", "Pendulum-v1", draw_pendulum,
+        branches=lambda state, after: {
             "as fast as may be to one side": after["theta_velocity"] == -8,
             "as fast as may be to the other": after["theta_velocity"] == 8,
-            "slower": np.abs(after["theta_velocity"]) < 8,
             "more than a half turn": after["theta"] > math.pi,
             "less than a half turn back": after["theta"] < -math.pi,
         },
@@ -232,18 +215,16 @@ all_cases = pytest.mark.parametrize("case", [*DEFAULTS, *OTHERS], ids=lambda cas
 
 
 @functools.cache
-def make_env(case: Case, backend: Backend, num_envs: int = NUM_ENVS) -> EnvWrapper:
+def make_env(case: Case, backend: Backend) -> EnvWrapper:
     """Every test resets it or writes its whole state, so that all can share it."""
-    return EnvWrapper(case.name, num_envs, backend=backend, seed=3, env_config=case.config)
+    return EnvWrapper(case.name, NUM_ENVS, backend=backend, seed=3, env_config=case.config)
 
 
 def pull_state(case: Case, env: EnvWrapper) -> Columns:
     return {name: env.data.pull(name) for name in case.start}
 
 
-def step_gymnasium(
-    case: Case, state: Columns, action: np.ndarray
-) -> tuple[Columns, np.ndarray, np.ndarray, np.ndarray]:
+def step_gymnasium(case: Case, state: Columns, action: np.ndarray) -> tuple[Any, ...]:
     """State, observation, reward and `terminated` after one step of Gymnasium's env, in float64."""
     env = gymnasium.make(case.gymnasium_id, **case.arguments).unwrapped
     for name, value in case.attributes.items():
@@ -317,7 +298,7 @@ def test_a_step_equals_gymnasiums(case, backend):
     np.testing.assert_array_equal(env.data.pull("time_step"), time_step + 1)
 
     branches = {
-        **case.branches(state, action, after),
+        **case.branches(state, after),
         "truncated": time_is_up & ~terminated,
         "ended neither way": ~time_is_up & ~terminated,
     }

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from adapter_cases import MANY_ENVS, NUM_ENVS, name_of
 
 from warpdrive.drawing import arrays_to_draw
-from warpdrive.env import list_envs, load_env
+from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.player import film_of
 from warpdrive.recorder import EpisodeRecorder
@@ -17,13 +18,14 @@ def frames(**arrays):
     return {name: np.asarray(values, np.float64) for name, values in arrays.items()}
 
 
-@pytest.mark.parametrize("name", list_envs())
-def test_every_shipped_env_draws_a_whole_episode(name, backend):
-    env = EnvWrapper(name, 2, backend=backend, seed=3, env_config={"episode_length": 20})
+@pytest.mark.usefixtures("built_quickly")
+@pytest.mark.parametrize(("name", "config"), [case for case in MANY_ENVS if ":" not in case[0]], ids=name_of)
+def test_every_shipped_env_draws_a_whole_episode(name, config, backend):
+    env = EnvWrapper(name, NUM_ENVS, backend=backend, seed=3, env_config=config)
     recorder = EpisodeRecorder(env, [*arrays_to_draw(env.env), "reward"], env_index=1)
     env.reset()
     recorder.start()
-    for action in random_actions(env.env, 2, 20):
+    for action in random_actions(env.env, NUM_ENVS, 30):
         env.step(action)
     film = film_of(env.env, recorder.pull())
     drawn = {shapes.group for shapes in film.drawing.shapes}
@@ -82,17 +84,11 @@ def test_tagged_runners_are_out_of_the_game():
 
 
 def test_mpe_shows_landmarks_obstacles_and_true_sizes():
-    landmarks, agents = (
-        load_env("simple_spread")
-        .drawing(frames(position=np.zeros((4, 3, 2)), landmark_position=np.full((4, 3, 2), 0.5)))
-        .shapes[1:]
-    )
+    spread = frames(position=np.zeros((4, 3, 2)), landmark_position=np.full((4, 3, 2), 0.5))
+    _, landmarks, agents = load_env("simple_spread").drawing(spread).shapes
     assert landmarks.label == "landmark" and landmarks.x.shape == (4, 3, 1)
     assert agents.size == 0.3 / 2  # CONTACT_DISTANCE of the kernel
-    obstacles, adversaries, good = (
-        load_env("simple_tag", {"num_obstacles": 1})
-        .drawing(frames(position=np.zeros((4, 4, 2)), obstacle_position=np.ones((4, 1, 2))))
-        .shapes[1:]
-    )
+    tag = frames(position=np.zeros((4, 4, 2)), obstacle_position=np.ones((4, 1, 2)))
+    _, obstacles, adversaries, good = load_env("simple_tag", {"num_obstacles": 1}).drawing(tag).shapes
     assert (obstacles.size, adversaries.size, good.size) == (0.2, 0.075, 0.05)
     assert adversaries.x.shape[1] == 3 and good.x.shape[1] == 1

@@ -1,6 +1,6 @@
 """The multi-particle envs against mpe2, from the same state and action, one step at a time."""
 
-from dataclasses import dataclass
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,8 @@ CONDITIONS = {
 }
 
 
-@dataclass
-class States:
-    """Float32: position, velocity [state, agent, 2], landmark [state, landmark, 2], action [state, agent, ...]."""
-
-    position: np.ndarray
-    velocity: np.ndarray
-    landmark: np.ndarray
-    action: np.ndarray
+States = namedtuple("States", "position velocity landmark action")
+"""Float32: position, velocity [state, agent, 2], landmark [state, landmark, 2], action [state, agent, ...]."""
 
 
 def mpe2_env(name: str, config: dict[str, Any]):
@@ -167,13 +161,6 @@ def test_groups_and_spaces_are_mpe2s(name, continuous):
         assert env.groups[group].action_space == oracle.action_space(agent)
 
 
-def test_actions_beyond_the_box_count_as_its_bounds(backend):
-    env = EnvWrapper("simple_spread", NUM_STATES, backend=backend, env_config={"N": 1, "continuous_actions": True})
-    env.reset()
-    env.step(np.full((NUM_STATES, 1, 5), [0.0, -3.0, 7.0, 1.5, 0.25], np.float32))
-    np.testing.assert_allclose(env.data.pull("velocity")[0, 0], [0.5, -0.375], atol=1e-6)
-
-
 def test_agents_on_one_point_keep_numbers(backend):
     env = EnvWrapper("simple_tag", NUM_STATES, backend=backend)
     env.reset()
@@ -191,7 +178,7 @@ def test_agents_on_one_point_keep_numbers(backend):
         ("simple_tag", {"position": 1.0, "obstacle_position": 0.9}),
     ],
 )
-def test_starts_are_at_rest_and_uniform_and_those_of_another_seed_differ(backend, name, limits):
+def test_starts_are_at_rest_uniform_and_of_their_seed_and_an_episode_is_truncated_at_its_length(backend, name, limits):
     env = EnvWrapper(name, NUM_STATES, backend=backend, seed=5)
     env.reset()
     assert not env.data["velocity"].any()
@@ -208,3 +195,7 @@ def test_starts_are_at_rest_and_uniform_and_those_of_another_seed_differ(backend
     before = env.data.pull("position")
     env.reset(seed=6)
     assert (env.data.pull("position") != before).all()
+    for step in range(1, 26):
+        *_, terminated, truncated, _ = env.step()
+        assert truncated.all() == truncated.any() == (step == 25) and not terminated.any()
+    assert not env.data["time_step"].any()

@@ -1,23 +1,19 @@
-"""What holds for every env that comes with the framework, and for each of its variants that has kernels of its own."""
+"""What holds for every env, those of the tests too, and for each of its variants that has kernels of its own."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-import torch
+from adapter_cases import MANY_ENVS, SMALL_TAG, name_of
 
-from warpdrive.backends.base import Backend
 from warpdrive.backends.cpu_sanitize import sanitizer_environment
 from warpdrive.env import list_envs, load_env
-from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, EnvError
-from warpdrive.testing import check_env, random_actions
+from warpdrive.testing import WARNING, check_env
 
-# Short episodes, so that a few steps see envs end and restart.
+# Every env, and its variants that have kernels of their own, in episodes so short that a few steps see them restart.
 SHIPPED = [
     *((name, {"episode_length": 4}) for name in list_envs()),
     ("simple_spread", {"episode_length": 4, "continuous_actions": True}),
@@ -25,46 +21,6 @@ SHIPPED = [
     ("tag_continuous", {"episode_length": 4, "use_full_observation": False}),
     ("tag_gridworld", {"episode_length": 4, "use_full_observation": False}),
 ]
-NUM_STEPS = 10
-
-every_env = pytest.mark.parametrize(
-    ("name", "config"), SHIPPED, ids=["-".join([name, *list(config)[1:]]) for name, config in SHIPPED]
-)
-
-
-def hashes_of_a_run(name: str, config: dict[str, Any], backend: Backend) -> dict[str, str]:
-    """SHA-256 of each array's bytes, over a run's start and all its steps."""
-    env = EnvWrapper(name, 300, backend=backend, seed=11, env_config=config)
-    env.reset()
-    hashes = {array: hashlib.sha256() for array in env.data.names()}
-    num_ended = 0
-    for action in [None, *random_actions(env.env, env.num_envs, NUM_STEPS)]:
-        if action is not None:
-            _, _, terminated, truncated, _ = env.step(action)
-            num_ended += int((terminated | truncated).sum())
-        for array, found in hashes.items():
-            found.update(env.data.pull(array).tobytes())
-    assert num_ended >= 2 * env.num_envs, "a run without restarts would say little"
-    return {array: found.hexdigest() for array, found in hashes.items()}
-
-
-@every_env
-def test_three_runs_of_one_seed_have_the_same_bits_in_every_array(backend, name, config):
-    first, *others = (hashes_of_a_run(name, config, backend) for _ in range(3))
-    assert others == [first, first]
-
-
-@every_env
-def test_an_episode_is_truncated_at_its_length_and_starts_anew(backend, name, config):
-    env = EnvWrapper(name, 300, backend=backend, seed=11, env_config=config)
-    env.reset()
-    has_ended = torch.zeros(300, dtype=torch.bool, device=env.device)
-    for step in range(1, 5):
-        _, _, terminated, truncated, _ = env.step()  # with the actions that are there, which are 0
-        assert step == 4 or not truncated.any()
-        has_ended |= terminated
-    assert (truncated | has_ended).all() and truncated.any() and not (truncated & terminated).any()
-    assert not env.data["time_step"][truncated].any()
 
 
 PLAY_ALL = """
@@ -101,28 +57,23 @@ def test_the_sanitizers_report_nothing(kinds):
 
 
 CLASSIC_CONTROL = ("cartpole", "mountain_car", "continuous_mountain_car", "acrobot", "pendulum")
-# On a small square, so that runners are tagged and leave.
-SMALL = {"grid_length": 4.0, "tagging_distance": 0.05, "episode_length": 15}
 PARTIAL = {"use_full_observation": False}
+OF_37 = {**SMALL_TAG, "num_taggers": 3, "num_runners": 34}
+VARIANTS = [
+    ("simple_spread", {"continuous_actions": True}),
+    ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
+    ("tag_continuous", OF_37),
+    ("tag_continuous", {**OF_37, **PARTIAL, "num_other_agents_observed": 7}),
+    ("tag_gridworld", {"num_taggers": 4, "grid_length": 4, "episode_length": 15, **PARTIAL}),
+    ("tag_gridworld", {"num_taggers": 40, "grid_length": 4, "episode_length": 15}),
+]
 
 
 @pytest.mark.usefixtures("built_quickly")
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        *((name, {"episode_length": 15}) for name in CLASSIC_CONTROL),
-        ("simple_spread", {}),
-        ("simple_tag", {}),
-        ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
-        ("tag_continuous", {**SMALL, "num_taggers": 3, "num_runners": 34}),
-        ("tag_continuous", {**SMALL, "num_taggers": 1, "num_runners": 4, **PARTIAL, "num_other_agents_observed": 4}),
-        ("tag_continuous", {**SMALL, "num_taggers": 3, "num_runners": 34, **PARTIAL, "num_other_agents_observed": 7}),
-        ("tag_gridworld", {"num_taggers": 4, "grid_length": 4, "episode_length": 15, **PARTIAL}),
-        ("tag_gridworld", {"num_taggers": 40, "grid_length": 4, "episode_length": 15}),
-    ],
-)
-def test_it_passes_the_conformance_kit(device, name, config):
-    assert check_env(name, device, **config)
+@pytest.mark.parametrize(("name", "config"), [*MANY_ENVS, ("maze.maze:Maze", {}), *VARIANTS], ids=name_of)
+def test_it_passes_the_conformance_kit_without_a_warning(device, name, config):
+    lines = check_env(name, device, num_steps=40, **config)
+    assert lines and not [line for line in lines if line.startswith(WARNING)]
 
 
 NO_STEPS = ({"episode_length": 0}, "episode_length must be at least 1, got 0")

@@ -105,24 +105,19 @@ class Stepper:
     """
 
     def __init__(
-        self,
-        config: TagContinuousConfig,
-        backend: Backend,
-        num_envs: int = NUM_ENVS,
-        threads_per_env: int | None = None,
-        in_haste: bool = False,
-    ) -> None:
+        self, config: TagContinuousConfig, backend: Backend, num_envs: int = NUM_ENVS,
+        threads_per_env: int | None = None, in_haste: bool = False,
+    ) -> None:  # fmt: skip
         self.env, self.data = TagContinuous(config), DataManager(backend.device)
         agents = (num_envs, self.env.num_agents)
-        made = {
+        made = {name: np.broadcast_to(array, (num_envs, *array.shape)) for name, array in self.env.arrays().items()}
+        made |= {
             "action": np.zeros((*agents, 2), np.int32),
             "observation": np.full((*agents, self.env.num_features), np.nan, np.float32),
             "reward": np.full(agents, np.nan, np.float32),
             "terminated": np.zeros(num_envs, np.bool_),
             "truncated": np.zeros(num_envs, np.bool_),
         }
-        for name, array in self.env.arrays().items():
-            made[name] = np.broadcast_to(array, (num_envs, *array.shape))
         for name, array in made.items():
             self.data.push(name, array)
         self.functions = FunctionManager(
@@ -179,10 +174,10 @@ def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[
     margin = MARGIN * parameters.grid_length
     expected, reward, terminated, truncated, observation = oracle.step(parameters, state, action)
     moved, hit = oracle.move(parameters, state, action)
-    margins = oracle.margins(parameters, moved)
+    threshold, second_tagger = oracle.margins(parameters, moved)
     got = stepper.step(state, action)
 
-    close_tag = (is_close(margins.threshold, margin) | is_close(margins.second_tagger, margin)).any(1)
+    close_tag = (is_close(threshold, margin) | is_close(second_tagger, margin)).any(1)
     close_edge = distance_from_edges(state, moved, parameters.grid_length) < margin
     is_partial = not parameters.use_full_observation
     gaps = gaps_between_neighbours(parameters, moved) if is_partial else np.full((*hit.shape, 1), np.inf)
@@ -219,10 +214,9 @@ def compare(stepper: Stepper, state: oracle.State, action: np.ndarray) -> tuple[
         edges=int(hit.sum()),
         bonuses=int((expected["time_step"] == parameters.episode_length).sum()),
         terminated=int(terminated.sum()),
-        truncated=int(truncated.sum()),
         ties=int((gaps == 0).any(2).sum()),
-        tagger_ties=int((margins.second_tagger == 0).sum()),
-        just_out_of_reach=int((margins.threshold == 0).sum()),
+        tagger_ties=int((second_tagger == 0).sum()),
+        just_out_of_reach=int((threshold == 0).sum()),
         padded=int(is_partial * (state["active"] & (num_others < parameters.num_other_agents_observed)).sum()),
     )
     return expected, seen + forgiven
@@ -241,17 +235,12 @@ def compare_over_rounds(index: int, backend: Backend) -> Counter:
     return counts
 
 
-def check_forgiven(counts: Counter) -> None:
-    for name, count in counts.items():
-        if name.startswith("forgiven"):
-            assert count < 5e-4 * counts["steps"], f"{name}: {count} of {counts['steps']}"
-
-
 @pytest.mark.timeout(900)
 def test_kernel_equals_the_oracle_over_100_random_configurations(backend, monkeypatch):
     counts = sum(over_configs(compare_over_rounds, NUM_CONFIGS, backend, monkeypatch), Counter())
-    check_forgiven(counts)
-    events = "exits edges bonuses terminated truncated ties tagger_ties just_out_of_reach padded"
+    forgiven = [name for name in counts if name.startswith("forgiven")]
+    assert not [name for name in forgiven if counts[name] >= 5e-4 * counts["steps"]], counts
+    events = "exits edges bonuses terminated ties tagger_ties just_out_of_reach padded"
     for what in events.split():
         assert counts[what] > 500, f"hardly any {what}: the comparison would see little ({counts})"
 
@@ -271,55 +260,6 @@ def test_thousands_of_agents(backend, num_agents, threads_per_env):
     assert counts["exits"] > 100
     assert counts["forgiven observation"] < 1e-2 * counts["steps"]  # thousands stand closer than two a unit
     assert counts["forgiven reward"] < 1e-2 * counts["steps"]
-
-
-@pytest.mark.usefixtures("built_quickly")
-def test_one_tag_by_hand(backend):
-    """Agent 0 tags 1 in the last step. 2 runs into the edge, and alone gets the bonus."""
-    config = TagContinuousConfig(
-        num_taggers=1, num_runners=2, grid_length=10.0, episode_length=1, start="fixed",
-        starting_location_x=(5.0, 6.0, 0.25), starting_location_y=(5.0, 5.0, 3.0),
-        starting_directions=(0.0, HALF_PI, math.pi),
-        max_acceleration=0.5, min_acceleration=-0.5, num_acceleration_levels=2, num_turn_levels=1,
-        edge_hit_penalty=-0.25, tagging_distance=0.1, tag_reward_for_tagger=3.0, step_penalty_for_tagger=-0.125,
-        tag_penalty_for_runner=-2.0, step_reward_for_runner=0.0625, end_of_game_reward_for_runner=7.0,
-    )  # fmt: skip
-    env = EnvWrapper(TagContinuous(config), 1, backend=backend)
-    env.reset()
-    env.data["action"] = np.array([[[2, 0], [0, 0], [2, 0]]], np.int32)  # 0 and 2 speed up to 0.5
-    env.prepare_step()()
-    data = env.data
-    np.testing.assert_allclose(data.pull("x"), [[5.5, 6.0, 0.0]])
-    np.testing.assert_allclose(data.pull("y"), [[5.0, 5.0, 3.0]], rtol=1e-6)
-    np.testing.assert_allclose(data.pull("speed"), [[0.5, 0.0, 0.5]])
-    np.testing.assert_allclose(data.pull("acceleration"), [[0.5, 0.0, 0.5]])
-    assert data.pull("active").tolist() == [[True, False, True]]
-    np.testing.assert_allclose(data.pull("reward"), [[3.0 - 0.125, 0.0625 - 2.0, 0.0625 - 0.25 + 7.0]])
-    assert data.pull("num_runners_left") == 1
-    assert not data.pull("terminated") and data.pull("truncated")
-    diagonal = math.sqrt(200)
-    seen_by_0 = [0.5 / diagonal, -5.5 / diagonal, 0, -2 / diagonal, -0.5, 0, -0.5, 0, 0.25, 0.5, 0, 0, 1, 1, 1]
-    seen_by_1 = [-0.5 / diagonal, -6 / diagonal, 0, -2 / diagonal, 0.5, 0.5, 0.5, 0.5, -0.25, 0.25, 1, 0, 1, 1, 1]
-    np.testing.assert_allclose(data.pull("observation")[0, :2], [seen_by_0, seen_by_1], atol=1e-6)
-
-
-@pytest.mark.usefixtures("built_quickly")
-def test_who_left_the_game_is_blind_and_unseen(backend):
-    """After 1 was tagged: 0 sees 2 and a row of zeros, 1 sees nothing and earns nothing."""
-    config = TagContinuousConfig(
-        num_taggers=1, num_runners=2, start="fixed", use_full_observation=False, num_other_agents_observed=2,
-        starting_location_x=(5.0, 5.5, 9.0), starting_location_y=(5.0, 5.0, 5.0), starting_directions=(0.0,) * 3,
-        tagging_distance=0.1, step_reward_for_runner=0.5,
-    )  # fmt: skip
-    env = EnvWrapper(TagContinuous(config), 1, backend=backend)
-    env.reset()
-    env.step(np.zeros((1, 3, 2), np.int32))
-    observation, reward, *_ = env.step(np.zeros((1, 3, 2), np.int32))
-    assert reward.tolist() == [[0.0, 0.0, 0.5]]
-    of_0 = observation[0, 0].cpu().numpy()
-    np.testing.assert_allclose(of_0[[0, 10, 12, 14]], [4 / math.sqrt(200), 0.0, 1.0, 0.02], rtol=1e-6)
-    assert not of_0[1:14:2].any()
-    assert not observation[0, 1].any()
 
 
 @pytest.mark.usefixtures("built_quickly")

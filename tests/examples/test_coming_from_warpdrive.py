@@ -4,31 +4,22 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from warpdrive.backends import choose_backend
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
+def test_the_ported_kernel_plays(tmp_path, monkeypatch, backend):
     text = (DOCS / "coming_from_warpdrive.md").read_text()
     (tmp_path / "line").mkdir()
     (tmp_path / "line" / "__init__.py").touch()
     for name, code in re.findall(r"^`(line\.\w+)`:\n\n```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         (tmp_path / "line" / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def test_the_ported_kernel_plays(folder, device):
-    env = EnvWrapper(
-        load_env("line.line:Line", {"episode_length": 12}), num_envs=3, backend=choose_backend(device=device)
-    )
+    env = EnvWrapper(load_env("line.line:Line", {"episode_length": 12}), num_envs=3, backend=backend)
     env.reset()
     for _ in range(11):
         observation, reward, terminated, truncated, _ = env.step(torch.tensor([[2, 2, 1, 0]] * 3))

@@ -1,26 +1,20 @@
 """The notebooks run from top to bottom, as Jupyter runs them and as scripts, and leave what they promise."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import ROOT, run_python, variables_of
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.py"))
 CORE, WRITE_AN_ENV, DRAW_AN_EPISODE = NOTEBOOKS
 LEAST_PIXELS = 300
 """Of a colour; the keys of a legend alone have fewer."""
 
 
-@pytest.fixture
-def environment(monkeypatch) -> dict[str, str]:
-    python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    changed = {"PYTHONPATH": python_path, "ENV_STEPS": "100_000", "MPLBACKEND": "agg"}
-    for name, value in changed.items():
+@pytest.fixture(autouse=True)
+def short_and_without_a_screen(monkeypatch) -> None:
+    for name, value in variables_of(ENV_STEPS="100_000", MPLBACKEND="agg").items():
         monkeypatch.setenv(name, value)
-    return dict(os.environ)
 
 
 def run_in_jupyter(notebook: Path, folder: Path) -> str:
@@ -34,8 +28,8 @@ def run_in_jupyter(notebook: Path, folder: Path) -> str:
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
-def test_the_core_says_what_is_wrong_and_finds_the_race(tmp_path, environment):
-    done = subprocess.run([sys.executable, CORE], cwd=tmp_path, capture_output=True, text=True, env=environment)
+def test_the_core_says_what_is_wrong_and_finds_the_race(tmp_path):
+    done = run_python(CORE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for words in (
         "WiringError: kernel 'fall' has a parameter 'sped', but no array 'sped' was pushed. Did you mean 'speed'?",
@@ -49,11 +43,11 @@ def test_the_core_says_what_is_wrong_and_finds_the_race(tmp_path, environment):
         assert words in done.stdout
 
 
-def test_the_core_runs_in_jupyter(tmp_path, environment):
+def test_the_core_runs_in_jupyter(tmp_path):
     assert "in debug mode, mended" in run_in_jupyter(CORE, tmp_path)
 
 
-def test_writing_an_env_ends_with_a_film(tmp_path, environment):
+def test_writing_an_env_ends_with_a_film(tmp_path):
     pytest.importorskip("matplotlib")
     said = run_in_jupyter(WRITE_AN_ENV, tmp_path)
     assert "debug mode finds nothing" in said
@@ -65,7 +59,7 @@ def test_writing_an_env_ends_with_a_film(tmp_path, environment):
     assert (folder / "flock.png").exists() and "<html" in (folder / "flock.html").read_text()
 
 
-def test_drawing_an_episode_leaves_an_episode_and_a_learning_curve(tmp_path, environment):
+def test_drawing_an_episode_leaves_an_episode_and_a_learning_curve(tmp_path):
     plt = pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib, the extra [plot]")
     assert "an episode of" in run_in_jupyter(DRAW_AN_EPISODE, tmp_path)
     (run,) = (tmp_path / "runs").iterdir()

@@ -1,18 +1,10 @@
 """The env outside the framework stays small, conforms and learns."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from programs import ROOT, run_python
 
-
-def python(*words: object) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
-    command, environment = [sys.executable, *map(str, words)], {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, env=environment)
+EXAMPLES = ROOT / "examples"
 
 
 def test_it_fits_in_sixty_lines_of_each_language():
@@ -21,15 +13,15 @@ def test_it_fits_in_sixty_lines_of_each_language():
 
 
 def test_it_passes_the_conformance_kit_with_the_sanitizers(device):
-    done = python("-m", "warpdrive.testing", "soccer.soccer:Soccer", "--device", device, "--sanitize")
+    done = run_python("-m", "warpdrive.testing", "soccer.soccer:Soccer", "--device", device, "--sanitize", cwd=EXAMPLES)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = done.stdout.splitlines()[-1].partition("; ")[0]  # what was left out comes after it
     assert summary == f"1 passed, 0 failed (1 envs on {device})"
 
 
 def test_it_trains(tmp_path, device):
-    options = ["trainer.total_timesteps=1500000", f"trainer.device={device}", f"saving.basedir={tmp_path}"]
-    done = python("train.py", "--config", "soccer/soccer.yaml", "--allow-import", *options)
+    options = ["trainer.total_timesteps=1100000", f"trainer.device={device}", f"saving.basedir={tmp_path}"]
+    done = run_python("train.py", "--config", "soccer/soccer.yaml", "--allow-import", *options, cwd=EXAMPLES)
     assert done.returncode == 0, done.stderr
     lines = next(tmp_path.glob("*/metrics.jsonl")).read_text().splitlines()
     returns = [json.loads(line)["rollout/left/ep_rew_mean"] for line in lines]

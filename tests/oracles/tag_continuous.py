@@ -7,7 +7,6 @@ float32 distances could decide otherwise.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,6 @@ State = dict[str, np.ndarray]
 `acceleration`, added to the speed at each step until it changes. `active`: [E, N] bool, in the game.
 `time_step`: [E] int32, steps since the start."""
 
-RUNNER = 0
 TAGGER = 1
 
 NUM_BLOCKS = 7
@@ -82,35 +80,6 @@ class TagContinuousParameters:
     def turn_table(self) -> np.ndarray:
         """[num_turn_levels + 1] float32, radians that each action adds to the direction."""
         return _table(self.min_turn, self.max_turn, self.num_turn_levels)
-
-
-@dataclass(frozen=True)
-class Margins:
-    """How far each tag was from being decided the other way. Infinite where there is nothing to decide."""
-
-    threshold: np.ndarray
-    """[E, N] float64, from a runner's distance to its nearest tagger to the distance at which it is tagged."""
-
-    second_tagger: np.ndarray
-    """[E, N] float64, from a runner's distance to its nearest tagger to that to its second nearest."""
-
-
-def start(parameters: TagContinuousParameters, x: np.ndarray, y: np.ndarray, direction: np.ndarray) -> State:
-    """State at time step 0: everyone at rest and in the game.
-
-    Args:
-        x, y: [E, N], 0 to grid_length.
-        direction: [E, N], radians, kept as given.
-    """
-    given = {name: np.array(value, dtype=np.float32) for name, value in (("x", x), ("y", y), ("direction", direction))}
-    shape = given["x"].shape
-    return {
-        **given,
-        "speed": np.zeros(shape, dtype=np.float32),
-        "acceleration": np.zeros(shape, dtype=np.float32),
-        "active": np.ones(shape, dtype=bool),
-        "time_step": np.zeros(shape[0], dtype=np.int32),
-    }
 
 
 def observe(parameters: TagContinuousParameters, state: State, active: np.ndarray) -> np.ndarray:
@@ -189,14 +158,11 @@ def move(parameters: TagContinuousParameters, state: State, action: np.ndarray) 
 def step(
     parameters: TagContinuousParameters, state: State, action: np.ndarray
 ) -> tuple[State, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Moves every agent, observes, then tags.
+    """Moves every agent, as `move` does, observes, then tags.
 
-    Args:
-        state: read, never written.
-        action: [E, N, 2] int, indices into `acceleration_table` and `turn_table`. 0 changes nothing.
     Returns:
-        The new state; reward [E, N] float32; terminated [E] bool, no runner is left; truncated [E] bool, out of time
-        with a runner left; observation [E, N, F] float32 of everyone after the move, and in the game or not as before
+        The new state; reward [E, N] float32; terminated [E] bool, no runner is left or time is up; truncated [E] bool,
+        never; observation [E, N, F] float32 of everyone after the move, and in the game or not as before
         the tags, on an episode's last step too.
     """
     new_state, hit = move(parameters, state, action)
@@ -225,16 +191,17 @@ def step(
     last = new_state["time_step"] == parameters.episode_length
     reward[:, runners] += np.float32(parameters.end_of_game_reward_for_runner) * (last[:, None] & still_active)
 
-    terminated = ~still_active.any(axis=1)
-    truncated = ~terminated & (new_state["time_step"] >= parameters.episode_length)
-    return new_state, reward, terminated, truncated, observation
+    terminated = ~still_active.any(axis=1) | (new_state["time_step"] >= parameters.episode_length)
+    return new_state, reward, terminated, np.zeros_like(terminated), observation
 
 
-def margins(parameters: TagContinuousParameters, state_after_move: State) -> Margins:
-    """How close the decisions of a step were.
+def margins(parameters: TagContinuousParameters, state_after_move: State) -> tuple[np.ndarray, np.ndarray]:
+    """How close the decisions of a step were, [E, N] float64, infinite where there is nothing to decide.
 
     Args:
         state_after_move: what `move` returns, so with everyone still in the game who is tagged in this step.
+    Returns:
+        Of a runner's distance to its nearest tagger, from that at which it is tagged, and from that to its second.
     """
     active = state_after_move["active"]
     runners = parameters.runners
@@ -246,7 +213,7 @@ def margins(parameters: TagContinuousParameters, state_after_move: State) -> Mar
     second_tagger = np.full(active.shape, np.inf)
     if parameters.num_taggers > 1:
         second_tagger[:, runners] = np.where(runner_active, distance[:, :, 1] - distance[:, :, 0], np.inf)
-    return Margins(threshold, second_tagger)
+    return threshold, second_tagger
 
 
 def _table(lowest: float, highest: float, num_levels: int) -> np.ndarray:

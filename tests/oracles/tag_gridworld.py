@@ -40,19 +40,10 @@ class TagGridworldParameters:
 
 def start(parameters: TagGridworldParameters, num_envs: int) -> State:
     """State of `num_envs` envs at time step 0, all alike."""
-    num_agents = parameters.num_agents
-    if parameters.starting_location_x is None:
-        location_x = np.full(num_agents, parameters.grid_length // 2, dtype=np.int32)
-        location_x[-1] = 0
-        location_y = location_x
-    else:
-        location_x = np.asarray(parameters.starting_location_x, dtype=np.int32)
-        location_y = np.asarray(parameters.starting_location_y, dtype=np.int32)
-    return {
-        "x": np.tile(location_x, (num_envs, 1)),
-        "y": np.tile(location_y, (num_envs, 1)),
-        "time_step": np.zeros(num_envs, dtype=np.int32),
-    }
+    centre = [parameters.grid_length // 2] * parameters.num_taggers + [0]
+    cells = {"x": parameters.starting_location_x or centre, "y": parameters.starting_location_y or centre}
+    places = {name: np.tile(np.array(place, np.int32), (num_envs, 1)) for name, place in cells.items()}
+    return {**places, "time_step": np.zeros(num_envs, dtype=np.int32)}
 
 
 def observe(parameters: TagGridworldParameters, state: State) -> np.ndarray:

@@ -56,7 +56,6 @@ WORLD = {
 """A tag is nearer than 1 of 16. Accelerations 0 to 3: none, -0.5, none, +0.5. Turns: none, -pi/2, none, +pi/2."""
 APART = {"x": [4, 4], "y": [4, 12]}
 BESIDE = {"x": [4, 8], "y": [4, 4]}
-TAGGED = {"x": [4, 4.5], "y": [4, 4]}
 PAIR = {"num_runners": 2}
 GOES_ON = {"terminated": False, "truncated": False}
 
@@ -76,13 +75,10 @@ CONTINUOUS = {
         {"max_speed": 2.0, "skill_level_tagger": 0.5, "skill_level_runner": 0.125}, APART, [[3, 0], [3, 0]],
         {"speed": [0.5, 0.25], "acceleration": [0.5, 0]},
     ),
-    "a turn comes before the move": (
-        {}, {**BESIDE, "speed": [1, 1], "direction": [0, PI]}, [[0, 3], [0, 1]],
-        {"direction": [PI / 2, PI / 2], "x": [4, 8], "y": [5, 5]},
-    ),
-    # 60 degrees: 0.5 along x, 0.8660254 along y
-    "a move goes by cosine and sine": (
-        {}, {**BESIDE, "speed": [1, 0], "direction": [PI / 3, 0]}, None, {"x": [4.5, 8], "y": [4.8660254, 4]},
+    # agent 2 stays at 60 degrees: 0.5 along x, 0.8660254 along y
+    "a turn comes before the move, which goes by cosine and sine": (
+        PAIR, {"x": [4, 8, 12], "y": [4] * 3, "speed": [1, 1, 1], "direction": [0, PI, PI / 3]},
+        [[0, 3], [0, 1], [0, 0]], {"direction": [PI / 2, PI / 2, PI / 3], "x": [4, 8, 12.5], "y": [5, 5, 4.8660254]},
     ),
     # 0 - pi/2; 7 pi/4 + pi/2 is 9 pi/4; 3 pi/2 + pi/2
     "direction wraps into a full turn, and a full turn is none": (
@@ -111,26 +107,14 @@ CONTINUOUS = {
             0: [0.5 * BY_SIDE_16, 0, 0, 8 * BY_SIDE_16, -1, -1, 0, 0, 0, 0, 0, 0, 1, 1, 0.25],
             1: [-0.5 * BY_SIDE_16, -0.5 * BY_SIDE_16, 0, 8 * BY_SIDE_16, 1, 0, 0, 0, 0, 0, 1, 0, 1, 1, 0.25]}},
     ),
-    # 0.0625 * 16 = 1. Runner 1 is 1 away, runner 2 is 0.96875 away
-    "exactly the tagging distance is no tag": (
-        PAIR, {"x": [4, 5, 3.03125], "y": [4, 4, 4]}, None, {"active": [True, True, False], "reward": [1, 0, -1]},
-    ),
-    # 0.75 each way is 1.06 away, 0.6 and 0.75 is 0.96
-    "distance is Euclidean": (
-        PAIR, {"x": [4, 4.75, 4.6], "y": [4, 4.75, 4.75]}, None, {"reward": [1, 0, -1]},
-    ),
-    # runners 1 and 2 are 0.5 away on either side, runner 3 is 8 away
-    "one tagger earns two tags in one step": (
-        {"num_runners": 3, "tag_reward_for_tagger": 10.0, "tag_penalty_for_runner": -7.0},
-        {"x": [4, 4.5, 3.5, 12], "y": [4] * 4}, None,
-        {"reward": [20, -7, -7, 0], "active": [True, False, False, True], "terminated": False},
-    ),
-    # runner 2 is 0.75 from tagger 0 and 0.5 from tagger 1
-    "only the nearest tagger is paid": (
-        {"num_taggers": 2}, {"x": [4, 5.25, 4.75], "y": [4] * 3}, None, {"reward": [0, 1, -1]},
+    # 0.0625 * 16 = 1. Runners 1 and 2 are 1 and 0.96875 away; 3, by 0.75 each way, 1.06; 4, by 0.6 and 0.75, 0.96
+    "a tag is nearer than its distance, which is Euclidean, and one tagger may earn two": (
+        {"num_runners": 4, "tag_reward_for_tagger": 10.0, "tag_penalty_for_runner": -7.0},
+        {"x": [4, 5, 3.03125, 4.75, 4.6], "y": [4, 4, 4, 4.75, 4.75]}, None,
+        {"reward": [20, 0, -7, 0, -7], "active": [True, True, False, True, False], "terminated": False},
     ),
     # taggers 1 and 2 are both 0.5 away, tagger 0 is 0.75 away
-    "of taggers as near the lowest id is paid": (
+    "only the nearest tagger is paid, and of those as near the lowest id": (
         {"num_taggers": 3}, {"x": [4, 5.25, 4.25, 4.75], "y": [4] * 4}, None, {"reward": [0, 1, 0, -1]},
     ),
     # runner 0 is 0.5 from tagger 3; runner 2 is 0.5 from runner 0, and 0.75 from tagger 1
@@ -138,14 +122,10 @@ CONTINUOUS = {
         {"num_taggers": 2, "num_runners": 2, "agent_types": (0, 1, 0, 1)}, {"x": [4, 5.25, 4.5, 3.5], "y": [4] * 4},
         None, {"reward": [-1, 1, -1, 1], "active": [False, True, False, True], "terminated": True},
     ),
-    "a runner may stay in the game": (
-        {"runner_exits_game_after_tagged": False, "episode_length": 2}, TAGGED, None,
-        {"reward": [1, -1], "active": [True, True], **GOES_ON},
-    ),
     # -1 for the tag, +1 for still being there at the end
-    "is tagged again, and survives": (
-        {"runner_exits_game_after_tagged": False, "episode_length": 2}, {**TAGGED, "time_step": 1}, None,
-        {"reward": [1, 0], "active": [True, True], "terminated": False, "truncated": True},
+    "a runner may stay in the game, and survives": (
+        {"runner_exits_game_after_tagged": False, "episode_length": 2}, {"x": [4, 4.5], "y": [4] * 2, "time_step": 1},
+        None, {"reward": [1, 0], "active": [True, True], "terminated": True, "truncated": False},
     ),
     # runner 1, out of the game beside the tagger, tries to accelerate and turn
     "who was tagged stops and earns nothing": (
@@ -165,10 +145,7 @@ CONTINUOUS = {
     "the last step pays survivors only": (
         {"num_runners": 3, "episode_length": 5, "end_of_game_reward_for_runner": 4.0},
         {"x": [4, 4.5, 4, 12], "y": [4] * 4, "active": [True, True, False, True], "time_step": 4}, None,
-        {"reward": [1, -1, 0, 4], "terminated": False, "truncated": True},
-    ),
-    "there is no bonus before the last step": (
-        {"episode_length": 5}, {"x": [4, 12], "y": [4, 4], "time_step": 3}, None, {"reward": [0, 0], **GOES_ON},
+        {"reward": [1, -1, 0, 4], "terminated": True, "truncated": False},
     ),
     **{
         f"the last tag terminates and never truncates, at step {step}": (
@@ -204,8 +181,9 @@ def near(num_seen: int) -> dict:
 @pytest.mark.parametrize(
     ("changes", "active", "agent", "seen"),
     [
-        # of agents 1, 2, 3; dv and da are parts of max_speed 2, dtheta of a turn
-        ({"max_speed": 2.0}, ALL, 0, [4 * BY_SIDE, 2 * BY_SIDE, 0, 3 * BY_SIDE, 0, 3 * BY_SIDE, 0.25, -0.25, -0.125,
+        # of agents 1, 2, 3; dv and da are parts of max_speed 2, whatever top speeds are, dtheta of a turn
+        ({"max_speed": 2.0, "skill_level_tagger": 4.0, "skill_level_runner": 0.5}, ALL, 0,
+                                     [4 * BY_SIDE, 2 * BY_SIDE, 0, 3 * BY_SIDE, 0, 3 * BY_SIDE, 0.25, -0.25, -0.125,
                                       -0.05, -0.15, 0.1, -0.25, 0.25, -0.5, 0, 0, 0, 1, 1, 1, 0.25]),
         # of 0, 1, 3; dtheta is not wrapped
         ({}, ALL, 2, [-2 * BY_SIDE, 2 * BY_SIDE, -2 * BY_SIDE, 0, 3 * BY_SIDE, 3 * BY_SIDE, 0.5, 1, 0.25,
@@ -214,8 +192,6 @@ def near(num_seen: int) -> dict:
         ({}, WITHOUT_2, 2, [0] * 15 + [1, 0, 0, 1, 1, 1, 0]),
         ({}, WITHOUT_2, 0, [4 * BY_SIDE, 2 * BY_SIDE, 0, 3 * BY_SIDE, 0, 3 * BY_SIDE, 0.5, -0.5, -0.25,
                             -0.1, -0.3, 0.2, -0.25, 0.25, -0.5, 0, 0, 0, 1, 0, 1, 0.25]),
-        # nearest first: 2, then 3
-        (near(2), ALL, 0, [2 * BY_SIDE, 0, 0, 3 * BY_SIDE, -0.5, -0.25, -0.3, 0.2, 0.25, -0.5, 0, 0, 1, 1, 0.25]),
         # 0, at 9, then 2, at 13, before 1, at 16
         (near(2), ALL, 3, [0, 2 * BY_SIDE, -3 * BY_SIDE, -3 * BY_SIDE, 0.25, -0.25, -0.2, -0.5, 0.5, 0.75,
                            1, 0, 1, 1, 0.25]),
@@ -224,12 +200,8 @@ def near(num_seen: int) -> dict:
                                  0, 0, 1, 1, 0.25]),
         (near(2), WITHOUT_2, 2, [0] * 15),
         # only 0 and 1 are left: each fills the first of three places of every block
-        (near(3), FIRST_TWO, 0, [4 * BY_SIDE, 0, 0, 3 * BY_SIDE, 0, 0, 0.5, 0, 0, -0.1, 0, 0, -0.25, 0, 0,
-                                 0, 0, 0, 1, 0, 0, 0.25]),
         (near(3), FIRST_TWO, 1, [-4 * BY_SIDE, 0, 0, -3 * BY_SIDE, 0, 0, -0.5, 0, 0, 0.1, 0, 0, 0.25, 0, 0,
                                  1, 0, 0, 1, 0, 0, 0.25]),
-        # a lone agent sees the time
-        (near(2), [True, False, False, False], 0, [0] * 14 + [0.25]),
     ],
 )  # fmt: skip
 def test_what_an_agent_of_continuous_tag_sees(changes, active, agent, seen):
@@ -247,44 +219,32 @@ def test_of_neighbours_as_near_the_lowest_ids_are_seen():
     np.testing.assert_allclose(seen, [0, -4 * BY_SIDE_16, 4 * BY_SIDE_16, 0], atol=2e-6)
 
 
-def test_top_speeds_do_not_scale_the_observation():
-    parameters = square(**WORLD, max_speed=2.0, skill_level_runner=0.5, skill_level_tagger=4.0)
-    state = one_env(**BESIDE, speed=[3, 1])
-    assert tag_continuous.observe(parameters, state, state["active"])[0, :, 2].tolist() == [-1.0, 1.0]
-
-
 def test_margins_are_for_runners_in_the_game():
     # A tag is at 1. Runner 2 is 0.75 from tagger 0 and 7.25 from tagger 1; runner 3 is 4 from both; runner 4 is out.
     state = one_env(x=[0, 8, 0.75, 4, 1], y=[4] * 5, active=[True, True, True, True, False])
     parameters = square(**{**WORLD, "num_taggers": 2, "num_runners": 3})
-    found = tag_continuous.margins(parameters, state)
-    assert found.threshold.tolist() == [[INF, INF, 0.25, 3.0, INF]]
-    assert found.second_tagger.tolist() == [[INF, INF, 6.5, 0.0, INF]]
-    lone = tag_continuous.margins(square(**WORLD), one_env(x=[0, 4], y=[4, 4]))
-    assert lone.threshold.tolist() == [[INF, 3.0]] and lone.second_tagger.tolist() == [[INF] * 2]
+    found = [margin.tolist() for margin in tag_continuous.margins(parameters, state)]
+    assert found == [[[INF, INF, 0.25, 3.0, INF]], [[INF, INF, 6.5, 0.0, INF]]]
+    lone = [margin.tolist() for margin in tag_continuous.margins(square(**WORLD), one_env(x=[0, 4], y=[4, 4]))]
+    assert lone == [[[INF, 3.0]], [[INF, INF]]]
 
 
-def test_tables_and_types_are_those_of_the_parameters():
+def test_tables_are_those_of_the_parameters():
     some = square(num_taggers=2, num_runners=2, num_acceleration_levels=3, num_turn_levels=2,
                                    max_acceleration=0.5, skill_level_tagger=0.25)  # fmt: skip
     # nothing first; then -1 to 0.5 in three, and -pi/2 to pi/2 in two
     assert some.acceleration_table.tolist() == [0.0, -1.0, -0.25, 0.5]
     np.testing.assert_allclose(some.turn_table, [0.0, -PI / 2, PI / 2], rtol=1e-6)
-    fewer = square(num_acceleration_levels=1, num_turn_levels=0)
-    assert (fewer.acceleration_table.tolist(), fewer.turn_table.tolist()) == ([0.0, -1.0], [0.0])
-    mixed = square(num_taggers=2, num_runners=2, agent_types=(0, 1, 0, 1), skill_level_tagger=0.25)
-    assert (some.taggers.tolist(), mixed.taggers.tolist(), mixed.runners.tolist()) == ([0, 1], [1, 3], [0, 2])
-    assert mixed.top_speed.tolist() == [1.0, 0.25, 1.0, 0.25]
+    assert square(num_turn_levels=0).turn_table.tolist() == [0.0]
 
 
-STAYS = {"terminated": False, "truncated": False}
 ONE = {"num_taggers": 1, "use_full_observation": False}
 OF_8 = {"grid_length": 8, "use_full_observation": False}
 GRIDWORLD = {
     # stay, right, left, up; the runner goes down, out of the cell it shared
     "each action moves one cell": (
         {"num_taggers": 4}, {"x": [2] * 5, "y": [2] * 5}, [0, 1, 2, 3, 4],
-        {"x": [2, 3, 1, 2, 2], "y": [2, 2, 2, 3, 1], "reward": [-0.01] * 4 + [0.01], "time_step": 1, **STAYS},
+        {"x": [2, 3, 1, 2, 2], "y": [2, 2, 2, 3, 1], "reward": [-0.01] * 4 + [0.01], "time_step": 1, **GOES_ON},
     ),
     # taggers 0 to 2 and the runner push against a wall each; tagger 3 steps onto the edge, x = 4, freely
     "only a move off the grid hits a wall": (
@@ -302,20 +262,13 @@ GRIDWORLD = {
              "step_cost_for_tagger": 0.25}, {"x": [1, 0], "y": [0, 0]}, action, {"reward": reward},
         ) for action, reward in (([2, 2], [7, -5.5]), ([4, 0], [-0.75, 0.25]))  # tagged, pushing left; at the wall
     },
-    "swapping cells is no tag": (
-        ONE, {"x": [1, 0], "y": [0, 0]}, [2, 1], {"x": [0, 1], "terminated": False},
-    ),
-    "sharing a coordinate each is no tag": (
-        {"num_taggers": 2}, {"x": [1, 3, 1], "y": [3, 1, 1]}, None, {"terminated": False},
+    "neither swapping cells nor sharing a coordinate each is a tag": (
+        {"num_taggers": 3}, {"x": [1, 1, 3, 0], "y": [0, 3, 0, 0]}, [2, 0, 0, 1], {"x": [0, 1, 3, 1], **GOES_ON},
     ),
     # tagger at (2, 2) of 4, runner moved to (1, 0), time 2 of 2
     "the last step truncates and is observed": (
         {**ONE, "episode_length": 2}, {"x": [2, 0], "y": [2, 0], "time_step": 1}, [0, 1],
         {"truncated": True, "terminated": False, "seen": {0: [0.5, 0.5, 0.25, 0, 0, 1], 1: [0.25, 0, 0.5, 0.5, 1, 1]}},
-    ),
-    "the one before it does not": (
-        {**ONE, "episode_length": 2}, {"x": [2, 0], "y": [2, 0]}, None,
-        {**STAYS, "seen": {0: [0.5, 0.5, 0, 0, 0, 0.5], 1: [0, 0, 0.5, 0.5, 1, 0.5]}},
     ),
     "a tag in the last step terminates and does not truncate": (
         {**ONE, "episode_length": 2}, {"x": [1, 0], "y": [0, 0], "time_step": 1}, [2, 0],
@@ -350,41 +303,3 @@ def test_a_step_of_grid_world_tag(case):
     changes, given, action, expected = case
     before = {name: np.array([value], np.int32) for name, value in {"time_step": 0, **given}.items()}
     check(tag_gridworld, grid(**{"grid_length": 4, **changes}), before, action, expected)
-
-
-def test_starts():
-    given = {"x": [[1, 2], [3, 4]], "y": [[5, 6], [7, 16]], "direction": [[1, 1], [1, 1]]}
-    state = tag_continuous.start(square(**WORLD), **given)
-    rest = {"speed": [[0, 0]] * 2, "acceleration": [[0, 0]] * 2, "active": [[True, True]] * 2, "time_step": [0, 0]}
-    assert {name: array.tolist() for name, array in state.items()} == {**given, **rest}
-    # taggers at the centre, floor(5 / 2) = 2, and the runner at the origin
-    state = tag_gridworld.start(grid(num_taggers=2, grid_length=5), 2)
-    assert {name: array.tolist() for name, array in state.items()} == {
-        "x": [[2, 2, 0]] * 2, "y": [[2, 2, 0]] * 2, "time_step": [0, 0]
-    }  # fmt: skip
-    chosen = {"starting_location_x": (1, 2, 3), "starting_location_y": (5, 4, 0)}
-    state = tag_gridworld.start(grid(num_taggers=2, grid_length=5, **chosen), 1)
-    assert (state["x"].tolist(), state["y"].tolist()) == ([[1, 2, 3]], [[5, 4, 0]])
-
-
-@pytest.mark.parametrize(
-    ("oracle", "parameters", "state", "action", "reward"),
-    [
-        (tag_continuous, square(**WORLD, episode_length=2),
-         {**one_env(**BESIDE), "x": np.array([[4, 4.5], [4, 8], [4, 8]], np.float32)}, np.zeros((3, 2, 2), int),
-         [[1, -1], [0, 0], [0, 1]]),
-        (tag_gridworld, grid(num_taggers=1, grid_length=4, episode_length=2),
-         {"x": np.array([[1, 0], [3, 0], [3, 0]]), "y": np.zeros((1, 2), int)}, np.array([[2, 0]] * 3),
-         [[10, -2], [-0.01, 0.01], [-0.01, 0.01]]),
-    ],
-    ids=["continuous", "grid world"],
-)  # fmt: skip
-def test_envs_do_not_mix(oracle, parameters, state, action, reward):
-    """Env 0 tags, env 1 goes on, env 2 runs out of time."""
-    state = {name: np.repeat(array, 3 // len(array), axis=0) for name, array in state.items()}
-    _, found, terminated, truncated, observation = oracle.step(
-        parameters, {**state, "time_step": np.array([0, 0, 1], np.int32)}, action
-    )
-    np.testing.assert_allclose(found, reward, atol=2e-6)
-    assert (terminated.tolist(), truncated.tolist()) == ([True, False, False], [False, False, True])
-    assert observation[:, 1, -1].tolist() == [0.5, 0.5, 1.0]

@@ -8,24 +8,25 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from programs import ROOT, run_python
+from trainers_runs import changed, reports_of
 
 from trainers import cli
 from trainers.evaluation import load_policies
 from trainers.fused import plan
+from trainers.report.metrics import explain
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 DOCS = ROOT / "docs"
 CONFIG = yaml.safe_load((HERE / "my_package" / "signs.yaml").read_text())
 
@@ -53,31 +54,22 @@ def run_folder(tmp_path_factory, warpdrive, device) -> Path:
         patch.syspath_prepend(HERE)
         patch.chdir(HERE)
         words = ("--config", "my_package/signs.yaml", f"saving.basedir={folder}", f"trainer.device={device}")
-        assert warpdrive("train", *words, "--run-name", "signs", "saving.model_params_save_freq=3") == 0
+        saving = ("saving.model_params_save_freq=3", "saving.best_metric=curriculum/raised")
+        assert warpdrive("train", *words, "--run-name", "signs", *saving) == 0
     return folder / "signs"
-
-
-def changed(**changes: object) -> dict:
-    """The package's config, with other values at dotted keys that are written with `__`."""
-    config = json.loads(json.dumps(CONFIG))
-    for path, value in changes.items():
-        section = config
-        *parents, key = path.split("__")
-        for parent in parents:
-            section = section[parent]
-        section[key] = value
-    return config
 
 
 # ------------------------------------------------------------------------------------------------- the commands
 
 
 def test_it_learns_and_the_callback_changes_the_env_and_reports(run_folder):
-    reports = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    reports = reports_of(run_folder)
     returns = [one["rollout/reader/ep_rew_mean"] for one in reports]
     assert [one["curriculum/raised"] for one in reports] == [0, 1, 1, 1, 1, 1]
     assert returns[0] == pytest.approx(2, abs=0.6) and min(returns[2:]) > 3  # 4 answers by chance, of 1, then of 2
     assert all(one["train/reader/grad_norm"] > 0 for one in reports)
+    manifest = json.loads((run_folder / "checkpoints" / "best" / "manifest.json").read_text())
+    assert manifest["figure"] == {"metric": "curriculum/raised", "value": 1.0}
 
 
 def test_resumed_run_makes_the_same_bits(run_folder, tmp_path, warpdrive):
@@ -131,16 +123,27 @@ class Stops(Callback):
 def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
     """The second stops after 2 of 6 iterations; the metrics are the first one's; the first alone has a checkpoint."""
     (tmp_path / "stops.py").write_text(STOPS)
-    path = os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))}
     words = ["--config", HERE / "my_package" / "signs.yaml", "--allow-import", "--run-name", "a", "--device", "cpu"]
-    command = [sys.executable, "-m", "warpdrive", "train", *words, "trainer.num_gpus=2", "callbacks=[stops:Stops]"]
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    words += ["trainer.num_gpus=2", "callbacks=[stops:Stops]"]
+    done = run_python("-m", "warpdrive", "train", *words, cwd=tmp_path, variables=variables, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "stopped by a callback after 512 env steps" in done.stdout
     assert len((tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "report_0").read_text() == (tmp_path / "report_1").read_text()
     assert [path.name for path in tmp_path.glob("saved_*")] == ["saved_0"]
+
+
+def test_a_best_metric_that_no_callback_reports_is_told(tmp_path, capsys):
+    saving = {"basedir": str(tmp_path), "best_metric": "curriculum/rised"}
+    Trainer(read_config(changed(saving=saving, trainer__total_timesteps=256))).train()
+    assert "warning: saving.best_metric: 'curriculum/rised' was in no report, so no" in capsys.readouterr().out
+
+
+def test_an_algorithms_own_figures_are_explained():
+    policies = read_config(CONFIG).policy
+    assert explain("train/reader/policy_loss", policies) == "mean of -log_prob * return"
+    assert explain("train/reader/entropy", policies) == explain("train/reader/entropy")
 
 
 def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):
@@ -152,14 +155,12 @@ def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):
     assert shown["policy"]["reader"]["model"]["channels"] == 3 and shown["policy"]["reader"]["baseline"] is True
 
 
-def test_policies_are_loaded_in_python_as_they_were_saved(run_folder):
+def test_policies_are_loaded_in_python_as_they_were_saved_and_the_page_on_runs_scores_them(run_folder, device):
     with pytest.raises(ConfigError, match=r"in Python, allow_import=True"):
         load_policies(run_folder)
     env, policies = load_policies(run_folder, allow_import=True)
     assert env.name == "signs" and type(policies["reader"].network).__name__ == "Cnn"
 
-
-def test_the_page_on_runs_scores_such_a_run(run_folder, device):
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "runs.md").read_text(), re.DOTALL | re.MULTILINE)
     exec(next(block for block in blocks if "def score_of" in block), program := {})
     assert program["score_of"](run_folder, num_episodes=20).mean_of("reader") > 2  # the callback's pay is not here
@@ -196,8 +197,9 @@ def test_returns_end_with_episodes_and_the_loss_weighs_log_probabilities_by_them
 
 def test_two_armed_bandit_is_learned(tmp_path, device):
     """With gamma 0 each step is a bandit of two arms, and the picture says which of them pays."""
-    changes = {"trainer__device": device, "trainer__total_timesteps": 10_240, "callbacks": []}
-    trainer = Trainer(read_config(changed(saving={"basedir": str(tmp_path), "metrics_log_freq": 40}, **changes)))
+    saving = {"basedir": str(tmp_path), "metrics_log_freq": 40}
+    changes = {"trainer__device": device, "trainer__total_timesteps": 10_240, "callbacks": [], "saving": saving}
+    trainer = Trainer(read_config(changed(CONFIG, **changes)))
     trainer.train()
     assert trainer.run.metrics[-1]["rollout/ep_rew_mean"] > 3  # over the whole run; 2 by chance, 4 at most
     assert trainer.rollout.reward.mean().item() > 0.95
@@ -232,7 +234,7 @@ def test_fused_kernels_do_not_stand_in_for_a_variant_that_does_not_ask_for_them(
 
 def test_weights_are_the_same_for_the_same_seed_and_others_for_another(tmp_path):
     def weights(seed: int) -> torch.Tensor:
-        config = changed(saving={"basedir": str(tmp_path)}, trainer__seed=seed, callbacks=[])
+        config = changed(CONFIG, saving={"basedir": str(tmp_path)}, trainer__seed=seed, callbacks=[])
         return Trainer(read_config(config)).policies["reader"].network.body[0].weight
 
     torch.rand(1)  # whoever has drawn before
@@ -258,6 +260,19 @@ class Wide(Cnn):
 class Fails(Cnn):
     def forward(self, observation, critic_input=None): return observation["picture"]
 
+class Listed(Cnn):
+    def forward(self, observation, critic_input=None): return [torch.zeros(2, 2), torch.zeros(2, 1)]
+
+class Remembers(Listed):
+    memory_size, sequence_length = 3, None
+    def unroll(self, observation, critic_input, memory, starts=None): return {"policy": torch.zeros(1, 2, 2)}
+
+class Other(Cnn):
+    def __init__(self, num_features, heads): pass
+
+class Unmade(Cnn):
+    def __init__(self, config, inputs, heads, generator): inputs.nothing
+
 class NoActor(Algorithm):
     def phases(self): return {}
 
@@ -271,6 +286,18 @@ class Picky(Callback):
 '''
 
 
+@pytest.fixture
+def broken(tmp_path, monkeypatch) -> Iterator[None]:
+    """Modules that cannot be used lie on the path."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "unreadable.py").write_text("class A(\n")
+    (tmp_path / "lacking.py").write_text("import not_installed\n")
+    yield
+    sys.modules.pop("broken", None)
+
+
+@pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize(
     ("key", "name", "line"),
     [
@@ -286,17 +313,17 @@ class Picky(Callback):
         ("model.type", "broken:Headless", "'broken:Headless': gave nothing as 'policy' for two rows, expected "),
         ("model.type", "broken:Wide", "gave [2, 3] as 'policy' for two rows, expected [2, 2]."),
         ("model.type", "broken:Fails", "failed on two rows of zeros: KeyError: 'picture'"),
+        ("model.type", "broken:Listed", "expected a dict by head of its forward, and got a list. See docs/own_network"),
+        ("model.type", "broken:Remembers", "expected (a dict by head, the memory) of its unroll, and got a dict. See"),
+        ("model.type", "broken:Other", "takes (num_features, heads), expected (config, inputs, heads, generator). See"),
+        ("model.type", "broken:Unmade", "its constructor failed: AttributeError: 'Inputs' object has no attribute"),
         ("callbacks", "my_package.nets:Cnn", "callbacks[0]: callback 'my_package.nets:Cnn': is no Callback."),
         ("callbacks", {"broken:Picky": {"begin": 3}}, "missing a required argument: 'start'. It takes start."),
         ("callbacks", {"a:B": 1, "c:D": 2}, 'callbacks[0]: expected "my_package.curriculum:Harder", or {'),
     ],
 )
-def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(tmp_path, monkeypatch, key, name, line):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "broken.py").write_text(BROKEN)
-    (tmp_path / "unreadable.py").write_text("class A(\n")
-    (tmp_path / "lacking.py").write_text("import not_installed\n")
-    config = changed(policy__reader__baseline=True, callbacks=[name] if key == "callbacks" else [])
+def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(key, name, line):
+    config = changed(CONFIG, policy__reader__baseline=True, callbacks=[name] if key == "callbacks" else [])
     reader = config["policy"]["reader"]
     if key == "algorithm":
         reader.pop("baseline")
@@ -309,13 +336,11 @@ def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(tmp_p
     (told,) = str(caught.value).splitlines()
     place = "callbacks[0]" if key == "callbacks" else f"policy.reader.{key}"
     assert told.startswith(f"{place}: ") and line in told
-    sys.modules.pop("broken", None)
 
 
-def test_a_callback_that_cannot_be_made_says_why(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "broken.py").write_text(BROKEN)
-    config = read_config(changed(callbacks=[{"broken:Picky": {"start": -1}}], saving={"basedir": str(tmp_path)}))
+@pytest.mark.usefixtures("broken")
+def test_a_callback_that_cannot_be_made_says_why(tmp_path):
+    callbacks = [{"broken:Picky": {"start": -1}}]
+    config = read_config(changed(CONFIG, callbacks=callbacks, saving={"basedir": str(tmp_path)}))
     with pytest.raises(ConfigError, match="callback 'broken:Picky': start must be at least 0, got -1"):
         Trainer(config)
-    sys.modules.pop("broken", None)

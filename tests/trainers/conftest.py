@@ -2,18 +2,22 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from trainers_runs import tiny_config
 
 from trainers.fused import plan
 from trainers.run import checkpoint
+from trainers.run.run_folder import RunFolder
 from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 HERE = Path(__file__).parent
+DRAW_LEARNING_CURVE = RunFolder.draw_learning_curve
 
 
 @pytest.fixture(autouse=True)
@@ -31,27 +35,25 @@ def fused_kernels_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_learning_curves() -> Iterator[None]:
+    """To draw one takes longer than a small run; tests that look at them ask for `learning_curves`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "draw_learning_curve", lambda self: None)
+        yield
+
+
 @pytest.fixture
-def tiny(tmp_path: Path, device: str):
+def learning_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(RunFolder, "draw_learning_curve", DRAW_LEARNING_CURVE)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, device: str) -> Callable[..., Config]:
     """A function that makes the Config of a small run of grid-world Tag, in a folder of its own."""
 
-    def make(**changes: object) -> Config:
-        mapping = {
-            "name": "tag_gridworld",
-            "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
-            "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 180, "device": device, "seed": 5},
-            "policy": {"tagger": {"lr": 0.01}, "runner": {"model": {"fc_dims": [8]}}},
-            "saving": {"basedir": str(tmp_path / "runs"), "metrics_log_freq": 1},
-        }  # fmt: skip
-        for path, value in changes.items():
-            section = mapping
-            *parents, key = path.split("__")
-            for parent in parents:
-                section = section[parent]
-            section[key] = value
-        return read_config(mapping)
-
-    return make
+    return partial(tiny_config, tmp_path, device)
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from trainers_runs import reports_of
 
 from trainers.callbacks import Callback, Callbacks
 from trainers.errors import CallbackError
@@ -43,8 +44,9 @@ class Witness(Callback):
         self.counted = state["counted"]
 
 
-def reports(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def callback(name: str, **hooks: Callable) -> Callback:
+    """One whose class has this name and these methods."""
+    return type(name, (Callback,), hooks)()
 
 
 @pytest.fixture
@@ -67,17 +69,17 @@ def test_hooks_are_called_after_each_iteration_then_its_report_then_its_checkpoi
         ("iteration", 2), ("report", 2), ("checkpoint", "step_000000000120"),
         ("iteration", 3), ("report", 3), ("checkpoint", "step_000000000180"),
     ]  # fmt: skip
-    assert [one["my/count"] for one in reports(trainer.run.path)] == [2, 3]
+    assert [one["my/count"] for one in reports_of(trainer.run.path)] == [2, 3]
 
 
 @pytest.mark.parametrize("stop_in", ["on_iteration", "on_report"])
 def test_a_stopped_run_ends_with_a_report_and_a_checkpoint_and_goes_on_when_resumed(run_with, tiny, stop_in):
-    class Stops(Callback):
-        pass
+    def stop(self, trainer, *_):
+        if trainer.iteration == 2:
+            trainer.stop()
 
-    setattr(Stops, stop_in, lambda self, trainer, *_: trainer.stop() if trainer.iteration == 2 else None)
-    trainer = run_with(Stops())
-    assert trainer.iteration == 2 and len(reports(trainer.run.path)) == 2
+    trainer = run_with(callback("Stops", **{stop_in: stop}))
+    assert trainer.iteration == 2 and len(reports_of(trainer.run.path)) == 2
     assert (trainer.run.checkpoints / "last").readlink().name == "step_000000000120"
     assert "stopped by a callback after 120 env steps" in (trainer.run.path / "log.txt").read_text()
     resumed = Trainer(tiny(), resume=trainer.run.path)
@@ -121,32 +123,19 @@ def test_runs_with_and_without_callbacks_are_the_same_bits(run_with):
     ],
 )
 def test_metrics_that_no_report_can_take_are_refused(run_with, more, wrong):
-    class Reports(Callback):
-        def on_report(self, trainer, metrics):
-            return more
-
-    with pytest.raises(CallbackError, match=re.escape(f":Reports: {wrong}".split(":", 1)[1])):
-        run_with(Reports())
+    with pytest.raises(CallbackError, match=re.escape(f"Reports: {wrong}")):
+        run_with(callback("Reports", on_report=lambda self, trainer, metrics: more))
 
 
 def test_errors_name_the_callback_and_the_hook(run_with):
-    class Fails(Callback):
-        def on_iteration(self, trainer):
-            return {}["wind"]
-
-    class Sets(Callback):
-        def on_iteration(self, trainer):
-            trainer.env.set("reward", 1.0)
-
-    class Remembers(Callback):
-        def state(self):
-            return {1, 2}
-
+    fails = callback("Fails", on_iteration=lambda self, trainer: {}["wind"])
     with pytest.raises(CallbackError, match=r"callback \S*:\S*Fails: on_iteration: KeyError: 'wind'"):
-        run_with(Fails())
+        run_with(fails)
+    sets = callback("Sets", on_iteration=lambda self, trainer: trainer.env.set("reward", 1.0))
     with pytest.raises(CallbackError, match=r"callback \S*:\S*Sets: on_iteration: env .* 'reward' cannot be set"):
-        run_with(Sets())
+        run_with(sets)
+    remembers = callback("Remembers", state=lambda self: {1, 2})
     with pytest.raises(CallbackError, match="its state is nothing that JSON takes: Object of type set"):
-        Callbacks(objects=[Remembers()])  # before anything is learned
+        Callbacks(objects=[remembers])  # before anything is learned
     with pytest.raises(ConfigError, match=r"callbacks: 3 is no trainers\.callbacks\.Callback"):
         Callbacks(objects=[3])

@@ -3,10 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.evaluation import Evaluation, cross_play, load_policies
+from trainers.evaluation import Evaluation, Score, cross_play, load_policies
 from trainers.networks.policy import make_policy
 from trainers.settings.config import ModelConfig, PolicyConfig
-from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.env import load_env
@@ -65,9 +64,11 @@ def test_each_env_counts_its_first_episode_alone(evaluate):
     assert len(set(score.lengths.tolist())) > 1
 
 
-def test_a_nan_after_the_first_episode_does_not_count(evaluate, monkeypatch):
+def test_a_second_evaluation_is_the_first_and_a_nan_after_the_first_episode_does_not_count(evaluate, monkeypatch):
     evaluation = evaluate()
     clean, collect, rollout = evaluation.play(), evaluation.rollout.collect, evaluation.rollout
+    assert torch.equal(clean.returns, evaluation.play().returns)
+    assert not torch.equal(clean.returns, evaluate(seed=6).play().returns)
 
     def collect_a_nan() -> None:
         collect()
@@ -77,13 +78,6 @@ def test_a_nan_after_the_first_episode_does_not_count(evaluate, monkeypatch):
     monkeypatch.setattr(rollout, "collect", collect_a_nan)
     assert torch.equal(evaluation.play().returns, clean.returns)
     assert rollout.reward.isnan().any()
-
-
-def test_a_second_evaluation_is_the_first(evaluate):
-    evaluation = evaluate()
-    first = evaluation.play()
-    assert torch.equal(first.returns, evaluation.play().returns)
-    assert not torch.equal(first.returns, evaluate(seed=6).play().returns)
 
 
 def test_greedy_takes_the_likeliest_and_stochastic_does_not(device, backend):
@@ -98,19 +92,13 @@ def test_greedy_takes_the_likeliest_and_stochastic_does_not(device, backend):
 
 
 @pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
-def test_evaluation_never_disturbs_training(algorithm, tmp_path, device):
+def test_evaluation_never_disturbs_training(algorithm, tiny):
     """The same run with and without: the same parameters, bit for bit."""
 
     def parameters(eval_freq):
-        mapping = {
-            "name": "tag_gridworld",
-            "env": TAG,
-            "trainer": {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 800, "device": device},
-            "policy": {"shared": {"algorithm": algorithm}},
-            "evaluation": {"eval_freq": eval_freq, "num_episodes": 7, "greedy": False},
-            "saving": {"basedir": str(tmp_path), "metrics_log_freq": 2},
-        }
-        trainer = Trainer(read_config(mapping))
+        evaluation = {"eval_freq": eval_freq, "num_episodes": 7, "greedy": False}
+        lengths = {"trainer__total_timesteps": 600, "saving__metrics_log_freq": 2}
+        trainer = Trainer(tiny(policy={"shared": {"algorithm": algorithm}}, evaluation=evaluation, **lengths))
         trainer.train()
         has_scores = ["eval/mean_reward" in line for line in trainer.run.metrics]
         return {name: value.clone() for name, value in trainer.policies["shared"].state_dict().items()}, has_scores
@@ -135,22 +123,15 @@ def test_cross_play_pairs_everyone_with_everyone(device, backend):
     assert torch.equal(alone.returns, scores["a", "stays"].returns)
 
 
-def test_policies_of_two_runs_play_each_other(tmp_path, device, backend):
+def test_policies_of_two_runs_play_each_other(tiny, backend):
     """Loaded from checkpoints, they play as the trainers' own do."""
-    trainers = []
-    for seed in (1, 2):
-        mapping = {
-            "name": "tag_gridworld",
-            "env": TAG,
-            "trainer": {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 400, "device": device, "seed": seed},
-            "policy": {"tagger": {"normalize_observation": True}, "runner": {"algorithm": "PPO"}},
-            "saving": {"basedir": str(tmp_path)},
-        }
-        trainers.append(Trainer(read_config(mapping)))
-        trainers[-1].train()
+    policies = {"tagger": {"normalize_observation": True}, "runner": {"algorithm": "PPO"}}
+    trainers = [Trainer(tiny(trainer__seed=seed, policy=policies)) for seed in (1, 2)]
+    for trainer in trainers:
+        trainer.train()
     env, first = load_policies(trainers[0].run.path, backend)
-    _, second = load_policies(trainers[1].run.checkpoints / "step_000000000400", backend)
-    assert env.config.grid_length == 5
+    _, second = load_policies(trainers[1].run.checkpoints / "step_000000000180", backend)
+    assert env.config.grid_length == 4
     mixed = {"tagger": first["tagger"], "runner": second["runner"]}
     own = {"tagger": trainers[0].policies["tagger"], "runner": trainers[1].policies["runner"]}
     found, expected = (Evaluation(env, one, 20, 3, backend, greedy=False).play() for one in (mixed, own))
@@ -159,8 +140,6 @@ def test_policies_of_two_runs_play_each_other(tmp_path, device, backend):
 
 
 def test_standard_error_by_hand():
-    from trainers.evaluation import Score
-
     score = Score(torch.tensor([[1.0, 5.0], [3.0, 7.0]]), torch.tensor([2, 4]), {"a": range(0, 1), "b": range(1, 2)})
     assert score.mean_of("a") == 2.0
     assert score.standard_error_of("a") == pytest.approx(1.0)  # deviation sqrt 2, over sqrt 2

@@ -1,21 +1,16 @@
 """What a run loads before its first step: every second of it is waited for at each start."""
 
-import subprocess
-import sys
-from pathlib import Path
+from programs import ROOT, run_python
 
-TESTS = Path(__file__).parents[1]
-
-CODE = f"""
+CODE = """
 import sys
-sys.path[:0] = {[str(TESTS.parent), str(TESTS)]!r}
 from trainers_runs import config_of
 from trainers.fused import plan
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 plan.RUNS_ON_CPU = True
-sizes = {{"num_envs": 8, "train_batch_size": 80, "total_timesteps": 160, "device": "cpu"}}
-trainer = Trainer(read_config(config_of("fused kernels", sizes, {{"basedir": sys.argv[1]}})))
+sizes = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 160, "device": "cpu"}
+trainer = Trainer(read_config(config_of("fused kernels", sizes, {"basedir": sys.argv[1]})))
 assert all(one.path == "fused" for one in trainer.algorithms.values())
 trainer.train()
 print("loaded:", *(name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules))
@@ -24,7 +19,7 @@ print("loaded:", *(name for name in ("torch._dynamo", "sympy", "matplotlib") if 
 
 def test_training_by_fused_kernels_loads_neither_torchs_compiler_nor_what_it_needs(tmp_path):
     """One to three seconds, which torch.optim.Adam and nn.utils.skip_init would take."""
-    run = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True)
+    run = run_python("-c", CODE, tmp_path, cwd=ROOT / "tests")
     assert run.returncode == 0, run.stderr
     loaded = run.stdout.splitlines()[-1]
     assert loaded in ("loaded:", "loaded: matplotlib")  # which draws the learning curve at the end

@@ -96,34 +96,10 @@ def test_without_a_mistake_it_is_made(device, tmp_path):
     assert env.step()[0].flatten().tolist() == [1.0] * 12
 
 
-@pytest.mark.parametrize(
-    ("array", "given", "shown", "wanted"),
-    [
-        ("observation", np.zeros((4, 3), np.float32), r"\[4, 3\] torch.float32", r"\[4, 1\] float32"),
-        ("observation", np.zeros((4, 1), np.float64), r"\[4, 1\] torch.float64", r"\[4, 1\] float32"),
-        ("action", np.zeros((4, 2), np.int32), r"\[4, 2\] torch.int32", r"\[4\] int32"),
-        ("action", np.zeros(4, np.float32), r"\[4\] torch.float32", r"\[4\] int32"),
-        ("reward", np.zeros(3, np.float32), r"\[3\] torch.float32", r"\[4\] float32"),
-    ],
-)
-def test_a_space_that_does_not_match_the_array(device, tmp_path, array, given, shown, wanted):
-    env = odd(tmp_path, start={**Odd.start, array: given})
-    line = rf"^env 'odd': array '{array}' is {shown} a copy, its spaces say {wanted}. Make them agree.$"
-    with pytest.raises(EnvError, match=line):
-        EnvWrapper(env, 3, device)
-
-
-def test_an_array_that_the_kernel_names_and_the_env_has_not(device, tmp_path):
-    line = refusal(device, odd(tmp_path, KERNEL.replace("float* place", "float* place, float* plaice")))
-    assert line == (
-        "kernel 'odd_step' has a parameter 'plaice', but no array 'plaice' was pushed. Did you mean 'place'?"
-    )
-
-
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_a_start_that_holds_what_is_no_number(tmp_path, wrong):
     place = np.array([0, 0, wrong, 0], np.float32)
-    line = "^env 'odd': array 'place' starts with a NaN or an infinity. Start it with numbers.$"
+    line = "^env 'odd': 'place' starts with a NaN or an infinity. Start it with numbers.$"
     with pytest.raises(EnvError, match=line):
         EnvWrapper(odd(tmp_path, start={**Odd.start, "place": place}), 3, "cpu")
     rows = {"place": np.stack([Odd.start["place"], place]), "observation": np.zeros((2, 4, 1), np.float32)}
@@ -146,8 +122,33 @@ def second_has(agents: Any) -> dict[str, Any]:
 OVERLAP = "expected a slice from 2. Groups cover the agent axis in order, without gap or overlap."
 
 
+UNLIKE = [  # array, given, as it is shown, what its space says
+    ("observation", np.zeros((4, 3), np.float32), "[4, 3] torch.float32", "[4, 1] float32"),
+    ("observation", np.zeros((4, 1), np.float64), "[4, 1] torch.float64", "[4, 1] float32"),
+    ("action", np.zeros((4, 2), np.int32), "[4, 2] torch.int32", "[4] int32"),
+    ("action", np.zeros(4, np.float32), "[4] torch.float32", "[4] int32"),
+    ("reward", np.zeros(3, np.float32), "[3] torch.float32", "[4] float32"),
+]
+ALL_ELEMENTS = """extern "C" __global__ void odd_reset(float* place)
+{ for (long long i = global_thread(); i < NUM_ENVS * NUM_AGENTS; i += num_global_threads()) place[i] = 0; }"""
 PLACES = {"place": np.zeros((2, 4), np.float32)}
 DECLARED = {
+    **{
+        f"{array} of {shown}": (
+            starting_with(**{array: given}),
+            f"env 'odd': array '{array}' is {shown} a copy, its spaces say {wanted}. Make them agree.",
+        ) for array, given, shown, wanted in UNLIKE
+    },
+    **{
+        f"an array named {name}": (starting_with(**{name: np.zeros(4)}), f"array '{name}' has a name that is taken")
+        for name in ("seed", "start_place", "pool_x", "final_y", "env_step")
+    },
+    "an array that is not there": (
+        {"step": KERNEL.replace("float* place", "float* place, float* plaice")},
+        "kernel 'odd_step' has a parameter 'plaice', but no array 'plaice' was pushed. Did you mean 'place'?",
+    ),
+    "a start without an observation": ({"start": {"place": np.zeros(4, np.float32)}}, "add 'observation' there, or"),
+    "a reset over all elements": ({"reset": ALL_ELEMENTS}, "'odd_reset' loops over elements of all envs"),
     "a group that overlaps": (second_has(range(1, 4)), f"group 'second' has agents [1, 2, 3], {OVERLAP}"),
     "a group after a gap": (second_has(range(3, 4)), f"group 'second' has agents [3], {OVERLAP}"),
     "a group of every second": (second_has(range(2, 6, 2)), f"group 'second' has agents [2, 4], {OVERLAP}"),
@@ -155,9 +156,7 @@ DECLARED = {
     "an agent too many": (second_has(range(2, 5)), "groups cover 5 agents of 4. Every agent needs one."),
     "a group in a list": (second_has([2, 3]), "group 'second' has agents [2, 3]. Give a range: range(0, 4)."),
     "a state that is no Box": (
-        {"global_state_space": spaces.Discrete(4)},
-        "global_state_space is a Discrete. Use a Box, [feature] float32.",
-    ),
+        {"global_state_space": spaces.Discrete(4)}, "global_state_space is a Discrete. Use a Box, [feature] float32."),
     "a state unlike its array": (
         {"global_state_space": spaces.Box(0, 1, (5,)), **starting_with(global_state=np.zeros(4, np.float32))},
         "array 'global_state' is [4] torch.float32 a copy, its spaces say [5] float32.",
@@ -174,9 +173,7 @@ DECLARED = {
         "what is seen at the start: add 'global_state' there, or write the kernel.",
     ),
     "a constant of the framework's": (
-        {"numbers": {"NUM_AGENTS": 9}},
-        "constants() has 'NUM_AGENTS', which the framework sets. Leave it out.",
-    ),
+        {"numbers": {"NUM_AGENTS": 9}}, "constants() has 'NUM_AGENTS', which the framework sets. Leave it out."),
     "actions from 1": (
         acting_in(spaces.Discrete(2, start=1)),
         "group 'all' acts in Discrete(2, start=1), but kernels, networks and masks count actions from 0. "
@@ -216,9 +213,7 @@ DECLARED = {
         "settable names 'place', but restarts take it from pool(). Leave it out of one of them.",
     ),
     "a table named as an array": (
-        {"shared": {"place": np.zeros(3)}},
-        "table 'place' has the name of an array. Choose another.",
-    ),
+        {"shared": {"place": np.zeros(3)}}, "table 'place' has the name of an array. Choose another."),
     "a table of the framework's": ({"shared": {"reward": np.zeros(3)}}, "table 'reward' has the name of an array."),
     "a table named as a start": ({"shared": {"start_x": np.zeros(3)}}, "array 'start_x' has a name that is taken"),
     "a pool of no array": (
@@ -291,12 +286,9 @@ def test_more_shared_memory_than_the_device_has(device, tmp_path, declared, comp
     a GPU has is known without one."""
     use = f"{declared}; much[first_agent()] = place[0]; env_sync(); place[0] = much[1];"
     env = odd(tmp_path, KERNEL.replace("    for (", f"    {use}\n    for ("))
+    where = {"backend": CompileOnlyBackend(compiler, "sm_90")} if compiler else {"device": device}
     with pytest.raises(CompileError) as caught:
-        EnvWrapper(env, 3, device) if compiler is None else EnvWrapper(env, 3, backend=compile_only(compiler))
+        EnvWrapper(env, 3, **where)
     first, *shown = str(caught.value).splitlines()
     assert "odd.cu:3:1: error: kernel 'odd_step' has " in first and " bytes of static shared memory. A GPU's " in first
     assert first.endswith("or dynamic shared memory (extern __shared__).") and len(shown) == 2
-
-
-def compile_only(compiler: str) -> CompileOnlyBackend:
-    return CompileOnlyBackend(compiler, "sm_90")

@@ -8,22 +8,13 @@ import pytest
 from warpdrive.cache import cache_folder, cache_key, cached, read_entry
 from warpdrive.errors import BackendError
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_an_entry_is_built_once():
-    builds = []
-
-    def build():
-        builds.append(1)
-        return b"machine code"
-
+    content = iter([b"machine code"])  # a second build would find nothing
     for _ in range(3):
-        assert read_entry(cached("key", ".cubin", build)) == b"machine code"
-    assert len(builds) == 1
+        assert read_entry(cached("key", ".cubin", lambda: next(content))) == b"machine code"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
@@ -35,13 +26,10 @@ def test_a_damaged_entry_is_built_again(damage):
     assert path.read_bytes() == content
 
 
-def test_a_failed_build_leaves_nothing():
+def test_a_failed_build_leaves_nothing_and_the_folder_is_the_users_alone():
     with pytest.raises(ZeroDivisionError):
         cached("key", ".so", lambda: 1 // 0)
     assert os.listdir(cache_folder()) == []
-
-
-def test_the_folder_is_the_users_alone():
     assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
 
 

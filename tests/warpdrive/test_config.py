@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Literal
 
 import pytest
@@ -84,19 +84,10 @@ def test_values_are_read_as_people_mean_them(text, key, value):
     assert type(found) is type(value)
 
 
-WRONG = [
-    ("num_seats: ten", "car.yaml:1: num_seats: expected a whole number of at least 1, got 'ten'"),
-    ("num_seats: 2000.5", "car.yaml:1: num_seats: expected a whole number of at least 1, got 2000.5"),
-    ("num_seats: yes", "car.yaml:1: num_seats: expected a whole number of at least 1, got 'yes'"),
-    ("num_seats: true", "car.yaml:1: num_seats: expected a whole number of at least 1, got true"),
-    ("num_seats: -5", "car.yaml:1: num_seats: expected a whole number of at least 1, got -5"),
-    ("num_seats: .inf", "car.yaml:1: num_seats: expected a whole number of at least 1, got .inf"),
-    ("num_seats:", "car.yaml:1: num_seats: expected a whole number of at least 1, got nothing"),
+WRONG = [  # what tests/bad_configs.py does not have, of configs as users write them
     ("weight: .nan", "car.yaml:1: weight: expected a number, got .nan"),
     ("weight: '1'", "car.yaml:1: weight: expected a number, got '1' as text. Write 1 without quotes."),
     ("share: 1.5", "car.yaml:1: share: expected a number from 0 to 1, got 1.5"),
-    ("is_red: 'False'", "car.yaml:1: is_red: expected true or false, got 'False' as text. Write false without quotes."),
-    ("is_red: on", "car.yaml:1: is_red: expected true or false, got 'on'. Write true."),
     ("is_red: 1", "car.yaml:1: is_red: expected true or false, got 1"),
     ("label: 3", "car.yaml:1: label: expected text, got 3"),
     ("label: [1]", "car.yaml:1: label: expected text, got [1]"),
@@ -111,27 +102,12 @@ WRONG = [
     ("wheels: {size: [1]}", "car.yaml:1: wheels.size: unknown key. Did you mean 'sizes'? (known: sizes, place)"),
     ("speed: -1", "car.yaml:1: speed: expected a number or a schedule of at least 0, got -1"),
     ("speed: [[0, -1]]", "car.yaml:1: speed: expected a number or a schedule of at least 0, got [[0, -1]]"),
-    ("speed: [[1000, 1e-3], [500, 1e-4]]", "car.yaml:1: speed: schedule steps must increase, but 500 follows 1000."),
     ("speed: [1, 2]", "car.yaml:1: speed: expected a schedule [[step, value], ...], got the point 1"),
     ("speed: []", "car.yaml:1: speed: expected a schedule [[step, value], ...] of at least one point, got []"),
     ("label: forbidden", "car.yaml:1: label must not be forbidden."),
-    ("num_seats: 010",
-     "car.yaml:1: num_seats: '010' is 8-based in one YAML and 10-based in another. Write 10, or quote it."),
-    ("label: 12:30:45",
-     "car.yaml:1: label: '12:30:45' is a number to the base 60 in one YAML and text in another. Quote it, "
-     "or write the number out."),
-    ("num_seats: 3\nnum_seats: 4", "car.yaml:2: num_seats: given twice (first on line 1)."),
     ("wheels:\n  sizes: [1]\n\n  sizes: [2]", "car.yaml:4: wheels.sizes: given twice (first on line 2)."),
-    ("", "car.yaml: is empty. A config has at least `name: <env>`."),
     ("# a comment", "car.yaml: is empty. A config has at least `name: <env>`."),
-    ("- a\n- b", "car.yaml:1: expected `key: value` lines at the top, got ['a', 'b']"),
-    ("wheels:\n\tsizes: [1]", "car.yaml:2: a tab. YAML is indented by spaces."),
-    ("wheels: {sizes: [1, 2\n", "car.yaml:1: the bracket '[' is not closed."),
     ("wheels: {sizes: [1]\n", "car.yaml:1: the bracket '{' is not closed."),
-    ("a: b: c",
-     "car.yaml:1: a ':' where no key can be. Is this line, or the one above, indented wrongly or without its ':'?"),
-    ("label: a\n---\nlabel: b", "car.yaml:2: a second document starts here; a config is one document."),
-    ("label: a\0", "car.yaml:1: holds the character U+0000, which YAML does not allow"),
     ("[1]: 2", "car.yaml:1: a key is one word."),
 ]  # fmt: skip
 
@@ -144,11 +120,8 @@ def test_one_line_says_where_and_what(text, line):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("label: !!python/object/apply:os.system ['touch x']", "a tag can run code"),
         ("label: !!str 3", "a tag can run code"),
         ("label: &a x", "'&a' is not allowed"),
-        ("label: *a", "'*a' is not allowed"),
-        ("label: " + "[" * 2000, "nested more than 32 deep"),
         ("a:\n" + "".join(" " * i + "a:\n" for i in range(1, 40)), "nested more than 32 deep"),
     ],
 )
@@ -158,15 +131,12 @@ def test_what_could_harm_is_refused(text, why):
     assert why in line
 
 
-def test_all_mistakes_come_at_once_with_their_lines():
+def test_all_mistakes_come_at_once_with_their_lines_and_twenty_are_enough():
     assert errors("num_seats: x\nweight: y\nwheels:\n  sizes: z\n") == [
         "car.yaml:1: num_seats: expected a whole number of at least 1, got 'x'",
         "car.yaml:2: weight: expected a number, got 'y'",
         "car.yaml:4: wheels.sizes: expected a list of whole numbers, got 'z'",
     ]
-
-
-def test_twenty_lines_are_enough():
     lines = errors("\n".join(f"unknown_{i}: 1" for i in range(25)))
     assert len(lines) == 21
     assert lines[-1] == "... and 5 more"
@@ -185,49 +155,30 @@ def test_unknown_keys_are_helped_by_synonym_section_and_sentence():
     ]
 
 
-@dataclass(frozen=True)
-class Needs:
-    must: int
-
-
 def test_missing_key_is_named():
     with pytest.raises(ConfigError, match=r"^must: is missing\.$"):
-        build(Needs, {})
+        build(make_dataclass("Needs", [("must", int)], frozen=True), {})
 
 
-def test_missing_file_names_the_nearest(tmp_path):
-    (tmp_path / "tag_gridworld.yaml").write_text("name: x\n")
-    with pytest.raises(ConfigError, match=r"tag_gridwrld\.yaml: no such file\. Did you mean 'tag_gridworld\.yaml'\?"):
-        load_yaml(tmp_path / "tag_gridwrld.yaml")
-
-
-def test_files_that_are_no_config_are_refused(tmp_path):
-    big, latin = tmp_path / "big.yaml", tmp_path / "latin.yaml"
-    big.write_bytes(b"a" * (2**20 + 1))
-    latin.write_bytes("a: 1\nb: \u00e9\n".encode("latin-1"))
-    not_utf8 = r"latin\.yaml:2: not UTF-8 \(byte 0xe9\)"
-    for path, why in ((big, "at most 1 MiB"), (latin, not_utf8), (tmp_path, "a folder")):
+def test_files_that_are_no_config_are_refused_and_a_missing_one_names_the_nearest(tmp_path):
+    (tmp_path / "big.yaml").write_bytes(b"a" * (2**20 + 1))
+    for name, why in (("big.yaml", "at most 1 MiB"), (".", "a folder"), ("bg.yaml", "file. Did you mean 'big.yaml'")):
         with pytest.raises(ConfigError, match=why):
-            load_yaml(path)
+            load_yaml(tmp_path / name)
 
 
-def test_override_replaces_and_makes_sections():
+def test_override_replaces_and_makes_sections_and_a_bad_one_is_refused():
     section = parse_yaml("num_seats: 2\n", "car.yaml")
+    for path, text, why in (("num_seats.a", "1", "'num_seats' is 2, which holds no keys"),
+                            ("wheels.sizes", "[1", "is not closed")):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"^command line: {path}: .*{why}"):
+            override(section, path, text, "command line")
     override(section, "num_seats", "7", "command line")
     override(section, "wheels.sizes", "[9]", "command line")
     assert build(Car, section) == Car(num_seats=7, wheels=Wheels((9,)))
     override(section, "num_seats", "x", "command line")
     with pytest.raises(ConfigError, match="^command line: num_seats: expected a whole number"):
         build(Car, section)
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "why"),
-    [("num_seats.a", "1", "'num_seats' is 2, which holds no keys"), ("wheels.sizes", "[1", "is not closed")],
-)
-def test_bad_override_is_refused(path, text, why):
-    with pytest.raises(ConfigError, match=f"^command line: {path}: .*{why}"):
-        override(parse_yaml("num_seats: 2\n", "car.yaml"), path, text, "command line")
 
 
 def test_schedule_is_linear_between_points_and_constant_beyond():

@@ -60,33 +60,39 @@ def module(request: pytest.FixtureRequest, compiler: str) -> CpuModule:
     return request.getfixturevalue("fast")
 
 
-def test_every_thread_of_a_two_dimensional_block_knows_its_place(module):
-    out = ints(3, 2, 4, 4)
-    launch(module, "indices", out, blocks=3, block=(4, 2))
-    for block in range(3):
-        for y in range(2):
-            for x in range(4):
-                assert out[block, y, x].tolist() == [block, x, y, 3]
+PLACES = [[[[block, x, y, 3] for x in range(4)] for y in range(2)] for block in range(3)]
+REVERSED = torch.arange(64.0).reshape(2, 32).flip(1).tolist()
+RESULTS = {  # kernel, arguments with the shape of what is written, that after the launch, the launch
+    "every thread of a two-dimensional block knows its place": (
+        "indices", [(3, 2, 4, 4)], PLACES, {"blocks": 3, "block": (4, 2)},
+    ),
+    "dynamic shared memory, constant memory, constants of the config": (
+        "dynamic_sum", [torch.arange(12.0).reshape(3, 4), (3,), 4], [6 + 1 + 100, 22 + 2 + 100, 38 + 3 + 100],
+        {"blocks": 3, "block": (8, 1), "shared_bytes": 32},
+    ),
+    "after a barrier every thread sees what the others wrote": (
+        "reversed", [torch.arange(64.0).reshape(2, 32), (2, 32)], REVERSED, {"blocks": 2, "block": (32, 1)},
+    ),
+    "a barrier counts predicates of the block": ("votes", [(50, 3), 49], [[1, 0, 17]] * 50, {"block": (50, 1)}),
+    "which may all hold": ("votes", [(50, 3), 50], [[0, 1, 17]] * 50, {"block": (50, 1)}),
+    "threads that returned are not waited for": (
+        "early_return", [(64,)], [0 if thread % 3 == 1 else 43 for thread in range(64)], {"block": (64, 1)},
+    ),
+    "device functions of numbers": ("math", [(14,)], [7, 4, 1, 2, 0.5, 0.25, 0, 2, 2**31, 2, 31, 4, 1, 1], {}),
+}  # fmt: skip
 
 
-def test_dynamic_shared_memory_constant_memory_and_constants_of_the_config(module):
-    x, out = torch.arange(12.0).reshape(3, 4), torch.zeros(3)
-    launch(module, "dynamic_sum", x, out, 4, blocks=3, block=(8, 1), shared_bytes=32)
-    assert out.tolist() == [6 + 1 + 100, 22 + 2 + 100, 38 + 3 + 100]
-
-
-def test_after_a_barrier_every_thread_sees_what_the_others_wrote(module):
-    x, out = torch.arange(64.0).reshape(2, 32), torch.zeros(2, 32)
-    launch(module, "reversed", x, out, blocks=2, block=(32, 1))
-    assert torch.equal(out, x.flip(1))
-
-
-def test_barriers_count_predicates_of_the_block(module):
-    out = ints(50, 3)
-    launch(module, "votes", out, 49, block=(50, 1))
-    assert (out == torch.tensor([1, 0, 17])).all()
-    launch(module, "votes", out, 50, block=(50, 1))
-    assert (out == torch.tensor([0, 1, 17])).all()
+@pytest.mark.parametrize("claim", RESULTS)
+def test_a_feature_by_its_result(module, claim):
+    kernel, arguments, expected, shape = RESULTS[claim]
+    parameters = module.source.signatures[kernel].parameters
+    given = [
+        torch.zeros(one, dtype=parameter.dtype) if isinstance(one, tuple) else one
+        for one, parameter in zip(arguments, parameters, strict=True)
+    ]
+    launch(module, kernel, *given, **shape)
+    (out,) = (array for one, array in zip(arguments, given, strict=True) if isinstance(one, tuple))
+    assert out.tolist() == expected
 
 
 @pytest.mark.parametrize("num_threads", [32, 50])
@@ -96,27 +102,11 @@ def test_warp_shuffles_and_votes_also_in_a_partial_warp(module, num_threads):
     for thread in range(num_threads):
         start = thread // 32 * 32
         end = min(start + 32, num_threads)
-        up = thread - 1 if thread > start else thread
-        down = thread + 2 if thread + 2 < end else thread
-        third = thread // 8 * 8 + 3
-        flipped = thread ^ 1
+        up, down = thread - 1 if thread > start else thread, thread + 2
+        third, flipped = thread // 8 * 8 + 3, thread ^ 1
         fifth = start + (5 if thread - start < 16 else 20)
-        assert out[thread].tolist() == [
-            up,
-            down,
-            third if third < end else thread,
-            flipped if flipped < end else thread,
-            len(range(start, end, 4)),
-            1,
-            1,
-            fifth if fifth < end else thread,
-        ]
-
-
-def test_threads_that_returned_are_not_waited_for(module):
-    out = ints(64) - 1
-    launch(module, "early_return", out, block=(64, 1))
-    assert out.tolist() == [-1 if thread % 3 == 1 else 43 for thread in range(64)]
+        down, third, flipped, fifth = (other if other < end else thread for other in (down, third, flipped, fifth))
+        assert out[thread].tolist() == [up, down, third, flipped, len(range(start, end, 4)), 1, 1, fifth]
 
 
 def test_atomics_lose_no_update_and_device_variables_last(module):
@@ -129,12 +119,6 @@ def test_atomics_lose_no_update_and_device_variables_last(module):
     assert i.tolist() == [1000, 999, -999, 7, 9, -2000]
     assert u.tolist() == [0, 0xFFFFFFFF] and f.item() == 500.0
     assert calls.item() - before == 1000
-
-
-def test_device_functions_of_numbers(module):
-    out = torch.zeros(14)
-    launch(module, "math", out)
-    assert out.tolist() == [7, 4, 1, 2, 0.5, 0.25, 0, 2, 2**31, 2, 31, 4, 1, 1]
 
 
 def test_a_product_is_rounded_before_it_is_added(module):
@@ -176,20 +160,10 @@ def test_results_are_the_same_bits_on_one_and_two_threads(fast, compiler):
     assert torch.equal(*outs) and outs[0].abs().min() > 0
 
 
-def test_a_prepared_launch_reads_its_arrays_anew(fast):
-    x, out = torch.zeros(1, 4), torch.zeros(1)
-    call = fast.prepare(fast.source.signatures["dynamic_sum"], [x, out, 4], LaunchShape(1, (4, 1), 16))
-    for value in (1.0, 2.0):
-        x.fill_(value)
-        call()
-        assert out.item() == 4 * value + 101
-
-
 def test_a_failed_assert_is_an_error_without_debug_mode_too(fast):
-    out = ints(8)
     with pytest.raises(KernelError, match=r"'says_hello', block 0, thread 0: .*cpu_features.cu:\d+: .*blockDim.x == 2"):
-        launch(fast, "says_hello", out, block=(8, 1))
-    launch(fast, "says_hello", out, block=(2, 1))
+        launch(fast, "says_hello", ints(8), block=(8, 1))
+    launch(fast, "says_hello", out := ints(8), block=(2, 1))
     assert out.tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
@@ -209,11 +183,12 @@ def refusal(compiler: str, text: str, constants: str = "") -> str:
     [("    x[0] = 1 +;", "rules.cu:3:15: ", ""), ("\t/* é */ x[0] = spead;", "rules.cu:3:17: ", "spead")],
     ids=["syntax", "a name behind tabs and letters of two bytes"],
 )
-def test_an_error_shows_file_line_column_and_caret(compiler, line, place, words):
+def test_an_error_shows_file_or_constants_line_column_and_caret(compiler, line, place, words):
     message = refusal(compiler, f'extern "C" __global__ void f(int* x)\n{{\n{line}\n}}\n')
     first, source, caret = message.splitlines()[:3]
     assert first.startswith(place) and words in first and source.endswith(line.strip())
     assert caret.index("^") == (source.index(words) if words else 4 + 14)
+    assert refusal(compiler, "\n", "constexpr int N = M;").startswith("<constants>:1:19: ")
 
 
 F = 'extern "C" __global__ void f('
@@ -245,10 +220,6 @@ def test_what_is_wrong_is_shown_where_it_is(compiler, case):
     assert "entry points" not in message and message.count("^") <= 5
     if "type" in case:  # the value, or the variable
         assert message.startswith(f"rules.cu:3:{14 if compiler == 'g++' else 10}: ")
-
-
-def test_a_bad_constant_is_shown(compiler):
-    assert refusal(compiler, "\n", "constexpr int N = M;").startswith("<constants>:1:19: ")
 
 
 def test_a_file_is_included_from_beside_who_includes_it_and_never_from_where_we_are(compiler, monkeypatch, tmp_path):
@@ -325,23 +296,36 @@ def test_variables_of_gigabytes_are_refused_in_one_line_on_every_machine(compile
     )
 
 
-def test_a_missing_compiler_is_one_line_with_the_way_out(monkeypatch, tmp_path):
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendError, match=r"^no C\+\+ compiler: install g\+\+ .* or set CXX\.$"):
-        CpuBackend()
-    with pytest.raises(BackendError, match=r"^the compiler 'g\+\+-99' is not installed: install"):
-        CpuBackend(compiler="g++-99")
-
-
-def test_a_compiler_that_does_not_work_is_named(tmp_path):
-    with pytest.raises(BackendError, match="does not work as a C\\+\\+17 compiler"):
-        CpuBackend(compiler=f"{sys.executable} -c 1")
+def test_a_compiler_that_is_missing_or_does_not_work_is_named_with_the_way_out(monkeypatch, tmp_path):
     other_machine = tmp_path / "other_machine"
     other_machine.write_bytes(b"\0no program")
     other_machine.chmod(0o755)
-    with pytest.raises(BackendError, match=r"work as a C\+\+17 compiler: Exec format error\. Install g\+\+"):
-        CpuBackend(compiler=str(other_machine))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for compiler, line in (
+        (None, r"^no C\+\+ compiler: install g\+\+ .* or set CXX\.$"),
+        ("g++-99", r"^the compiler 'g\+\+-99' is not installed: install"),
+        (f"{sys.executable} -c 1", r"does not work as a C\+\+17 compiler"),
+        (str(other_machine), r"work as a C\+\+17 compiler: Exec format error\. Install g\+\+"),
+    ):
+        with pytest.raises(BackendError, match=line):
+            CpuBackend(compiler=compiler)
+
+
+@pytest.mark.parametrize(("sanitizer", "library"), [("address", "libasan.so"), ("thread", "libtsan.so")])
+def test_without_a_sanitizers_library_the_command_to_run_is_given(sanitizer, library):
+    with pytest.raises(BackendError) as caught:
+        CpuBackend(sanitize=sanitizer, compiler="g++")
+    assert f"LD_PRELOAD=$(g++ -print-file-name={library}) " in str(caught.value)
+
+
+def test_an_unknown_sanitizer_and_impossible_pairs_are_refused():
+    with pytest.raises(BackendError, match="no sanitizer 'memory'. Choose among address, undefined, thread"):
+        CpuBackend(sanitize=("memory",))
+    with pytest.raises(BackendError, match="exclude each other"):
+        CpuBackend(sanitize=("address", "thread"))
+    with pytest.raises(BackendError, match="Choose one: debug=True or sanitize"):
+        CpuBackend(debug=True, sanitize=("undefined",))
 
 
 def test_cxx_and_the_number_of_threads_come_from_the_environment(monkeypatch):

@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 from doctor_cases import NEW, NO_GPU, OLD, has
@@ -16,12 +17,9 @@ from warpdrive.nvidia_driver import Gpu, NvidiaDriver
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def test_no_compiler_is_told_with_how_to_install_one(no_compiler):
+def test_no_compiler_or_one_that_does_not_work_is_told_with_how_to_install_one(no_compiler):
     found = examine_compiler.check_host_compiler()
     assert has(found, PROBLEM, "no C++ compiler: the CPU backend cannot", "sudo apt install g++")
-
-
-def test_a_compiler_that_does_not_work_is_told(no_compiler):
     (no_compiler / "g++").write_text("#!/bin/sh\necho 'g++: no such thing as cc1plus' >&2\nexit 1\n")
     (no_compiler / "g++").chmod(0o755)
     found = examine_compiler.check_host_compiler()
@@ -53,13 +51,9 @@ def test_nothing_that_compiles_for_the_gpu_is_a_problem(no_compiler, monkeypatch
     assert has(examine.check_nvcc(NEW), WARNING, "nvcc does not run", "CUDA toolkit")
 
 
-class Nvrtc:
-    nvrtcVersion = staticmethod(lambda: (0, 13, 0))
-    nvrtcGetSupportedArchs = staticmethod(lambda: (0, [75, 80, 90]))
-
-
 def test_nvrtc_is_held_against_driver_and_gpu(monkeypatch):
-    monkeypatch.setattr(cuda, "_nvrtc", lambda: Nvrtc)
+    nvrtc = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0), nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
+    monkeypatch.setattr(cuda, "_nvrtc", lambda: nvrtc)
     assert examine.check_nvrtc(NEW) == Finding("nvrtc", OK, "NVRTC 13.0")
     assert has(examine.check_nvrtc(OLD), PROBLEM, "a driver for CUDA 12.4 cannot load", "cuda-bindings==12.*")
     volta = NvidiaDriver(None, (13, 0), None, (Gpu("Tesla V100", 1, (7, 0)),), True)
@@ -108,9 +102,11 @@ def test_each_way_in_which_pycuda_cannot_be_imported_is_told(text, cause, fix, p
     assert has(found, WARNING, cause, fix)
 
 
-def test_pycuda_that_waits_for_a_driver_is_well_without_a_gpu(pycuda):
+def test_a_pycuda_that_works_is_well_and_so_is_one_that_waits_for_a_driver_without_a_gpu(pycuda):
     pycuda("raise ImportError('libcuda.so.1: cannot open shared object file')")
     assert has(examine.check_pycuda(NO_GPU), OK, "waits for a driver", "")
+    pycuda("")
+    assert examine.check_pycuda(NEW).state == OK
 
 
 def test_pycuda_cannot_be_built_without_nvcc(pycuda, no_compiler, monkeypatch):
@@ -124,11 +120,6 @@ def test_pycuda_cannot_be_built_without_nvcc(pycuda, no_compiler, monkeypatch):
     assert has(examine.check_pycuda(NEW), WARNING, "cuda.bindings neither", "pip install nvidia-cuda-nvrtc cuda-bind")
     assert has(examine.check_bindings(NEW), PROBLEM, "nothing else launches", "cuda-bindings")
     assert examine.check_bindings(NO_GPU).state == OK
-
-
-def test_a_pycuda_that_works_is_told_with_its_version(pycuda):
-    pycuda("")
-    assert examine.check_pycuda(NEW).state == OK
 
 
 def test_launches_go_through_cuda_bindings_where_pycuda_is_broken(pycuda, monkeypatch):

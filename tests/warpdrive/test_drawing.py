@@ -116,17 +116,13 @@ class TestDefault:
         env.drawing = super(type(env), env).drawing  # Env's own
         return film_of(env, {"x": x, "y": y, **arrays})
 
-    def test_arrays_x_and_y_are_agents_and_then_other_things(self):
-        x = np.arange(8.0).reshape(2, 4)
-        other, taggers, runner = self.draw(x, x).drawing.shapes
+    def test_arrays_x_and_y_are_agents_hollow_unless_active_and_then_other_things(self):
+        x, active = np.arange(8.0).reshape(2, 4), np.array([[True] * 3, [True, True, False]])
+        other, taggers, runner = self.draw(x, x, active=active).drawing.shapes
+        assert runner.active.tolist() == [[True], [False]] and taggers.active.all()
         assert other.x.ravel().tolist() == [3, 7] and other.group is None and other.label == "other"
         assert taggers.x[..., 0].tolist() == [[0, 1], [4, 5]] and runner.x.ravel().tolist() == [2, 6]
         assert taggers.size == pytest.approx(0.015 * 7)
-
-    def test_who_is_not_active_is_hollow(self):
-        x, active = np.zeros((2, 3)), np.array([[True] * 3, [True, True, False]])
-        _, runner = self.draw(x, x, active=active).drawing.shapes
-        assert runner.active.tolist() == [[True], [False]]
 
     def test_env_without_positions_says_which_method_to_write(self):
         env = load_env("pendulum")
@@ -206,20 +202,19 @@ def test_choices_that_cannot_be_are_refused(draw, words):
         draw()
 
 
-def test_drawing_that_is_none_is_refused():
+@pytest.mark.parametrize(
+    ("drawing", "words"),
+    [
+        (lambda episode: [], "returned a list. Return a Drawing"),
+        (lambda episode: Drawing([], bounds=(0, 0, 0, 1)), "bounds are left, bottom, right, top"),
+        (lambda episode: Drawing([circles(episode["observation"], 0.0, 1.0)]),
+         r"drawing\(\) asks for 'observation', but what it gets is: x, y"),
+    ],
+)  # fmt: skip
+def test_drawing_that_is_none_or_is_of_what_is_not_recorded_is_refused(drawing, words):
     env = load_env("cartpole")
-    env.drawing = lambda episode: []
-    with pytest.raises(EnvError, match="returned a list. Return a Drawing"):
-        film_of(env, episode_of(env))
-    env.drawing = lambda episode: Drawing([], bounds=(0, 0, 0, 1))
-    with pytest.raises(EnvError, match="bounds are left, bottom, right, top"):
-        film_of(env, episode_of(env))
-
-
-def test_drawing_of_what_is_not_recorded_is_told_what_is():
-    env = load_env("cartpole")
-    env.drawing = lambda episode: Drawing([circles(episode["observation"], 0.0, 1.0)])
-    with pytest.raises(EnvError, match=r"drawing\(\) asks for 'observation', but what it gets is: x, y"):
+    env.drawing = drawing
+    with pytest.raises(EnvError, match=words):
         film_of(env, {"x": np.zeros(3), "y": np.zeros(3)})
 
 

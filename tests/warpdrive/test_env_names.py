@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_envs.pendulum.pendulum import Pendulum
 from warpdrive.env import load_env
-from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +58,10 @@ NO_FILE = (
     "EnvError: env class 'Counter' is defined in no file that names its kernels.* or move the class to my_env.py.$"
 )
 MADE = said("EnvWrapper(Counter(), 2, 'cpu')")
+PLAYED = (
+    "for given in Counter(), Counter, '__main__:Counter':\n    env = EnvWrapper(given, 2, 'cpu')\n    env.step()\n"
+    "    print(env.env.name, env.data.pull('count'))"
+)
 TOLD = (
     "class Told(Counter):\n    name, source = 'counter', Path.cwd() / 'kernels.cu'\n"
     "env = EnvWrapper(Told, 2, 'cpu', env_config={'first': 6})\nenv.step()\nprint(env.data.pull('count'))"
@@ -67,30 +69,25 @@ TOLD = (
 
 
 @pytest.mark.parametrize(
-    ("kernels", "is_piped", "script", "expected"),
+    ("is_piped", "script", "expected"),
     [
-        ("counter.cu", False,
-         "for given in Counter(), Counter, '__main__:Counter':\n    env = EnvWrapper(given, 2, 'cpu')\n    env.step()\n"
-         "    print(env.env.name, env.data.pull('count'))", [r"counter \[4 4\]$"] * 3),
-        (None, False, "\n".join([MADE, said("check_sanitizers(Counter())")]),
+        (False, [MADE, said("check_sanitizers(Counter())"), f"Path('counter.cu').write_text({KERNEL!r})", PLAYED],
          ["WiringError: .*/counter.cu: no kernels can be read there",
-          ".*cannot import Counter from __main__. Define the class at the top level of a module"]),
-        (None, True, "\n".join([MADE, said("load_env('__main__:Counter')")]), [NO_FILE] * 2),
-        ("kernels.cu", True, TOLD, [r"\[7 7\]$"]),
+          ".*cannot import Counter from __main__. Define the class at the top level of a module",
+          *[r"counter \[4 4\]$"] * 3]),
+        (True, [MADE, said("load_env('__main__:Counter')"), f"Path('kernels.cu').write_text({KERNEL!r})", TOLD],
+         [NO_FILE, NO_FILE, r"\[7 7\]$"]),
     ],
-    ids=["kernels lie beside the script", "what cannot be done is a line each", "a notebook's is asked for its kernels",
-         "and works if it tells them"],
+    ids=["a script's kernels lie beside it", "a notebook's env tells where they are"],
 )  # fmt: skip
-def test_an_env_of_the_script_that_runs(tmp_path, kernels, is_piped, script, expected):
+def test_an_env_of_the_script_that_runs_or_a_line_of_what_is_missing(tmp_path, is_piped, script, expected):
     """A program read from the standard input has no file, as a notebook has none."""
-    (tmp_path / "counter.py").write_text(f"{COUNTER}\n{script}")
-    if kernels:
-        (tmp_path / kernels).write_text(KERNEL)
+    text = "\n".join([COUNTER, *script])
+    (tmp_path / "counter.py").write_text(text)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *([] if is_piped else [tmp_path / "counter.py"])], cwd=tmp_path,
-        input=f"{COUNTER}\n{script}" if is_piped else None, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True,
+        input=text if is_piped else None, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -98,24 +95,14 @@ def test_an_env_of_the_script_that_runs(tmp_path, kernels, is_piped, script, exp
     assert all(re.match(words, line) for words, line in zip(expected, lines, strict=True)), lines
 
 
-def test_a_class_is_as_good_as_a_name(device):
-    env = EnvWrapper(Pendulum, 2, device, env_config={"episode_length": 7})
-    assert env.env.name == "pendulum" and env.env.episode_length == 7
-
-
-@pytest.mark.parametrize(
-    "name", [":E", "pkg:", "a:b:c", ":", "a b:E", "a.:E", ".a:E", "a..b:E", "a:E.F", "a:1E", "../a:E", "a:E\n"]
-)
-def test_a_name_of_the_wrong_form_is_refused_with_the_right_one(name):
-    with pytest.raises(ConfigError) as caught:
-        load_env(name)
-    line = "expected a module and a class of it with one colon between, 'my_package.my_env:MyEnv'."
-    assert str(caught.value) == f"env '{name}': {line}"
+WRONG_FORM = (":E", "pkg:", "a:b:c", ":", "a b:E", "a.:E", ".a:E", "a..b:E", "a:E.F", "a:1E", "../a:E", "a:E\n")
+RIGHT_FORM = "expected a module and a class of it with one colon between, 'my_package.my_env:MyEnv'."
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        *((name, f"^env '{re.escape(name)}': {RIGHT_FORM}$") for name in WRONG_FORM),
         ("no_such_package:E", "env 'no_such_package:E': No module named 'no_such_package'. Is its folder on"),
         ("__main__:E", "__main__ has no Env named 'E'. It is the program that runs: give the module"),
         ("pathlib:Path", "pathlib has no Env named 'Path'"),

@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
 import torch
+from adapter_cases import MANY_ENVS, MANY_SPACES, NUM_ENVS, name_of
 
 from warpdrive.backends import choose_backend
-from warpdrive.env import list_envs, load_env
+from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import ArrayError, BackendError, ConfigError, EnvError
 from warpdrive.recorder import EpisodeRecorder
-from warpdrive.testing import compare_traces, random_actions, run_trace
+from warpdrive.testing import random_actions
 
 SMALL = {"num_taggers": 2, "grid_length": 4, "episode_length": 3}
 
@@ -30,87 +31,16 @@ def test_an_episode_by_hand(device):
     assert env.data.pull("time_step").tolist() == [0]
 
 
-def test_time_runs_out_by_truncation(device):
+def test_time_runs_out_by_truncation_and_what_the_caller_holds_is_the_memory_that_kernels_write(device):
     env = EnvWrapper("tag_gridworld", 2, device, env_config=SMALL)
-    env.reset()
+    address = env.reset()[0].data_ptr()
     flags = []
     for _ in range(7):
-        _, _, terminated, truncated, _ = env.step(np.zeros((2, 3), np.int32))
+        observation, _, terminated, truncated, _ = env.step(np.zeros((2, 3), np.int32))
         flags.append((terminated.tolist(), truncated.tolist()))
+        assert observation.data_ptr() == env.data["observation"].data_ptr() == address
     stays, ends = ([False, False], [False, False]), ([False, False], [True, True])
     assert flags == [stays, stays, ends, stays, stays, ends, stays]
-
-
-@pytest.mark.parametrize("name", ["cartpole", "tag_gridworld"])
-def test_two_halves_are_a_step(device, name):
-    """Bit for bit, whether or not the second half is left out where no env ended; one env draws its starts."""
-    config = {"episode_length": 15, **({"num_taggers": 4, "grid_length": 4} if name == "tag_gridworld" else {})}
-    whole, halves, lazy = (EnvWrapper(name, 7, device, env_config=config) for _ in range(3))
-    for env in (whole, halves, lazy):
-        env.reset(seed=3)
-    num_ended = 0
-    for action in random_actions(whole.env, 7, 50):
-        whole.step(action)
-        for env in (halves, lazy):
-            env.data["action"] = action["action"]
-            env.advance()
-            ended = env.data["terminated"] | env.data["truncated"]
-            if env is halves or ended.any():
-                env.restart(ended)
-        num_ended += int(ended.sum())
-        assert torch.equal(halves.data["env_step"], whole.data["env_step"])
-        for array in ("observation", "reward", "terminated", "truncated", "time_step"):
-            assert torch.equal(halves.data[array], whole.data[array]), array
-            assert torch.equal(lazy.data[array], whole.data[array]), array
-    assert num_ended >= 14
-    halves.step(action)
-    lazy.step(action)
-    assert torch.equal(halves.data["env_step"], lazy.data["env_step"])
-
-
-def test_a_restart_touches_these_envs_alone_and_draws_anew(device):
-    env = EnvWrapper("cartpole", 7, device, env_config={"episode_length": 15})
-    env.reset(seed=3)
-    env.step(np.ones((7, 1), np.int32))
-    before = env.data.snapshot()
-    where = torch.tensor([True, False, True, False, False, False, False], device=env.device)
-    starts = []
-    for _ in range(2):
-        env.restart(where)
-        starts.append(env.data.pull("observation")[where.cpu()])
-        for name in ("observation", "env_step", "time_step", "x"):
-            assert torch.equal(env.data[name][~where], before[name][~where]), name
-    assert np.abs(starts).max() <= 0.05 and (starts[0] != starts[1]).all()
-
-
-def test_what_the_caller_holds_is_the_memory_that_kernels_write(device):
-    env = EnvWrapper("tag_gridworld", 2, device, env_config=SMALL)
-    observation, _ = env.reset()
-    assert observation.data_ptr() == env.data["observation"].data_ptr()
-    again = env.step(np.full((2, 3), 1, np.int32))[0]
-    assert again.data_ptr() == observation.data_ptr()
-
-
-def test_env_3_does_the_same_among_4_and_among_400(backend):
-    few = run_trace(load_env("tag_gridworld", SMALL), backend, num_envs=4)
-    many = run_trace(load_env("tag_gridworld", SMALL), backend, num_envs=400)
-    compare_traces("env 3", {k: v[:, 3:4] for k, v in few.items()}, {k: v[:, 3:4] for k, v in many.items()})
-
-
-def test_cpu_and_gpu_agree(device):
-    if device == "cpu":
-        pytest.skip("compares a GPU with the CPU")
-    env = load_env("tag_gridworld", {**SMALL, "grid_length": 7, "episode_length": 20})
-    gpu, cpu = (run_trace(env, choose_backend(device=kind), num_envs=100) for kind in ("cuda", "cpu"))
-    compare_traces("GPU against CPU", gpu, cpu, tolerance=1e-5)
-
-
-def test_one_and_two_cpu_threads_agree():
-    from warpdrive.backends.cpu import CpuBackend
-
-    env = load_env("tag_gridworld", SMALL)
-    one, two = (run_trace(env, CpuBackend(num_threads=n), num_envs=3000, num_steps=5) for n in (1, 2))
-    compare_traces("1 against 2 threads", one, two)
 
 
 def test_a_recorder_keeps_the_last_frame_of_an_episode(device):
@@ -130,35 +60,28 @@ def test_a_recorder_keeps_the_last_frame_of_an_episode(device):
     assert env.after_step == []
 
 
-def test_a_recorder_says_what_it_cannot_record():
-    env = EnvWrapper("tag_gridworld", 4, "cpu", env_config=SMALL)
-    with pytest.raises(ArrayError, match="no array 'z'"):
-        EpisodeRecorder(env, ["z"])
-    with pytest.raises(ArrayError, match="no env axis"):
-        EpisodeRecorder(env, ["seed"])
-    with pytest.raises(ArrayError, match="no env 4"):
-        EpisodeRecorder(env, ["x"], env_index=4)
+def small(num_envs: int = 2) -> EnvWrapper:
+    return EnvWrapper("tag_gridworld", num_envs, "cpu", env_config=SMALL)
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ConfigError, match="unknown env 'tag_gridwrld'. Did you mean 'tag_gridworld'"):
-        load_env("tag_gridwrld")
-    with pytest.raises(ConfigError, match="num_tagers.*num_taggers"):
-        load_env("tag_gridworld", {"num_tagers": 3})
-    with pytest.raises(ConfigError, match="no Env named 'Nothing'"):
-        load_env("warpdrive.env:Nothing")
-    with pytest.raises(EnvError, match="at least 1"):
-        EnvWrapper("tag_gridworld", 0, "cpu")
-    with pytest.raises(EnvError, match=r"action must be \[2, 3\].*got \[3\]"):
-        EnvWrapper("tag_gridworld", 2, "cpu", env_config=SMALL).step(np.zeros(3))
-    with pytest.raises(EnvError, match="env must be a name, an Env or its class, got 3"):
-        EnvWrapper(3, 2, "cpu")
-    with pytest.raises(EnvError, match="an Env has its config already"):
-        EnvWrapper(load_env("tag_gridworld"), 2, "cpu", env_config=SMALL)
-    with pytest.raises(BackendError, match="Choose auto, cuda or cpu"):
-        choose_backend("gpu")
-    with pytest.raises(BackendError, match="Give one of the two"):
-        choose_backend("cuda", "cpu")
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: load_env("tag_gridworld", {"num_tagers": 3}), ConfigError, "num_tagers.*num_taggers"),
+        (lambda: small(0), EnvError, "at least 1"),
+        (lambda: small().step(np.zeros(3)), EnvError, r"action must be \[2, 3\].*got \[3\]"),
+        (lambda: EnvWrapper(3, 2, "cpu"), EnvError, "env must be a name, an Env or its class, got 3"),
+        (lambda: EnvWrapper(load_env("cartpole"), 2, "cpu", env_config={}), EnvError, "an Env has its config already"),
+        (lambda: choose_backend("gpu"), BackendError, "Choose auto, cuda or cpu"),
+        (lambda: choose_backend("cuda", "cpu"), BackendError, "Give one of the two"),
+        (lambda: EpisodeRecorder(small(), ["z"]), ArrayError, "no array 'z'"),
+        (lambda: EpisodeRecorder(small(), ["seed"]), ArrayError, "no env axis"),
+        (lambda: EpisodeRecorder(small(4), ["x"], env_index=4), ArrayError, "no env 4"),
+    ],
+)
+def test_bad_input_is_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
 
 
 @pytest.mark.parametrize(
@@ -180,11 +103,50 @@ def test_actions_that_are_no_integers_are_refused_where_integers_are_taken(devic
     assert env.data.pull("time_step").tolist() == [1, 1]
 
 
-def test_integers_are_taken_where_a_box_takes_floats(device):
-    env = EnvWrapper("pendulum", 2, device)
+def test_choices_outside_are_counted_and_the_nearest_is_done_but_not_of_what_is_in_the_array_already(device):
+    env = EnvWrapper("tag_gridworld", 300, device, env_config=SMALL)
     env.reset()
-    env.step(torch.ones(2, 1, 1, dtype=torch.int64))
-    assert env.data.pull("action").tolist() == [[[1.0]], [[1.0]]]
+    env.step()
+    assert env._action_check is None, "training and samplers pay nothing"
+    env.step(torch.tensor([[0, 4, 2]] * 300))
+    assert env.num_invalid_actions.item() == 0
+    action = torch.randint(-5, 10, (300, 3), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    action[0] = torch.tensor([-1, 5, 2**31 - 1])
+    num_invalid = int(((action < 0) | (action > 4)).sum())
+    assert num_invalid > 300
+    for times in range(1, 4):
+        env.step(action)
+        assert env.num_invalid_actions.item() == times * num_invalid
+    assert torch.equal(env.data["action"].cpu(), action.clamp(0, 4))
+
+
+def test_numbers_of_a_box_are_kept_within_its_bounds_and_a_nan_is_outside(device):
+    env = EnvWrapper("pendulum", 4, device)  # torque, -2 to 2
+    env.reset()
+    env.step(torch.tensor([-2.5, 2.0, float("nan"), float("inf")]).view(4, 1, 1))
+    assert env.num_invalid_actions.item() == 3
+    assert env.data.pull("action").flatten().tolist() == [-2.0, 2.0, -2.0, 2.0]
+    env.step(torch.ones(4, 1, 1, dtype=torch.int64))  # integers are taken where a box takes floats
+    assert env.data.pull("action").flatten().tolist() == [1.0] * 4
+
+
+def test_groups_that_act_differently_have_bounds_of_their_own(device):
+    env = EnvWrapper(MANY_SPACES, 2, device)
+    env.reset()
+    env.step({"scout": torch.full((2, 3), 1000), "worker": torch.full((2, 2, 2), 1000.0)})
+    assert env.num_invalid_actions.item() == 2 * 3 + 2 * 2 * 2
+    assert (env.data.pull("action_scout") == 2).all() and (env.data.pull("action_worker") == 1.0).all()
+
+
+def test_debug_mode_names_the_env_and_the_agent():
+    env = EnvWrapper("tag_gridworld", 2, env_config=SMALL, backend=choose_backend("cpu", debug=True))
+    env.reset()
+    message = "action: env 1, agent 2 is given 5, which is not in its space: 0 to 4"
+    with pytest.raises(EnvError, match=message):
+        env.step(np.array([[0, 0, 0], [0, 0, 5]], np.int32))
+    env.data["action"].fill_(-1)
+    with pytest.raises(EnvError, match="env 0, agent 0 is given -1"):
+        env.step()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -193,20 +155,18 @@ def test_cuda_without_a_gpu_offers_the_cpu():
         choose_backend("cuda")
 
 
-def test_every_folder_of_cuda_envs_is_an_env():
-    assert "tag_gridworld" in list_envs()
-
-
-@pytest.mark.parametrize("name", list_envs())
-def test_the_second_half_of_the_envs_does_alone_what_it_does_beside_the_first(backend, name):
+@pytest.mark.parametrize(("name", "config"), MANY_ENVS, ids=name_of)
+def test_the_second_half_of_the_envs_does_alone_what_it_does_beside_the_first(backend, name, config):
     """The envs of two processes are those of one: starts, resets and steps draw by the number counted over all."""
-    whole, second = (EnvWrapper(name, n, seed=3, backend=backend, first_env=6 - n) for n in (6, 3))
+    whole, second = (
+        EnvWrapper(name, n, seed=3, backend=backend, first_env=NUM_ENVS - n, env_config=config) for n in (NUM_ENVS, 4)
+    )
     whole.reset()
     second.reset()
     for wrapper in (whole, second):
         wrapper.data["terminated"].fill_(True)  # all of them restart, and draw
         wrapper.prepare_reset()()
-    moves = random_actions(whole.env, 6, 20)
+    moves = random_actions(whole.env, NUM_ENVS, 20)
     for move in moves:
         whole.step(move)
         second.step({array: action[3:] for array, action in move.items()})

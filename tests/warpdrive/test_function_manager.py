@@ -64,33 +64,20 @@ def test_parameters_receive_the_arrays_of_their_names_or_a_view_in_place_of_one(
     functions.launch("add", sum=sums[1])
     assert sums.tolist() == [[[0, 0]], [[11, 22]], [[0, 0]]]
     assert data.pull("sum").tolist() == [[0.0, 0.0]]
-    functions.launch("add")
-    assert data.pull("sum").tolist() == [[11.0, 22.0]]
-
-
-def test_a_prepared_launch_sees_what_arrays_hold_when_it_is_called(backend):
-    data, functions = adder(backend)
     call = functions.prepare("add")
-    data["x"].fill_(5.0)
+    data["x"].fill_(5.0)  # a prepared launch sees what arrays hold when it is called
     call()
     assert data.pull("sum").tolist() == [[15.0, 25.0]]
 
 
-@pytest.mark.parametrize("kernel", ["count", "count_elements", "count_strided"])
 @pytest.mark.parametrize("num_agents", [1, 5, 33, 1500])
-def test_every_agent_gets_a_turn_once(backend, kernel, num_agents):
+def test_every_agent_gets_a_turn_once(backend, num_agents):
     arrays = {"seen": np.zeros((3, num_agents), np.int32)}
-    (seen,) = launched(backend, LOOP, arrays, kernel=kernel, num_envs=3, num_agents=num_agents)
-    assert (seen == 1).all()
+    for kernel in ("count", "count_elements", "count_strided"):
+        (seen,) = launched(backend, LOOP, arrays, kernel=kernel, num_envs=3, num_agents=num_agents)
+        assert (seen == 1).all(), kernel
 
 
-ONE_EACH = """
-    extern "C" __global__ void count(int* seen)
-    {
-        const int env = env_index();
-        if (env < NUM_ENVS) { AGENT_CODE }
-    }
-"""
 STYLES = {
     "an index of its own beside env_index": "seen[env * NUM_AGENTS + threadIdx.x] += 1;",
     "the thread's agent without a loop": "const int agent = first_agent(); seen[env * NUM_AGENTS + agent] += 1;",
@@ -110,9 +97,10 @@ def test_every_agent_gets_a_turn_once_however_it_is_written(backend, tmp_path, s
         "__device__ inline void EVERY_AGENT_OF_FILE(int* seen, int env)\n"
         f"{{ {loop} seen[env * NUM_AGENTS + agent] += 1; }}\n"
     )
-    path = tmp_path / "count.cu"
+    path = tmp_path / "b'q\"x \u00fc.cu"  # quotes in a path work
     head = '#include "warpdrive.cuh"\n#include "loops.cuh"\n#define EACH(agent) ' + loop
-    path.write_text(head + ONE_EACH.replace("AGENT_CODE", STYLES[style]))
+    kernel = 'extern "C" __global__ void count(int* seen)\n{ const int env = env_index(); if (env < NUM_ENVS)'
+    path.write_text(f"{head}\n{kernel} {{ {STYLES[style]} }} }}\n")
     arrays = {"seen": np.zeros((3, 5), np.int32)}
     (seen,) = launched(backend, path, arrays, kernel="count", num_envs=3, num_agents=5)
     assert seen.tolist() == [[1] * 5] * 3
@@ -126,12 +114,9 @@ def test_a_branch_of_one_kernel_says_nothing_of_another(backend):
     }
     extern "C" __global__ void single(int* seen) { if (threadIdx.x < NUM_AGENTS) { seen[threadIdx.x] += 1; } }
     """
-    data = DataManager(backend.device)
-    data.push("seen", np.zeros((1, 5), np.int32))
-    functions = FunctionManager(data, text, num_envs=1, num_agents=5, backend=backend)
-    functions.launch("looping")
-    functions.launch("single")
-    assert data.pull("seen").tolist() == [[2] * 5]
+    for kernel in ("looping", "single"):
+        arrays = {"seen": np.zeros((1, 5), np.int32)}
+        assert launched(backend, text, arrays, kernel=kernel, num_envs=1, num_agents=5)[0].tolist() == [[1] * 5]
 
 
 @pytest.mark.parametrize("where", ["beside the source", "beside an included file", "in a folder", "by an option"])
@@ -159,27 +144,7 @@ def test_a_sequence_takes_the_widest_of_its_items_kinds():
     ]
 
 
-def test_a_number_that_the_parameter_cannot_hold_is_refused(backend):
-    functions = FunctionManager(DataManager(backend.device), 'extern "C" __global__ void f(int n) {}', backend=backend)
-    functions.launch("f", n=2.0)
-    for wrong in (2.5, 2**40):
-        with pytest.raises(WiringError, match=f"takes 'n' as int.*got {wrong}"):
-            functions.launch("f", n=wrong)
-
-
-def test_a_path_with_quotes_works(backend, tmp_path):
-    folder = tmp_path / "b'q\"x \u00fc"
-    folder.mkdir()
-    (folder / "k.cu").write_text('extern "C" __global__ void f(int* out) { out[0] = 7; }')
-    assert launched(backend, folder / "k.cu", {"out": np.zeros(1, np.int32)})[0] == 7
-
-
-def test_a_missing_file_is_named():
-    with pytest.raises(WiringError, match=r"nowhere.cu: no kernels can be read there"):
-        FunctionManager(DataManager("cpu"), Path("nowhere.cu"))
-
-
-def test_numbers_are_given_at_launch(backend):
+def test_numbers_are_given_at_launch_and_one_that_the_parameter_cannot_hold_is_refused(backend):
     data = DataManager(backend.device)
     data.push("x", np.zeros(2, np.float32))
     text = 'extern "C" __global__ void put(float* x, int i, float value, bool also) { if (also) x[i] = value; }'
@@ -188,6 +153,11 @@ def test_numbers_are_given_at_launch(backend):
     assert data.pull("x").tolist() == [0.0, 2.5]
     with pytest.raises(WiringError, match="a number as 'value'. Give it at launch, value=..., or make it a const"):
         functions.launch("put", i=1, also=True)
+    functions.launch("put", i=0.0, value=1.5, also=True)
+    for wrong in (2.5, 2**40):
+        with pytest.raises(WiringError, match=f"takes 'i' as int.*got {wrong}"):
+            functions.launch("put", i=wrong, value=0.5, also=True)
+    assert data.pull("x").tolist() == [1.5, 2.5]
 
 
 def test_constants_reach_the_kernel_with_their_types(backend):
@@ -221,15 +191,16 @@ def test_a_constant_that_is_none_is_refused(constants, words):
 
 
 class TestWiringErrors:
-    def test_unknown_array_names_kernel_parameter_and_nearest(self, backend):
-        data, functions = adder(backend, y=None)
-        data.push("yy", np.zeros(2))
-        with pytest.raises(WiringError, match="kernel 'add' has a parameter 'y', but no array 'y'.*mean 'yy'"):
-            functions.launch("add")
-
-    def test_wrong_dtype_names_both_and_the_way_out(self, backend):
-        _, functions = adder(backend, x=np.zeros((1, 2)))
-        with pytest.raises(WiringError, match=r"takes 'x' as float32 .* it is float64.*astype\('float32'\)"):
+    @pytest.mark.parametrize(
+        ("given", "line"),
+        [
+            ({"y": None, "yy": [0.0]}, "kernel 'add' has a parameter 'y', but no array 'y'.*mean 'yy'"),
+            ({"x": np.zeros((1, 2))}, r"takes 'x' as float32 .* it is float64.*astype\('float32'\)"),
+        ],
+    )
+    def test_an_array_that_is_unknown_or_of_another_dtype_is_told_with_the_way_out(self, backend, given, line):
+        _, functions = adder(backend, **given)
+        with pytest.raises(WiringError, match=line):
             functions.launch("add")
 
     @pytest.mark.parametrize("shape", [(2,), (1, 1), (0, 2), (1, 3), (2, 2)])
@@ -261,9 +232,11 @@ class TestWiringErrors:
         with pytest.raises(WiringError, match=r"may write 'sum', which was pushed as constant.*const float\* sum"):
             functions.launch("add")
 
-    def test_source_without_a_kernel(self):
+    def test_source_without_a_kernel_and_a_missing_file_are_named(self):
         with pytest.raises(SignatureError, match=r'extern "C" __global__'):
             FunctionManager(DataManager(), "int x;")
+        with pytest.raises(WiringError, match=r"nowhere.cu: no kernels can be read there"):
+            FunctionManager(DataManager("cpu"), Path("nowhere.cu"))
 
     def test_one_thread_an_agent_has_a_limit(self, backend):
         data = DataManager(backend.device)

@@ -15,14 +15,14 @@ def box(low: float, high: float, num_numbers: int) -> spaces.Box:
     return spaces.Box(low, high, (num_numbers,), np.float32)
 
 
-def sample(backend, mean, log_std, space=None, seed=0, greedy=False, action=None):
+def sample(backend, mean, log_std, space=None, seed=0, greedy=False, action=None, squashes=False):
     """One draw: action, unclipped, log_prob, entropy, on the CPU. `mean` is [E, agents, n]."""
     num_envs, size, num_numbers = mean.shape
     space = box(-np.inf, np.inf, num_numbers) if space is None else space
     data = DataManager(backend.device)
     data.push("seed", seed_words(seed))
     data.push("env_step", np.zeros(num_envs, np.int32))
-    sampler = GaussianSampler(data, num_envs, range(size), size, space, backend)
+    sampler = GaussianSampler(data, num_envs, range(size), size, space, backend, squashes=squashes)
     mean = mean.float().contiguous().to(backend.device)
     if action is None:
         action = torch.full((num_envs, size, num_numbers), torch.nan)
@@ -54,14 +54,11 @@ def test_log_probability_and_entropy_are_those_of_torch(backend):
     torch.testing.assert_close(entropy.double(), normal.entropy().sum(-1), rtol=0, atol=1e-5)
 
 
-def test_the_law_is_the_normal_one_by_kolmogorov_smirnov(backend):
+def test_the_law_is_the_normal_one_by_kolmogorov_smirnov_and_in_its_tails_by_chi_square(backend):
     mean, std = torch.tensor([-3.0, 0.5]), torch.tensor([0.1, 4.0])
     _, drawn, _, _ = sample(backend, mean.expand(50_000, 2, 2), std.log(), seed=3)
     for i in range(2):
         assert kolmogorov_smirnov((drawn[..., i] - mean[i]) / std[i]) < 1.95  # 99.9 %
-
-
-def test_the_tails_are_the_normal_ones_by_chi_square(backend):
     _, drawn, _, _ = sample(backend, torch.zeros(400_000, 1, 1), [0.0], seed=4)
     edges = torch.tensor([-3.5, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 3.5])
     count = torch.bincount(torch.bucketize(drawn.flatten(), edges), minlength=10).double()
@@ -79,10 +76,27 @@ def test_numbers_of_an_action_are_independent_by_chi_square(backend):
 def test_the_action_sent_is_clipped_number_by_number_and_the_one_kept_is_not(backend):
     space = spaces.Box(np.array([-1.0, 0.0, -np.inf], np.float32), np.array([1.0, 0.5, np.inf], np.float32))
     action, drawn, log_prob, _ = sample(backend, torch.zeros(2000, 1, 3), [1.0, 1.0, 9.0], space)
-    assert torch.equal(action, drawn.clamp(torch.tensor([-1.0, 0.0, -torch.inf]), torch.tensor([1.0, 0.5, torch.inf])))
-    assert (action != drawn).any((0, 1)).tolist() == [True, True, False]
-    normal = torch.distributions.Normal(0.0, torch.tensor([1.0, 1.0, 9.0]).exp())
-    torch.testing.assert_close(log_prob, normal.log_prob(drawn).sum(-1), rtol=0, atol=1e-4)  # of what was drawn
+    centre, scale = torch.tensor([0.0, 0.25, 0.0]), torch.tensor([1.0, 0.25, 1.0])  # no ends: as it is
+    meant = centre + scale * drawn
+    assert torch.equal(action, meant.clamp(torch.tensor([-1.0, 0.0, -torch.inf]), torch.tensor([1.0, 0.5, torch.inf])))
+    assert (action != meant).any((0, 1)).tolist() == [True, True, False]
+    normal = torch.distributions.Normal(centre, torch.tensor([1.0, 1.0, 9.0]).exp() * scale)
+    torch.testing.assert_close(log_prob, normal.log_prob(meant).sum(-1), rtol=0, atol=1e-4)  # of what was drawn
+
+
+def test_what_is_squashed_lies_within_its_box_with_torchs_log_probability(backend):
+    space = spaces.Box(np.array([50.0, -1.0], np.float32), np.array([100.0, 3.0], np.float32))
+    mean, log_std = torch.linspace(-2, 2, 2000).view(-1, 1, 1).expand(-1, 1, 2), torch.tensor([0.0, -1.0])
+    action, drawn, log_prob, _ = sample(backend, mean, log_std, space, squashes=True)
+    centre, scale = torch.tensor([75.0, 1.0]), torch.tensor([25.0, 2.0])
+    torch.testing.assert_close(action, centre + scale * drawn.tanh(), rtol=1e-5, atol=1e-5)
+    assert (action >= torch.from_numpy(space.low)).all() and (action <= torch.from_numpy(space.high)).all()
+    law = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean.double(), log_std.double().exp()),
+        [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(centre.double(), scale.double())],
+    )
+    expected = law.log_prob(centre + scale * drawn.double().tanh()).sum(-1)
+    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_greedy_takes_the_mean_and_clips_it_alike(backend):
@@ -90,8 +104,8 @@ def test_greedy_takes_the_mean_and_clips_it_alike(backend):
     space = box(-2, 1, 1)
     action, kept, log_prob, entropy = sample(backend, mean, [math.log(2.0)], space, greedy=True)
     assert kept.flatten().tolist() == [0.25, 7.0, -7.0]
-    assert action.flatten().tolist() == [0.25, 1.0, -2.0]
-    at_the_top = -math.log(2.0) - 0.5 * math.log(2 * math.pi)
+    assert action.flatten().tolist() == [-0.5 + 0.25 * 1.5, 1.0, -2.0]
+    at_the_top = -math.log(2.0 * 1.5) - 0.5 * math.log(2 * math.pi)
     assert log_prob.flatten().tolist() == pytest.approx([at_the_top] * 3)
     assert entropy.flatten().tolist() == pytest.approx([0.5 - at_the_top] * 3)
 

@@ -1,4 +1,8 @@
-"""Bugs that kernels have are found by `check_env`, or by a sanitizer, and named by their line where it can be known."""
+"""Bugs that kernels have are found by `check_env`, or by a sanitizer, and named by their line where it can be known.
+
+Of the kinds that debug mode finds in any kernel (test_cpu_debug.py) these are where an env differs: in its reset, in
+what it includes, among its envs, late in an episode.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +13,6 @@ from warpdrive.errors import BackendError, WarpDriveError
 from warpdrive.testing import Play, check_env, check_sanitizers, processes
 
 TIMED = "    const int time = time_step[env] + 1;\n"
-MOVED = "        moved[agent] = fminf(place[i] + 0.01f * action[i], 1.0f);\n"
 PAID = "        reward[i] = 1.0f;\n"
 COUNTED = "        count[i] = time;\n"
 SEEN = "        see(observation, 2 * i, place[i]);\n"
@@ -36,18 +39,11 @@ def bug(old: str, new: str, *words: str, **how: object) -> Bug:
 
 BUGS = {
     # memory
-    "write out of range": bug(PAID, "        reward[i + NUM_ENVS * NUM_AGENTS] = 1.0f;  // HERE\n",
-                              "out of range of 'reward', which has 21 ele"),
     "write out of range, in a function that is included": bug(WRITTEN, "    observation[i - 7] = value;  // HERE\n",
         "index -1 is out of range of 'observation', which has 42 el"),
-    "read out of range": bug(MOVED, "        moved[agent] = place[i + 1000];  // HERE\n", "is out of range of 'place'"),
-    "write out of range in shared memory": bug(MOVED, "        moved[agent + time] = place[i];  // HERE\n",
-                                               "index 3 is out of range of the array"),
     "write out of range in a reset": bug(COUNT_RESET, "        count[i + 100] = 0;  // HERE\n", "'restart_ended'",
                                          "out of range of 'count', which has 21"),
     # the order of threads
-    "race on an array": bug(COUNTED, f"        {AN_ENV} = agent;  // HERE\n",
-                            "race: this thread and thread 0 of block 0", "'count'[0, 0] (env 0)"),
     "race in a function that is included, called by a reset": Bug(
         ((COUNT_RESET, "        see(observation, 2 * env * NUM_AGENTS, 0.1f * agent);\n"),
          (WRITTEN, f"{WRITTEN[:-1]}  // HERE\n")),
@@ -56,34 +52,18 @@ BUGS = {
     "race with another env": bug(NEIGHBOUR,
         "        observation[2 * i + 1] = place[(i + NUM_AGENTS) % (NUM_ENVS * NUM_AGENTS)];  // HERE\n",
         "race: this thread reads 'place'"),
-    "race after step 45": bug(COUNTED, f"        if (time > 45) {AN_ENV} = agent;  // HERE\n", "race: this thread and",
-                              episode_length=200),
     "race near the end of a long episode": bug(COUNTED, f"        if (time > 480) {AN_ENV} = agent;  // HERE\n",
                                                "race: this thread and", episode_length=500),
-    "missing barrier": Bug(
-        ((SYNC, ""), (TIMED, f"{TIMED[:-1]}  // HERE\n")),
-        ("race: this thread reads 'time_step'[0] (env 0), which thread 0 of block 0",
-         "planted.cu:24) changes with no ba"),
-    ),
-    "divergent barrier": bug(NEIGHBOUR,
-        f"{NEIGHBOUR}        if (agent > 0) env_sync();  // HERE\n        else __syncthreads();\n",
-        "divergent barrier"),
-    "lost +=": bug(COUNTED, f"        {AN_ENV} += 1;  // HERE\n", "lost update: this thread and thread 0 of block 0"),
     "lost += beside an atomic": bug(COUNTED,
         f"        atomicAdd(&{AN_ENV}, 1);\n        count[env * NUM_AGENTS + 1] += 1;  // HERE\n", "lost update"),
-    "lost += in shared memory": bug(SYNC,
-        "    __shared__ int total;\n    total = 0;\n    env_sync();\n    total += 1;  // HERE\n    env_sync();\n",
-        "lost update: this thread", "shared memory"),
     "lost += beside a fence": bug(COUNTED, f"        {AN_ENV} += 1;  // HERE\n        __threadfence();\n", "data race",
                                   tool="thread"),
-    # what nobody has set
-    "local that was never set": bug(PAID,
-        "        float pay;\n        if (time > 5) pay = 1.0f;\n        reward[i] = pay;  // HERE\n",
-        "a local that was never"),
-    "shared memory that was never set": bug(MOVED + PAID,
-        "        if (agent > 0) moved[agent] = 0.5f;\n        __syncthreads();\n"
-        "        reward[i] = moved[0];  // HERE\n        __syncthreads();\n        moved[agent] = 0.5f;\n",
-        "reads shared memory before anything is written there"),
+    # what debug mode may not see, or is not asked for
+    "write out of range, under a sanitizer": bug(PAID, "        reward[i + NUM_ENVS * NUM_AGENTS] = 1.0f;  // HERE\n",
+                                                 "heap-buffer-overflow", tool="address"),
+    "overflow of an int": bug(COUNTED, "        count[i] = 2147483647 + time;  // HERE\n", "signed integer overflow",
+                              tool="undefined"),
+    "missing barrier": Bug(((SYNC, ""), (TIMED, f"{TIMED[:-1]}  // HERE\n")), ("data race",), tool="thread"),
     # what agents see and get
     "NaN that is seen": bug(WRITTEN, "    observation[i] = sqrtf(value - 0.2f);  // HERE\n",
         "'observation' of group 'walker' is nan (step 0, env 0, agent 1, feature [0]), outside its space [0.0, 1.0]"),
@@ -95,8 +75,6 @@ BUGS = {
     "feature that only a reset writes": bug(NEIGHBOUR, "",
                                             "in step 1 'observation' of env 0, agent 0, feature [1] is left unwritten",
                                             "Write it in every step."),
-    "reward that is written now and then": bug(PAID, "        if (time == 5) reward[i] = 1.0f;\n",
-                                               "in step 1 'reward' of env 0, agent 0 is left unwritten"),
     "reward that adds to what was there": bug(PAID, "        reward[i] += 1.0f;\n",
                                               "in step 1 'reward' of env 0, agent 0 is left unwritten"),
     "end that is never taken back": bug("        truncated[env] = time >= 10;\n",
@@ -137,7 +115,3 @@ def test_it_is_found_and_named_by_its_line(device, tmp_path, monkeypatch, name):
                 pytest.skip(str(error))
     message = str(caught.value)
     assert [words for words in (*planted_bug.words, line_of_mistake(tmp_path)) if words not in message] == [], message
-
-
-def test_without_a_mistake_nothing_is_found(device, tmp_path):
-    assert check_env(planted(tmp_path), device)

@@ -31,6 +31,19 @@ for (let i = 0; i < data.length; i += 4) sum = (sum * 31 + data[i] + 7 * data[i 
 return sum;
 """
 
+COLOURS = """
+const stage = document.getElementById("stage"), scale = stage.width / 10;
+const [left, bottom, right, top] = Array.from(arguments).map((edge) => Math.round(edge * scale));
+const box = [left, stage.height - top, Math.max(1, right - left), Math.max(1, top - bottom)];
+const data = stage.getContext("2d").getImageData(...box).data, found = new Set();
+for (let i = 0; i < data.length; i += 4) {
+  const dot = Array.from(data.slice(i, i + 4), (one) => one.toString(16).padStart(2, "0")).join("");
+  found.add(data[i + 3] ? "#" + dot.replace(/ff$/, "") : "#ffffff");
+}
+return Array.from(found);
+"""
+"""Of a rectangle of 10 by 10 units, white where there is nothing."""
+
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -53,7 +66,7 @@ def film(num_frames: int = 60) -> Film:
     active = np.ones((num_frames, 3), bool)
     active[num_frames // 2 :, 2] = False
     agents = circles(x, np.array([[2.0, 5.0, 8.0]]) + 0 * x, 0.5, group=EVIL, tail=True, active=active)
-    drawing = Drawing([outline(0, 0, 10, 10), agents], (-1, -1, 11, 11))
+    drawing = Drawing([outline(0, 0, 10, 10), agents], (0, 0, 10, 10))
     return Film(drawing, {EVIL: 3}, {EVIL: np.arange(num_frames) / 2}, num_frames, "truncated")
 
 
@@ -98,17 +111,23 @@ def click(browser: Any, name: str) -> None:
     browser.find_element("id", name).click()
 
 
-def test_it_plays_by_itself_and_stops_when_told(show):
+def test_it_plays_by_itself_asks_for_nothing_says_no_error_and_stops_when_told(show):
     browser = show(film())
     wait(browser, lambda: frame(browser) >= 3)
     assert text(browser, "play") == "Pause"
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    said = [line["message"] for line in browser.get_log("performance")]
+    sent = [message for message in said if "Network.requestWillBeSent" in message]
+    assert sent and all("episode.html" in message for message in sent)
     click(browser, "play")
     stands = frame(browser)
     assert text(browser, "play") == "Play"
     assert browser.execute_async_script("setTimeout(arguments[0], 400, true)") and frame(browser) == stands
 
 
-def test_scrubbing_moves_the_picture_and_the_figures(show):
+def test_scrubbing_moves_the_figures_and_the_picture_in_which_agents_stand_where_the_env_put_them(show):
+    """At step 40 the first is at (6.1, 2), full; the last at (6.1, 8), hollow."""
     browser = show(film(), hash="#0")
     found = {}
     for step in (0, 20, 40, 59):
@@ -120,42 +139,20 @@ def test_scrubbing_moves_the_picture_and_the_figures(show):
     assert text(browser, "step").endswith("truncated")
     scrub_to(browser, 20)
     assert browser.execute_script(PIXELS) == found[20]
-
-
-def test_agents_stand_where_the_env_put_them(show):
-    """At step 40 the first is at (6.1, 2), full; the last at (6.1, 8), hollow."""
-    browser = show(film(), hash="#40")
-    colour = """
-    const stage = document.getElementById("stage"), to = (x) => Math.round((x + 1) / 12 * stage.width);
-    const at = stage.getContext("2d").getImageData(to(arguments[0]), stage.height - to(arguments[1]), 1, 1).data;
-    return Array.from(at);
-    """
+    scrub_to(browser, 40)
     x = 9 * 40 / 59
-    assert browser.execute_script(colour, x, 2) == [0x00, 0x72, 0xB2, 255]
-    assert browser.execute_script(colour, x, 8) == [0, 0, 0, 0]
-    assert browser.execute_script(colour, x + 1, 2) == [0, 0, 0, 0]
+    for place, colour in (((x, 2), "#0072b2"), ((x, 8), WHITE), ((x + 1, 2), WHITE)):
+        assert browser.execute_script(COLOURS, *place, *place) == [colour]
 
 
 def test_colours_words_and_cells_change_as_told(show):
-    """Colours of a rectangle of 10 by 10 units, white where there is nothing."""
-    colours = """
-    const stage = document.getElementById("stage"), scale = stage.width / 10;
-    const [left, bottom, right, top] = Array.from(arguments).map((edge) => Math.round(edge * scale));
-    const box = [left, stage.height - top, Math.max(1, right - left), Math.max(1, top - bottom)];
-    const data = stage.getContext("2d").getImageData(...box).data, found = new Set();
-    for (let i = 0; i < data.length; i += 4) {
-      const dot = Array.from(data.slice(i, i + 4), (one) => one.toString(16).padStart(2, "0")).join("");
-      found.add(data[i + 3] ? "#" + dot.replace(/ff$/, "") : "#ffffff");
-    }
-    return Array.from(found);
-    """
     browser = show(CHANGING, hash="#0")
     for frame, x, y, colour in SEEN:
         scrub_to(browser, frame)
-        assert browser.execute_script(colours, x, y, x, y) == [colour], (frame, x, y)
+        assert browser.execute_script(COLOURS, x, y, x, y) == [colour], (frame, x, y)
     for frame, left, bottom, right, top, ink, is_written in WRITTEN:
         scrub_to(browser, frame)
-        found = browser.execute_script(colours, left, bottom, right, top)
+        found = browser.execute_script(COLOURS, left, bottom, right, top)
         assert (ink in found) == is_written and (is_written or found == [WHITE]), (frame, left)
     legend = [cell.text for cell in browser.find_elements("css selector", "#things td:first-child")]
     assert legend == ["wall", "door"]  # floor is not to be seen
@@ -176,17 +173,12 @@ def test_keys_step_jump_and_change_the_speed(show):
     wait(browser, lambda: frame(browser) > 2)
 
 
-def test_it_loops_only_if_told_to(show):
-    browser = show(film(6), hash="#5")
+def test_it_loops_only_if_told_to_and_episodes_can_be_chosen(show):
+    browser = show(film(6), film(9), hash="#5")
     click(browser, "loop")
     click(browser, "play")  # from the end it starts anew
     wait(browser, lambda: text(browser, "play") == "Play")
-    assert frame(browser) == 5
-
-
-def test_episodes_can_be_chosen(show):
-    browser = show(film(6), film(9), hash="#0")
-    assert text(browser, "step") == "step 0 of 5"
+    assert text(browser, "step").startswith("step 5 of 5")
     browser.find_element("css selector", "#episode option:nth-child(2)").click()
     assert text(browser, "step") == "step 0 of 8"
 
@@ -211,18 +203,11 @@ def test_it_reads_itself_without_decompression_stream(show, browser, wanders):
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
-def test_it_asks_for_nothing_and_says_no_error(show):
-    browser = show(film())
-    wait(browser, lambda: frame(browser) >= 2)
-    assert browser.get_log("browser") == []
-    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
-    said = [line["message"] for line in browser.get_log("performance")]
-    sent = [message for message in said if "Network.requestWillBeSent" in message]
-    assert sent and all("episode.html" in message for message in sent)
-
-
-def test_policy_stops_what_would_load_or_run(show):
+def test_names_are_shown_as_text_and_policy_stops_what_would_load_or_run(show):
     browser = show(film(), hash="#0")
+    assert browser.title == EVIL and browser.find_element("tag name", "h1").text == EVIL
+    assert browser.find_element("css selector", "#groups tbody td").text == f"{EVIL} \u00d7 3"
+    assert not browser.find_elements("tag name", "img")
     refused = browser.execute_async_script("""
     const refused = [], answer = arguments[0];
     document.addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
@@ -233,11 +218,3 @@ def test_policy_stops_what_would_load_or_run(show):
     """)
     assert sorted(set(refused)) == ["connect-src", "img-src", "script-src-elem"]
     assert browser.execute_script("return window.broken") is None
-
-
-def test_names_are_shown_as_text(show):
-    browser = show(film(), hash="#0")
-    assert browser.title == EVIL and browser.find_element("tag name", "h1").text == EVIL
-    assert browser.find_element("css selector", "#groups tbody td").text == f"{EVIL} \u00d7 3"
-    assert browser.execute_script("return window.broken") is None
-    assert not browser.find_elements("tag name", "img")

@@ -1,17 +1,30 @@
+"""Ended envs start anew; a step and a restart in one launch do what two launches do."""
+
 import numpy as np
 import pytest
 import torch
+from adapter_cases import MANY_ENVS, NUM_ENVS, NUM_STEPS, name_of
 
+from warpdrive import reset
+from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
-from warpdrive.errors import EnvError
+from warpdrive.env import load_env
+from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import CompileError, EnvError
+from warpdrive.function_manager import FunctionManager
 from warpdrive.reset import EnvironmentReset
+from warpdrive.testing import random_actions
 
 
-def four_envs(backend, num_kept=1):
-    """x [E, 2] int32 and observation [E, 2, 1]; env e holds 10 e."""
+def four_envs(backend, num_kept=1, has_start=True):
+    """x [E, 2] int32 and observation [E, 2, 1]; env e holds 10 e. The saved start is 0 and 100."""
     data = DataManager(backend.device)
-    data.push("x", np.array([[0, 0], [10, 10], [20, 20], [30, 30]], np.int32))
-    data.push("observation", np.arange(8, dtype=np.float32).reshape(4, 2, 1))
+    data.push("x", np.zeros((4, 2), np.int32))
+    data.push("observation", np.full((4, 2, 1), 100, np.float32))
+    if has_start:
+        data.save_start("x", "observation")
+    data["x"] = [[0, 0], [10, 10], [20, 20], [30, 30]]
+    data["observation"] = torch.arange(8.0).reshape(4, 2, 1)
     data.push("terminated", np.array([False, True, False, False]))
     data.push("truncated", np.array([False, False, True, False]))
     data.push("seed", np.array([1, 2, 0], np.uint32))
@@ -21,36 +34,18 @@ def four_envs(backend, num_kept=1):
     return data
 
 
-def start_over(data):
-    """Saves a start of zeros, then brings back what was there."""
-    now = data.snapshot()
-    data["x"] = 0
-    data["observation"] = 100.0
-    data.save_start("x", "observation")
-    for name, value in now.items():
-        data[name] = value
-
-
-def test_ended_envs_restart_from_their_saved_start_and_others_do_not(backend):
+def test_ended_envs_restart_from_their_saved_start_and_what_was_truncated_keeps_its_last_observation(backend):
     data = four_envs(backend)
-    start_over(data)
     EnvironmentReset(data, 4, 2, backend).prepare()()
     assert data.pull("x").tolist() == [[0, 0], [0, 0], [0, 0], [30, 30]]
     assert data.pull("observation")[..., 0].tolist() == [[0, 1], [100, 100], [100, 100], [6, 7]]
     assert data.pull("env_step").tolist() == [8, 8, 8, 8]
-
-
-def test_only_what_was_truncated_keeps_its_last_observation(backend):
-    data = four_envs(backend)
-    start_over(data)
-    EnvironmentReset(data, 4, 2, backend).prepare()()
     assert data.pull("num_truncated").tolist() == [0, 0, 1, 0]
     assert data.pull("final_observation")[0, :, :, 0].tolist() == [[-1, -1], [-1, -1], [4, 5], [-1, -1]]
 
 
 def test_the_second_truncation_goes_to_the_next_place_and_nothing_is_written_beyond_the_last(backend):
     data = four_envs(backend, num_kept=2)
-    start_over(data)
     call = EnvironmentReset(data, 4, 2, backend).prepare()
     for value in (1.0, 2.0, 3.0):
         data["observation"] = value
@@ -61,14 +56,12 @@ def test_the_second_truncation_goes_to_the_next_place_and_nothing_is_written_bey
 
 def test_terminated_episodes_keep_theirs_if_asked(backend):
     data = four_envs(backend)
-    start_over(data)
     EnvironmentReset(data, 4, 2, backend, keep_terminated=True).prepare()()
     assert data.pull("final_observation")[0, :, 0, 0].tolist() == [-1, 2, 4, -1]
 
 
 def test_views_stand_in_for_arrays(backend):
     data = four_envs(backend)
-    start_over(data)
     observation = torch.full((3, 4, 2, 1), 50.0, device=backend.device)
     EnvironmentReset(data, 4, 2, backend).prepare(observation=observation[1])()
     assert observation[:, :, 0, 0].tolist() == [[50] * 4, [50, 100, 100, 50], [50] * 4]
@@ -76,7 +69,7 @@ def test_views_stand_in_for_arrays(backend):
 
 
 def test_all_arrays_of_a_pool_take_the_same_row(backend):
-    data = four_envs(backend)
+    data = four_envs(backend, has_start=False)
     data["truncated"] = True
     rows = np.arange(1, 9)
     data.push_pool(
@@ -94,37 +87,60 @@ def test_all_arrays_of_a_pool_take_the_same_row(backend):
     assert seen == set(rows.tolist()), "80 draws of 8 rows should meet each"
 
 
-def test_pool_draws_do_not_depend_on_how_many_envs_there_are(backend):
-    drawn = []
-    for num_envs in (4, 40):
-        data = DataManager(backend.device)
-        data.push("x", np.zeros((num_envs, 1), np.int32))
-        data.push("observation", np.zeros((num_envs, 1, 1), np.float32))
-        data.push("terminated", np.ones(num_envs, bool))
-        data.push("truncated", np.zeros(num_envs, bool))
-        data.push("seed", np.array([1, 2, 0], np.uint32))
-        data.push("env_step", np.zeros(num_envs, np.int32))
-        data.push("num_truncated", np.zeros(num_envs, np.int32))
-        data.push("final_observation", np.zeros((1, num_envs, 1, 1), np.float32))
-        data.push_pool(x=np.arange(100, dtype=np.int32)[:, None], observation=np.zeros((100, 1, 1), np.float32))
-        EnvironmentReset(data, num_envs, 1, backend).prepare()()
-        drawn.append(data.pull("x")[:4, 0].tolist())
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn[0])) > 1
-
-
 def test_force_restarts_everyone(backend):
     data = four_envs(backend)
-    start_over(data)
     EnvironmentReset(data, 4, 2, backend).force()
     assert (data.pull("x") == 0).all()
     assert data.pull("num_truncated").tolist() == [0, 0, 0, 0]
 
 
 def test_nothing_to_restart_from_is_an_error():
-    data = four_envs(type("B", (), {"device": "cpu"}))
+    data = four_envs(type("B", (), {"device": "cpu"}), has_start=False)
     with pytest.raises(EnvError, match="write a kernel <env>_reset"):
         EnvironmentReset(data, 4, 2)
     data.save_start("x")
     with pytest.raises(EnvError, match="Add 'observation' to the saved start"):
         EnvironmentReset(data, 4, 2)
+
+
+def make(env, backend: Backend, folds: bool) -> EnvWrapper:
+    wrapper = EnvWrapper(env, NUM_ENVS, seed=5, backend=backend, final_observations=3, folds=folds)
+    wrapper.reset()
+    return wrapper
+
+
+def play(wrapper: EnvWrapper, actions) -> dict[str, torch.Tensor]:
+    calls = wrapper.prepare_step_and_reset()
+    for action in actions:
+        wrapper._take_action(action)
+        for call in calls:
+            call()
+    return wrapper.data.snapshot()
+
+
+@pytest.mark.parametrize(("name", "config"), [*MANY_ENVS, ("maze.maze:Maze", {})], ids=name_of)
+def test_one_launch_gives_what_two_give(backend, name, config):
+    env = load_env(name, config)
+    actions = random_actions(env, NUM_ENVS, NUM_STEPS)
+    folded, apart = make(env, backend, True), make(env, backend, False)
+    assert len(folded.prepare_step_and_reset()) == 1
+    assert len(apart.prepare_step_and_reset()) == 2
+    one, two = play(folded, actions), play(apart, actions)
+    assert one["num_truncated"].any()
+    for array, values in two.items():
+        assert torch.equal(one[array], values), array
+
+
+def test_what_a_launch_cannot_hold_stays_two(backend, monkeypatch):
+    """Shared memory of a block, for one, holds a step or a restart, but not both."""
+
+    def refuse(data, text, *rest, **more):
+        if "step_and_restart" in text:
+            raise CompileError("uses too much shared data")
+        return FunctionManager(data, text, *rest, **more)
+
+    monkeypatch.setattr(reset, "FunctionManager", refuse)
+    env = load_env("cartpole", {"episode_length": 9})
+    wrapper = make(env, backend, True)
+    assert len(wrapper.prepare_step_and_reset()) == 2
+    assert play(wrapper, random_actions(env, NUM_ENVS, 24))["num_truncated"].min() == 2

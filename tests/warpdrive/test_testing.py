@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adapter_cases import CLIMBERS
 from planted_env import Planted, Pooled, planted
 
 from warpdrive import testing
@@ -20,12 +21,8 @@ from warpdrive.testing.play import Player
 FEW = Play(num_steps=20)
 
 
-class Poolless(Planted):
-    """Neither a reset kernel nor an observation to restart from."""
-
-
 class Masked(Planted):
-    """Only the action that the mask allows may be taken; it moves on from step to step. Agent 2 may do nothing."""
+    """Only the action that the mask allows may be taken. Agent 2 may do nothing."""
 
     def arrays(self) -> dict[str, Any]:
         mask = np.zeros((3, 3), bool)
@@ -51,16 +48,10 @@ class ChangedBackend(CpuBackend):
         return super().compile(replace(source, text=source.text.replace(self.old, self.new)))
 
 
-def test_two_backends_that_do_the_same_agree(tmp_path):
-    compare_backends(planted(tmp_path), CpuBackend(num_threads=2), CpuBackend(debug=True), FEW)
-    compare_backends(planted(tmp_path, kind=Pooled), CpuBackend(), CpuBackend(debug=True), FEW)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "array"),
     [
         ("place[i] + 0.01f", "place[i] + 0.0101f", "place"),
-        ("reward[i] = 1.0f", "reward[i] = 1.0001f", "reward"),
         ("reward[i] = 1.0f", "reward[i] = NAN", "reward"),
         ("time_step[env] = time;", "time_step[env] = time + (time == 7 && env == 5);", "time_step"),
         ("time >= 10", "time >= 11", "place|truncated"),
@@ -82,7 +73,7 @@ def test_backends_that_round_otherwise_agree_however_long_they_play(tmp_path):
         compare_traces("each on its own", ours, theirs, testing.TOLERANCE)
 
 
-def test_cpu_against_gpu_is_checked_where_there_is_a_gpu_and_else_left_out_with_the_reason(device, tmp_path):
+def test_without_a_mistake_nothing_is_found_and_without_a_gpu_cpu_against_gpu_is_left_out(device, tmp_path):
     (line,) = (line for line in check_env(planted(tmp_path), device) if "CPU against GPU" in line)
     if torch.cuda.is_available():
         assert line.startswith("CPU against GPU: a step from the same state gives equal integers")
@@ -91,7 +82,7 @@ def test_cpu_against_gpu_is_checked_where_there_is_a_gpu_and_else_left_out_with_
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_check_takes_a_gpu_for_one_side_and_the_cpu_for_the_other(monkeypatch, tmp_path, device):
+def test_the_check_takes_a_gpu_and_the_cpu_for_its_sides_or_says_why_it_cannot(monkeypatch, tmp_path, device):
     gpu = ChangedBackend("time_step[env] + 1", "time_step[env] + 2", name="cuda")
     backends = {"cpu": CpuBackend(), "cuda": gpu}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -101,23 +92,20 @@ def test_the_check_takes_a_gpu_for_one_side_and_the_cpu_for_the_other(monkeypatc
     gpu.new = gpu.old
     assert not checks.check_cpu_against_gpu(planted(tmp_path), backends[device], FEW).startswith(SKIPPED)
 
-
-def test_a_gpu_that_cannot_be_used_is_the_reason(monkeypatch, tmp_path):
     def refuse(kind):
         raise BackendError("no driver.")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(checks, "choose_backend", refuse)
-    line = checks.check_cpu_against_gpu(planted(tmp_path), CpuBackend(), FEW)
+    line = checks.check_cpu_against_gpu(planted(tmp_path), backends[device], FEW)
     assert line == "skipped: CPU against GPU: no driver."
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_the_last_line_says_what_was_left_out(capsys):
-    assert __main__.main(["pendulum", "episode_length=9"]) == 0
+    assert __main__.main(["pendulum", "--steps", "20", "episode_length=15"]) == 0
     first, *lines, last = capsys.readouterr().out.splitlines()
-    assert first == "ok      pendulum on cpu: 10 checks"
-    assert len(lines) == 11 and lines[-1] == "        skipped: CPU against GPU, as torch sees no GPU here"
+    assert first == "ok      pendulum on cpu: 11 checks"
+    assert len(lines) == 12 and lines[-1] == "        skipped: CPU against GPU, as torch sees no GPU here"
     assert last == "1 passed, 0 failed (1 envs on cpu); skipped: CPU against GPU, as torch sees no GPU here"
 
 
@@ -150,22 +138,25 @@ def test_what_is_looked_at_reaches_over_the_end_of_an_episode(tmp_path):
     assert not play.skip(planted(tmp_path))
 
 
-def test_only_what_a_mask_allows_is_done(tmp_path):
-    moving = "        for (int m = 0; m < 3; ++m) action_mask[3 * i + m] = agent < 2 && m == (time + 1) % 3;\n"
-    legal = "        assert(action[i] == (agent < 2 ? time % 3 : 0));\n"
-    env = planted(
-        tmp_path,
-        ("int* count,", "int* count, bool* action_mask,"),
-        ("        count[i] = time;\n", legal + moving),
-        kind=Masked,
+def test_only_what_a_mask_allows_is_done_and_0_where_it_allows_nothing():
+    env = EnvWrapper(CLIMBERS, 4, "cpu")
+    env.reset()
+    env.data["action_mask"][:, 2] = False
+    may, player = env.data.pull("action_mask"), Player(env, 20)
+    played, at_random = (
+        np.stack([step["action"].numpy() for step in steps])
+        for steps in ([player.next() for _ in range(20)], testing.random_actions(env.env, 4, 20))
     )
-    wrapper = EnvWrapper(env, 4, backend=CpuBackend(debug=True))
-    player = Player(wrapper, 20)
-    wrapper.reset()
-    for _ in range(9):
-        player.step()
-    with pytest.raises(KernelError, match="assertion failed: action"):
-        wrapper.step(testing.random_actions(env, 4, 1)[0])
+    is_allowed = [np.take_along_axis(may[None], one[..., None], -1)[:, :, :2].all() for one in (played, at_random)]
+    assert is_allowed == [True, False] and (played[:, :, 2] == 0).all()
+
+
+def test_an_agent_that_may_do_nothing_is_found_unless_it_has_left_the_game(device, tmp_path):
+    env, backend = planted(tmp_path, kind=Masked), choose_backend(device=device)
+    with pytest.raises(EnvError, match="'action_mask' forbids every action of agent 2 of env 0 in step 0; it takes ac"):
+        checks.check_spaces(env, backend, FEW)
+    env.arrays = lambda: {**Masked.arrays(env), "active": np.array([True, True, False])}
+    assert checks.check_spaces(env, backend, FEW)
 
 
 def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):
@@ -182,6 +173,42 @@ def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):
     too_soon = [*rules, ("if (!active[i]) continue;", "if (time > 3) continue;")]
     with pytest.raises(EnvError, match="in step 4 'reward' of env 0, agent 0 is left unwritten"):
         checks.check_unwritten(planted(tmp_path, *too_soon, kind=Leaving), backend, FEW)
+
+
+PAID, LAST = "reward[i] = 1.0f", "truncated[env] = time >= 10"
+FARTHER = "step 10 truncates env 0 and pays agent {}, where steps that do not truncate pay {}. A truncated step counts"
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ([], None),
+        ([(PAID, "reward[i] = time >= 10 ? 2.0f : 1.0f")], FARTHER.format("0 2", "1")),
+        ([(PAID, "reward[i] = time >= 10 && agent == 2 ? -3.0f : time % 3")], FARTHER.format("2 -3", "from 0 to 2")),
+        ([(PAID, "reward[i] = time >= 10"), (LAST, "truncated[env] = false"), ("= false", "= time >= 10")], None),
+        ([(PAID, "reward[i] = time")], None),
+        ([(LAST, "truncated[env] = true"), (PAID, "reward[i] = agent")], None),
+    ],
+    ids=["as ever", "a bonus", "a fine for one", "at an end for good", "more every step", "every step truncates"],
+)
+def test_a_reward_for_reaching_the_time_limit_is_a_warning(device, tmp_path, rules, words):
+    line = checks.check_time_limit(planted(tmp_path, *rules), choose_backend(device=device), FEW)
+    assert line.startswith(testing.WARNING) is (words is not None) and (words or "") in line
+
+
+@pytest.mark.parametrize("name", ["pendulum", "simple_spread"])
+def test_who_is_paid_in_every_step_alike_is_not_warned(device, name):
+    line = checks.check_time_limit(testing.load_env(name), choose_backend(device=device), Play())
+    assert line == "a step that truncates pays as others do"
+
+
+def test_a_warning_is_printed_and_no_failure(monkeypatch, capsys):
+    monkeypatch.setattr(__main__, "check_env", lambda *_: ["one", f"{testing.WARNING}two", f"{SKIPPED}three"])
+    monkeypatch.setattr(__main__, "list_envs", lambda: ["pendulum"])
+    assert __main__.main(["--device", "cpu"]) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("ok      pendulum on cpu: 2 checks", "        warning: two")
+    assert last == "1 passed, 0 failed (1 envs on cpu); skipped: three"
 
 
 def test_what_ends_a_process_of_its_own_is_told(tmp_path):
@@ -215,37 +242,11 @@ def test_sanitizers_that_cannot_start_are_no_finding(monkeypatch):
         testing.check_sanitizers(testing.load_env("pendulum"))
 
 
-def test_an_env_with_a_pool_restarts_from_its_rows(device, tmp_path):
+def test_an_env_with_a_pool_passes_the_kit_and_restarts_from_its_rows(device, tmp_path):
+    assert check_env(planted(tmp_path, kind=Pooled), device, num_steps=40)
     env = EnvWrapper(planted(tmp_path, kind=Pooled), 200, device)
     observation, _ = env.reset()
     place = env.data.pull("place")
     assert set((10 * place[:, 0]).round().tolist()) == {1, 2, 3, 4, 5}
     assert (observation.cpu().numpy()[..., 0] == place).all(), "the observation belongs to the new state"
     assert (env.data.pull("time_step") == 0).all(), "what is in no pool restarts from its saved start"
-
-
-def test_an_env_with_a_pool_passes_the_kit(device, tmp_path):
-    assert check_env(planted(tmp_path, kind=Pooled), device)
-
-
-def test_a_start_without_an_observation_is_refused(tmp_path):
-    with pytest.raises(EnvError, match="no kernel 'planted_reset'.*add 'observation'"):
-        EnvWrapper(planted(tmp_path, kind=Poolless), 2, "cpu")
-
-
-@pytest.mark.parametrize("name", ["seed", "start_place", "pool_x", "final_y", "env_step"])
-def test_a_name_that_is_taken_is_refused(tmp_path, name):
-    env = planted(tmp_path)
-    env.arrays = lambda: {**Planted.arrays(env), name: np.zeros(3, np.float32)}
-    with pytest.raises(EnvError, match=f"array '{name}' has a name that is taken"):
-        EnvWrapper(env, 2, "cpu")
-
-
-def test_a_reset_over_elements_of_all_envs_is_refused(tmp_path):
-    env = planted(tmp_path)
-    text = env.source.read_text()
-    start = text.index("{", text.index("void planted_reset"))
-    body = "{ for (long long i = global_thread(); i < NUM_ENVS * NUM_AGENTS; i += num_global_threads()) place[i] = 0; }"
-    env.source.write_text(text[:start] + body)
-    with pytest.raises(EnvError, match="'planted_reset' loops over elements of all envs"):
-        EnvWrapper(env, 2, "cpu")

@@ -102,19 +102,20 @@ class SampledActor(Actor):
         return [*calls, self._prepare_sample(t)]
 
     def prepare_between(self, t: int) -> list[Call]:
-        """A recurrent policy forgets ended episodes."""
+        """A recurrent policy forgets ended episodes, and agents that are out of the game."""
         if self._memory is None:
             return []
-        rollout, memory, final_memory = self.group.rollout, self._memory, self.group.final_memory
+        group, rollout, memory, final_memory = self.group, self.group.rollout, self._memory, self.group.final_memory
         num_truncated = rollout.env.data["num_truncated"]
 
         def forget() -> None:
             truncated = rollout.truncated[t]
+            if group.credits_team:  # an agent that left is judged by what a truncation leaves, too
+                memory.masked_fill_(~(group.active[t] & group.survived[t]).unsqueeze(-1), 0.0)
             for k, final in enumerate(final_memory):  # what was remembered before the k-th truncation
                 is_this = (truncated & (num_truncated == k)).view(-1, 1, 1)
                 final.copy_(torch.where(is_this, memory, final))
-            ended = (rollout.terminated[t] | truncated).view(-1, 1, 1)
-            memory.masked_fill_(ended, 0.0)
+            memory.masked_fill_(group.forgets(t).unsqueeze(-1), 0.0)
 
         return [forget]
 

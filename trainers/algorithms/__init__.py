@@ -4,16 +4,19 @@ import name, "my_package.reinforce:Reinforce"."""
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainers.settings.config import total_env_steps
 from trainers.settings.outside import class_name, config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from trainers.experience.spec import GroupSpec
-    from trainers.settings.config import PolicyConfig
+    from trainers.settings.config import Config, PolicyConfig
+    from warpdrive.env import Env
 
 NOT_ALGORITHMS = {"algorithm", "on_policy"}
 ALGORITHMS = sorted(
@@ -41,6 +44,17 @@ def check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
     why = find_algorithm(config.algorithm)[0].why_not(config, spec)
     if why is not None:
         raise EnvError(f"policy.{spec.name}: {class_name(config.algorithm)} {why}")
+
+
+def warnings_of(config: Config, env: Env) -> list[str]:
+    """A line of each policy that is to learn, and whose run ends before it does."""
+    batch, found = config.trainer.train_batch_size, []
+    num_env_steps = math.ceil(total_env_steps(config, env) / batch) * batch
+    for name, one in config.policy.items():
+        why = find_algorithm(one.algorithm)[0].why_idle(one, num_env_steps) if one.to_train else None
+        if why is not None:
+            found.append(f"warning: policy.{name} never learns: {why}")
+    return found
 
 
 def why_no_kernels(name: str) -> str | None:

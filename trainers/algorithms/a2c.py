@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import OnPolicy
@@ -26,6 +26,8 @@ FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
 @dataclass(frozen=True)
 class A2CConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: A2C`."""
+
+    MINIBATCH: ClassVar[int] = 128
 
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
     """Weight of the value loss, the mean squared error (without the half that some write before it)."""

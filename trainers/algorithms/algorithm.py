@@ -110,6 +110,11 @@ class Algorithm:
         return None
 
     @classmethod
+    def why_idle(cls, config: PolicyConfig, num_env_steps: int) -> str | None:
+        """Why a run of so many env steps ends before its first update, in a sentence with a way out; None if not."""
+        return None
+
+    @classmethod
     def num_bytes(
         cls, config: PolicyConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
@@ -147,6 +152,10 @@ class Algorithm:
 
     def restored(self) -> None:
         """What `state` gave has been written to."""
+
+    def report(self) -> Figures:
+        """What is only looked at when a report is due, besides what the phases gave."""
+        return {}
 
     def set_scalars(self, clock: Clock) -> dict[str, float]:
         """Brings `scalars` up to date; returns them."""

@@ -9,7 +9,7 @@ Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +57,16 @@ class DQNConfig(PolicyConfig):
     """Errors above this count linearly instead of squared; None: all squared."""
     max_grad_norm: Positive = 10.0
     """How long the gradient of all the policy's parameters together may be."""
+
+    def updates_by(self, env_steps: int) -> int:
+        """That are due after so many env steps."""
+        return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.buffer_size < self.batch_size:
+            message = f"{self.buffer_size} transitions are fewer than the {self.batch_size} of an update (batch_size)."
+            yield "buffer_size", f"{message} Keep more, or learn from fewer."
 
 
 def dqn_target(
@@ -158,6 +168,14 @@ class DQN(Algorithm):
         return None
 
     @classmethod
+    def why_idle(cls, config: DQNConfig, num_env_steps: int) -> str | None:
+        if config.updates_by(num_env_steps):
+            return None
+        keys = f"learning_starts: {config.learning_starts} and replay_ratio: {config.replay_ratio:g}"
+        way_out = "Lower learning_starts, or train longer."
+        return f"{keys} leave it no update in the {num_env_steps:,} env steps of this run. {way_out}"
+
+    @classmethod
     def num_bytes(
         cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
@@ -183,7 +201,7 @@ class DQN(Algorithm):
         begun, ended = clock.env_steps, clock.env_steps + clock.batch
         if ended < config.learning_starts:
             return phases
-        done, due = (int(config.replay_ratio * max(0, steps - config.learning_starts)) for steps in (begun, ended))
+        done, due = (config.updates_by(env_steps) for env_steps in (begun, ended))
         for number in range(done + 1, due + 1):
             phases.append("learn")
             if number % config.target_update_freq == 0:

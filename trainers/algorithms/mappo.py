@@ -33,12 +33,10 @@ class MAPPOConfig(PPOConfig):
     """Whether the critic sees the whole env."""
     credit_after_leaving: Literal[False, "team"] = "team"
     """What an agent that left the game still earns until its episode ends: what its team does."""
-    normalize_return: bool = True
-    """Whether the critic learns normalised returns: rewards of any size then need no other settings."""
     huber_delta: Positive | None = 10.0
     """Errors of the value above this count linearly instead of squared."""
     num_epochs: Count = 10
-    """Passes over each rollout: few, as samples that are used too often mislead many agents at once."""
+    """Passes over each rollout: the paper takes 5 to 15, fewer where a task is hard."""
     max_grad_norm: Positive = 10.0
     """How long the gradient of all the policy's parameters together may be."""
     model: MAPPOModelConfig = field(default_factory=MAPPOModelConfig)

@@ -45,7 +45,13 @@ class OnPolicy(Algorithm):
         "entropy": "entropy of the action's distribution, nats",
         "approx_kl": "KL divergence from the policy that played, nats, before each step",
         "clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, which clips none",
-        "explained_variance": "1 is a critic that knows what comes, 0 one that guesses, less is worse",
+        "explained_variance": "1 is a critic that agrees with its targets, which are made of its own values, too; 0 "
+        "one that guesses, less is worse",
+        "explained_variance_of_returns": "the same, against what was paid until the episode ended for good, where "
+        "that was in the same rollout; null if none did",
+        "value_mean": "mean of what the critic says, in the unit of rewards",
+        "value_std": "its standard deviation",
+        "value_max": "its largest size: much more than an episode can pay is a critic that believes itself",
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }
@@ -68,6 +74,7 @@ class OnPolicy(Algorithm):
         super().__init__(config, group, guard, seed)
         self.estimate = estimate or prepare_gae(group, config.gamma, config.gae_lambda, config.reward_clip)
         """Launches GAE."""
+        self._value_figures: Callable[[], Figures] | None = None
         self.parameters = list(self.policy.parameters())
         max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
         self.optimizer = SafeAdam(
@@ -141,9 +148,9 @@ class OnPolicy(Algorithm):
 
     def _parameter_groups(self) -> list[dict]:
         network = self.policy.network
-        if "critic_lr" not in self.scalars or network.critic_trunk is None:
-            return [{"params": self.parameters}]
         critic = {id(p) for name, p in network.named_parameters() if name.startswith(("critic_", "value_head"))}
+        if "critic_lr" not in self.scalars or not critic:
+            return [{"params": self.parameters}]
         return [
             {"params": [p for p in self.parameters if id(p) not in critic]},
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},
@@ -180,8 +187,16 @@ class OnPolicy(Algorithm):
             if self.policy.value_norm is not None:
                 weight = None if group.judged is None else group.judged.reshape(-1)
                 head, said = self.policy.network.value_head, (group.value, group.final_value)
-                self.policy.value_norm.update(self.target.view(-1), weight, head, said)
+                halted = self.guard.flag_of(group.name)
+                self.policy.value_norm.update(self.target.view(-1), weight, head, said, halted)
             self.guard.check_statistics(group.name)
+
+    def report(self) -> Figures:
+        from trainers.targets.value_figures import prepare_value_figures
+
+        if self._value_figures is None:
+            self._value_figures = prepare_value_figures(self.group, self.config.gamma, self.config.reward_clip)
+        return self._value_figures()
 
     def explained_variance(self) -> torch.Tensor:
         """1 - variance of the advantage / variance of the target: 1 is a critic that knows, 0 one that guesses."""

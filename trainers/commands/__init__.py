@@ -24,7 +24,7 @@ COMMANDS = {
     "plot": "draw the learning curves of one run or many",
     "bench": "measure how fast a config's env, policy and learner run on this machine",
     "export": "write a trained policy as ONNX, or as a torch.export program",
-    "list": "list envs, algorithms and policies",
+    "list": "list envs, algorithms and policies, or metrics",
     "doctor": "check GPU, driver, compilers and packages, and say how to mend what is wrong",
     "config": "show a config with all its defaults, or check configs",
     "new-env": "start an env of your own: two files, a test and a config",

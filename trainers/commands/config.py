@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trainers.algorithms import warnings_of
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
+from warpdrive.env import load_env
 from warpdrive.errors import ConfigError
 
 HELP = "show a config with all its defaults, or check configs"
@@ -22,6 +24,9 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     names = ([] if options.config is None else [options.config]) + options.files
     if not names:
         needed_config(options, folder)
+    from trainers.run.best import why_no_best
+    from warpdrive.env import load_env
+
     if options.what == "show":
         if len(names) > 1:
             raise ConfigError(f"command line: one config is shown at a time, got {len(names)}.")
@@ -29,8 +34,12 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     wrong = []
     for name in names:
         try:
-            config_of(find_config(name, folder), options, overrides)
-            print(f"{name}: ok")
+            config = config_of(find_config(name, folder), options, overrides)
+            env = load_env(config.name, config.env)
+            why = why_no_best(config, env.groups)
+            print(f"{name}: ok" + ("" if why is None else f"; {why}"))
+            for line in warnings_of(config, env):
+                print(f"{name}: {line}")
         except ConfigError as error:
             wrong += str(error).splitlines()
     if wrong:
@@ -42,7 +51,6 @@ def show(path: Path, options: argparse.Namespace, overrides: Overrides) -> int:
     """Prints the config as the run will have it: what was given, and all defaults, the env's as well."""
     from warpdrive.config import to_plain
     from warpdrive.config_file import dump_yaml
-    from warpdrive.env import load_env
 
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env).config

@@ -1,4 +1,5 @@
-"""Lists envs, algorithms and policies, each with what its file says first. None of them is imported."""
+"""Lists envs, algorithms and policies, each with what its file says first, importing none of them; and the metrics of
+a run: of any, or of a config's."""
 
 from __future__ import annotations
 
@@ -8,24 +9,34 @@ import json
 from pathlib import Path
 
 from trainers import algorithms, networks
-from trainers.settings.arguments import Overrides, refuse_overrides
+from trainers.settings.arguments import Overrides, add_allow_import, config_of, find_config, refuse_overrides
+from warpdrive.config import shown
 from warpdrive.env_names import env_files
+from warpdrive.errors import ConfigError
 
-HELP = "list envs, algorithms and policies"
+HELP = "list envs, algorithms and policies, or metrics"
 KINDS = {
     "envs": "name: tag_gridworld",
     "algorithms": "policy.<name>.algorithm: PPO",
     "policies": "policy.<name>.model.type: mlp",
 }
 """What there is -> where it stands in a config."""
+METRICS = "metrics"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=[*KINDS, "all"], default="all", help="all if not given")
+    kinds = [*KINDS, METRICS, "all"]
+    parser.add_argument("kind", nargs="?", choices=kinds, default="all", help="all but metrics if not given")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="of metrics: a YAML file whose run's are told")
     parser.add_argument("--json", action="store_true", help="for programs: {kind: {name: line}}")
+    add_allow_import(parser)
 
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    if options.kind == METRICS:
+        return _list_metrics(options, overrides, folder)
+    if options.config is not None:
+        raise ConfigError(f"command line: list {options.kind} takes no config, got {shown(options.config)}.")
     refuse_overrides("list", overrides)
     kinds = list(KINDS) if options.kind == "all" else [options.kind]
     found = {kind: {name: first_line(file) for name, file in files_of(kind).items()} for kind in kinds}
@@ -38,6 +49,32 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         rows = [f"  {name:{width}}  {line}".rstrip() for name, line in lines.items()]
         tables.append("\n".join([f"{kind} ({KINDS[kind]})", *rows]))
     print("\n\n".join(tables))
+    return 0
+
+
+def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    from trainers.report.metrics import EXPLANATIONS, metrics_of
+    from trainers.run.best import best_metric, metrics_to_go_by, why_no_best
+    from trainers.settings.config import EvaluationConfig
+    from warpdrive.env import load_env
+
+    last = ""
+    if options.config is None:
+        refuse_overrides("list metrics without a config", overrides)
+        found = EXPLANATIONS
+        may = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1))
+    else:
+        config = config_of(find_config(options.config, folder), options, overrides)
+        groups = list(load_env(config.name, config.env).groups)
+        found = metrics_of(config, groups)
+        may = metrics_to_go_by([*config.policy, *groups], groups, config.evaluation)
+        last = why_no_best(config, groups) or f"The best checkpoint is told by {best_metric(config, groups)}."
+    if options.json:
+        print(json.dumps({METRICS: found, "best_metric": may}, indent=2))
+        return 0
+    width = max(map(len, found))
+    rows = [f"{'*' if name in may else ' '} {name:{width}}  {line}" for name, line in found.items()]
+    print("\n".join([f"{METRICS} (* saving.best_metric: rollout/ep_rew_mean)", *rows, *filter(None, [last])]))
     return 0
 
 

@@ -25,9 +25,10 @@ class GroupRollout:
     declared, each under its name: `group.log_prob` [T, E, A].
 
     action [T, E, A] or [T, E, A, heads], a view; unless the actor keeps one of its own.
-    active [T, E, A] bool: whether the agent was in the game before the step; None if all always are.
-    judged likewise: whether the critic learns from the step; None where it does from those of agents that left, too,
-    as `credits_team` says.
+    active, survived [T, E, A] bool: whether the agent was in the game before the step, and after it but before a
+    reset; None if all always are.
+    judged [T, E, A] bool: whether the critic learns from the step; None if it does from all, those of agents that left
+    among them, as `credits_team` says. team_reward [T, E] is then what these are paid, as GAE has it; else None.
     mask [T, E, A, outputs] bool: actions that could be taken; None if all always can.
     value_moments [2], reward_scale [1]: what GAE reads of the policy's statistics.
     """
@@ -57,12 +58,13 @@ class GroupRollout:
         self.value_moments[1] = 1.0
         if policy.value_norm is not None:
             self.value_moments = policy.value_norm.moments
-        self.active = self.judged = None
+        self.active = self.survived = None
         if rollout.active is not None:
-            self.active = rollout.active[:-1, :, self.agents.start : self.agents.stop]
+            columns = slice(self.agents.start, self.agents.stop)
+            self.active, self.survived = rollout.active[:-1, :, columns], rollout.survived[:, :, columns]
         self.credits_team = self.active is not None and policy.config.credit_after_leaving == "team"
-        if not self.credits_team:
-            self.judged = self.active
+        self.judged = None if self.credits_team else self.active
+        self.team_reward = new(self.shape[:2]) if self.credits_team else None
         self.mask = self.env_mask = None
         if spec.mask is not None:
             self.env_mask = env.data[spec.mask.array][:, spec.mask.columns]
@@ -122,16 +124,23 @@ class GroupRollout:
         agent = torch.arange(num_agents, device=units.device)
         return ((step * num_envs + env).unsqueeze(-1) * num_agents + agent).flatten(1)
 
+    def forgets(self, step: int | torch.Tensor, env: slice | torch.Tensor = slice(None)) -> torch.Tensor:
+        """[..., A] or [..., 1]: whose memory is empty after these steps of these envs. An episode ended with the step;
+        or the agent was out of the game before or after it, and whoever comes back remembers nothing."""
+        ended = (self.rollout.terminated[step, env] | self.rollout.truncated[step, env]).unsqueeze(-1)
+        if self.active is None:
+            return ended
+        return ended | ~(self.active[step, env] & self.survived[step, env])
+
     def samples(self, units: torch.Tensor) -> Samples:
         """The samples of these units, int64 numbers below `num_units`."""
         index, memory, starts = self.index_of(units), None, None
         if self.policy.memory_size:
             step, env = self._steps_of(units)
             memory = self.memory[units // self.rollout.num_envs, env].flatten(0, 1)
-            ended = self.rollout.terminated | self.rollout.truncated
-            starts = ended[(step - 1).clamp_min(0), env]  # [L, units]
+            starts = self.forgets((step - 1).clamp_min(0), env)  # [L, units, A or 1]
             starts[0].zero_()  # the memory before a sequence was emptied already
-            starts = starts.unsqueeze(-1).expand(-1, -1, len(self.agents)).flatten(1)
+            starts = starts.expand(-1, -1, len(self.agents)).flatten(1)
         return self._take(index, memory, starts)
 
     def _steps_of(self, units: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -144,9 +144,10 @@ class Rollout:
         groups = self.groups.values()
         calls = [prepare_copy(group.mask[t], group.env_mask) for group in groups if group.mask is not None]
         calls += [call for player in self._players for call in player.prepare_step(t)]
-        between = [*self.env.after_step, *(call for player in self._players for call in player.prepare_between(t))]
+        between = [*self.env.after_step]
         if self.active is not None:
             between.append(prepare_copy(self.survived[t], self.env.data[ACTIVE]))
+        between += [call for player in self._players for call in player.prepare_between(t)]
         slots = self.slots(t)
         if between:
             own = [self.env.prepare_step(**slots), self.env.prepare_reset(**slots)]

@@ -34,8 +34,6 @@ class GroupSpec:
     """Of one agent."""
     action_space: spaces.Space
     """Of one agent."""
-    all_agents: int
-    """Agents of the env."""
     may_leave: bool
     """Whether agents can leave the game (see Env)."""
 
@@ -69,7 +67,7 @@ def spec_of(env: Env, policy: str) -> GroupSpec:
             )
         acts, mask = Place(next(iter(layout.actions)), everyone), _mask_of_all(env, policy, arrays)
     spaces_of = (group.observation_space, group.action_space)
-    return GroupSpec(policy, agents, layout, tuple(seen), acts, mask, *spaces_of, env.num_agents, ACTIVE in arrays)
+    return GroupSpec(policy, agents, layout, tuple(seen), acts, mask, *spaces_of, ACTIVE in arrays)
 
 
 def _mask_of_all(env: Env, policy: str, arrays: Mapping[str, Any]) -> Place | None:

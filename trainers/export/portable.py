@@ -14,7 +14,7 @@ from torch import nn
 
 from trainers.experience.spec import spec_of
 from trainers.heads import MASKED, GaussianHead, split_heads
-from trainers.networks.features import central_features
+from trainers.networks.features import central_features, torch_dtype
 from trainers.networks.policy import Policy, features_of
 from warpdrive.env import Env
 from warpdrive.layout import GLOBAL_STATE, parts
@@ -183,11 +183,11 @@ def random_inputs(actor: PortablePolicy, rows: int, generator: torch.Generator) 
             if slot.name in actor.observed:
                 low, high = int(actor.observed[slot.name].low.min()), int(actor.observed[slot.name].high.max())
             drawn = torch.randint(low, min(high, low + 1000) + 1, shape, generator=generator)
-            inputs[slot.name] = drawn.to(_torch_dtype(dtype))
+            inputs[slot.name] = drawn.to(torch_dtype(dtype))
         elif slot.name == MEMORY:
             inputs[slot.name] = torch.rand(shape, generator=generator) * 2 - 1
         else:
-            inputs[slot.name] = torch.randn(shape, generator=generator).to(_torch_dtype(dtype))
+            inputs[slot.name] = torch.randn(shape, generator=generator).to(torch_dtype(dtype))
     return inputs
 
 
@@ -237,7 +237,3 @@ def _drop_critic(policy: Policy) -> None:
 
 def _slot(name: str, shape: Sequence[int], dtype: Any, meaning: str) -> Slot:
     return Slot(name, tuple(int(size) for size in shape), str(np.dtype(dtype)), meaning)
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, dtype)).dtype

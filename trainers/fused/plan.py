@@ -121,7 +121,7 @@ class Request:
             head.head_sizes if isinstance(head, CategoricalHeads) else None,
             critic_widths,
             find_network(model.type),
-            model.activation,
+            model.activates,
             model.layer_norm,
             config.normalize_observation,
             config.central_critic,

@@ -77,6 +77,13 @@ class World:
         parts = flat.split([tensor.numel() for tensor in tensors])
         return tuple(part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True))
 
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over all ranks, number by number."""
+        if self.size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
     def total(self, number: Number) -> Number:
         """Over all ranks; an int is the same on each of them."""
         return self.sum(number)[0] if isinstance(number, torch.Tensor) else number * self.size

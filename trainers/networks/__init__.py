@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.features import Inputs
     from trainers.settings.config import ModelConfig
 
-NOT_NETWORKS = {"features", "normalise", "policy"}
+NOT_NETWORKS = {"features", "images", "normalise", "policy"}
 NETWORKS = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_NETWORKS)
 
 
@@ -64,6 +65,14 @@ def make_network(
         return kind(config, inputs, heads, generator)
     import torch
 
+    signature = inspect.signature(kind)
+    try:
+        signature.bind(config, inputs, heads, generator)
+    except TypeError:
+        takes = f"its constructor takes ({', '.join(signature.parameters)})"
+        expected = "expected (config, inputs, heads, generator). See docs/own_network.md."
+        raise ConfigError(f"network '{type}': {takes}, {expected}") from None
+    doing = "its constructor failed"
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))  # torch's own layers draw globally
         try:
@@ -71,22 +80,23 @@ def make_network(
             for name, value in (("heads", dict(heads)), ("sees", "rows"), ("memory_size", 0)):
                 if not hasattr(network, name):
                     setattr(network, name, value)
-            found = _try(network, inputs)
+            doing = "failed on two rows of zeros"
+            found = _try(type, network, inputs)
         except WarpDriveError:
             raise
         except Exception as error:
             reason = " ".join(f"{error.__class__.__name__}: {error}".split())
-            raise ConfigError(f"network '{type}': failed on two rows of zeros: {reason}") from error
+            raise ConfigError(f"network '{type}': {doing}: {reason}") from error
     for name, size in heads.items():
-        one = found.get(name) if isinstance(found, Mapping) else None
+        one = found.get(name)
         what = list(one.shape) if isinstance(one, torch.Tensor) else "nothing"
         if what != [2, size]:
             raise ConfigError(f"network '{type}': gave {what} as '{name}' for two rows, expected [2, {size}].")
     return network
 
 
-def _try(network: Any, inputs: Inputs) -> Any:
-    """What a network makes of two rows of zeros."""
+def _try(type: str, network: Any, inputs: Inputs) -> Mapping[str, torch.Tensor]:
+    """What a network makes of two rows of zeros, by head; of a recurrent one, in the first step."""
     import torch
 
     shapes = {key: (space.shape, str(space.dtype)) for key, space in inputs.spaces.items()}
@@ -95,12 +105,18 @@ def _try(network: Any, inputs: Inputs) -> Any:
     else:
         seen = torch.zeros(2, inputs.num_features)
     of_critic = None if inputs.num_critic_features is None else torch.zeros(2, inputs.num_critic_features)
+    wrong = f"network '{type}': expected {{}}, and got a {{}}. See docs/own_network.md."
     if not network.memory_size:
-        return network(seen, of_critic)
+        found = network(seen, of_critic)
+        if not isinstance(found, Mapping):
+            raise ConfigError(wrong.format("a dict by head of its forward", found.__class__.__name__))
+        return found
     sequence = {key: one.unsqueeze(0) for key, one in seen.items()} if isinstance(seen, dict) else seen.unsqueeze(0)
     of_critic = None if of_critic is None else of_critic.unsqueeze(0)
-    found, _ = network.unroll(sequence, of_critic, torch.zeros(2, network.memory_size))
-    return {name: one[0] for name, one in found.items()}
+    found = network.unroll(sequence, of_critic, torch.zeros(2, network.memory_size))
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
+        raise ConfigError(wrong.format("(a dict by head, the memory) of its unroll", found.__class__.__name__))
+    return {name: one[0] for name, one in found[0].items()}
 
 
 def _check_known(type: str) -> None:

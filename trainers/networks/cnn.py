@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,19 +12,11 @@ from gymnasium import spaces
 from torch import nn
 
 from trainers.networks.features import Inputs, scale_of
-from trainers.networks.mlp import ACTIVATIONS, add_heads, apply_heads, has_own_critic, linear
+from trainers.networks.images import CONVOLUTIONS, images_of, problem_of_images, size_behind
+from trainers.networks.mlp import ACTIVATIONS, add_heads, apply_heads, drawn, has_own_critic, linear
 from trainers.settings.config import ModelConfig
 from warpdrive.errors import ConfigError
 
-CONVOLUTIONS = {
-    "minatar": (((16, 3, 1),), 128),
-    "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
-}
-"""By `model.conv`: channels, kernel and stride of each convolution, and the width of the layer behind them.
-
-Source: Young and Tian 2019, "MinAtar", arXiv:1903.03176; Mnih et al. 2015, "Human-level control through deep
-reinforcement learning", doi:10.1038/nature14236.
-"""
 IMAGES = (np.uint8, np.int8, np.bool_, np.float32)
 """Dtypes that are scaled to 0 to 1 by their space's bounds."""
 
@@ -48,16 +41,18 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
+        if (wrong := problem_of_images(config.conv, inputs.spaces)) is not None:
+            raise ConfigError(wrong[1])
         layers, width = CONVOLUTIONS[config.conv]
         width = config.dense_dim or width
-        self.encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
+        self.encoder = Encoder(inputs.spaces, layers, width, config.activates, generator)
         self.critic_encoder = None
         if has_own_critic(config, inputs, heads):
             if inputs.num_critic_features is None:
-                self.critic_encoder = Encoder(inputs.spaces, layers, width, config.activation, generator)
+                self.critic_encoder = Encoder(inputs.spaces, layers, width, config.activates, generator)
             else:
                 layer = linear(inputs.num_critic_features, width, math.sqrt(2.0), generator)
-                self.critic_encoder = nn.Sequential(layer, _Activation(config.activation))
+                self.critic_encoder = nn.Sequential(layer, nn.ReLU() if config.activates == "relu" else nn.Tanh())
         add_heads(self, dict.fromkeys(heads, width), generator)
 
     def forward(
@@ -89,20 +84,15 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.images = {key: space.shape for key, space in seen.items() if len(space.shape) in (2, 3)}
+        self.images = images_of(seen)
         self.scales = {key: scale_of(seen[key], IMAGES) for key in self.images}
         self.convolutions = nn.ModuleList()
         num_features = sum(math.prod(space.shape) for key, space in seen.items() if key not in self.images)
-        for key, (height, wide, *channels) in self.images.items():
+        for height, wide, *channels in self.images.values():
             found, num_in = nn.ModuleList(), (channels or [1])[0]
             for num_out, kernel, stride in layers:
-                if min(height, wide) < kernel:
-                    raise ConfigError(
-                        f"an image {list(self.images[key])} is too small for its convolutions: one of {kernel} x "
-                        f"{kernel} meets {height} x {wide}. Take model.conv: minatar, or a network of your own."
-                    )
-                found.append(_convolution(num_in, num_out, kernel, stride, generator))
-                height, wide = ((size - kernel) // stride + 1 for size in (height, wide))
+                found.append(drawn(partial(nn.Conv2d, num_in, num_out, kernel, stride), math.sqrt(2.0), generator))
+                height, wide = (size_behind(size, kernel, stride) for size in (height, wide))
                 num_in = num_out
             num_features += height * wide * num_in
             self.convolutions.append(found)
@@ -121,21 +111,3 @@ class Encoder(nn.Module):
             found.append(image.flatten(-3))
         found += [one.to(dtype).flatten(1) for key, one in observation.items() if key not in self.images]
         return self.activation(self.dense(torch.cat(found, dim=-1)))
-
-
-class _Activation(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[name]
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.activation(hidden)
-
-
-def _convolution(num_in: int, num_out: int, kernel: int, stride: int, generator: torch.Generator | None) -> nn.Conv2d:
-    with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
-        layer = nn.Conv2d(num_in, num_out, kernel, stride)
-    if generator is not None:
-        nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-        nn.init.zeros_(layer.bias)
-    return layer

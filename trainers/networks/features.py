@@ -75,7 +75,7 @@ class Features:
         ids = None
         if self.num_ids:
             ids = torch.eye(self.num_ids, device=found[0].device).expand(len(found[0]), -1, -1)
-        return self._joined(found, ids)
+        return self.of_parts(found, ids)
 
     def take(self, arrays: Arrays, index: torch.Tensor) -> Observation:
         """[*index, ...] of chosen samples.
@@ -94,7 +94,7 @@ class Features:
             # A rollout holds one step more than it has actions; index never reaches it.
             found.append(array.view(-1, *shape).index_select(0, row).view(*index.shape, *shape))
         ids = one_hot(flat % self.num_ids, self.num_ids).view(*index.shape, -1) if self.num_ids else None
-        return self._joined(found, ids)
+        return self.of_parts(found, ids)
 
     def prepare_step(
         self, arrays: Arrays, new: Callable[[str, torch.Tensor], torch.Tensor]
@@ -141,14 +141,10 @@ class Features:
     def zeros(self, num_rows: int) -> Observation:
         """What `of_step` gives, of so many rows."""
         found = [torch.zeros(num_rows, *one.shape, dtype=torch_dtype(one.dtype)) for one in self.arrays]
-        return self._joined(found, torch.zeros(num_rows, self.num_ids) if self.num_ids else None)
+        return self.of_parts(found, torch.zeros(num_rows, self.num_ids) if self.num_ids else None)
 
-    def of_parts(self, found: Sequence[torch.Tensor], ids: torch.Tensor | None = None) -> Observation:
-        """Of [N, *shape] of each part, in the order of `keys`; `ids` [N, num_ids]."""
-        return self._joined(found, ids)
-
-    def _joined(self, found: Sequence[torch.Tensor], ids: torch.Tensor | None) -> Observation:
-        """From [..., *shape] of each part."""
+    def of_parts(self, found: Sequence[torch.Tensor], ids: torch.Tensor | None) -> Observation:
+        """Of [..., *shape] of each part, in the order of `keys`; `ids` [..., num_ids]."""
         if self.as_arrays:
             joined = dict(zip(self.keys, found, strict=True))
             return joined if ids is None else joined | {AGENT_ID: ids}
@@ -232,10 +228,3 @@ def torch_dtype(dtype: np.dtype | type) -> torch.dtype:
 def one_hot(number: torch.Tensor, count: int) -> torch.Tensor:
     """[N, count] float32; torch's own function asks the host on a CPU, where this is tested not to."""
     return (number.unsqueeze(-1) == torch.arange(count, device=number.device)).float()
-
-
-def flattened(observation: Observation, dims: int) -> Observation:
-    """Its first `dims` axes as one."""
-    if isinstance(observation, dict):
-        return {key: one.flatten(0, dims - 1) for key, one in observation.items()}
-    return observation.flatten(0, dims - 1)

@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from trainers.networks.features import Inputs
-from trainers.networks.mlp import ACTIVATIONS, MLP, add_heads, apply_heads, has_own_critic, last_width, make_trunk
+from trainers.networks.mlp import ACTIVATIONS, MLP, add_heads, apply_heads, make_critic_trunk, make_trunk
 from trainers.settings.config import ModelConfig
 
 
 class GRU(nn.Module):
     """Hidden layers, a GRU cell, and a linear layer a head; for the value its own, or the same.
 
-    What it remembers, `memory` [N, memory_size], is zero at the start of an episode.
+    What it remembers, `memory` [N, memory_size], is zero at the start of an episode, and of an agent that is out of the
+    game, also when it comes back.
 
     Args: as MLP's; `config.memory_size` is the size of each cell.
 
@@ -29,15 +30,11 @@ class GRU(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
-        self.activation = ACTIVATIONS[config.activation]
-        self.trunk = make_trunk(inputs.num_features, config.fc_dims, config.layer_norm, generator)
-        self.cell = _gru_cell(last_width(inputs.num_features, config.fc_dims), config.memory_size, generator)
-        self.critic_trunk = self.critic_cell = None
-        if has_own_critic(config, inputs, heads):
-            num_features = inputs.num_critic_features or inputs.num_features
-            critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
-            self.critic_trunk = make_trunk(num_features, critic_dims, config.layer_norm, generator)
-            self.critic_cell = _gru_cell(last_width(num_features, critic_dims), config.memory_size, generator)
+        self.activation = ACTIVATIONS[config.activates]
+        self.trunk, width = make_trunk(config, inputs.num_features, generator)
+        self.cell = _gru_cell(width, config.memory_size, generator)
+        self.critic_trunk, width = make_critic_trunk(config, inputs, heads, generator)
+        self.critic_cell = None if width is None else _gru_cell(width, config.memory_size, generator)
         add_heads(self, dict.fromkeys(heads, config.memory_size), generator)
         self.sequence_length = config.sequence_length
         self.memory_size = config.memory_size * (1 if self.critic_cell is None else 2)
@@ -56,8 +53,8 @@ class GRU(nn.Module):
         Args:
             observation: [L, N, features], critic_input: [L, N, critic's features] or None.
             memory: [N, memory_size] before the first step.
-            starts: [L, N] bool, whether an episode starts with this step, which then remembers nothing; None if
-                none does.
+            starts: [L, N] bool, which rows remember nothing in this step, such as in the first of an episode; None
+                if all do.
         Returns:
             By head [L, N, numbers]; memory [N, memory_size] after the last step.
         """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,9 +14,8 @@ from torch import nn
 from trainers.networks.features import Inputs
 from trainers.settings.config import ModelConfig
 
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_}
-
-
 GAINS = {"policy": 0.01}
 """Of the last layer's weights; 1 for other heads."""
 JUDGES = "value"
@@ -46,16 +46,10 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = dict(heads)
-        self.activation = ACTIVATIONS[config.activation]
-        self.trunk = make_trunk(inputs.num_features, config.fc_dims, config.layer_norm, generator)
-        widths = dict.fromkeys(heads, last_width(inputs.num_features, config.fc_dims))
-        self.critic_trunk = None
-        if has_own_critic(config, inputs, heads):
-            num_features = inputs.num_critic_features or inputs.num_features
-            critic_dims = config.fc_dims if config.critic_fc_dims is None else config.critic_fc_dims
-            self.critic_trunk = make_trunk(num_features, critic_dims, config.layer_norm, generator)
-            widths[JUDGES] = last_width(num_features, critic_dims)
-        add_heads(self, widths, generator)
+        self.activation = ACTIVATIONS[config.activates]
+        self.trunk, width = make_trunk(config, inputs.num_features, generator)
+        self.critic_trunk, critic_width = make_critic_trunk(config, inputs, heads, generator)
+        add_heads(self, dict.fromkeys(heads, width) | {JUDGES: critic_width or width}, generator)
 
     def forward(self, observation: torch.Tensor, critic_input: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """observation [..., features] -> by head [..., numbers]."""
@@ -150,22 +144,33 @@ def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.T
 
 
 def make_trunk(
-    num_features: int, widths: Sequence[int], layer_norm: bool, generator: torch.Generator | None
-) -> nn.ModuleList:
-    """Linear layers of these widths, behind a LayerNorm of the input if asked for."""
-    layers = [nn.LayerNorm(num_features)] if layer_norm else []
-    for width, next_width in itertools.pairwise([num_features, *widths]):
-        layers.append(linear(width, next_width, math.sqrt(2.0), generator))
-    return nn.ModuleList(layers)
+    config: ModelConfig, num_features: int, generator: torch.Generator | None, widths: Sequence[int] | None = None
+) -> tuple[nn.ModuleList, int]:
+    """Linear layers of these widths, or else of `fc_dims`, behind a LayerNorm of the input if asked for; and how wide
+    what comes out of them is."""
+    widths = [num_features, *(config.fc_dims if widths is None else widths)]
+    layers = [nn.LayerNorm(num_features)] if config.layer_norm else []
+    layers += [linear(*pair, math.sqrt(2.0), generator) for pair in itertools.pairwise(widths)]
+    return nn.ModuleList(layers), widths[-1]
 
 
-def last_width(num_features: int, widths: Sequence[int]) -> int:
-    return widths[-1] if widths else num_features
+def make_critic_trunk(
+    config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
+) -> tuple[nn.ModuleList | None, int | None]:
+    """The same for the value alone; None, None where it has none of its own."""
+    if not has_own_critic(config, inputs, heads):
+        return None, None
+    return make_trunk(config, inputs.num_critic_features or inputs.num_features, generator, config.critic_fc_dims)
 
 
 def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
+    return drawn(partial(nn.Linear, num_in, num_out), gain, generator)
+
+
+def drawn(make: Callable[[], Layer], gain: float, generator: torch.Generator | None) -> Layer:
+    """A linear layer or a convolution, orthogonal, biases 0."""
     with torch.random.fork_rng(devices=()):  # nothing is drawn from torch's global generator
-        layer = nn.Linear(num_in, num_out)  # (skip_init would do it, and load sympy and more: two seconds)
+        layer = make()  # (skip_init would do it, and load sympy and more: two seconds)
     if generator is not None:
         nn.init.orthogonal_(layer.weight, gain, generator=generator)
         nn.init.zeros_(layer.bias)

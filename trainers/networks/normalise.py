@@ -113,6 +113,7 @@ class ValueNorm(nn.Module):
         weight: torch.Tensor | None = None,
         head: nn.Linear | None = None,
         values: Sequence[torch.Tensor] = (),
+        halted: torch.Tensor | None = None,
     ) -> None:
         """Takes in returns of all ranks, and moves what is in the critic's unit into the new one.
 
@@ -123,6 +124,7 @@ class ValueNorm(nn.Module):
             weight: [N], 0 where one does not count; None if all do.
             head: the critic's last layer.
             values: what the critic said, of any shape.
+            halted: [1], not 0: nothing is taken in, and nothing moves.
         """
         number, wide = target.numel(), target.double()
         if weight is None:
@@ -137,6 +139,8 @@ class ValueNorm(nn.Module):
         is_finite = torch.isfinite(mean.float() + variance.sqrt().float())
         self.is_finite &= is_finite
         counts = is_finite if weight is None else is_finite & (number > 0)
+        if halted is not None:
+            counts = counts & (halted[0] == 0)
         is_first = self.weight == 0
         now = torch.where(counts, 1 - self.beta + self.beta * self.weight, self.weight)
         share = torch.where(counts, (1 - self.beta) / now.clamp_min(1 - self.beta), 0.0)

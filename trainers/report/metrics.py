@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.experience.rollout import Rollout
 from trainers.learning.distributed import world
 from trainers.run import disk
+from trainers.settings.config import Config, PolicyConfig
 from warpdrive.function_manager import FunctionManager
 
 SOURCE = Path(__file__).parent / "episodes.cu"
@@ -59,8 +60,40 @@ EXPLANATIONS = {
 Figures = Mapping[str, torch.Tensor | float]
 
 
-def explain(name: str) -> str | None:
-    """What a metric of a run is, by the name it has there: "train/tagger/entropy"."""
+def metrics_of(config: Config, groups: Iterable[str]) -> dict[str, str]:
+    """EXPLANATIONS of one run, by the names that its metrics have.
+
+    Args:
+        groups: of the env.
+    """
+    groups, found = list(groups), {}
+    words = {"<policy>": dict.fromkeys([*config.policy, *groups]), "<group>": groups}
+    trained = {name: find_algorithm(one.algorithm)[0] for name, one in config.policy.items() if one.to_train}
+    of_training = {
+        f"train/{policy}/{figure}": explanation
+        for policy, algorithm in trained.items()
+        for figure, explanation in algorithm.FIGURES.items()
+    }
+    for pattern, explanation in EXPLANATIONS.items():
+        section = pattern.partition("/")[0]
+        if section == "train":
+            found |= of_training
+        elif section != "eval" or config.evaluation.eval_freq:
+            word = next((word for word in words if word in pattern), "")
+            found |= {pattern.replace(word, name): explanation for name in words.get(word, [""])}
+    return found
+
+
+def explain(name: str, policies: Mapping[str, PolicyConfig] | None = None) -> str | None:
+    """What a metric of a run is, by the name it has there: "train/tagger/entropy".
+
+    Args:
+        policies: of the run's config; what an algorithm says of its figures goes first, of one from outside, too.
+    """
+    for policy, config in (policies or {}).items():
+        figures = find_algorithm(config.algorithm)[0].FIGURES
+        if name.startswith(f"train/{policy}/") and (found := figures.get(name.rpartition("/")[2])) is not None:
+            return found
     for pattern, explanation in EXPLANATIONS.items():
         if re.fullmatch(re.sub("<[a-z]+>", "[^/]+", pattern), name):
             return explanation

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from trainers.report.statistics import common_places, has, interval, iqm
+from trainers.report.statistics import common_places, has, interval, iqm, returns_by_group
 from trainers.run.disk import written
+from trainers.run.manifest import RESOLVED_CONFIG
 from warpdrive.config import did_you_mean
 from warpdrive.config_file import load_yaml
 from warpdrive.drawing import PALETTE
 from warpdrive.errors import BackendError, ConfigError
 
-RESOLVED_CONFIG = "config.resolved.yaml"
-"""As in checkpoint.py, which would load torch."""
 STEPS, TIME = "steps", "time"
 X_LABELS = {STEPS: "env steps", TIME: "seconds of training"}
 ENDINGS = (".png", ".svg", ".pdf")
@@ -30,7 +29,6 @@ MAX_DIFFERENCES = 3
 IGNORED = ("trainer.seed", "saving", "evaluation")
 """Settings that do not tell runs apart: which seed, and what is written and looked at."""
 
-_RETURN = re.compile(r"rollout/(.+)/ep_rew_mean")
 _STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -129,8 +127,7 @@ def default_metrics(runs: Sequence[Run]) -> list[str]:
         ConfigError: no episode has ended in any run.
     """
     names = list(dict.fromkeys(name for run in runs for one in run.metrics for name in one if has(one, name)))
-    found = [name for name in names if _RETURN.fullmatch(name)]
-    found = found or [name for name in names if name == "rollout/ep_rew_mean"]
+    found = list(returns_by_group(names).values()) or [name for name in names if name == "rollout/ep_rew_mean"]
     if not found:
         raise ConfigError(
             f"{runs[0].path}: no episode has ended yet, so there are no returns to draw. Wait, or draw another metric: "
@@ -182,8 +179,7 @@ def panel_of(runs: Sequence[Run], metric: str, x: str = STEPS, smooth: int = 1) 
 
 def title_of(metric: str) -> str:
     """What a panel of this metric is called."""
-    of_group = _RETURN.fullmatch(metric)
-    return f"mean return of {of_group.group(1)}" if of_group else metric
+    return next((f"mean return of {group}" for group in returns_by_group([metric])), metric)
 
 
 def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, title: str = "") -> None:

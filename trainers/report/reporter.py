@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.algorithms import warnings_of
 from trainers.errors import NonFiniteError
 from trainers.report.display import LiveDisplay
 from trainers.report.metrics import Figures, PendingReport
+from trainers.report.statistics import returns_by_group
 from trainers.report.timing import Interval, Timing
 from trainers.report.trackers import Trackers
-from trainers.run.best import is_best_evaluation
+from trainers.run.best import is_best_evaluation, why_no_best
 from trainers.run.checkpoint import LAST
 from trainers.settings.outside import class_name
 
@@ -76,11 +78,15 @@ class Reporter:
             f"{self.config.name}: {settings.num_envs:,} envs x {self.env.num_agents} agents, "
             f"{settings.num_steps} steps an iteration, {trainer.num_iterations} iterations"
         )
+        for line in warnings_of(self.config, self.env.env):
+            self.run.say(line, style="yellow")
         if settings.precision == "bf16":
             for name, group in trainer.rollout.groups.items():
                 self.run.say(f"policy {name}: {group.actor.who_plays}")
         if trainer.world.size > 1:
             self.run.say(f"{trainer.world.size} ranks, each with {self.env.num_envs:,} of the envs")
+        if (why := why_no_best(self.config, self.env.groups)) is not None:
+            self.run.say(why)
         self.run.say(f"run folder: {self.run.path}")
 
     @contextlib.contextmanager
@@ -115,8 +121,11 @@ class Reporter:
                 style="yellow",
             )
         for name, (first, last) in self.run.first_and_last_returns().items():
-            if name:
-                self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
+            self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
+        name = self.config.saving.best_metric
+        if name is not None and num_iterations and name not in {**self.run.highest, **self.run.metrics[-1]}:
+            line = f"warning: saving.best_metric: '{name}' was in no report, so no checkpoint is kept as the best"
+            self.run.say(line, style="yellow")
         self.run.draw_learning_curve()
         self.run.say(f"checkpoint: {self.run.checkpoints / LAST}")
 
@@ -158,7 +167,7 @@ class Reporter:
         return evaluates and trainer.world.first(self._is_best)
 
     def _is_best(self) -> bool:
-        return is_best_evaluation(self.config, [self.run.highest, self.run.metrics[-1]])
+        return is_best_evaluation(self.config, self.env.groups, [self.run.highest, self.run.metrics[-1]])
 
     def flush(self) -> None:
         """Writes the report that waits, if one does; waits for the device up to there."""
@@ -212,7 +221,7 @@ class Reporter:
             self.run.say(line)
         else:
             self.run.note(line)
-            self.display.report(metrics, list(self.trainer.metrics.groups))
+            self.display.report(metrics, list(returns_by_group(metrics)))
         if dropped := metrics["health/dropped_truncations"]:
             self.run.say(
                 f"warning: {dropped:,.0f} truncations counted as having no future, for lack of room: episodes are "
@@ -222,11 +231,7 @@ class Reporter:
             )
 
     def _line(self, metrics: Mapping[str, float]) -> str:
-        returns = "".join(
-            f"  {name} {metrics[f'rollout/{name}/ep_rew_mean']:+8.3f}"
-            for name in self.trainer.metrics.groups
-            if f"rollout/{name}/ep_rew_mean" in metrics
-        )
+        returns = "".join(f"  {group} {metrics[name]:+8.3f}" for group, name in returns_by_group(metrics).items())
         length = f"  length {metrics['rollout/ep_len_mean']:6.1f}" if "rollout/ep_len_mean" in metrics else ""
         score = f"  eval {metrics['eval/mean_reward']:+.3f}" if "eval/mean_reward" in metrics else ""
         env_steps, speed = metrics["time/total_timesteps"], metrics["time/fps"]

@@ -6,9 +6,12 @@ Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the sta
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+
+from trainers.settings.config import SHARED
 
 NUM_DRAWS = 2_000
 CONFIDENCE = 0.95
@@ -17,6 +20,15 @@ Curve = Mapping[str, Sequence[float]]
 """env_steps, iqm, low, high: one number a point."""
 Series = tuple[Sequence[float], Sequence[float]]
 """Where one seed was measured, increasing, and what was found there."""
+
+
+def returns_by_group(metrics: Iterable[str]) -> dict[str, str]:
+    """Of metrics' names those of mean returns: policy or group -> name; without `shared` beside the only group there
+    is, of which it says the same."""
+    found = {match[1]: name for name in metrics if (match := re.fullmatch(r"rollout/(.+)/ep_rew_mean", name))}
+    if len(found) == 2:
+        found.pop(SHARED, None)
+    return found
 
 
 def iqm(values: np.ndarray) -> np.ndarray:

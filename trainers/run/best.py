@@ -1,9 +1,13 @@
-"""Which checkpoint of a run is the best: that with the highest figure of one metric. Imports no torch."""
+"""Which checkpoint of a run is the best: that with the highest figure of one metric. Imports no torch.
+
+Where the env has several groups of agents and no metric was given, none is: what one group wins another may lose, and a
+mean over all of them tells nothing.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainers.run.manifest import MANIFEST, read_manifest
@@ -20,7 +24,7 @@ Reports = Sequence[Mapping[str, float]]
 
 
 def metrics_to_go_by(names: Iterable[str], groups: Iterable[str], evaluation: EvaluationConfig) -> list[str]:
-    """The metrics that `saving.best_metric` may name, the default first.
+    """The metrics that `saving.best_metric` may name, first the one that a single group goes by if none is given.
 
     Args:
         names: of policies and groups, which have a mean return each.
@@ -33,21 +37,36 @@ def metrics_to_go_by(names: Iterable[str], groups: Iterable[str], evaluation: Ev
     return [*of_evaluations, *of_rollouts]
 
 
-def best_metric(config: Config) -> str:
-    """The metric that tells the best checkpoint: the highest is best."""
-    return config.saving.best_metric or (EVALUATION if config.evaluation.eval_freq else ROLLOUT)
+def best_metric(config: Config, groups: Collection[str]) -> str | None:
+    """The metric that tells the best checkpoint: the highest is best. None if none was given and the env has several
+    groups."""
+    if config.saving.best_metric is not None or len(groups) > 1:
+        return config.saving.best_metric
+    return EVALUATION if config.evaluation.eval_freq else ROLLOUT
 
 
-def latest_figure(config: Config, reports: Reports) -> Figure | None:
-    """What a checkpoint of now goes by; None before anything was reported."""
-    figures = _figures(best_metric(config), reports)
-    return (best_metric(config), figures[-1]) if figures else None
+def why_no_best(config: Config, groups: Collection[str]) -> str | None:
+    """A line, with the metrics that could be given; None if there is one to go by."""
+    if best_metric(config, groups) is not None:
+        return None
+    pattern = "eval/{}/mean_reward" if config.evaluation.eval_freq else "rollout/{}/ep_rew_mean"
+    return (
+        f"no checkpoint is kept as the best: a mean over {' and '.join(groups)} would not tell it. To go by one of "
+        f"them, set saving.best_metric to {' or '.join(pattern.format(group) for group in groups)}."
+    )
 
 
-def is_best_evaluation(config: Config, reports: Reports) -> bool:
+def latest_figure(config: Config, groups: Collection[str], reports: Reports) -> Figure | None:
+    """What a checkpoint of now goes by; None before anything was reported, or if it goes by nothing."""
+    name = best_metric(config, groups)
+    figures = [] if name is None else _figures(name, reports)
+    return (name, figures[-1]) if figures else None
+
+
+def is_best_evaluation(config: Config, groups: Collection[str], reports: Reports) -> bool:
     """Whether the newest evaluation is better than every one before: then it is worth a checkpoint of its own."""
-    name = best_metric(config)
-    if not name.startswith("eval/") or not reports or name not in reports[-1]:
+    name = best_metric(config, groups)
+    if name is None or not name.startswith("eval/") or not reports or name not in reports[-1]:
         return False
     *before, newest = _figures(name, reports) or [-math.inf]
     return newest > max(before, default=-math.inf)

@@ -36,14 +36,12 @@ from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
-from trainers.run.manifest import MANIFEST, RNG, make_manifest, read_manifest, sha256, to_json
+from trainers.run.manifest import MANIFEST, RESOLVED_CONFIG, RNG, make_manifest, read_manifest, sha256, to_json
 from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
 from warpdrive.layout import FINAL
 
 LAST = "last"
-RESOLVED_CONFIG = "config.resolved.yaml"
-"""Of the run folder: what the run was made with."""
 BEST = "best"
 NUM_KEPT = 3
 SPARE_BYTES = 1 << 16
@@ -373,10 +371,23 @@ def _to_bytes(tensors: Tensors) -> bytes:
 
 def _from_bytes(path: Path, content: bytes) -> dict[str, torch.Tensor]:
     try:
-        return tensors_from_bytes(content)
+        return _of_this_version(tensors_from_bytes(content))
     except (SafetensorError, ValueError, KeyError) as error:
         # Not before: a file of safetensors begins with a length, whose bytes may look like a pickle's.
         if content[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
             message = f"{path}: a pickle, which can run code when it is read. Only safetensors are."
             raise CheckpointError(message) from None
         raise CheckpointError(f"{path}: no complete safetensors file ({' '.join(str(error).split())}).") from None
+
+
+def _of_this_version(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A policy's tensors, of an older version too: mean and square of returns, and Box actions in their own unit."""
+    if "value_norm.running_mean" in tensors:
+        mean, square = (tensors.pop(f"value_norm.running_{word}").double() for word in ("mean", "square"))
+        weight = tensors["value_norm.weight"] = tensors["value_norm.weight"].double()
+        mean, square = mean / weight.clamp_min(1e-9), square / weight.clamp_min(1e-9)
+        tensors |= {"value_norm.mean": mean, "value_norm.variance": (square - mean.square()).clamp_min(0.0)}
+    if "head.log_std" in tensors and "head.scale" not in tensors:
+        one = torch.ones_like(tensors["head.log_std"])
+        tensors |= {"head.centre": 0.0 * one, "head.scale": one}
+    return tensors

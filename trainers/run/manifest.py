@@ -15,6 +15,8 @@ from warpdrive.version import __version__
 FORMAT = 2
 MANIFEST = "manifest.json"
 RNG = "rng.json"
+RESOLVED_CONFIG = "config.resolved.yaml"
+"""Of the run folder: what the run was made with."""
 
 
 def make_manifest(

@@ -24,7 +24,7 @@ from rich.console import Console
 from trainers.errors import RunFolderError
 from trainers.learning.distributed import world
 from trainers.report.metrics import append_jsonl
-from trainers.report.statistics import has
+from trainers.report.statistics import has, returns_by_group
 from trainers.run import disk
 from trainers.run.checkpoint import RESOLVED_CONFIG
 from trainers.run.lock import RunLock, lock_run
@@ -228,7 +228,7 @@ class RunFolder:
 
         None where matplotlib is missing, nothing ended, or it cannot be written, which is said.
         """
-        names = [name for name in self._curve.names() if name != "rollout/ep_rew_mean"]
+        names = list(returns_by_group(self._curve.names()).values())
         if self.is_silent or not names or importlib.util.find_spec("matplotlib") is None:
             return None
         from trainers.report import plot
@@ -248,9 +248,9 @@ class RunFolder:
     def first_and_last_returns(self) -> dict[str, tuple[float, float]]:
         """By group: its mean return in the first and in the last report that had one."""
         returns = {}
-        for name in self._curve.names():
+        for group, name in returns_by_group(self._curve.names()).items():
             values = [value for _, value in self._curve.points(name)]
-            returns[name.removeprefix("rollout/").removesuffix("ep_rew_mean").rstrip("/")] = (values[0], values[-1])
+            returns[group] = (values[0], values[-1])
         return returns
 
 

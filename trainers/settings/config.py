@@ -6,8 +6,8 @@ Imports no torch: a mistake in a config is told before anything heavy is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size, shown
@@ -81,14 +81,14 @@ class ModelConfig:
 
     type: str = "mlp"
     """A file of trainers/networks, or "my_package.nets:Net" (own_network.md)."""
-    fc_dims: tuple[Count, ...] = (32, 32)
+    fc_dims: tuple[Count, ...] = (64, 64)
     """Width of each hidden layer, of mlp and gru."""
-    shared_trunk: bool = True
+    shared_trunk: bool = False
     """Whether action and value come from the same hidden layers."""
     critic_fc_dims: tuple[Count, ...] | None = None
     """Width of each hidden layer of a critic that has its own; as fc_dims if not given."""
-    activation: Literal["relu", "tanh"] = "relu"
-    """What follows each hidden layer."""
+    activation: Literal["relu", "tanh"] | None = None
+    """What follows each hidden layer; if not given tanh, and relu in a cnn."""
     layer_norm: bool = False
     """Whether the input is normalised over its features."""
     conv: Literal["minatar", "nature"] = "minatar"
@@ -106,6 +106,25 @@ class ModelConfig:
     """Whether the hyperbolic tangent brings Box actions into their bounds, where they are else clipped."""
     model_ckpt_filepath: PathName | None = None
     """A policy.<name>.safetensors to start from."""
+
+    @property
+    def activates(self) -> Literal["relu", "tanh"]:
+        """What follows each hidden layer."""
+        return self.activation or ("relu" if self.type == "cnn" else "tanh")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are given and that this type does not read, each with what to say of it."""
+        for one in fields(self):
+            if one.name in NOT_READ_BY.get(self.type, ()) and getattr(self, one.name) != one.default:
+                yield one.name, f"type: {self.type} does not read it. Leave it out, or take another type."
+
+
+NOT_READ_BY = {
+    "mlp": ("conv", "dense_dim", "memory_size", "sequence_length"),
+    "gru": ("conv", "dense_dim"),
+    "cnn": ("fc_dims", "critic_fc_dims", "layer_norm", "memory_size", "sequence_length"),
+}
+"""By type of network: the keys of ModelConfig that are for others."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +161,17 @@ class PolicyConfig:
     central_critic: ClassVar[bool] = False
     credit_after_leaving: ClassVar[Any] = False
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type
+        says."""
+        if self.model.shared_trunk and not self.central_critic:
+            shares = "the critic shares its hidden layers with the actor. Set model.shared_trunk: false, or leave this "
+            for key, given in (("critic_lr", self.critic_lr), ("model.critic_fc_dims", self.model.critic_fc_dims)):
+                if given is not None:
+                    yield key, f"{shares}out."
+        for key, message in self.model.problems():
+            yield f"model.{key}", message
+
 
 @dataclass(frozen=True)
 class ActorCriticConfig(PolicyConfig):
@@ -153,9 +183,15 @@ class ActorCriticConfig(PolicyConfig):
     MAX_MINIBATCHES: ClassVar[int] = 32
     """Where num_minibatches is not given: samples of one, and how many there are at most."""
 
+    FALLS: ClassVar[tuple[float, float]] = (2e-3, 1e-4)
+    """`lr` at the start and at the end of a run, where it is not given."""
+
+    lr: Annotated[Number, Between(0)] | None = None
+    """Adam's step size. A schedule counts env steps. If not given, it falls from 2e-3 to 1e-4 in a straight line over
+    the run."""
     num_minibatches: Count | None = None
     """Steps of the optimiser a pass over the rollout: every sample is in one of them. If not given, as many as make
-    minibatches of 512 samples, and 32 at most."""
+    minibatches of 512 samples, A2C's of 128; 32 at most."""
     gae_lambda: Fraction = 0.95
     """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
     critic_lr: Annotated[Number, Between(0)] | None = None
@@ -167,8 +203,9 @@ class ActorCriticConfig(PolicyConfig):
     +-reward_clip."""
     reward_clip: Positive = 10.0
     """Bound of rewards after they are scaled by normalize_reward."""
-    normalize_return: bool = False
-    """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far."""
+    normalize_return: bool = True
+    """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
+    moves with them (PopArt). Rewards of any size then need no other settings."""
     central_critic: bool = False
     """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
     credit_after_leaving: Literal[False, "team"] = False
@@ -189,8 +226,10 @@ class SavingConfig:
     num_checkpoints: Count = 3
     """How many of the newest checkpoints are kept; the best is kept besides."""
     best_metric: str | None = None
-    """The metric whose highest value tells the best checkpoint; if not given, eval/mean_reward where there are
-    evaluations, else rollout/ep_rew_mean. Of one group: rollout/<group>/ep_rew_mean or eval/<group>/mean_reward."""
+    """The metric whose highest value tells the best checkpoint. If not given, eval/mean_reward where there are
+    evaluations, else rollout/ep_rew_mean; and none where the env has several groups of agents, as what one wins another
+    may lose: give one group's, eval/<group>/mean_reward or rollout/<group>/ep_rew_mean (`warpdrive list
+    metrics`). Or one that a callback reports."""
     basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None

@@ -32,7 +32,7 @@ def check_allowed(name: Any, allow_import: bool, place: str = "") -> None:
         raise ConfigError(f"{place}'{name}' imports code from outside. {way_out}")
 
 
-def import_class(name: str, kind: str, base: type | None = None) -> type:
+def import_class(name: str, kind: str, base: type) -> type:
     """A class by its import name.
 
     Args:
@@ -59,7 +59,7 @@ def import_class(name: str, kind: str, base: type | None = None) -> type:
     if not isinstance(found, type):
         classes = [one for one, value in vars(module).items() if isinstance(value, type)]
         raise ConfigError(f"{place}: {module_name} has no class '{class_name}'.{did_you_mean(class_name, classes)}")
-    if base is not None and not issubclass(found, base):
+    if not issubclass(found, base):
         raise ConfigError(f"{place}: is no {base.__name__}. Derive it from {base.__module__}.{base.__name__}.")
     return found
 

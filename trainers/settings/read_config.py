@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trainers.algorithms import ALGORITHMS, check_algorithm, find_algorithm
-from trainers.callbacks import check_callback, parts_of
+from trainers.callbacks import Callback, check_callback, is_name_of_callback, parts_of
 from trainers.experience.spec import spec_of
 from trainers.networks import config_of_network
+from trainers.networks.images import problem_of_images
 from trainers.run.best import metrics_to_go_by
 from trainers.settings.config import (
     SHARED,
@@ -27,10 +28,11 @@ from trainers.settings.config import (
     hints_for,
 )
 from trainers.settings.outside import check_allowed, is_outside
-from warpdrive.config import Problems, Section, build, did_you_mean, shown, to_section, unknown_key
+from warpdrive.config import Problems, Schedule, Section, build, did_you_mean, shown, to_section, unknown_key
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
 from warpdrive.errors import ConfigError, EnvError
+from warpdrive.layout import parts
 
 MAX_COUNT = 1_000_000
 """Of what an env counts in its config, such as agents: more is a slip, and would fill the host's memory."""
@@ -67,6 +69,8 @@ class _Reader:
         self.top = section
         self.problems = Problems()
         self.allow_import = allow_import
+        self.adds_metrics = False
+        """Whether callbacks may."""
         self.configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
         self.known = {
             "trainer": _keys(TrainerConfig),
@@ -79,8 +83,7 @@ class _Reader:
     def read(self) -> Config:
         for key in self.top:
             if key not in TOP_KEYS:
-                message = unknown_key(key, TOP_KEYS, hints_for("", self.known))
-                self.problems.add(self.top.marks[key], key, message)
+                self._add(unknown_key(key, TOP_KEYS, hints_for("", self.known)), key)
         env = self._env()
         trainer = self._part("trainer", TrainerConfig)
         saving = self._part("saving", SavingConfig)
@@ -88,7 +91,7 @@ class _Reader:
         callbacks = self._callbacks()
         if env is not None and SHARED in env.groups:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
-            self.problems.add(self.top.marks.get("name", ""), "name", message)
+            self._add(message, "name")
         policy = self._policies(env)
         if trainer is not None:
             trainer = _with_batch(trainer, [one for one in policy.values() if one is not None])
@@ -100,124 +103,109 @@ class _Reader:
         if trainer is not None and env is not None:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
-                    policy[name] = self._with_minibatches(name, one, trainer, env)
-                    self._check_learns(name, one, env)
+                    policy[name] = one = _with_lr(self._with_minibatches(name, one, trainer, env), trainer, env)
+                    self._check_fits(name, one, env)
         if None not in (env, saving, evaluation):
             self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
         self.problems.raise_if_any()
         return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation, callbacks)
 
-    def _part(self, key: str, cls: type) -> Any:
-        return self._build(cls, self.top.get(key), key, key, self.top.marks.get(key, ""))
+    def _add(self, message: str, *keys: str) -> None:
+        """Keeps what is wrong with a key."""
+        self.problems.add(self._mark(*keys), ".".join(keys), message)
 
-    def _build(
-        self,
-        cls: type,
-        mapping: Any,
-        path: str,
-        section: str,
-        mark: str,
-        sentences: Mapping[str, str] | None = None,
-    ) -> Any:
+    def _mark(self, *keys: str) -> str:
+        """The place of a key, or of the nearest above it that was given."""
+        section, mark = self.top, self.top.mark
+        for key in keys:
+            if isinstance(section, Section):
+                section, mark = section.get(key), section.marks.get(key, mark)
+        return mark
+
+    def _part(self, key: str, cls: type) -> Any:
+        return self._build(cls, self.top.get(key), key, None, key)
+
+    def _build(self, cls: type, mapping: Any, section: str, sentences: Mapping[str, str] | None, *keys: str) -> Any:
+        """A `cls` of what stands under these keys; `section` and `sentences` are for hints."""
         if mapping is not None and not isinstance(mapping, Mapping):
-            self.problems.add(mark, path, f"expected keys and values, got {shown(mapping)}")
+            self._add(f"expected keys and values, got {shown(mapping)}", *keys)
             return None
-        return build(cls, mapping, path=path, hints=hints_for(section, self.known, sentences), problems=self.problems)
+        hints = hints_for(section, self.known, sentences)
+        return build(cls, mapping, path=".".join(keys), hints=hints, problems=self.problems)
 
     def _env(self) -> Env | None:
         """The env with this config, as far as it can be made: its groups and episode length matter here."""
-        name, mark = self.top.get("name"), self.top.marks.get("name", self.top.mark)
+        name = self.top.get("name")
         if not isinstance(name, str):
             wrong = "is missing: the env's name." if name is None else f"expected the env's name, got {shown(name)}"
-            self.problems.add(mark, "name", wrong)
+            self._add(wrong, "name")
             return None
         try:
             check_allowed(name, self.allow_import)
             default = load_env(name)
         except (ConfigError, EnvError) as error:
-            self.problems.add(mark, "name", " ".join(str(error).split()))
+            self._add(" ".join(str(error).split()), "name")
             return None
-        config = self._build(default.Config, self.top.get("env"), "env", "env", self.top.marks.get("env", ""))
+        config = self._part("env", default.Config)
         if config is None:
             return default  # its groups have the same names, most of the time
-        section, mark = self.top.get("env"), self.top.marks.get("env", mark)
-        marks = section.marks if isinstance(section, Section) else {}
         counts = [(key, getattr(config, key)) for key in _keys(type(config)) if key.startswith("num_")]
         too_many = [(key, number) for key, number in counts if isinstance(number, int) and number > MAX_COUNT]
         for key, number in too_many:
-            message = f"expected a whole number of at most {MAX_COUNT:,}, got {shown(number)}"
-            self.problems.add(marks.get(key, mark), f"env.{key}", message)
+            self._add(f"expected a whole number of at most {MAX_COUNT:,}, got {shown(number)}", "env", key)
         if too_many:
             return default
         try:
             return load_env(name, config)
         except (EnvError, ConfigError) as error:
             key = re.match(r"env\.(\w+)", str(error))
-            place = marks.get(key.group(1), mark) if key else mark
+            place = self._mark("env", *([key[1]] if key else []))
             self.problems.add(place, "" if key else "env", " ".join(str(error).split()))
         except (OverflowError, MemoryError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             message = f"'{name}' cannot be made with these numbers: one is too large ({reason}). Use smaller ones."
-            self.problems.add(mark, "env", message)
+            self._add(message, "env")
         return None
 
     def _policies(self, env: Env | None) -> dict[str, PolicyConfig]:
         section = self.top.get("policy")
         if section is None:
             section = {SHARED: None}
-        mark = self.top.marks.get("policy", self.top.mark)
         if not isinstance(section, Mapping):
-            self.problems.add(mark, "policy", f"expected policies by name, got {shown(section)}")
+            self._add(f"expected policies by name, got {shown(section)}", "policy")
             return {}
-        marks = section.marks if isinstance(section, Section) else {}
-        policies = {name: self._policy(name, one, marks.get(name, mark)) for name, one in section.items()}
+        policies = {name: self._policy(name, one) for name, one in section.items()}
         if env is not None:
-            self._check_coverage(list(policies), env, marks, mark)
+            self._check_coverage(list(policies), env)
         return policies
 
-    def _policy(self, name: str, section: Any, mark: str) -> PolicyConfig | None:
-        path = f"policy.{name}"
-        marks = section.marks if isinstance(section, Section) else {}
+    def _policy(self, name: str, section: Any) -> PolicyConfig | None:
         algorithm = section.get("algorithm", PolicyConfig.algorithm) if isinstance(section, Mapping) else None
         if not isinstance(algorithm, str | None):
-            self.problems.add(
-                marks.get("algorithm", mark), f"{path}.algorithm", f"expected text, got {shown(algorithm)}"
-            )
+            self._add(f"expected text, got {shown(algorithm)}", "policy", name, "algorithm")
             return None
         algorithm = PolicyConfig.algorithm if algorithm is None else algorithm
-        place = marks.get("algorithm", mark)
-        cls = self._found(algorithm, lambda: find_algorithm(algorithm)[1], place, f"{path}.algorithm")
+        cls = self._found(algorithm, lambda: find_algorithm(algorithm)[1], "policy", name, "algorithm")
         model = section.get("model") if isinstance(section, Mapping) else None
         kind = model.get("type") if isinstance(model, Mapping) else None
         if isinstance(kind, str):
-            place = getattr(model, "marks", {}).get("type", mark)
-            of_network = self._found(kind, lambda: config_of_network(kind), place, f"{path}.model.type")
+            of_network = self._found(kind, lambda: config_of_network(kind), "policy", name, "model", "type")
             if cls is not None and of_network not in (None, ModelConfig):
                 cls = _with_model(cls, of_network)
         if cls is None:
             return None
-        config = self._build(cls, section, path, "policy.<name>", mark, self._keys_of_others(algorithm, cls))
-        if config is None:
-            return None
-        if config.model.shared_trunk and not config.central_critic:
-            message = (
-                "the critic shares its hidden layers with the actor. Set model.shared_trunk: false, or leave this out."
-            )
-            if config.critic_lr is not None:
-                self.problems.add(marks.get("critic_lr", mark), f"{path}.critic_lr", message)
-            if config.model.critic_fc_dims is not None:
-                model_marks = getattr(section.get("model"), "marks", {})
-                place = model_marks.get("critic_fc_dims", mark)
-                self.problems.add(place, f"{path}.model.critic_fc_dims", message)
+        config = self._build(cls, section, "policy.<name>", self._keys_of_others(algorithm, cls), "policy", name)
+        for key, message in () if config is None else config.problems():
+            self._add(message, "policy", name, *key.split("."))
         return config
 
-    def _found(self, name: str, find: Callable[[], type], mark: str, path: str) -> type | None:
+    def _found(self, name: str, find: Callable[[], type], *keys: str) -> type | None:
         """What `find` gives, if the name may be imported and is there."""
         try:
             check_allowed(name, self.allow_import)
             return find()
         except ConfigError as error:
-            self.problems.add(mark, path, str(error))
+            self._add(str(error), *keys)
             return None
 
     def _keys_of_others(self, algorithm: str, cls: type) -> dict[str, str]:
@@ -231,22 +219,24 @@ class _Reader:
         return found
 
     def _callbacks(self) -> tuple[Any, ...]:
-        given, mark = self.top.get("callbacks"), self.top.marks.get("callbacks", self.top.mark)
+        given, mark = self.top.get("callbacks"), self._mark("callbacks")
         if given is None:
             return ()
         if not isinstance(given, list | tuple):
             message = f"expected a list, such as [\"my_package.curriculum:Harder\"], got {shown(given)}"
-            self.problems.add(mark, "callbacks", message)
+            self._add(message, "callbacks")
             return ()
         for i, entry in enumerate(given):
             try:
                 check_allowed(parts_of(entry)[0], self.allow_import)
-                check_callback(entry)
+                kind, _ = check_callback(entry)
+                self.adds_metrics |= kind.on_report is not Callback.on_report
             except ConfigError as error:
+                self.adds_metrics = True  # perhaps
                 self.problems.add(getattr(entry, "mark", mark) or mark, f"callbacks[{i}]", str(error))
         return tuple(given)
 
-    def _check_coverage(self, names: list[str], env: Env, marks: Mapping[str, str], mark: str) -> None:
+    def _check_coverage(self, names: list[str], env: Env) -> None:
         if names == [SHARED]:
             return
         groups = list(env.groups)
@@ -255,40 +245,36 @@ class _Reader:
         for name in unknown:
             known = [*missing, SHARED] if missing else groups
             message = f"no agents are called '{name}'.{did_you_mean(name, known)} ({', '.join([*groups, SHARED])})"
-            self.problems.add(marks.get(name, mark), f"policy.{name}", message)
+            self._add(message, "policy", name)
         if SHARED in names:
             others = " and ".join(f"policy.{name}" for name in names if name != SHARED)
             message = f"covers all agents: there can be no other policy beside it. There is {others}: change that."
-            self.problems.add(marks.get(SHARED, mark), f"policy.{SHARED}", message)
+            self._add(message, "policy", SHARED)
             return
         for name in missing:
             agents = env.groups[name].agents
             number = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}"
             message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
-            self.problems.add(mark, "policy", message)
+            self._add(message, "policy")
 
-    def _check_learns(self, name: str, policy: PolicyConfig, env: Env) -> None:
-        """Whether its algorithm can learn what a policy is to do, from what its network sees."""
-        section = self.top.get("policy") or {}
-        marks = getattr(section.get(name) if isinstance(section, Mapping) else None, "marks", {})
-        mark = section.marks.get(name, "") if isinstance(section, Section) else ""
+    def _check_fits(self, name: str, policy: PolicyConfig, env: Env) -> None:
+        """Whether its algorithm can learn what a policy is to do, and its network see what there is to see."""
         with contextlib.suppress(EnvError):  # of agents that differ, the Trainer tells
             spec = spec_of(env, name)
             try:
                 check_algorithm(policy, spec)
             except EnvError as error:
-                text = str(error).removeprefix(f"policy.{name}: ")
-                self.problems.add(marks.get("algorithm", mark), f"policy.{name}.algorithm", text)
+                self._add(str(error).removeprefix(f"policy.{name}: "), "policy", name, "algorithm")
+            wrong = problem_of_images(policy.model.conv, parts(spec.observation_space))
+            if policy.model.type == "cnn" and wrong is not None:
+                key, message = wrong
+                self._add(message, "policy", name, "model", key)
         if policy.normalize_observation and policy.model.type == "cnn":
             message = "a cnn sees arrays, and scales images by their space's bounds. Leave this out."
-            self.problems.add(marks.get("normalize_observation", mark), f"policy.{name}.normalize_observation", message)
+            self._add(message, "policy", name, "normalize_observation")
 
     def _with_minibatches(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> PolicyConfig:
         """With a number of minibatches that a rollout can be cut into, if its algorithm has any and none is given."""
-        section = self.top.get("policy") or {}
-        given = section.get(name) if isinstance(section, Mapping) else None
-        marks = given.marks if isinstance(given, Section) else {}
-        mark = section.marks.get(name, "") if isinstance(section, Section) else ""
         num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
         num_gpus, of_each = trainer.num_gpus, "" if trainer.num_gpus == 1 else " on each GPU"
         number, of_unit = trainer.train_batch_size * num_agents // num_gpus, 1
@@ -298,10 +284,7 @@ class _Reader:
             if length < 1 or trainer.num_steps % length:
                 message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
                 message += f"The nearest that do: {_nearest_divisors(trainer.num_steps, length)}."
-                model = given.get("model") if isinstance(given, Mapping) else None
-                model_marks = model.marks if isinstance(model, Section) else {}
-                place = model_marks.get("sequence_length", marks.get("model", mark))
-                self.problems.add(place, f"policy.{name}.model.sequence_length", message)
+                self._add(message, "policy", name, "model", "sequence_length")
                 return policy
             of_unit = length * num_agents
             number, what = trainer.num_steps // length * trainer.num_envs // num_gpus, "sequences (each of one env)"
@@ -316,7 +299,7 @@ class _Reader:
                 f"{num_minibatches} do not divide the {number} {what} of an iteration{of_each}. The nearest that do: "
                 f"{near}."
             )
-            self.problems.add(marks.get("num_minibatches", mark), f"policy.{name}.num_minibatches", message)
+            self._add(message, "policy", name, "num_minibatches")
         return policy
 
     def _try_network(self, name: str, policy: PolicyConfig, env: Env) -> None:
@@ -328,28 +311,22 @@ class _Reader:
         try:
             make_policy(env, name, policy, torch.Generator().manual_seed(0))
         except ConfigError as error:
-            model = self.top["policy"][name]["model"]
-            self.problems.add(getattr(model, "marks", {}).get("type", ""), f"policy.{name}.model.type", str(error))
+            self._add(str(error), "policy", name, "model", "type")
         except EnvError:
             pass  # of the env and the policy, not of the network: told where the policy is made
 
     def _check_best_metric(self, saving: SavingConfig, known: list[str]) -> None:
         name = saving.best_metric
-        if name is None or name in known:
+        if name is None or name in known or (self.adds_metrics and is_name_of_callback(name)):
             return
-        section = self.top.get("saving")
-        mark = section.marks.get("best_metric", "") if isinstance(section, Section) else ""
         message = f"no metric that tells the best checkpoint.{did_you_mean(name, known)} ({', '.join(known)})"
         if name.startswith("eval/") and not any(one.startswith("eval/") for one in known):
             message = f"'{name}' needs evaluations. Set evaluation.eval_freq, or take one of {', '.join(known)}."
-        self.problems.add(mark, "saving.best_metric", message)
+        self._add(message, "saving", "best_metric")
 
     def _check_trainer(self, trainer: TrainerConfig, env: Env | None) -> None:
-        section = self.top.get("trainer")
-        marks = section.marks if isinstance(section, Section) else {}
-
         def add(key: str, message: str) -> None:
-            self.problems.add(marks.get(key, self.top.marks.get("trainer", self.top.mark)), f"trainer.{key}", message)
+            self._add(message, "trainer", key)
 
         size, num_envs = trainer.train_batch_size, trainer.num_envs
         if size % num_envs:
@@ -378,6 +355,16 @@ def _with_batch(trainer: TrainerConfig, policies: Sequence[PolicyConfig]) -> Tra
     lengths = [one.model.sequence_length for one in policies if one.model.type == "gru"]
     whole = math.lcm(*(length for length in lengths if length is not None))
     return dataclasses.replace(trainer, train_batch_size=-(-num_steps // whole) * whole * trainer.num_envs)
+
+
+def _with_lr(policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> PolicyConfig:
+    """With a step size that falls over the run, if none is given."""
+    length = trainer.total_timesteps
+    if length is None and trainer.num_episodes is not None and env.episode_length is not None:
+        length = trainer.num_episodes * env.episode_length
+    if policy.lr is not None or length is None:
+        return policy
+    return dataclasses.replace(policy, lr=Schedule(((0, policy.FALLS[0]), (length, policy.FALLS[1]))))
 
 
 def _multiples_around(number: int, of: int) -> list[int]:

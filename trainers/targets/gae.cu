@@ -158,3 +158,77 @@ extern "C" __global__ void discounted_returns(
         running[row] = so_far;
     }
 }
+
+// What the critic said in a rollout, beside the returns of the episodes that ended in it for good: sums over each part's
+// rows, a row being an agent's steps. No value has a part in a return: a critic that believes itself does not pass.
+//   reward          [step, env, agent of all]      of the whole rollout            read
+//   terminated      [step, env]                                                    read
+//   truncated       [step, env]                                                    read
+//   active          [step + 1, env, agent of all]  if has_active: in the game before the step  read
+//   survived        [step, env, agent of all]      likewise: in the game after it, not reset   read
+//   value           [step + 1, env, agent of group] in the critic's unit           read
+//   value_moments   [2]   mean, deviation: what the critic's unit is               read
+//   reward_scale    [1]   what rewards are multiplied with                         read
+//   team_reward     [step, env]  if credits_team: what an agent that left is paid until the episode ends; scaled and
+//                   clipped                                                        read
+//   sums            [part, SUMS]  of all samples: how many, values, their squares, the largest size of one; of those
+//                   with a return: how many, return - value, its square, returns, their squares     written
+//   reward_clip     rewards are clipped to +- this, after they are scaled
+//   discount        of one step
+constexpr int SUMS = 9;
+
+extern "C" __global__ void value_figures(
+    const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
+    const float* value, const float* value_moments, const float* reward_scale, const float* team_reward, double* sums,
+    float reward_clip, float discount, int group_start, int group_size, int num_steps, int num_parts, bool has_active,
+    bool credits_team)
+{
+    const double mean = value_moments[0];
+    const double deviation = value_moments[1];
+    const float scale = reward_scale[0];
+    const long long num_rows = (long long)NUM_ENVS * group_size;
+    for (long long part = global_thread(); part < num_parts; part += num_global_threads()) {
+        double sum[SUMS] = {};
+        for (long long row = part; row < num_rows; row += num_parts) {
+            const int env = (int)(row / group_size);
+            const int agent = group_start + (int)(row % group_size);
+            double paid_from_here = 0.0;
+            bool ends = false;
+            for (int t = num_steps - 1; t >= 0; --t) {
+                const long long step_env = (long long)t * NUM_ENVS + env;
+                const long long step_agent = step_env * NUM_AGENTS + agent;
+                if (terminated[step_env] || truncated[step_env]) {
+                    paid_from_here = 0.0;
+                    ends = terminated[step_env];
+                }
+                bool is_paid = true;
+                if (credits_team) {
+                    is_paid = active[step_agent];
+                } else if (has_active) {
+                    if (!active[step_agent]) continue;
+                    if (!survived[step_agent]) {
+                        paid_from_here = 0.0;
+                        ends = true;
+                    }
+                }
+                float paid = fminf(fmaxf(reward[step_agent] * scale, -reward_clip), reward_clip);
+                if (!is_paid) paid = team_reward[step_env];
+                paid_from_here = paid + discount * paid_from_here;
+                const double said = value[t * num_rows + row] * deviation + mean;
+                sum[0] += 1.0;
+                sum[1] += said;
+                sum[2] += said * said;
+                sum[3] = fmax(sum[3], fabs(said));
+                if (ends) {
+                    const double off = paid_from_here - said;
+                    sum[4] += 1.0;
+                    sum[5] += off;
+                    sum[6] += off * off;
+                    sum[7] += paid_from_here;
+                    sum[8] += paid_from_here * paid_from_here;
+                }
+            }
+        }
+        for (int i = 0; i < SUMS; ++i) sums[part * SUMS + i] = sum[i];
+    }
+}

@@ -39,8 +39,7 @@ def prepare_gae(
     }
     kernel, left = "gae", {}
     if group.credits_team:
-        left = {"active": rollout.active, "team_reward": rollout.reward.new_zeros(rollout.reward.shape[:2])}
-        kernel = "gae_with_team"
+        kernel, left = "gae_with_team", {"active": rollout.active, "team_reward": group.team_reward}
         calls.append(functions.prepare("team_rewards", **left, **pay))
     elif rollout.active is not None:
         kernel, left = "gae_with_inactive", {"active": rollout.active, "survived": rollout.survived}

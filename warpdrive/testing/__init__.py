@@ -19,7 +19,7 @@ import torch
 from warpdrive.backends import choose_backend
 from warpdrive.env import Env, load_env
 from warpdrive.errors import BackendError, EnvError
-from warpdrive.testing.checks import CHECKS, SKIPPED, check_cpu_against_gpu, check_debug, check_gpu_debug
+from warpdrive.testing.checks import CHECKS, SKIPPED, WARNING, check_cpu_against_gpu, check_debug, check_gpu_debug
 from warpdrive.testing.play import (
     TOLERANCE,
     Play,
@@ -35,6 +35,7 @@ from warpdrive.testing.processes import check_sanitizers, in_a_child
 __all__ = [
     "SKIPPED",
     "TOLERANCE",
+    "WARNING",
     "Play",
     "Trace",
     "bounds",
@@ -66,7 +67,8 @@ def check_env(
         num_steps: that a check looks at. Those of long episodes are played to their end besides.
         num_envs: in most checks.
     Returns:
-        A line a check that passed; of one that cannot be made here it begins with SKIPPED and says why.
+        A line a check that passed; of one that cannot be made here it begins with SKIPPED and says why, and with
+        WARNING where something is found that is rarely meant.
     Raises:
         EnvError: a check failed; the message names the check, the array, the env and the step.
         KernelError: debug mode found a mistake; the message names kernel, file and line.

@@ -13,7 +13,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, EnvError
-from warpdrive.layout import GLOBAL_STATE, Layout, parts
+from warpdrive.layout import ACTIVE, GLOBAL_STATE, Layout, mask_place, parts
 from warpdrive.testing.play import (
     KEPT,
     SEED,
@@ -34,6 +34,8 @@ MOST_THAT_SHARE = 16
 """Agents of envs that share a block."""
 SKIPPED = "skipped: "
 """How the line of a check begins that could not be made."""
+WARNING = "warning: "
+"""How the line of a check begins that found what is rarely meant, and yet no mistake for sure."""
 
 
 def _trace(env: Env, backend: Backend, play: Play, **otherwise: int) -> Trace:
@@ -106,7 +108,26 @@ def check_spaces(env: Env, backend: Backend, play: Play) -> str:
         raise EnvError(
             f"env '{env.name}': env {index} was both terminated and truncated in step {trace.steps[frame]}. Choose one."
         )
+    _check_masks(env, trace)
     return "observations and rewards are finite, observations inside their space; an episode ends one way"
+
+
+def _check_masks(env: Env, trace: Trace) -> None:
+    """Raises EnvError where an agent that is in the game may do nothing at all."""
+    for name, group in env.groups.items():
+        mask = mask_place(env.groups, name, trace)
+        if mask is None or not group.head_sizes:
+            continue
+        may_not = ~trace[mask.array][:, :, mask.columns].any(-1)
+        if ACTIVE in trace:
+            may_not &= trace[ACTIVE][:, :, group.agents.start : group.agents.stop]
+        if (bad := np.argwhere(may_not)).size:
+            frame, index, agent = (int(i) for i in bad[0])
+            raise EnvError(
+                f"env '{env.name}': '{mask.array}' forbids every action of agent {agent + group.agents.start} of env "
+                f"{index} in step {trace.steps[frame]}; it takes action 0. Allow one, or let the agent leave "
+                f"the game ('{ACTIVE}')."
+            )
 
 
 def _outside(seen: np.ndarray, space: spaces.Box) -> np.ndarray:
@@ -296,6 +317,31 @@ def check_episode_length(env: Env, backend: Backend, play: Play) -> str:
     return "nothing is truncated before episode_length"
 
 
+def check_time_limit(env: Env, backend: Backend, play: Play) -> str:
+    """A truncated step counts as if the game went on, so what is paid for reaching the limit is learned wrongly."""
+    trace = _trace(env, backend, play)
+    reward, truncated = trace["reward"][1:], trace["truncated"][1:].astype(bool)
+    if truncated.all():
+        return "every step truncates: there is no reward to compare theirs with"
+    for group in env.groups.values():
+        paid = reward[:, :, group.agents.start : group.agents.stop]
+        low, low_quarter, high_quarter, high = np.quantile(paid[~truncated], (0.0, 0.25, 0.75, 1.0), method="nearest")
+        room = TOLERANCE * max(abs(low), abs(high))
+        # A quarter on each side: a reward that grows from step to step is the largest in the last.
+        is_far = (paid < 2 * low - low_quarter - room) | (paid > 2 * high - high_quarter + room)
+        is_far &= truncated[..., None]
+        if is_far.any():
+            frame, index, agent = (int(i) for i in np.argwhere(is_far)[0])
+            usual = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+            return (
+                f"{WARNING}env '{env.name}': step {trace.steps[frame + 1]} truncates env {index} and pays agent "
+                f"{agent + group.agents.start} {paid[frame, index, agent]:g}, where steps that do not truncate pay "
+                f"{usual}. A truncated step counts as if the game went on. If the limit is part of the game, that is, "
+                "pays and is seen by the agents, say terminated there (docs/write_an_env.md)."
+            )
+    return "a step that truncates pays as others do"
+
+
 def check_const_unchanged(env: Env, backend: Backend, play: Play) -> str:
     wrapper = EnvWrapper(env, play.num_envs, backend=backend, seed=SEED)
     parameters = [p for s in wrapper.functions.signatures.values() for p in s.parameters]
@@ -337,6 +383,7 @@ CHECKS = (
     check_reset_touches_only_ended,
     check_reset_restores_all,
     check_episode_length,
+    check_time_limit,
     check_const_unchanged,
 )
 """Those of one device, once debug mode has found nothing."""

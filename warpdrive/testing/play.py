@@ -15,7 +15,7 @@ from warpdrive.data_manager import POOL, START
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
-from warpdrive.layout import FINAL, Layout, Place
+from warpdrive.layout import FINAL, Layout, mask_place
 
 SEED = 12345
 TOLERANCE = 1e-5
@@ -91,7 +91,8 @@ class Player:
         self.wrapper = wrapper
         beyond = 0.0 if getattr(wrapper.backend, "debug", False) else 0.1  # debug mode refuses what lies outside
         self._actions = random_actions(wrapper.env, wrapper.num_envs, num_steps, beyond=beyond)
-        self._masks = {group: place for group in wrapper.groups if (place := _mask(wrapper, group)) is not None}
+        masks = {name: mask_place(wrapper.groups, name, wrapper.data) for name in wrapper.groups}
+        self._masks = {name: place for name, place in masks.items() if place is not None}
         self.num_steps = 0
 
     def step(self) -> None:
@@ -120,16 +121,6 @@ class Player:
                 first += size
             action[...] = heads.reshape(action.shape)
         return {name: torch.from_numpy(action) for name, action in allowed.items()}
-
-
-def _mask(wrapper: EnvWrapper, group: str) -> Place | None:
-    """Where the mask of a group's actions lies, if it has one."""
-    agents, own = wrapper.groups[group].agents, f"action_mask_{group}"
-    if not wrapper.groups[group].head_sizes:
-        return None
-    if own in wrapper.data:
-        return Place(own, slice(0, len(agents)))
-    return Place("action_mask", slice(agents.start, agents.stop)) if "action_mask" in wrapper.data else None
 
 
 def _allowed(choice: np.ndarray, may: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch import nn
 from trainers.acting.epsilon_greedy import allowed_values, epsilon_greedy_logits
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.dqn import DQN, DQNConfig, dqn_loss, dqn_target
+from trainers.cli import main
 from trainers.experience.ring import Ring
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -160,3 +161,27 @@ def test_what_it_cannot_learn_is_told(tmp_path, name, model, words):
     config = {"name": name, "trainer": trainer, "policy": policy, "saving": {"basedir": str(tmp_path)}}
     with pytest.raises(ConfigError, match="^" + re.escape(words)):
         read_config(config)
+
+
+def test_a_run_that_ends_before_the_first_update_says_so(tmp_path, capsys, device):
+    """After 90 of 100 env steps 0.1 updates a step make one, after 91 none. 95 steps are rounded up to 100."""
+    path = tmp_path / "a.yaml"
+    for learning_starts in (90, 91):
+        path.write_text(
+            "name: cartpole\n"
+            f"trainer: {{num_envs: 2, train_batch_size: 20, total_timesteps: 95, device: {device}}}\n"
+            f"policy: {{agent: {{algorithm: DQN, learning_starts: {learning_starts}}}}}\n"
+            f"saving: {{basedir: {tmp_path}}}\n"
+        )
+        assert main(["config", "check", str(path)]) == 0
+        _, *told = capsys.readouterr().out.splitlines()
+        trainer = Trainer(read_config(path))
+        trainer.train()
+        lines = capsys.readouterr().out.splitlines()
+        has_learned = "train/agent/loss" in trainer.run.metrics[-1]
+        assert has_learned == (learning_starts == 90) == (not told)
+    warning = (
+        "warning: policy.agent never learns: learning_starts: 91 and replay_ratio: 0.1 leave it no update in the 100 "
+        "env steps of this run. Lower learning_starts, or train longer."
+    )
+    assert told == [f"{path}: {warning}"] and lines.count(warning) == 1

@@ -4,13 +4,15 @@ Most tests play `climbers` (tests/warpdrive/envs): each climber sees its height,
 everyone's height and the part of the episode that is over. At height 3 a climber leaves the game.
 """
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import huber_loss
+from ppo_cases import all_samples, parts, step_along, update_plainly
 
+from trainers.algorithms import on_policy
 from trainers.algorithms.mappo import MAPPOConfig
 from trainers.algorithms.ppo import PPOConfig, value_loss
 from trainers.errors import NonFiniteError
@@ -21,7 +23,7 @@ from warpdrive.env import load_env
 from warpdrive.errors import ConfigError
 
 CLIMBERS = "climbers.climbers:Climbers"
-BOTH_CREDITS = pytest.mark.parametrize("credit", [False, "team"])
+SEQUENCES = {"mlp": {}, "gru": {"sequence_length": 9}}
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +35,9 @@ def envs_of_the_tests(monkeypatch):
 def train(tiny):
     """A function that makes the Trainer of a small run of climbers with MAPPO."""
 
-    def make(num_envs: int = 5, num_steps: int = 9, env: dict | None = None, **policy: object) -> Trainer:
+    def make(num_envs: int = 5, num_steps: int = 9, **policy: object) -> Trainer:
         config = tiny(
-            name=CLIMBERS, env=env or {}, trainer__num_envs=num_envs, trainer__train_batch_size=num_envs * num_steps,
+            name=CLIMBERS, env={}, trainer__num_envs=num_envs, trainer__train_batch_size=num_envs * num_steps,
             trainer__total_timesteps=100 * num_envs * num_steps, policy={"climber": {"algorithm": "MAPPO", **policy}},
         )  # fmt: skip
         return Trainer(config)
@@ -49,17 +51,13 @@ def always(trainer: Trainer, action: int) -> None:
         trainer.policies["climber"].network.policy_head.bias[action] = 100.0
 
 
-def all_samples(group):
-    return group.samples(torch.arange(group.num_units, device=group.advantage.device))
-
-
 def numbers(group) -> torch.Tensor:
     """[T, E, agents, agents]: which agent each row of a rollout is."""
     num_agents = len(group.agents)
     return torch.eye(num_agents, device=group.advantage.device).expand(*group.advantage.shape[:2], -1, -1)
 
 
-def test_detail_01_the_critic_reads_the_global_state_of_the_env_and_the_actor_does_not(train):
+def test_details_01_and_04_the_critic_alone_reads_the_envs_state_and_of_an_agent_out_of_the_game_its_number(train):
     trainer = train(num_steps=14)
     rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
     rollout.collect()
@@ -72,6 +70,7 @@ def test_detail_01_the_critic_reads_the_global_state_of_the_env_and_the_actor_do
         torch.testing.assert_close(state[t + 1, :, 3], time / 6)
     assert ended.any()
 
+    assert not group.active.all()
     expected = torch.cat([state[:-1].unsqueeze(2) * group.active.unsqueeze(-1), numbers(group)], dim=-1)
     samples = all_samples(group)
     assert torch.equal(samples.critic_input, expected.flatten(0, 2))
@@ -80,6 +79,13 @@ def test_detail_01_the_critic_reads_the_global_state_of_the_env_and_the_actor_do
     torch.testing.assert_close(group.value[:-1].flatten(), value)
     log_prob, _ = group.policy.head.log_prob_and_entropy(logits, samples.action, samples.mask)
     torch.testing.assert_close(group.log_prob.flatten(), log_prob)
+
+    _, of_number = group.policy(torch.zeros(3, 1, device=state.device), torch.eye(7, device=state.device)[4:])
+    number = rollout.truncated.cumsum(0) - 1
+    for t, env in rollout.truncated.nonzero().tolist():  # and of what is seen before a truncation
+        is_number = (group.final_value[number[t, env], env] - of_number).abs() < 1e-5
+        assert torch.equal(is_number, ~rollout.survived[t, env])
+    assert (rollout.truncated.unsqueeze(-1) & ~rollout.survived).any()
 
 
 def test_detail_01_where_the_env_gives_no_state_the_critic_reads_all_observations(tiny):
@@ -119,123 +125,33 @@ def test_detail_02_returns_are_normalised_by_running_moments_without_the_bias_of
     assert norm.moments.tolist() == before, "a rollout in which nobody is in the game tells nothing"
 
 
-@BOTH_CREDITS
-def test_detail_02_the_critic_learns_normalised_returns_of_those_it_judges(train, credit):
-    trainer = train(credit_after_leaving=credit)
-    trainer.rollout.collect()
-    algorithm, group = trainer.algorithms["climber"], trainer.rollout.groups["climber"]
-    assert not group.active.all()
-    algorithm.begin()
-    judged = group.active | (credit == "team")
-    living = algorithm.target[judged]
-    assert group.policy.value_norm.moments.tolist() == pytest.approx(
-        [living.mean().item(), living.std(correction=0).item()], rel=1e-4
-    )
-    normalised = algorithm.targets_of(all_samples(group))[judged.flatten()]
-    assert (normalised.mean().item(), normalised.std(correction=0).item()) == pytest.approx((0.0, 1.0), abs=1e-4)
-
-
-@BOTH_CREDITS
-def test_detail_03_advantages_come_of_denormalised_values(train, credit):
-    trainer = train(gamma=0.5, gae_lambda=0.0, credit_after_leaving=credit)
-    rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
-    with torch.no_grad():
-        group.policy.value_norm.moments.copy_(torch.tensor([5.0, 2.0]))
-    rollout.collect()
-    trainer.algorithms["climber"].begin()
-    value, final_value = 5.0 + 2.0 * group.value, 5.0 + 2.0 * group.final_value[0]
-    terminated, truncated = rollout.terminated.unsqueeze(-1), rollout.truncated.unsqueeze(-1)
-    future = torch.where(truncated, final_value, value[1:])  # 9 steps: an env is truncated once
-    future = torch.where(terminated | (~rollout.survived & (credit is False)), 0.0, future)
-    expected = (rollout.reward + 0.5 * future - value[:-1]) * group.active
-    if credit == "team":
-        earned = (rollout.reward * group.active).sum(-1, keepdim=True) / group.active.sum(-1, keepdim=True).clamp_min(1)
-        expected += (earned + 0.5 * future - value[:-1]) * ~group.active
-    torch.testing.assert_close(group.advantage, expected, rtol=1e-5, atol=1e-5)
-    assert terminated.any() and truncated.any()
-
-
-def test_detail_03_advantages_are_normalised_over_agents_in_the_game(train):
-    trainer = train()
-    trainer.rollout.collect()
-    algorithm, group = trainer.algorithms["climber"], trainer.rollout.groups["climber"]
-    algorithm.begin()
-    group.advantage[~group.active] = 1000.0  # what is there must not matter
-    number, mean, deviation = algorithm.moments(torch.arange(group.num_units, device=group.advantage.device))
-    living = group.advantage[group.active]
-    assert number.item() == len(living) < group.num_units
-    assert mean.item() == pytest.approx(living.mean().item(), abs=1e-5)
-    assert deviation.item() == pytest.approx(living.std(correction=0).item(), rel=1e-5)
-
-
-def test_detail_04_of_an_agent_out_of_the_game_the_critic_sees_its_number_alone(train):
-    trainer = train()
-    trainer.rollout.collect()
-    group = trainer.rollout.groups["climber"]
-    samples, out = all_samples(group), ~group.active.flatten()
-    assert out.any()
-    rows = samples.critic_input[out]
-    assert not rows[:, :4].any()
-    assert torch.equal(rows[:, 4:], numbers(group).flatten(0, 2)[out])
-    _, value = group.policy(torch.zeros(3, 1, device=rows.device), torch.eye(7, device=rows.device)[4:])
-    torch.testing.assert_close(group.value[:-1][~group.active], value[samples.index[out] % 3])
-    truncated, survived = trainer.rollout.truncated, trainer.rollout.survived
-    envs = truncated.any(0)  # each once, in 9 steps
-    gone = (~survived & truncated.unsqueeze(-1)).any(0)[envs]
-    is_its_number = (group.final_value[0][envs] - value).abs() < 1e-5
-    assert gone.any() and not gone.all()
-    assert torch.equal(is_its_number, gone), "likewise of what is seen before a truncation"
-
-
 @pytest.mark.parametrize(("credit", "max_samples"), [(False, 40), ("team", 1 << 15), ("team", 40)])
-def test_detail_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
+def test_details_02_03_and_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
     train, device, monkeypatch, credit, max_samples
 ):
-    """Two epochs, at once or in chunks, against the losses written out again on the samples that count; for the critic
-    those of agents that left do, where their team is their credit."""
-    from trainers.algorithms import on_policy
-
+    """Two epochs, at once or in chunks. Returns and advantages are normalised over agents in the game; returns and the
+    critic's loss over all, where their team is the credit of those who left."""
     monkeypatch.setitem(on_policy.MAX_SAMPLES, device, max_samples)
     settings = {"lr": 0.01, "num_epochs": 2, "huber_delta": 0.5, "max_grad_norm": 0.1, "vf_loss_coeff": 0.7}
     trainer = train(**settings, credit_after_leaving=credit)
     trainer.rollout.collect()
-    group, algorithm = trainer.rollout.groups["climber"], trainer.algorithms["climber"]
-    policy = group.policy
-    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    algorithm.update()
-    after = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-
-    policy.load_state_dict(before)
-    samples, living = all_samples(group), group.active.flatten()
-    judged = living | (credit == "team")
-    target = group.advantage.flatten()[judged] + group.value[:-1].flatten()[judged]  # the unit was 1 before
-    unit = target.std(correction=0)
-    target, old_value = (target - target.mean()) / unit, samples.value[judged]
-    advantage = samples.advantage[living]
-    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5)
-    for _ in range(2):
-        logits, value = policy(samples.observation, samples.critic_input)
-        logits, value = logits[living], value[judged]
-        log_probs = torch.log_softmax(logits.masked_fill(~samples.mask[living], -torch.inf), -1)
-        log_prob = log_probs.gather(1, samples.action[living].long().view(-1, 1)).squeeze(1)
-        ratio = (log_prob - samples.log_prob[living]).exp()
-        entropy = -(log_probs.exp() * log_probs.clamp_min(-100.0)).sum(1)
-        clipped = old_value + (value - old_value).clamp(-0.2, 0.2)
-        critic = torch.maximum(*(huber_loss(one, target, reduction="none", delta=0.5) for one in (value, clipped)))
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        optimizer.zero_grad()
-        ((-surrogate - 0.01 * entropy).mean() + 0.7 * critic.mean()).backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.1)
-        optimizer.step()
-    parameters = dict(policy.named_parameters())
-    ours = {name: after[name] for name in parameters}
-    torch.testing.assert_close(ours, {name: one.detach() for name, one in parameters.items()}, rtol=1e-4, atol=1e-5)
-    assert any((after[name] - before[name]).abs().max() > 0.005 for name in parameters)
+    group, learner = parts(trainer)
+    before, policy = copy.deepcopy(dict(group.policy.named_parameters())), copy.deepcopy(group.policy)
+    figures = learner.update()
+    steps = update_plainly(learner, policy, [torch.arange(group.num_units, device=group.value.device)] * 2)
+    ours, expected = (dict(one.named_parameters()) for one in (group.policy, policy))
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    assert any((ours[name] - before[name]).abs().max() > 0.005 for name in ours)
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        mean = sum(step[name].item() for step in steps) / 2
+        assert figures[name].item() == pytest.approx(mean, rel=1e-4, abs=1e-6)
+    living = learner.target[group.active | (credit == "team")]
+    moments = [living.mean().item(), living.std(correction=0).item()]
+    assert group.policy.value_norm.moments.tolist() == pytest.approx(moments, rel=1e-4)
 
 
 def test_detail_05_actions_that_may_not_be_taken_are_not(train):
-    trainer = train(num_envs=40, num_steps=20)
+    trainer = train(num_envs=64, num_steps=12)
     always(trainer, 2)  # it would take action 2 always
     trainer.rollout.collect()
     samples = all_samples(trainer.rollout.groups["climber"])
@@ -283,21 +199,16 @@ def test_detail_09_value_errors_above_10_count_linearly():
 @pytest.mark.parametrize("type", ["mlp", "gru"])
 def test_detail_10_actor_and_critic_have_learning_rates_of_their_own(train, type):
     """Adam's first step lowers a number of gradient 1 by its learning rate."""
-    model = {"type": type, "sequence_length": 9}
+    model = {"type": type, **SEQUENCES[type]}
     trainer = train(lr=0.01, critic_lr=0.003, clip_grad_norm=False, model=model)
-    parameters = dict(trainer.policies["climber"].named_parameters())
-    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    algorithm = trainer.algorithms["climber"]
+    algorithm, changes = trainer.algorithms["climber"], {}
 
     def make_a_step() -> dict:
-        for parameter in parameters.values():
-            parameter.grad = torch.ones_like(parameter)
-        algorithm.step()
+        changes.update(step_along(algorithm, 1.0))
         return {}
 
     algorithm.learn = make_a_step
     algorithm.update()
-    changes = {name: before[name] - parameter.detach() for name, parameter in parameters.items()}
     of_critic = {name for name in changes if name.startswith(("network.critic_", "network.value_head"))}
     assert len(of_critic) == len(changes) / 2
     for name, change in changes.items():
@@ -334,7 +245,7 @@ def test_detail_11_the_policy_starts_near_uniform_by_a_gain_of_a_hundredth(type)
 @pytest.mark.parametrize("type", ["mlp", "gru"])
 def test_detail_11_inputs_may_be_normalised_over_their_features(train, type):
     assert not MAPPOConfig().model.layer_norm
-    trainer = train(agent_id=True, model={"type": type, "layer_norm": True, "sequence_length": 9})
+    trainer = train(agent_id=True, model={"type": type, "layer_norm": True, **SEQUENCES[type]})
     trainer.rollout.collect()
     group = trainer.rollout.groups["climber"]
     policy, samples = group.policy, all_samples(group)
@@ -366,33 +277,19 @@ def test_detail_13_a_time_limit_bootstraps_from_the_state_before_the_reset(train
     torch.testing.assert_close(trainer.algorithms["climber"].target[5], 0.5 * group.final_value[0])
 
 
-def test_detail_13_the_end_of_the_game_has_no_future(train):
-    """All climb: heights 1, 2 and 3 in three steps, which terminate every episode."""
-    trainer = train(gamma=0.5, gae_lambda=0.0)
-    always(trainer, 1)
-    trainer.rollout.collect()
-    assert trainer.rollout.terminated.all(1).tolist() == [False, False, True] * 3
-    assert not trainer.rollout.survived[2].any()
-    trainer.rollout.survived.fill_(True)  # as if nobody had left: that the game is over is enough
-    trainer.algorithms["climber"].begin()
-    torch.testing.assert_close(trainer.algorithms["climber"].target[2], torch.ones(5, 3, device=trainer.env.device))
-
-
 def test_detail_14_a_recurrent_policy_learns_from_chunks_of_10_steps(train):
-    assert MAPPOConfig().model.sequence_length == 10
-    assert PPOConfig().model.sequence_length is None
-    trainer = train(num_envs=4, num_steps=20, model={"type": "gru", "memory_size": 5})
+    trainer = train(num_steps=20, model={"type": "gru", "memory_size": 5})
     group = trainer.rollout.groups["climber"]
     trainer.rollout.collect()
-    assert group.num_units == 8  # 2 chunks of each of 4 envs, all 3 climbers in each
+    assert group.num_units == 10  # 2 chunks of each of 5 envs, all 3 climbers in each
     samples = all_samples(group)
-    assert samples.observation.shape == (10, 8 * 3, 1)
-    assert samples.critic_input.shape == (10, 8 * 3, 7)
-    steps = samples.index.view(10, 8, 3) // 12
+    assert samples.observation.shape == (10, 10 * 3, 1)
+    assert samples.critic_input.shape == (10, 10 * 3, 7)
+    steps = samples.index.view(10, 10, 3) // 15
     assert steps[:, 0, 0].tolist() == list(range(10))
-    assert steps[:, 4, 0].tolist() == list(range(10, 20))
-    assert sorted(samples.index.tolist()) == list(range(240)), "every sample once"
-    memory = samples.memory.view(2, 12, 10)  # 5 numbers of the actor and 5 of the critic
+    assert steps[:, 5, 0].tolist() == list(range(10, 20))
+    assert sorted(samples.index.tolist()) == list(range(300)), "every sample once"
+    memory = samples.memory.view(2, 15, 10)  # 5 numbers of the actor and 5 of the critic
     assert not memory[0].any() and memory[1].any()
     log_prob, _, value = group.policy.evaluate(samples)
     torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-4, atol=1e-5)
@@ -408,10 +305,9 @@ def test_detail_14_steps_that_are_no_multiple_of_a_chunk_are_refused(train):
     train(num_steps=25)
 
 
-@pytest.mark.parametrize("type", ["mlp", "gru"])
-def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train, type):
-    """The rollout after it starts from the state that was saved."""
-    settings = {"num_steps": 10, "normalize_observation": True, "model": {"type": type}}
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train):
+    """The rollout after it starts from the state, and the memory, that were saved."""
+    settings = {"num_steps": 10, "normalize_observation": True, "model": {"type": "gru"}}
     trainer, other = train(**settings), train(**settings)
     trainer.iterate()
     place = trainer.save()

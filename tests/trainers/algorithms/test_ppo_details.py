@@ -2,6 +2,7 @@
 PPO" (those of Atari and of recurrent networks left out), and what that paper tells beside them. Those of continuous
 actions are in test_ppo_details_continuous.py."""
 
+import copy
 import math
 
 import pytest
@@ -14,6 +15,8 @@ from ppo_cases import (
     num_steps_made,
     parts,
     state_of,
+    step_along,
+    update_plainly,
     watch_gradients,
     watch_minibatches,
 )
@@ -21,7 +24,9 @@ from ppo_cases import (
 import trainers.algorithms.on_policy
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.ppo import ppo_loss, value_loss
-from trainers.heads import CategoricalHeads
+from trainers.trainer import Trainer
+
+BOTH = pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
 
 
 def test_detail_01_all_envs_fill_one_rollout_which_goes_on_where_the_last_one_ended(tag):
@@ -55,21 +60,17 @@ def test_detail_02_weights_start_orthogonal_with_their_layers_gain_and_biases_0(
         assert not layer.bias.any()
 
 
-@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+@BOTH
 def test_detail_03_adam_adds_1e_5_to_the_root(tag, algorithm):
     """A gradient of 1e-5 everywhere: Adam's first step is lr 1e-5 / (1e-5 + eps), half of lr."""
     trainer = tag(algorithm, lr=0.5, clip_grad_norm=False)
     _, learner = parts(trainer)
     learner.scalars["lr"].fill_(0.5)
-    before = [parameter.detach().clone() for parameter in learner.parameters]
-    for parameter in learner.parameters:
-        parameter.grad = torch.full_like(parameter, 1e-5)
-    learner.step()
-    for parameter, old in zip(learner.parameters, before, strict=True):
-        torch.testing.assert_close(old - parameter, torch.full_like(old, 0.25), rtol=1e-4, atol=0)
+    for change in step_along(learner, 1e-5).values():
+        torch.testing.assert_close(change, torch.full_like(change, 0.25), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+@BOTH
 def test_detail_04_the_learning_rate_falls_along_its_schedule(tag, algorithm, monkeypatch):
     """Under gradients of 1, Adam moves every parameter by its learning rate at each step."""
     trainer = tag(algorithm, lr=[[0, 0.01], [120, 0.0]], clip_grad_norm=False)
@@ -78,18 +79,15 @@ def test_detail_04_the_learning_rate_falls_along_its_schedule(tag, algorithm, mo
     told = []
     for env_steps, rate in ((0, 0.01), (60, 0.005), (90, 0.0025), (120, 0.0), (180, 0.0)):
         told.append(learner.update(Clock(0, env_steps, 0))["learning_rate"])
-        before = [parameter.detach().clone() for parameter in learner.parameters]
-        for parameter in learner.parameters:
-            parameter.grad = torch.ones_like(parameter)
-        learner.step()
-        for parameter, old in zip(learner.parameters, before, strict=True):
-            torch.testing.assert_close(old - parameter, torch.full_like(old, rate), rtol=1e-3, atol=1e-7)
+        for change in step_along(learner, 1.0).values():
+            torch.testing.assert_close(change, torch.full_like(change, rate), rtol=1e-3, atol=1e-7)
     assert told == pytest.approx([0.01, 0.005, 0.0025, 0.0, 0.0])
 
 
-def test_detail_05_advantages_are_estimated_to_the_end_and_bootstrap_there(tag):
+@BOTH
+def test_detail_05_advantages_are_estimated_to_the_end_and_bootstrap_there(tag, algorithm):
     """Rewards 1, values 0 but 1024 after the last step: 1 + 512 at the last, and 1 + half the next before it."""
-    trainer = tag(gamma=0.5, gae_lambda=1.0)
+    trainer = tag(algorithm, gamma=0.5, gae_lambda=1.0)
     group, learner = parts(trainer)
     trainer.rollout.collect()
     end_nothing(trainer)
@@ -151,16 +149,21 @@ def test_detail_09_the_value_is_clipped_by_hand():
     assert value_loss(value, torch.zeros(3), target).tolist() == pytest.approx([0.5, 2.0, 0.405])
 
 
-@pytest.mark.parametrize(("clip_value", "expected"), [(True, 0.32), (False, 0.0)])
-def test_detail_09_clipping_the_value_is_an_option(tag, clip_value, expected):
-    """The critic said 1 and should have said 0, which it says now: clipped it is at 0.8, whose error is 0.8^2 / 2."""
-    trainer = tag(clip_value=clip_value, num_epochs=1, num_minibatches=1)
+@pytest.mark.parametrize("clip_value", [True, False])
+def test_detail_09_the_clip_narrows_along_its_schedule_and_clipping_the_value_is_an_option(tag, clip_value):
+    """Every action is 1.15 times as likely as it was: within 0.2, beyond 0.1. The critic said 1 and should have said 0,
+    which it says now: clipped it is at 0.8, whose error is 0.8^2 / 2; then at 0.9, and then where it was."""
+    trainer = tag(clip_param=[[0, 0.2], [120, 0.0]], lr=0.0, num_epochs=1, num_minibatches=1, clip_value=clip_value)
     group, learner = parts(trainer)
     know_nothing(trainer)
     trainer.rollout.collect()
+    group.log_prob -= math.log(1.15)
     group.value.fill_(1.0)
     expect(learner, torch.full((180,), -1.0))
-    assert learner.update()["value_loss"].item() == pytest.approx(expected, abs=1e-6)
+    found = [learner.update(Clock(0, env_steps, 0)) for env_steps in (0, 60, 120)]
+    assert [figures["clip_fraction"].item() for figures in found] == [0.0, 1.0, 1.0]
+    expected = [0.5 * 0.8**2, 0.5 * 0.9**2, 0.5] if clip_value else [0.0] * 3
+    assert [figures["value_loss"].item() for figures in found] == pytest.approx(expected, abs=1e-6)
 
 
 def test_details_07_08_and_10_a_whole_update_is_that_of_the_loss_written_out(tag, monkeypatch):
@@ -174,41 +177,18 @@ def test_details_07_08_and_10_a_whole_update_is_that_of_the_loss_written_out(tag
     group, learner = parts(trainer)
     trainer.rollout.collect()
     taken = watch_minibatches(group, monkeypatch)
-    before = state_of(trainer)
+    policy, before = copy.deepcopy(group.policy), state_of(trainer)
     figures = learner.update()
-    after = state_of(trainer)
-
-    policy = group.policy
-    policy.load_state_dict(before)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5)
-    sums, ratios = torch.zeros(3), []
-    for index in taken:
-        logits, value = policy(group.observation[:-1].flatten(0, 2)[index])
-        log_probs = torch.log_softmax(logits, -1)
-        log_prob = log_probs.gather(1, group.action.flatten().long()[index].unsqueeze(1)).squeeze(1)
-        advantage, old_value = group.advantage.flatten()[index], group.value[:-1].flatten()[index]
-        target = advantage + old_value
-        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-        ratio = (log_prob - group.log_prob.flatten()[index]).exp()
-        policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-        clipped = old_value + (value - old_value).clamp(-0.2, 0.2)
-        critic_loss = 0.5 * torch.maximum((value - target).square(), (clipped - target).square()).mean()
-        entropy = -(log_probs.exp() * log_probs).sum(1).mean()
-        optimizer.zero_grad()
-        (policy_loss - 0.02 * entropy + 0.7 * critic_loss).backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.2)
-        optimizer.step()
-        ratios.append(ratio)
-        sums += torch.stack([policy_loss, critic_loss, entropy]).detach().cpu()
-    torch.testing.assert_close(ratios[0], torch.ones_like(ratios[0]), rtol=1e-4, atol=1e-5)
-    assert (ratios[-1] - 1.0).abs().max() > 0.01
-    torch.testing.assert_close(dict(policy.state_dict()), after, rtol=1e-4, atol=1e-5)
-    assert not torch.equal(before["network.policy_head.weight"], after["network.policy_head.weight"])
-    found = [figures[name].item() for name in ("policy_loss", "value_loss", "entropy")]
-    assert found == pytest.approx((sums / 6).tolist(), rel=1e-4, abs=1e-6)
+    steps = update_plainly(learner, policy, list(taken))  # which looks at samples, too
+    assert len(steps) == 6 and steps[0]["moved"] < 1e-4 and steps[-1]["moved"] > 0.01
+    torch.testing.assert_close(state_of(trainer), dict(policy.state_dict()), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(before["network.policy_head.weight"], policy.network.policy_head.weight)
+    for name in ("policy_loss", "value_loss", "entropy"):
+        mean = sum(step[name].item() for step in steps) / 6
+        assert figures[name].item() == pytest.approx(mean, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+@BOTH
 @pytest.mark.parametrize(("clip_grad_norm", "unit"), [(True, 1.0), (False, 1.0), (True, 1e-5)])
 def test_detail_11_a_long_gradient_is_shortened_as_a_whole(tag, algorithm, clip_grad_norm, unit, monkeypatch):
     """And one that is short enough stays as it is."""
@@ -225,57 +205,41 @@ def test_detail_11_a_long_gradient_is_shortened_as_a_whole(tag, algorithm, clip_
         torch.testing.assert_close(found, gradient * share, rtol=1e-5, atol=0)
 
 
-def test_detail_12_debug_figures_by_hand(tag):
-    """Every second action is now twice as likely as it was; advantages are 1 in one half of the samples and -1 in the
-    other; the critic says 0, said 3 times the advantage and should have said 4 times."""
-    trainer = tag(
-        num_epochs=1, num_minibatches=1, normalize_advantage=False, clip_value=False, lr=0.003, max_grad_norm=1e9
-    )
+@BOTH
+def test_detail_12_debug_figures_by_hand(tag, algorithm):
+    """Advantages are 3 in one half of the samples and -1 in the other; the critic says 0, said 3 times the advantage
+    and should have said 4 times. Every second action is now twice as likely as it was, of which A2C knows nothing."""
+    settings = {"num_epochs": 1, "num_minibatches": 1, "clip_value": False} if algorithm == "PPO" else {}
+    trainer = tag(algorithm, normalize_advantage=False, lr=0.003, max_grad_norm=1e9, **settings)
     group, learner = parts(trainer)
     know_nothing(trainer)
     trainer.rollout.collect()
     torch.testing.assert_close(group.log_prob, torch.full_like(group.log_prob, -math.log(NUM_ACTIONS)))
-    advantage = torch.ones_like(group.advantage)
+    advantage = torch.full_like(group.advantage, 3.0)
     advantage[5:] = -1.0
     group.log_prob.view(-1)[::2] -= math.log(2.0)
     group.value[:-1] = 3.0 * advantage
     expect(learner, advantage)
     figures = {name: float(figure) for name, figure in learner.update().items()}
-    expected = {
-        "policy_loss": (-1.2 + 2.0 - 1.0 + 1.0) / 4,
-        "value_loss": 0.5 * 4.0**2,
-        "entropy": math.log(NUM_ACTIONS),
-        "approx_kl": (2.0 - 1.0 - math.log(2.0)) / 2,  # ratio - 1 - ln ratio: never negative
-        "clip_fraction": 0.5,
-        "explained_variance": 1 - 1 / 16,
-        "learning_rate": 0.003,
+    of_algorithm = {
+        "A2C": {
+            "policy_loss": math.log(NUM_ACTIONS),  # -log_prob * (3 - 1) / 2
+            "value_loss": (12.0**2 + 4.0**2) / 2,
+            "approx_kl": 0.0,  # the rollout is learned from once, by the policy that played it
+            "clip_fraction": 0.0,
+        },
+        "PPO": {
+            "policy_loss": (-3.0 * 1.2 + 2.0 - 3.0 + 1.0) / 4,
+            "value_loss": 0.5 * (12.0**2 + 4.0**2) / 2,
+            "approx_kl": (2.0 - 1.0 - math.log(2.0)) / 2,  # ratio - 1 - ln ratio: never negative
+            "clip_fraction": 0.5,
+        },
     }
+    of_both = {"entropy": math.log(NUM_ACTIONS), "explained_variance": 1 - 1 / 16, "learning_rate": 0.003}
+    expected = of_algorithm[algorithm] | of_both
     assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert figures.keys() == {*expected, "grad_norm"}
     assert figures["grad_norm"] > 0.0
-
-
-def test_detail_12_debug_figures_of_a2c_by_hand(tag):
-    trainer = tag("A2C", normalize_advantage=False, lr=0.003)
-    group, learner = parts(trainer)
-    know_nothing(trainer)
-    trainer.rollout.collect()
-    advantage = torch.full_like(group.advantage, 3.0)
-    advantage[5:] = -1.0
-    group.value[:-1] = 3.0 * advantage
-    expect(learner, advantage)
-    figures = {name: float(figure) for name, figure in learner.update().items()}
-    expected = {
-        "policy_loss": math.log(NUM_ACTIONS),  # -log_prob * (3 - 1) / 2
-        "value_loss": (12.0**2 + 4.0**2) / 2,
-        "entropy": math.log(NUM_ACTIONS),
-        "explained_variance": 1 - 1 / 16,
-        "learning_rate": 0.003,
-        "approx_kl": 0.0,  # the rollout is learned from once, by the policy that played it
-        "clip_fraction": 0.0,
-    }
-    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    assert figures.keys() == {*expected, "grad_norm"}
 
 
 @pytest.mark.parametrize("shared_trunk", [True, False])
@@ -290,21 +254,6 @@ def test_detail_13_the_value_loss_reaches_the_actors_layers_only_where_they_are_
     if not shared_trunk:
         assert network.critic_trunk[0].weight.grad.any()
     assert network.policy_head.weight.grad is None
-
-
-def test_clip_range_annealing_narrows_the_clip_along_its_schedule(tag):
-    """Every action is 1.15 times as likely as it was: within 0.2, beyond 0.1. The value's clip is the same one."""
-    trainer = tag(clip_param=[[0, 0.2], [120, 0.0]], lr=0.0, num_epochs=1, num_minibatches=1)
-    group, learner = parts(trainer)
-    know_nothing(trainer)
-    trainer.rollout.collect()
-    group.log_prob -= math.log(1.15)
-    group.value.fill_(1.0)
-    expect(learner, torch.full((180,), -1.0))  # the critic says 0, as it should, but said 1
-    found = [learner.update(Clock(0, env_steps, 0)) for env_steps in (0, 60, 120)]
-    assert [figures["clip_fraction"].item() for figures in found] == [0.0, 1.0, 1.0]
-    expected = [0.5 * 0.8**2, 0.5 * 0.9**2, 0.5]
-    assert [figures["value_loss"].item() for figures in found] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("target_kl", "num_steps"), [(0.30, 0), (0.31, 1), (None, 1)])
@@ -332,19 +281,7 @@ def test_kl_early_stop_ends_with_the_iteration(tag):
         assert num_steps_made(learner) == iteration
 
 
-def test_an_invalid_action_has_probability_0_and_gradient_0():
-    """Three actions, of which the last is likeliest but may not be taken."""
-    heads, mask = CategoricalHeads((3,)), torch.tensor([[True, True, False]])
-    logits = torch.tensor([[1.0, 1.0, 50.0]], requires_grad=True)
-    log_prob, entropy = heads.log_prob_and_entropy(logits, torch.tensor([0]), mask)
-    (log_prob + entropy).sum().backward()
-    assert (log_prob.item(), entropy.item()) == pytest.approx((-math.log(2.0), math.log(2.0)))
-    assert logits.grad.tolist() == [[0.5, -0.5, 0.0]]
-    masked, _ = heads.log_prob_and_entropy(logits, torch.tensor([2]), mask)
-    assert masked.exp().item() == 0.0
-
-
-@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
+@BOTH
 @pytest.mark.parametrize("max_samples", [25, 1])
 def test_a_minibatch_in_chunks_gives_the_gradient_of_one_pass(tag, device, algorithm, max_samples, monkeypatch):
     batches = {"num_epochs": 1, "num_minibatches": 3} if algorithm == "PPO" else {}
@@ -365,40 +302,28 @@ def test_a_minibatch_in_chunks_gives_the_gradient_of_one_pass(tag, device, algor
         torch.testing.assert_close(in_chunks, whole, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
-def test_truncation_is_not_termination(tag, algorithm):
+@BOTH
+def test_truncation_is_not_termination(tiny, algorithm):
     """Nobody moves and nobody is tagged: step 7 truncates every env, and its future is worth what the critic says of
     the observation before the reset, in which the time feature is 1. Had it terminated, there would be none."""
-    trainer = tag(algorithm, gamma=0.9, gae_lambda=0.0)
-    group, learner = parts(trainer)
-    with torch.no_grad():
-        group.policy.network.policy_head.bias[0] = 100.0
+    policy = {"algorithm": algorithm, "gamma": 0.9, "gae_lambda": 0.0}
+    trainer = Trainer(tiny(policy={"tagger": policy, "runner": policy}))
     rollout = trainer.rollout
+    with torch.no_grad():
+        for policy in trainer.policies.values():
+            policy.network.policy_head.bias[0] = 100.0
     rollout.collect()
     assert rollout.truncated.sum(1).tolist() == [0, 0, 0, 0, 0, 0, 6, 0, 0, 0]
-    before_reset = group.observation[6].flatten(0, 1).clone()
-    before_reset[:, -1] = 1.0
-    with torch.no_grad():
-        future = group.policy(before_reset)[1].view(6, 3)
-        after_reset = group.policy(group.observation[7].flatten(0, 1))[1].view(6, 3)
-    learner.begin()
-    expected = rollout.reward[6] + 0.9 * future - group.value[6]
-    torch.testing.assert_close(group.advantage[6], expected, rtol=1e-4, atol=1e-5)
-    assert (future - after_reset).abs().max() > 0.01  # it would be seen if the new episode's were taken
-    rollout.terminated[6] = True
-    learner.begin()
-    torch.testing.assert_close(group.advantage[6], rollout.reward[6] - group.value[6], rtol=1e-4, atol=1e-5)
-
-
-def test_a2c_learns_from_the_reward_of_the_last_step(tag):
-    """Only the last of 10 steps pays, 1: advantages are 1, 1/2, ... 1/512 from there back, in sum 2 - 1/512. All
-    actions have log-probability -ln 5."""
-    trainer = tag("A2C", gamma=0.5, gae_lambda=1.0, normalize_advantage=False)
-    _, learner = parts(trainer)
-    know_nothing(trainer)
-    trainer.rollout.collect()
-    end_nothing(trainer)
-    trainer.rollout.reward.zero_()
-    trainer.rollout.reward[-1] = 1.0
-    figures = learner.update()
-    assert figures["policy_loss"].item() == pytest.approx(math.log(NUM_ACTIONS) * (2 - 1 / 512) / 10)
+    for name, group in rollout.groups.items():
+        before_reset, after_reset = (group.observation[t].clone() for t in (6, 7))
+        before_reset[..., -1] = 1.0
+        with torch.no_grad():
+            future, another = (group.policy(seen.flatten(0, 1))[1].view(6, -1) for seen in (before_reset, after_reset))
+        assert (future - another).abs().max() > 0.01  # it would be seen if the new episode's were taken
+        torch.testing.assert_close(group.final_value[0], future, rtol=1e-4, atol=1e-5)
+        surprise = rollout.reward[6, :, group.agents.start : group.agents.stop] - group.value[6]
+        for is_terminated in (False, True):
+            rollout.terminated[6] = is_terminated
+            trainer.algorithms[name].begin()
+            expected = surprise if is_terminated else surprise + 0.9 * future
+            torch.testing.assert_close(group.advantage[6], expected, rtol=1e-4, atol=1e-5)

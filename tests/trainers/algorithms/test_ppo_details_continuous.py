@@ -19,11 +19,15 @@ def box(num_numbers: int) -> spaces.Box:
     return spaces.Box(-1.0, 1.0, (num_numbers,), np.float32)
 
 
-def test_detail_14_continuous_actions_are_normal_by_hand():
-    head = GaussianHead(box(1), math.log(2.0))
-    log_prob, entropy = head.log_prob_and_entropy(torch.tensor([[1.0]]), torch.tensor([[3.0]]))
-    assert log_prob.item() == pytest.approx(-0.5 - math.log(2.0) - HALF_LOG_TWO_PI)  # one deviation off the mean
-    assert entropy.item() == pytest.approx(0.5 + math.log(2.0) + HALF_LOG_TWO_PI)
+def test_details_14_and_16_the_numbers_of_an_action_are_normal_and_independent_by_hand():
+    """The first is one deviation off its mean, the second two."""
+    head = GaussianHead(box(2), math.log(2.0))
+    mean, action = torch.tensor([[1.0, 5.0]], requires_grad=True), torch.tensor([[3.0, 1.0]])
+    log_prob, entropy = head.log_prob_and_entropy(mean, action)
+    log_prob.backward()
+    assert log_prob.item() == pytest.approx(-0.5 - 2.0 - 2 * (math.log(2.0) + HALF_LOG_TWO_PI))
+    assert entropy.item() == pytest.approx(2 * (0.5 + math.log(2.0) + HALF_LOG_TWO_PI))
+    assert mean.grad.tolist() == [[0.5, -1.0]]  # each of its own number: deviations off the mean, by the deviation
 
 
 def test_detail_15_the_deviation_is_a_parameter_of_its_own_the_same_in_every_state(pendulum):
@@ -39,16 +43,6 @@ def test_detail_15_the_deviation_is_a_parameter_of_its_own_the_same_in_every_sta
     assert any(parameter is head.log_std for parameter in learner.parameters)
     learner.update()
     assert head.log_std.item() != -0.5
-
-
-def test_detail_16_the_numbers_of_an_action_are_independent_and_their_log_probabilities_added():
-    head = GaussianHead(box(2), 0.0)
-    mean, action = torch.tensor([[0.0, 5.0]], requires_grad=True), torch.tensor([[1.0, 3.0]])
-    log_prob, entropy = head.log_prob_and_entropy(mean, action)
-    log_prob.backward()
-    assert log_prob.item() == pytest.approx(-0.5 - 2.0 - 2 * HALF_LOG_TWO_PI)
-    assert entropy.item() == pytest.approx(2 * (0.5 + HALF_LOG_TWO_PI))
-    assert mean.grad.tolist() == [[1.0, -2.0]]  # each of its own number
 
 
 def test_detail_17_actor_and_critic_of_continuous_actions_may_have_trunks_of_their_own(pendulum):
@@ -70,7 +64,9 @@ def test_detail_17_actor_and_critic_of_continuous_actions_may_have_trunks_of_the
 
 
 def test_detail_18_the_action_sent_is_clipped_and_the_one_stored_is_not(pendulum):
+    """The first torque that was sent turns the pendulum by the equations of Gymnasium's Pendulum-v1."""
     trainer = pendulum(model={"log_std_init": 2.0})
+    theta, velocity = (trainer.env.data[name].cpu().double() for name in ("theta", "theta_velocity"))
     trainer.rollout.collect()
     group, _ = parts(trainer)
     stored, sent = group.action, trainer.rollout.action
@@ -80,9 +76,14 @@ def test_detail_18_the_action_sent_is_clipped_and_the_one_stored_is_not(pendulum
     normal = torch.distributions.Normal(mean.detach(), math.exp(2.0))
     expected = normal.log_prob(stored.flatten(0, 2)).sum(-1)
     torch.testing.assert_close(group.log_prob.flatten(), expected, rtol=1e-4, atol=1e-5)
+    torque = stored[0, :, 0, 0].cpu().double().clamp(-2.0, 2.0)
+    velocity = (velocity + 0.05 * (15.0 * theta.sin() + 3.0 * torque)).clamp(-8.0, 8.0)
+    theta = theta + 0.05 * velocity
+    expected = torch.stack([theta.cos(), theta.sin(), velocity], -1)
+    torch.testing.assert_close(trainer.rollout.observation[1, :, 0].cpu().double(), expected, rtol=0, atol=1e-4)
 
 
-def test_detail_19_the_network_sees_observations_normalised_by_all_that_was_seen_before(pendulum):
+def test_details_19_and_20_observations_are_normalised_by_all_that_was_seen_before_and_clipped_to_10(pendulum):
     trainer = pendulum(normalize_observation=True)
     group, _ = parts(trainer)
     seen = []
@@ -95,38 +96,27 @@ def test_detail_19_the_network_sees_observations_normalised_by_all_that_was_seen
     rows = torch.from_numpy((observation - mean) / deviation).float().to(group.value.device)
     value = group.policy.network(rows)["value"].squeeze(-1)
     torch.testing.assert_close(group.value[:-1].flatten(), value.detach(), rtol=1e-4, atol=1e-4)
-
-
-def test_detail_20_normalised_observations_are_clipped_to_10(pendulum):
-    group, _ = parts(pendulum(normalize_observation=True))
-    device = group.value.device
-    far = torch.tensor([[1e6, -1e6, 3.0]], device=device)  # nothing was seen: mean 0, deviation 1
-    found = group.policy(far)
-    expected = group.policy.network(torch.tensor([[10.0, -10.0, 3.0]], device=device))
+    far = torch.tensor([[1e6, -1e6, 1e6]], device=rows.device)
+    found, expected = group.policy(far), group.policy.network(10.0 * far.sign())
     torch.testing.assert_close(found, (expected["policy"], expected["value"].squeeze(-1)))
 
 
-def test_detail_21_rewards_are_divided_by_the_deviation_of_the_discounted_return(tag):
-    """Without discount the return is the reward: 0 in half of the samples and 4 in the others, deviation 2."""
-    trainer = tag(normalize_reward=True, gamma=0.0)
+@pytest.mark.parametrize(("settings", "bound"), [({}, 10.0), ({"reward_clip": 2.5}, 2.5)])
+def test_details_21_and_22_rewards_are_divided_by_the_deviation_of_returns_and_clipped_to_10(tag, settings, bound):
+    """Without discount the return is the reward: 0 in half of the samples and 4 in the others, deviation 2. Then one of
+    1000 is added: deviation 1000 sqrt(1/360 (1 - 1/360)) = 52.6 at least, so that it would be at most 19."""
+    trainer = tag(normalize_reward=True, gamma=0.0, **settings)
     group, learner = parts(trainer)
+    reward = trainer.rollout.reward
     group.value.zero_()
-    trainer.rollout.reward.zero_()
-    trainer.rollout.reward[::2] = 4.0
+    reward.zero_()
+    reward[::2] = 4.0
     learner.begin()
     assert group.advantage.unique().tolist() == pytest.approx([0.0, 2.0])
     assert (group.advantage[::2] > 1.0).all()
-
-
-@pytest.mark.parametrize(("settings", "bound"), [({}, 10.0), ({"reward_clip": 2.5}, 2.5)])
-def test_detail_22_scaled_rewards_are_clipped_to_10(tag, settings, bound):
-    """One reward of 1000 among 179 of 0: deviation 1000 sqrt(1/180 (1 - 1/180)) = 74.3, so that it would be 13.5."""
-    trainer = tag(normalize_reward=True, gamma=0.0, **settings)
-    group, learner = parts(trainer)
     for sign in (1.0, -1.0):
-        group.value.zero_()
-        trainer.rollout.reward.zero_()
-        trainer.rollout.reward[3, 2, 1] = sign * 1000.0
+        reward.zero_()
+        reward[3, 2, 1] = sign * 1000.0
         learner.begin()
         assert group.advantage[3, 2, 1].item() == sign * bound
         assert group.advantage.count_nonzero().item() == 1

@@ -37,17 +37,11 @@ def test_several_configs_are_checked_at_once(tmp_path, capsys):
     names = ["tag.yaml", str(tmp_path / "bad.yaml"), "nowhere.yaml", str(tmp_path / "worse.yaml"), "cartpole.yaml"]
     assert main(["config", "check", *names], EXAMPLES) == 2
     printed, errors = capsys.readouterr()
-    assert printed.splitlines() == ["tag.yaml: ok", "cartpole.yaml: ok"]
+    assert [line.partition(";")[0] for line in printed.splitlines()] == ["tag.yaml: ok", "cartpole.yaml: ok"]
     lines = errors.splitlines()
     assert [line.split(":")[1].split("/")[-1].strip() for line in lines] == [
         "bad.yaml", "bad.yaml", "nowhere.yaml", "worse.yaml",
     ]  # fmt: skip
-
-
-def test_what_is_typed_is_checked_as_well(capsys):
-    assert main(["config", "check", "--config", "tag.yaml", "--trainer.num-envs", "ten"], EXAMPLES) == 2
-    line = "error: command line: trainer.num_envs: expected a whole number of at least 1, got 'ten'\n"
-    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize(
@@ -56,9 +50,10 @@ def test_what_is_typed_is_checked_as_well(capsys):
         (["show", "tag.yaml", "cartpole.yaml"], "one config is shown at a time, got 2."),
         (["check"], "a config is needed, such as --config tag.yaml. See --help."),
         ([], "the following arguments are required: what"),
+        (["check", "--config", "tag.yaml", "--trainer.num-envs", "ten"], "trainer.num_envs: expected a whole number"),
     ],
 )
-def test_which_file_must_be_said(words, line, capsys):
+def test_which_file_must_be_said_and_what_is_typed_is_checked_as_well(words, line, capsys):
     assert main(["config", *words], EXAMPLES) == 2
     assert capsys.readouterr().err.startswith(f"error: command line: {line}")
 

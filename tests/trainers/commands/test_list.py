@@ -6,6 +6,8 @@ import pytest
 
 from trainers.cli import main
 from trainers.commands.list import first_line
+from trainers.report.metrics import EXPLANATIONS
+from trainers.trainer import Trainer
 
 
 def test_every_kind_is_listed_with_one_line_each(capsys):
@@ -26,6 +28,49 @@ def test_a_kind_narrows_it_and_json_is_for_programs(kind, names, capsys):
     assert set(found) == {kind}
     assert names <= set(found[kind])
     assert all(found[kind].values())
+
+
+def test_metrics_are_listed_with_those_that_tell_the_best(capsys):
+    assert main(["list", "metrics"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("metrics (* saving.best_metric: ")
+    marked = {line.split()[1] for line in lines if line.startswith("* ")}
+    assert marked == {
+        "rollout/ep_rew_mean", "rollout/<policy>/ep_rew_mean", "rollout/ep_len_mean", "eval/mean_reward",
+        "eval/mean_ep_length", "eval/<group>/mean_reward",
+    }  # fmt: skip
+    assert any(line.startswith("  time/fps ") and line.endswith(EXPLANATIONS["time/fps"]) for line in lines)
+
+
+@pytest.mark.parametrize("evaluation", [{"eval_freq": 1, "num_episodes": 2}, {}])
+def test_metrics_of_a_config_are_those_that_its_run_writes(tiny, capsys, evaluation):
+    """And best_metric takes each that is marked."""
+    policy = {"tagger": {"algorithm": "PPO"}, "runner": {"to_train": False}}
+    trainer = Trainer(tiny(evaluation=evaluation, policy=policy))
+    trainer.train()
+    capsys.readouterr()
+    file = str(trainer.run.path / "config.resolved.yaml")
+    assert main(["list", "metrics", file, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["metrics"]) == set(trainer.run.metrics[-1])
+    for name in found["best_metric"]:
+        assert tiny(evaluation=evaluation, policy=policy, saving__best_metric=name).saving.best_metric == name
+    assert main(["list", "metrics", file, "saving.best_metric=rollout/tagger/ep_rew_mean"]) == 0
+    _, *lines, last = capsys.readouterr().out.splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("*")} == set(found["best_metric"])
+    assert last == "The best checkpoint is told by rollout/tagger/ep_rew_mean."
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["envs", "tag.yaml"], "list envs takes no config, got 'tag.yaml'."),
+        (["metrics", "trainer.num_envs=3"], "list metrics without a config takes no keys of a config"),
+    ],
+)
+def test_only_metrics_are_those_of_a_config(words, line, capsys):
+    assert main(["list", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: command line: {line}")
 
 
 def test_line_is_the_first_of_the_docstring(tmp_path):

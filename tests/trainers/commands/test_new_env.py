@@ -1,24 +1,14 @@
 """The scaffold of an env: it passes its own test, conforms, and learns."""
 
-import errno
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import full_disk, run_python
 
 from trainers.cli import main
 from trainers.commands.new_env import FILES, TEMPLATE
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, env=environment)
 
 
 def test_it_names_the_next_commands_and_they_work(tmp_path, monkeypatch, capsys):
@@ -31,52 +21,53 @@ def test_it_names_the_next_commands_and_they_work(tmp_path, monkeypatch, capsys)
     train = "warpdrive train --config flag_race/flag_race.yaml --allow-import"
     assert test in told and train in told
 
-    done = run(*test.split()[1:], "-q", "-p", "no:cacheprovider", cwd=tmp_path)
+    done = run_python(*test.split()[1:], "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 
     # Nothing of the framework's own checkout is beside the new env: it is found from where the command is given.
-    done = run("-m", *train.split(), "--device", "cpu", "--total-timesteps", "300000", cwd=tmp_path)
+    done = run_python("-m", *train.split(), "--device", "cpu", "--total-timesteps", "240000", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()
     returns = [json.loads(line)["rollout/runner/ep_rew_mean"] for line in lines]
     assert returns[0] < 1 and returns[-1] > 3  # flags an episode; about 0.3 at random
 
 
-def test_nothing_of_the_templates_name_is_left(tmp_path):
+def test_nothing_of_the_templates_name_is_left_and_next_commands_begin_with_folder_and_pytest(
+    tmp_path, monkeypatch, capsys
+):
+    """pytest is asked for where it is not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find(name))
     assert main(["new-env", "x9", "--folder", str(tmp_path)]) == 0
     assert len(FILES) == len(list((tmp_path / "x9").iterdir())) == sum(not p.is_dir() for p in TEMPLATE.iterdir())
     for path in (tmp_path / "x9").iterdir():
         text = path.read_text()
         assert "my_env" not in text and "MyEnv" not in text
     assert "class X9(Env):" in (tmp_path / "x9" / "x9.py").read_text()
-
-
-def test_folder_elsewhere_is_part_of_the_next_commands(tmp_path, capsys):
-    assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 0
-    assert f"\n  cd {tmp_path}\n" in capsys.readouterr().out
-
-
-def test_without_pytest_the_first_next_command_installs_it(tmp_path, monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find(name))
-    assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told.index("  pip install pytest") < told.index("  python -m pytest flag_race")
+    assert f"  cd {tmp_path}" in told
+    assert told.index("  pip install pytest") < told.index("  python -m pytest x9")
 
 
-def test_full_disk_leaves_nothing_and_is_one_line(tmp_path, monkeypatch, capsys):
-    write = Path.write_text
+def full(path: Path, text: str, **how: object) -> None:
+    if path.suffix == ".cu":
+        full_disk()
+    Path(path).write_bytes(text.encode())
 
-    def full(path, text, **how):
-        if path.suffix == ".cu":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, text, **how)
 
-    monkeypatch.setattr(Path, "write_text", full)
-    assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 3
-    assert f"error: {tmp_path / 'flag_race'}: cannot be written (the disk is full: " in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("place", "change", "code", "line"),
+    [
+        ("pathlib.Path.write_text", full, 3, "error: {folder}: cannot be written (the disk is full: "),
+        ("trainers.commands.new_env.FILES", (*FILES, "no_such_file"), 1, ""),
+    ],
+)
+def test_what_cannot_be_written_as_a_whole_is_not_there(tmp_path, monkeypatch, capsys, place, change, code, line):
+    monkeypatch.setattr(place, change)
+    assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == code
+    assert line.replace("{folder}", str(tmp_path / "flag_race")) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
@@ -110,10 +101,4 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
 def test_names_that_cannot_be_are_refused(name, why, tmp_path, capsys):
     assert main(["new-env", name, "--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"error: command line: NAME: {why}")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_cannot_be_written_as_a_whole_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainers.commands.new_env.FILES", (*FILES, "no_such_file"))
-    assert main(["new-env", "flag_race", "--folder", str(tmp_path)]) == 1
     assert list(tmp_path.iterdir()) == []

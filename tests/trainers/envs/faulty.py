@@ -1,10 +1,10 @@
 """A game that goes wrong once, at a known env, agent and step: a NaN, an infinity, or a write to where nothing is."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from gymnasium import spaces
+from odd_spaces import ROW, TWO
 
 from warpdrive.env import Env, Group
 
@@ -27,13 +27,8 @@ class Faulty(Env):
 
     Config = FaultyConfig
     config: FaultyConfig
-    num_agents = 3
-    episode_length = 6
-
-    def __init__(self, config: FaultyConfig | None = None) -> None:
-        super().__init__(config)
-        seen, done = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2)
-        self.groups = {"first": Group(range(1), seen, done), "others": Group(range(1, 3), seen, done)}
+    num_agents, episode_length = 3, 6
+    groups: ClassVar = {"first": Group(range(1), ROW, TWO), "others": Group(range(1, 3), ROW, TWO)}
 
     def arrays(self) -> dict[str, Any]:
         return {"time_step": np.zeros((), np.int32), "observation": np.zeros((3, 2), np.float32)}

@@ -1,7 +1,7 @@
 """A game in which what may be done changes with every step."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -23,13 +23,10 @@ class Locks(Env):
     """
 
     Config = LocksConfig
-    num_agents = 3
-    episode_length = None
-
-    def __init__(self, config: LocksConfig | None = None) -> None:
-        super().__init__(config)
-        seen = spaces.Box(0.0, 1.0, (5,), np.float32)
-        self.groups = {"agent": Group(range(3), seen, spaces.MultiDiscrete([3, 2]))}
+    num_agents, episode_length = 3, None
+    groups: ClassVar = {
+        "agent": Group(range(3), spaces.Box(0.0, 1.0, (5,), np.float32), spaces.MultiDiscrete([3, 2]))
+    }  # fmt: skip
 
     def arrays(self) -> dict[str, Any]:
         allowed = np.ones((3, 5), np.bool_)

@@ -1,10 +1,10 @@
 """A game that only a memory can win: a sign is shown at the first step and asked for at the last."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium import spaces
+from odd_spaces import ROW, TWO
 
 from warpdrive.env import Env, Group
 
@@ -27,13 +27,12 @@ class Recall(Env):
 
     Config = RecallConfig
     num_agents = 2
+    groups: ClassVar = {"agent": Group(range(2), ROW, TWO)}
 
     def __init__(self, config: RecallConfig | None = None) -> None:
         super().__init__(config)
         # Truncations may come closer together than an episode is long: then there is no limit to name.
         self.episode_length = None if self.config.is_uneven else self.config.episode_length
-        seen = spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.groups = {"agent": Group(range(2), seen, spaces.Discrete(2))}
 
     def arrays(self) -> dict[str, Any]:
         return {

@@ -1,17 +1,21 @@
 """A game whose agents see a picture of bytes, a place and a number."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
+from odd_spaces import NoConfig
 
 from warpdrive.env import Env, Group
 
-
-@dataclass(frozen=True)
-class SightsConfig:
-    pass
+SEEN = spaces.Dict(
+    {
+        "picture": spaces.Box(0, 9, (2, 3), np.uint8),
+        "place": spaces.Box(-1.0, 1.0, (2,), np.float32),
+        "height": spaces.Box(0.0, 1.0, (), np.float32),
+    }
+)
+ANSWERS = spaces.MultiDiscrete([3, 2])
 
 
 class Sights(Env):
@@ -21,21 +25,9 @@ class Sights(Env):
     the time, in episodes.
     """
 
-    Config = SightsConfig
-    num_agents = 3
-    episode_length = 5
-
-    def __init__(self, config: SightsConfig | None = None) -> None:
-        super().__init__(config)
-        seen = spaces.Dict(
-            {
-                "picture": spaces.Box(0, 9, (2, 3), np.uint8),
-                "place": spaces.Box(-1.0, 1.0, (2,), np.float32),
-                "height": spaces.Box(0.0, 1.0, (), np.float32),
-            }
-        )
-        answers = spaces.MultiDiscrete([3, 2])
-        self.groups = {"first": Group(range(1), seen, answers), "others": Group(range(1, 3), seen, answers)}
+    Config = NoConfig
+    num_agents, episode_length = 3, 5
+    groups: ClassVar = {"first": Group(range(1), SEEN, ANSWERS), "others": Group(range(1, 3), SEEN, ANSWERS)}
 
     def arrays(self) -> dict[str, Any]:
         return {"time_step": np.zeros((), np.int32), "column": np.zeros(3, np.int32), "is_right": np.zeros(3, np.bool_)}

@@ -1,4 +1,4 @@
-"""Nothing of a rollout crosses the bus, and the host waits for nothing between two reports."""
+"""Nothing of a rollout crosses the bus, and the host waits for nothing between two reports, which pull one tensor."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -48,7 +48,7 @@ RUNS = {
         "policy": {"shared": {**PPO, **STATISTICS, "model": {"fc_dims": [16], "shared_trunk": False}}},
     },
 }  # fmt: skip
-GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["launch by launch", "graphs"])
+ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 
 
 @pytest.fixture
@@ -74,10 +74,15 @@ def warm_up(trainer: Trainer, graphs: bool) -> None:
     torch.cuda.synchronize()
 
 
+def copies_in(profile: torch.profiler.profile) -> list[str]:
+    """Between host and device."""
+    return [event.name for event in profile.events() if "HtoD" in event.name or "DtoH" in event.name]
+
+
 @needs_gpu
-@GRAPHS
+@pytest.mark.parametrize("graphs", [False, True], ids=["launch by launch", "graphs"])
 @pytest.mark.parametrize("run", RUNS)
-def test_an_iteration_never_waits_for_the_device(make_trainer, run, graphs):
+def test_an_iteration_never_waits_for_the_device_and_its_trace_shows_no_copy(make_trainer, run, graphs):
     trainer = make_trainer(run, "cuda", graphs)
     warm_up(trainer, graphs)
     torch.cuda.set_sync_debug_mode("error")
@@ -88,24 +93,33 @@ def test_an_iteration_never_waits_for_the_device(make_trainer, run, graphs):
         torch.cuda.set_sync_debug_mode("default")
     trainer.backend.synchronize()
     trainer.guard.raise_if_halted(trainer.iteration)
-
-
-@needs_gpu
-@GRAPHS
-@pytest.mark.parametrize("run", RUNS)
-def test_a_trace_shows_no_copy_between_host_and_device(make_trainer, run, graphs):
-    trainer = make_trainer(run, "cuda", graphs)
-    warm_up(trainer, graphs)
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=ACTIVITIES) as profile:
         for _ in range(3):
             trainer.iterate()
         torch.cuda.synchronize()
-    names = [event.name for event in profile.events()]
     step = f"{trainer.env.env.name}_step"
-    assert any(step in name for name in names), "the trace saw no kernel of ours: it proves nothing"
-    crossing = [name for name in names if "HtoD" in name or "DtoH" in name]
-    assert crossing == []
+    assert any(step in event.name for event in profile.events()), "it saw no kernel of ours: it proves nothing"
+    assert copies_in(profile) == []
+
+
+@needs_gpu
+def test_a_report_pulls_one_tensor(make_trainer):
+    trainer = make_trainer("two policies", "cuda")
+    trainer.metrics.report(trainer.iterate())
+    figures = trainer.iterate()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=ACTIVITIES) as profile:
+        trainer.metrics.report(figures)
+    (copy,) = copies_in(profile)
+    assert "DtoH" in copy
+
+
+@needs_gpu
+def test_both_devices_start_from_the_same_networks(make_trainer):
+    on_gpu, on_cpu = (
+        make_trainer("two policies", device).policies["tagger"].state_dict() for device in ("cuda", "cpu")
+    )
+    assert all(torch.equal(tensor.cpu(), on_cpu[name]) for name, tensor in on_gpu.items())
 
 
 class Asking(TorchDispatchMode):

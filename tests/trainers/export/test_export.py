@@ -1,14 +1,14 @@
 """An exported file does what its policy did in the game: the same actions, log-probabilities and values, every step."""
 
-import argparse
+import contextlib
+import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from programs import call_command, run_python
+from trainers_runs import tiny_config
 
 from trainers.acting.actor import make_actors
-from trainers.commands import export as command
 from trainers.experience.rollout import Rollout
 from trainers.experience.spec import spec_of
 from trainers.export import exporter as export
@@ -161,11 +162,12 @@ def check_plays_alike(played: Played, name: str, run: Callable, with_value: bool
             np.testing.assert_allclose(found, expected.cpu().numpy(), rtol=1e-5, atol=1e-5)
 
         if isinstance(head, GaussianHead):
-            close(outputs["mean"], group.action[t].flatten(0, 1))
+            meant = head.action_of(group.action[t].flatten(0, 1))
+            close(outputs["mean"], meant)
             clipped = rollout.data[spec_of(played.env.env, name).acts.array][t]
             columns = spec_of(played.env.env, name).acts.columns
             close(outputs["action"], clipped[:, columns].flatten(0, 1))
-            deviate = (group.action[t].flatten(0, 1).cpu().numpy() - outputs["mean"]) / outputs["std"]
+            deviate = (meant.cpu().numpy() - outputs["mean"]) / outputs["std"]
             log_prob = (-0.5 * deviate**2 - np.log(outputs["std"]) - 0.5 * np.log(2 * np.pi)).sum(-1)
         else:
             assert np.array_equal(outputs["action"], group.action[t].flatten(0, 1).cpu().numpy())
@@ -189,11 +191,11 @@ def log_prob_of_best(logits: np.ndarray) -> np.ndarray:
     return np.where(best == -1e9, 0.0, -np.log(np.exp(logits - best[:, None]).sum(-1)))
 
 
-def check_exports(played: Played, folder: Path, formats: tuple[str, ...]) -> None:
+def check_exports(played: Played, folder: Path) -> None:
     for name, group in played.rollout.groups.items():
         for with_value in (False, True) if IS_LONG else (True,):
             actor = PortablePolicy(group.policy, played.env.env, name, with_value)
-            for format in formats:
+            for format in export.FORMATS:
                 path = folder / f"{name}{export.FORMATS[format]}"
                 written = export.export_policy(actor, path, format, export.describe_env(played.env.env, name))
                 assert set(written.differences) == {slot.name for slot in actor.outputs}
@@ -211,40 +213,37 @@ def check_exports(played: Played, folder: Path, formats: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("kind", [kind if kind in SHORT else pytest.param(kind, marks=long) for kind in KINDS])
 def test_every_kind_of_policy_plays_on_in_both_formats(kind, play, tmp_path):
-    check_exports(play(KINDS[kind]), tmp_path, ("onnx", "torch"))
+    check_exports(play(KINDS[kind]), tmp_path)
 
 
 @long
 @pytest.mark.parametrize("example", SHIPPED)
 def test_every_shipped_config_plays_on_in_both_formats(example, play, tmp_path):
-    check_exports(play(load_yaml(EXAMPLES / example)), tmp_path, ("onnx", "torch"))
+    check_exports(play(load_yaml(EXAMPLES / example)), tmp_path)
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory) -> Path:
     """A run of tiny Tag, with a policy for each side."""
-    folder = tmp_path_factory.mktemp("runs")
-    config = {
-        "name": "tag_gridworld",
-        "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
-        "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 60, "device": "cpu"},
-        "policy": {"tagger": {"model": {"fc_dims": [8]}}, "runner": {"normalize_observation": True}},
-        "saving": {"basedir": str(folder)},
-    }
-    trainer = Trainer(read_config(config), "tag")
+    policies = {"tagger": {"model": {"fc_dims": [8]}}, "runner": {"normalize_observation": True}}
+    config = tiny_config(tmp_path_factory.mktemp("runs"), "cpu", trainer__total_timesteps=60, policy=policies)
+    trainer = Trainer(config, "tag")
     trainer.train()
     return trainer.run.path
 
 
-def call(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(words), [], None)
+call = partial(call_command, "export")
 
 
-def test_the_command_writes_a_file_for_each_policy_and_says_how_near_it_is(run_folder, capsys):
-    assert call(str(run_folder)) == 0
-    lines = capsys.readouterr().out.splitlines()
+@pytest.fixture(scope="module")
+def lines(run_folder) -> list[str]:
+    """What the command says when it writes the run's policies."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert call(run_folder) == 0
+    return said.getvalue().splitlines()
+
+
+def test_the_command_writes_a_file_for_each_policy_and_says_how_near_it_is(run_folder, lines):
     assert lines[0].startswith(str(run_folder / "policy.tagger.onnx") + ": ")
     assert lines[1:3] == ["  takes observation [N, 13] float32", "  gives logits [N, 5] float32, action [N] int32"]
     assert lines[3].startswith("  largest difference from the policy: ") and lines[3].endswith(" rows")
@@ -262,7 +261,7 @@ def test_the_command_writes_a_file_for_each_policy_and_says_how_near_it_is(run_f
     assert json.loads(said["action_space"]) == {"type": "Discrete", "n": 5}
     assert said["how_to_act"].startswith("greedy: action. To draw: ")
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    call(str(run_folder / "checkpoints" / "last"), "--policy", "runner")
+    call(run_folder / "checkpoints" / "last", "--policy", "runner")
     assert (run_folder / "policy.runner.onnx").read_bytes() == content  # the same, whenever it is written
 
 
@@ -275,12 +274,12 @@ def test_the_file_names_the_checkpoint_that_it_is_of(run_folder, tmp_path, monke
     saves_while_one_is_loaded(run, "step_000000000120")
     monkeypatch.setattr(export, "export_policy", name_the_checkpoint)
     with pytest.raises(CheckpointError, match="^step_000000000060$"):
-        call(str(run), "--policy", "runner")
+        call(run, "--policy", "runner")
 
 
 def test_a_pt2_holds_no_pickle(run_folder, tmp_path):
     path = tmp_path / "tagger.pt2"
-    call(str(run_folder), "--policy", "tagger", "--format", "torch", "--value", "--output", str(path))
+    call(run_folder, "--policy", "tagger", "--format", "torch", "--value", "--output", path)
     with zipfile.ZipFile(path) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
     assert not [name for name, content in contents.items() if content[:2] in (b"PK", b"\x80\x02", b"\x80\x04")]
@@ -288,12 +287,12 @@ def test_a_pt2_holds_no_pickle(run_folder, tmp_path):
     assert json.loads(contents["archive/extra/warpdrive.json"])["policy"] == "tagger"
 
 
-def test_the_example_in_the_docs_runs_without_torch(run_folder, tmp_path):
+@pytest.mark.usefixtures("lines")
+def test_the_example_in_the_docs_runs_without_torch(run_folder):
     text = (EXAMPLES.parent / "docs" / "export.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
-    call(str(run_folder), "--policy", "tagger", "--output", str(tmp_path / "policy.tagger.onnx"))
     code += "\nimport sys; assert 'torch' not in sys.modules and 'trainers' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = run_python("-c", code, cwd=run_folder)
     assert done.returncode == 0, done.stderr
     assert "tag_gridworld" in done.stdout
 
@@ -310,16 +309,12 @@ def test_the_example_in_the_docs_runs_without_torch(run_folder, tmp_path):
          "command line: --output 'nowhere/a.onnx': there is no folder nowhere. Make it first."),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused(words, message, run_folder):
+def test_what_cannot_be_meant_and_config_keys_are_refused(words, message, run_folder):
     with pytest.raises(ConfigError) as caught:
-        call(str(run_folder), *words)
+        call(run_folder, *words)
     assert str(caught.value) == message
-
-
-def test_config_keys_are_refused(run_folder):
-    options = argparse.Namespace()
     with pytest.raises(ConfigError, match="export takes no config keys, got 'trainer.seed'"):
-        command.run(options, [("trainer.seed", "1")], None)
+        call(run_folder, overrides=[("trainer.seed", "1")])
 
 
 @pytest.fixture

@@ -31,7 +31,9 @@ OF_GROUP = {
 }  # fmt: skip
 OWN = {
     "act": {"GREEDY": False, "DRAWS": True},
-    "learn": {"IS_PPO": True, "WEIGHS": False, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True},
+    "learn": {
+        "IS_PPO": True, "WEIGHS": False, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True
+    },
     "products": {},
 }
 SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}}
@@ -129,10 +131,8 @@ def test_a_layout_that_a_kernel_does_not_expect_does_not_compile(kernel, name, w
 
 @pytest.mark.parametrize("file", sorted(KERNELS.rglob("*.cu*")), ids=lambda file: file.name)
 def test_prose_names_files_that_are_there_and_every_parameter(file):
-    text, known = (
-        file.read_text(),
-        {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")},
-    )
+    text = file.read_text()
+    known = {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")}
     prose = "\n".join(re.findall(r"^//.*", text, re.MULTILINE))
     assert {name for name in re.findall(r"\w+\.(?:cuh|cu|py)\b", prose)} <= known
     found = list(read_signatures(text).values())

@@ -144,17 +144,27 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
         assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)
 
 
-@pytest.mark.parametrize(("rollout", "precision", "way"), [("a2c", BF16, REGISTERS), *OF_WARPGROUPS])
-def test_the_same_update_has_the_same_bits(make, rollout, precision, way, device):
-    if device == "cpu" and way != REGISTERS:
-        pytest.skip("there are no blocks side by side")
+OF_EVERY_DEVICE = [("a2c", BF16, REGISTERS), ("ppo whose values move freely", FULL, RECORDS)]
+
+
+@pytest.mark.parametrize(("rollout", "precision", "way"), OF_EVERY_DEVICE + OF_WARPGROUPS)
+def test_the_same_updates_have_the_same_bits_and_orders_and_each_an_order_of_its_own(
+    make, rollout, precision, way, device
+):
+    if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
     found = []
     for _ in range(2):
         learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
-        learner.update()
-        found.append(learner.fused._gradient.clone())
-    assert found[0].norm() > 0
-    assert torch.equal(*found)
+        made = []
+        for _ in range(2):
+            learner.update()
+            made += [learner.fused._gradient.clone(), torch.cat(minibatches(learner))]
+        found.append(made)
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+    assert found[0][0].norm() > 0
+    _, first_order, _, second_order = found[0]
+    assert torch.equal(first_order, second_order) != learner.fused.plan.has_order
 
 
 # ------------------------------------------------------------------------------------------------- steps
@@ -169,7 +179,7 @@ def watch_steps(learner: OnPolicy, watch: Callable[[], None]) -> None:
         fused._calls += [*calls, watch, step]
 
 
-def test_steps_are_those_of_torchs_adam(make):
+def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make):
     """Along the same gradients, of which some are too long; the critic has a learning rate of its own."""
     falling = Schedule(((0, 0.01), (1000, 0.0)))
     learner = make("ppo with a critic of its own", BF16, RECORDS, lr=falling, critic_lr=0.02, max_grad_norm=MAX_LENGTH)
@@ -196,6 +206,12 @@ def test_steps_are_those_of_torchs_adam(make):
     assert learner.fused._norms.tolist() == pytest.approx(lengths[-6:], rel=1e-5)
     assert min(lengths) < MAX_LENGTH < max(lengths)
     assert {memory["step"].item() for memory in learner.optimizer.state.values()} == {18}
+    packed = learner.fused.packed
+    written = packed.elements.clone(), packed.biases.clone()
+    packed.pack()
+    assert torch.equal(written[0], packed.elements) and torch.equal(written[1], packed.biases)
+    weight = policy.network.trunk[0].weight.detach().to(torch.bfloat16)
+    assert torch.isin(weight.flatten().view(torch.int16), packed.elements.view(torch.int16)).all()
 
 
 def test_an_optimiser_that_forgot_all_begins_anew(make):
@@ -291,30 +307,6 @@ def test_nothing_is_learned_where_all_are_out_of_the_game(make):
     assert torch.equal(learner.fused.packed.parameter, before)
     assert [float(figures[name]) for name in ("policy_loss", "value_loss", "entropy", "grad_norm")] == [0.0] * 4
     assert bad_rows(learner) == {"loss": NOTHING_FOUND, "gradient": NOTHING_FOUND}
-
-
-def test_each_update_has_an_order_of_its_own_which_the_seed_decides(make):
-    found = []
-    for _ in range(2):
-        learner = make("ppo whose values move freely", FULL, RECORDS)
-        for _ in range(2):
-            learner.update()
-            found.append(learner.fused._order.clone())
-    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
-    assert not torch.equal(found[0], found[1])
-
-
-def test_kernels_read_what_the_optimiser_wrote(make):
-    learner = make("ppo with a critic of its own", BF16, RECORDS, lr=0.01)
-    fused = learner.fused.packed
-    before = fused.elements.clone()
-    learner.update()
-    mine = fused.elements.clone(), fused.biases.clone()
-    assert not torch.equal(mine[0], before)
-    fused.pack()
-    assert torch.equal(mine[0], fused.elements) and torch.equal(mine[1], fused.biases)
-    weight = learner.policy.network.trunk[0].weight.detach().to(torch.bfloat16)
-    assert torch.isin(weight.flatten().view(torch.int16), fused.elements.view(torch.int16)).all()
 
 
 # ------------------------------------------------------------------------------------------------- order

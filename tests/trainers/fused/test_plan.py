@@ -118,7 +118,7 @@ def test_a_request_is_what_a_config_and_spaces_say(action):
     seen = spaces.Dict({key: spaces.Box(-1, 1, (3, size), np.float32) for key, size in (("near", 2), ("far", 1))})
     layout = Layout({"all": Group(range(2), seen, action)})
     places = tuple(layout.observation["all"].values()), layout.action["all"]
-    spec = GroupSpec("all", range(2), layout, *places, None, seen, action, all_agents=2, may_leave=False)
+    spec = GroupSpec("all", range(2), layout, *places, None, seen, action, may_leave=False)
     model = ModelConfig(type="gru", fc_dims=(7,), shared_trunk=False, activation="tanh", layer_norm=True)
     config = PolicyConfig(agent_id=True, normalize_observation=True, model=model)
     heads = (4, 2) if isinstance(action, spaces.MultiDiscrete) else None

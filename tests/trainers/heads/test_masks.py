@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from ppo_cases import all_samples, update_plainly
 
 from trainers.acting.actor import make_actors
-from trainers.algorithms.ppo import PPO
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.rollout import Rollout
 from trainers.experience.spec import spec_of
 from trainers.heads import CategoricalHeads
-from trainers.networks.policy import Policy
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
 
 HERE = Path(__file__).parents[1]
-ALGORITHMS = {"A2C": {"algorithm": "A2C"}, "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3}}
+PLAIN = {"lr": 1e-3, "normalize_return": False}
+ALGORITHMS = {
+    "A2C": {"algorithm": "A2C", "num_minibatches": 1, **PLAIN},
+    "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3, **PLAIN},
+}
 
 
 def takes_forbidden(group: GroupRollout) -> torch.Tensor:
@@ -38,14 +41,14 @@ def takes_forbidden(group: GroupRollout) -> torch.Tensor:
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_masked_action_is_never_taken_in_100_000_draws(make_trainer, greedy):
     """The policy wants choices 0 and 4 by e^8 to 1; they are allowed half the time. The env itself counts."""
-    trainer = make_trainer("locks:Locks", {"shared": {}}, num_envs=900)
+    trainer = make_trainer("locks:Locks", {"shared": {}}, num_envs=60)
     policy = trainer.policies["shared"]
     policy.network.policy_head.bias.data = torch.tensor([8.0, 0, 0, 0, 8], device=trainer.env.device)
     actors = make_actors(trainer.env, {"shared": policy}, greedy=("shared",) if greedy else ())
     rollout = Rollout(trainer.env, actors, 20)
     rollout.begin()
     group, num_draws, num_by_choice = rollout.groups["shared"], 0, torch.zeros(5, dtype=torch.int64)
-    for _ in range(2):
+    for _ in range(30):
         rollout.collect()
         assert not takes_forbidden(group).any()
         assert rollout.reward.min().item() >= 0.0  # the env pays -1 for what its own mask forbids
@@ -53,7 +56,7 @@ def test_a_masked_action_is_never_taken_in_100_000_draws(make_trainer, greedy):
         for head, first in ((0, 0), (1, 3)):
             number = torch.bincount(rollout.action[..., head].flatten().cpu(), minlength=3 - head)
             num_by_choice[first : first + 3 - head] += number
-    assert num_draws == 2 * 20 * 900 * 3 * 2
+    assert num_draws == 30 * 20 * 60 * 3 * 2
     assert num_by_choice.min().item() > num_draws // 50  # where what it wants is forbidden it takes all others
 
 
@@ -80,7 +83,7 @@ def test_choices_are_learned_under_a_mask_and_what_is_never_allowed_is_not_learn
     for row in (0, 1, 3, 4):
         assert not torch.equal(head.weight[row], before[0][row])
     trainer.rollout.collect()
-    samples = group.samples(torch.arange(group.num_units, device=group.advantage.device))
+    samples = all_samples(group)
     log_prob, _, _ = trainer.policies["shared"].evaluate(samples)
     torch.testing.assert_close(log_prob, samples.log_prob, rtol=0, atol=1e-5)
 
@@ -120,11 +123,17 @@ def test_masked_logits_have_probability_zero_and_no_gradient():
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_group_with_a_mask_of_its_own_keeps_to_it(make_trainer, algorithm):
-    """A scout may take action 2 once it has counted to 1; of its game only its group has a mask."""
+def test_a_group_keeps_to_a_mask_of_its_own_and_its_agents_count_up_to_the_step_in_which_they_leave(
+    make_trainer, algorithm
+):
+    """A scout may take action 2 once it has counted to 1, and leaves once it has counted to 3, which it sees; the env
+    pays 1 for each step made in the game. Workers have no mask, and stay."""
     policies = {name: {"lr": 0.01, **ALGORITHMS[algorithm]} for name in ("scout", "worker")}
     trainer = make_trainer("many_spaces.many_spaces:ManySpaces", policies, num_envs=30, num_steps=10)
-    scouts = trainer.rollout.groups["scout"]
+    rollout, scouts, workers = trainer.rollout, *(trainer.rollout.groups[name] for name in policies)
+    assert workers.mask is None
+    rollout.collect()
+    assert 0.1 < scouts.active.float().mean().item() < 0.9
     for _ in range(5):
         trainer.iterate()
         count = scouts.observation[:-1, ..., 0]
@@ -132,7 +141,14 @@ def test_a_group_with_a_mask_of_its_own_keeps_to_it(make_trainer, algorithm):
         assert scouts.mask[..., :2].all()
         assert not ((scouts.action == 2) & (count == 0)).any()
         assert (scouts.action == 2).any()
-    assert trainer.rollout.groups["worker"].mask is None
+        assert torch.equal(scouts.active, count < 3)
+        assert torch.equal(scouts.active, rollout.reward[..., :3] == 1)
+        assert workers.active.all()
+        survived = rollout.survived[..., :3]
+        left = scouts.active & ~survived
+        assert torch.equal((rollout.terminated & left.any(-1)), rollout.terminated)
+        goes_on = ~(rollout.terminated | rollout.truncated)
+        assert torch.equal(survived[:-1][goes_on[:-1]], scouts.active[1:][goes_on[:-1]])
 
 
 @dataclass(frozen=True)
@@ -158,17 +174,15 @@ class MaskedByGroup(Env):
         return {"action_mask_group0": np.ones((len(self.groups["group0"].agents), 3), np.bool_)}
 
 
-def test_a_policy_for_all_heeds_the_mask_of_the_only_group():
+def test_a_mask_is_cut_by_group_and_whole_for_a_policy_for_all():
+    """Of the only group; and of all agents of two groups."""
     mask = spec_of(MaskedByGroup(3), "shared").mask
     assert (mask.array, mask.columns) == ("action_mask_group0", slice(0, 3))
-
-
-def test_a_mask_of_all_agents_is_cut_by_group_and_whole_for_a_policy_for_all():
     env = MaskedByGroup(2, 1)
     env.arrays = lambda: {"action_mask": np.ones((3, 3), np.bool_)}
-    masks = {name: spec_of(env, name).mask for name in ("group0", "group1", "shared")}
-    assert {mask.array for mask in masks.values()} == {"action_mask"}
-    assert [mask.columns for mask in masks.values()] == [slice(0, 2), slice(2, 3), slice(0, 3)]
+    masks = [spec_of(env, name).mask for name in ("group0", "group1", "shared")]
+    assert {mask.array for mask in masks} == {"action_mask"}
+    assert [mask.columns for mask in masks] == [slice(0, 2), slice(2, 3), slice(0, 3)]
 
 
 def test_a_policy_for_all_is_refused_where_only_some_have_a_mask():
@@ -176,62 +190,17 @@ def test_a_policy_for_all_is_refused_where_only_some_have_a_mask():
         spec_of(MaskedByGroup(2, 1), "shared")
 
 
-def test_an_agent_counts_up_to_the_step_in_which_it_leaves_and_not_after_it(make_trainer):
-    """A scout leaves once it has counted to 3, which it sees; the env pays 1 for each step made in the game."""
-    policies = {"scout": {}, "worker": {}}
-    trainer = make_trainer("many_spaces.many_spaces:ManySpaces", policies, num_envs=30, num_steps=10)
-    for _ in range(2):
-        trainer.rollout.collect()
-        rollout, scouts, workers = trainer.rollout, *(trainer.rollout.groups[name] for name in policies)
-        assert 0.1 < scouts.active.float().mean().item() < 0.9
-        assert torch.equal(scouts.active, scouts.observation[:-1, ..., 0] < 3)
-        assert torch.equal(scouts.active, rollout.reward[..., :3] == 1)
-        assert workers.active.all()
-        survived = rollout.survived[..., :3]
-        left = scouts.active & ~survived
-        assert torch.equal((rollout.terminated & left.any(-1)), rollout.terminated)
-        goes_on = ~(rollout.terminated | rollout.truncated)
-        assert torch.equal(survived[:-1][goes_on[:-1]], scouts.active[1:][goes_on[:-1]])
-
-
 TAG = {"num_taggers": 2, "num_runners": 4, "episode_length": 15, "tagging_distance": 0.15, "grid_length": 5.0}
 STATISTICS = {"normalize_observation": True, "normalize_return": True}
 CASES = {
     "A2C": ALGORITHMS["A2C"],
     "A2C, statistics": {**ALGORITHMS["A2C"], **STATISTICS},
+    "A2C, several steps": {**ALGORITHMS["A2C"], "num_minibatches": 3},
     "A2C, advantages as they are": {**ALGORITHMS["A2C"], "normalize_advantage": False},
     "PPO": ALGORITHMS["PPO"],
     "PPO, statistics": {**ALGORITHMS["PPO"], **STATISTICS, "clip_value": False},
     "PPO with a memory": {**ALGORITHMS["PPO"], "model": {"type": "gru", "memory_size": 6, "sequence_length": 5}},
 }
-
-
-@dataclass
-class Alone:
-    """What plain torch makes of samples of agents in the game, and of nothing else."""
-
-    log_prob: torch.Tensor
-    entropy: torch.Tensor
-    value: torch.Tensor
-    rows: torch.Tensor
-    """Of [T, E, A]."""
-
-
-def evaluate_alone(policy: Policy, group: GroupRollout, units: torch.Tensor) -> Alone:
-    """Without a memory, samples of the others are never looked at."""
-    index = group.index_of(units).flatten()
-    is_active = group.active.flatten()[index]
-    rows = index[is_active]
-    if policy.memory_size:
-        log_prob, entropy, value = (found[is_active] for found in policy.evaluate(group.samples(units)))
-        return Alone(log_prob, entropy, value, rows)
-    outputs, value = policy(group.observation[:-1].flatten(0, 2)[rows])
-    log_prob = entropy = 0.0
-    for head, logits in enumerate(outputs.split(list(policy.head.head_sizes), dim=-1)):
-        choice = torch.distributions.Categorical(logits=logits)
-        log_prob = log_prob + choice.log_prob(group.action.flatten(0, 2)[rows, head])
-        entropy = entropy + choice.entropy()
-    return Alone(log_prob, entropy, value, rows)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -245,57 +214,29 @@ def test_an_update_is_that_of_plain_torch_on_the_agents_in_the_game(make_trainer
     policy, config = copy.deepcopy(group.policy), learner.config
     figures = learner.update()
 
-    advantage, old_value = group.advantage.flatten(), group.value[:-1].flatten()
-    target = advantage + old_value
-    active = group.active.flatten()
+    active, advantage = group.active, group.advantage
+    target = advantage + group.value[:-1]
     if config.normalize_return:  # of those in the game: the first mean and deviation, debiased, are plain ones
-        mean, square = target[active].mean(), target[active].square().mean()
-        deviation = (square - mean.square()).clamp_min(1e-2).sqrt()
-        torch.testing.assert_close(group.policy.value_norm.moments, torch.stack([mean, deviation]), rtol=0, atol=1e-5)
-        target = (target - mean) / deviation
-    optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
-    device = advantage.device
-    everything = torch.arange(group.num_units, device=device)
-    minibatches = [everything]
-    if isinstance(learner, PPO):
-        generator = torch.Generator(device).manual_seed(trainer.config.trainer.seed + 1)  # of the second policy
-        orders = [torch.randperm(len(everything), generator=generator, device=device) for _ in range(config.num_epochs)]
+        moments = torch.stack([target[active].mean(), target[active].std(correction=0)])
+        torch.testing.assert_close(group.policy.value_norm.moments, moments, rtol=0, atol=1e-5)
+    minibatches = [torch.arange(group.num_units, device=advantage.device)]
+    if config.num_minibatches > 1:
+        seed, device = trainer.config.trainer.seed + 1, advantage.device  # of the second policy
+        generator = torch.Generator(device).manual_seed(seed)
+        num_epochs = getattr(config, "num_epochs", 1)
+        orders = [torch.randperm(group.num_units, generator=generator, device=device) for _ in range(num_epochs)]
         minibatches = [units for order in orders for units in order.chunk(config.num_minibatches)]
-    entropies, value_losses = [], []
-    for units in minibatches:
-        alone = evaluate_alone(policy, group, units)
-        one = advantage[alone.rows]
-        if config.normalize_advantage:
-            one = (one - one.mean()) / (one.std(correction=0) + 1e-8)
-        if isinstance(learner, PPO):
-            ratio = (alone.log_prob - group.log_prob.flatten()[alone.rows]).exp()
-            policy_loss = -torch.minimum(ratio * one, ratio.clamp(0.8, 1.2) * one).mean()
-            errors = (alone.value - target[alone.rows]).square()
-            if config.clip_value:
-                old = old_value[alone.rows]
-                near = old + (alone.value - old).clamp(-0.2, 0.2)
-                errors = torch.maximum(errors, (near - target[alone.rows]).square())
-            value_loss = 0.5 * errors.mean()
-        else:
-            policy_loss = -(alone.log_prob * one).mean()
-            value_loss = (alone.value - target[alone.rows]).square().mean()
-        entropy = alone.entropy.mean()
-        optimizer.zero_grad()
-        (policy_loss + config.vf_loss_coeff * value_loss - config.entropy_coeff * entropy).backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
-        optimizer.step()
-        entropies.append(entropy.item())
-        value_losses.append(value_loss.item())
-
+    steps = update_plainly(learner, policy, minibatches)
     for (parameter, found), expected in zip(group.policy.named_parameters(), policy.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5, msg=lambda text, p=parameter: f"{p}: {text}")
-    assert figures["entropy"].item() == pytest.approx(np.mean(entropies), abs=1e-5)
-    assert figures["value_loss"].item() == pytest.approx(np.mean(value_losses), rel=1e-4)
+    entropy, value_loss = (np.mean([step[name].item() for step in steps]) for name in ("entropy", "value_loss"))
+    assert figures["entropy"].item() == pytest.approx(entropy, abs=1e-5)
+    assert figures["value_loss"].item() == pytest.approx(value_loss, rel=1e-4)
     left_over = advantage[active].double().var(correction=0)
-    explained = 1 - left_over / (advantage + old_value)[active].double().var(correction=0)
+    explained = 1 - left_over / target[active].double().var(correction=0)
     assert figures["explained_variance"].item() == pytest.approx(explained.item(), abs=1e-4)
     if config.normalize_observation:
-        seen = group.observation[:-1].flatten(0, 2)[active].double().cpu().numpy()
+        seen = group.observation[:-1][active].double().cpu().numpy()
         norm = group.policy.observation_norm
         assert norm.count.item() == active.sum().item()
         np.testing.assert_allclose(norm.mean.cpu().numpy(), seen.mean(0), atol=1e-5)

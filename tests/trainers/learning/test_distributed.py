@@ -22,16 +22,15 @@ pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parents[3]
 RANKS = str(ROOT / "tests" / "trainers_ranks.py")
-WHOLE = [
-    "a2c", "ppo with all statistics, whole", "ppo of continuous actions, whole", "ppo that remembers, whole",
-    "mappo, whole", "agents that leave, whole",
+NAMES = [
+    "a2c", "ppo with all statistics", "ppo of continuous actions", "ppo that remembers", "mappo", "agents that leave",
 ]  # fmt: skip
+WHOLE = [f"{name}, whole" for name in (*NAMES, "fused kernels")]
 """Runs whose updates do not depend on the order of samples."""
-FUSED = ["fused kernels, whole"]
-"""Likewise, but never in double precision."""
+DOUBLE = [f"{name}, double" for name in NAMES]
+"""Likewise; fused kernels never learn in double precision."""
 CUT = ["ppo with all statistics", "agents that leave", "fused kernels"]
 """Runs of several minibatches an epoch: each rank makes its own."""
-TOLERANCE = {"fp32": 1e-4, "fp64": 1e-6}
 
 needs_two_gpus = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason=f"needs 2 GPUs for NCCL, and there are {torch.cuda.device_count()}"
@@ -41,52 +40,43 @@ DEVICES = ["cpu", pytest.param("cuda", marks=needs_two_gpus)]
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def two_ranks_and_one(request, tmp_path_factory):
-    """A function that makes runs on two ranks and on one: the two folders; see trainers_ranks.py."""
-    device, made = request.param, {}
-
-    def make(precision: str) -> list[Path]:
-        if precision not in made:
-            made[precision] = [tmp_path_factory.mktemp(f"{n}_ranks") for n in (2, 1)]
-            runs = WHOLE + (FUSED + CUT if precision == "fp32" else [])
-            for num_ranks, out in zip((2, 1), made[precision], strict=True):
-                command = [RANKS, str(out), device, precision, *runs]
-                if num_ranks == 1:
-                    assert subprocess.run([sys.executable, *command]).returncode == 0
-                else:
-                    assert launch(command, TrainerConfig(num_gpus=num_ranks, device=device)) == 0
-        return made[precision]
-
-    return make
+def folders(request, tmp_path_factory) -> list[Path]:
+    """Of the runs on two ranks, and on one; see trainers_ranks.py."""
+    made, device = [tmp_path_factory.mktemp(name) for name in ("two_ranks", "one_rank")], request.param
+    two, one = ([RANKS, str(out), device, *WHOLE, *DOUBLE, *CUT] for out in made)
+    assert launch(two, TrainerConfig(num_gpus=2, device=device)) == 0
+    assert subprocess.run([sys.executable, *one]).returncode == 0
+    return made
 
 
-@pytest.mark.parametrize(
-    ("run", "precision"), [(run, "fp32") for run in WHOLE + FUSED] + [(run, "fp64") for run in WHOLE]
-)
-def test_two_ranks_give_the_parameters_of_one_after_20_updates(two_ranks_and_one, run, precision):
-    ours, theirs = (load_file(folder / f"{run}.safetensors") for folder in two_ranks_and_one(precision))
+def load(folders: list[Path], run: str) -> list[dict[str, torch.Tensor]]:
+    ours, theirs = (load_file(folder / f"{run}.safetensors") for folder in folders)
     assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=TOLERANCE[precision], atol=TOLERANCE[precision])
+    return [ours, theirs]
 
 
-@pytest.mark.parametrize("run", WHOLE + FUSED)
-def test_two_ranks_play_report_and_save_what_one_does(two_ranks_and_one, run):
-    folders = two_ranks_and_one("fp32")
-    ours, theirs = (load_file(folder / f"{run}.env.safetensors") for folder in folders)
-    assert ours.keys() == theirs.keys()
+@pytest.mark.parametrize("run", WHOLE + DOUBLE)
+def test_two_ranks_give_the_parameters_of_one_after_20_updates(folders, run):
+    ours, theirs = load(folders, run)
+    tolerance = 1e-6 if run in DOUBLE else 1e-4
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("run", WHOLE)
+def test_two_ranks_play_report_and_save_what_one_does(folders, run):
+    ours, theirs = load(folders, f"{run}.env")
     for name, tensor in ours.items():
         if not tensor.is_floating_point():  # steps, flags, counts, and the actions that were drawn
             assert torch.equal(tensor, theirs[name]), name
-        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     ours, theirs = (json.loads((folder / f"{run}.json").read_text()) for folder in folders)
     assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("run", CUT)
-def test_several_minibatches_are_others_but_ranks_stay_equal(two_ranks_and_one, run):
+def test_several_minibatches_are_others_but_ranks_stay_equal(folders, run):
     """That they are equal bit for bit is asked where the policies are written; here, that they learned."""
-    ours, theirs = (load_file(folder / f"{run}.safetensors") for folder in two_ranks_and_one("fp32"))
+    ours, theirs = load(folders, run)
     assert any(not torch.allclose(tensor, theirs[name], rtol=1e-3) for name, tensor in ours.items())
     assert all(tensor.isfinite().all() for tensor in ours.values())
 
@@ -174,29 +164,22 @@ saving: {model_params_save_freq: 5}
 """
 
 
-def test_two_ranks_resume_bit_for_bit(tmp_path):
+def test_two_ranks_resume_bit_for_bit_and_not_on_one(tmp_path, capsys):
     """With minibatches, whose generators differ among the ranks."""
     config = tmp_path / "ppo.yaml"
     config.write_text(PPO)
-    for name, timesteps in (("whole", 800), ("parts", 400)):
-        process = train(config, "--total-timesteps", str(timesteps), f"--run-name={name}", cwd=tmp_path)
-        assert process.communicate()[1] == ""
-    assert "tagger, rank 1" in load_checkpoint(tmp_path / "parts" / "checkpoints" / "last").rng["minibatches"]
-    command = ["--resume", str(tmp_path / "parts"), "--total-timesteps", "800"]
-    process = subprocess.run([sys.executable, str(ROOT / "examples" / "train.py"), *command], capture_output=True)
-    assert (process.returncode, process.stderr) == (0, b"")
-    whole, parts = (
-        json.loads((tmp_path / name / "checkpoints" / "step_000000000800" / "manifest.json").read_text())["files"]
-        for name in ("whole", "parts")
-    )
-    assert whole == parts
-
-
-def test_a_run_goes_on_on_as_many_ranks(tmp_path, capsys):
-    process = train(TAG, "--total-timesteps", "80", "--run-name=a", cwd=tmp_path)
+    process = train(config, "--total-timesteps", "800", "--run-name=a", cwd=tmp_path)
     assert process.communicate()[1] == ""
-    assert main(["train", "--resume", str(tmp_path / "a"), "trainer.num_gpus=1"]) == 4
+    halfway, end = (tmp_path / "a" / "checkpoints" / f"step_000000000{number}" for number in (400, 800))
+    assert "tagger, rank 1" in load_checkpoint(halfway).rng["minibatches"]
+    assert main(["train", "--resume", str(halfway), "trainer.num_gpus=1"]) == 4
     assert "trainer.num_gpus was 2 in the run that was saved, and is 1 in this one." in capsys.readouterr().err
+    whole = json.loads((end / "manifest.json").read_text())["files"]
+    end.rename(tmp_path / "end")
+    command = [sys.executable, str(ROOT / "examples" / "train.py"), "--resume", str(halfway)]
+    process = subprocess.run(command, capture_output=True)
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert json.loads((end / "manifest.json").read_text())["files"] == whole
 
 
 @pytest.mark.parametrize(

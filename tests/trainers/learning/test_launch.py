@@ -67,11 +67,11 @@ answers = [world.agree_on(15 if (rank, call) == (2, 1) else None) for call in ra
 assert answers == [None, None, 15, None]  # a call late, on every rank
 with world.watched():
     time.sleep(0.3 * rank)
-world.end(0)
 """
 
 BLOCKED = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one whose device waits for a rank that is gone
+world.gather(rank)
 with world.watched():
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -79,21 +79,20 @@ with world.watched():
 """
 
 
-def test_ranks_sum_average_share_and_agree():
-    assert launch(["-c", IMPORTS + OF_THREE], TrainerConfig(num_gpus=3, device="cpu")) == 0
-
-
-def test_a_rank_that_waits_for_a_dead_one_ends(capfd):
+def test_ranks_sum_average_share_and_agree_and_one_that_waits_for_a_dead_one_ends(capfd):
     """It would sleep for longer than a test may take."""
-    assert launch(["-c", IMPORTS + BLOCKED], TrainerConfig(num_gpus=3, device="cpu")) == 1
+    assert launch(["-c", IMPORTS + OF_THREE + BLOCKED], TrainerConfig(num_gpus=3, device="cpu")) == 1
     first, second = capfd.readouterr().err.splitlines()
     assert first == "error: rank 1 of 3 has ended: so do the others."
     assert re.fullmatch(r"error: rank 1 \(process \d+\) was ended by SIGKILL: so is the run\.", second)
 
 
-def test_a_launch_leaves_signals_and_variables_as_they_were():
+def test_a_launch_turns_multicast_off_and_leaves_signals_and_variables_as_they_were(capfd):
     handlers, variables = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)], dict(os.environ)
-    assert launch(["-c", "import sys; sys.exit(7)"], TrainerConfig(num_gpus=2, device="cpu")) == 7
+    names = "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"
+    code = f"import os, sys; print(*(os.environ[name] for name in {names}), flush=True); sys.exit(7)"
+    assert launch(["-c", code], TrainerConfig(num_gpus=1, device="cpu")) == 7
+    assert capfd.readouterr().out == "0 1 1\n"
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert dict(os.environ) == variables
 
@@ -122,10 +121,21 @@ def launch_stubborn(**popen: object) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_signal_ends_all_ranks_at_once_and_is_told():
-    process = launch_stubborn()
+NEEDS_SIGNALS = pytest.mark.skipif(
+    not hasattr(LaunchConfig, "signals_to_handle"), reason="this torch's launcher takes SIGHUP whatever the config says"
+)
+
+
+@pytest.mark.parametrize("is_under_nohup", [False, pytest.param(True, marks=NEEDS_SIGNALS)])
+def test_a_second_signal_ends_all_ranks_at_once_and_a_closed_terminal_under_nohup_none(is_under_nohup):
+    ignore = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if is_under_nohup else None
+    process = launch_stubborn(preexec_fn=ignore)
     try:
         ranks = ranks_of(process)
+        if is_under_nohup:
+            process.send_signal(signal.SIGHUP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(3)
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(1)
@@ -134,26 +144,3 @@ def test_a_second_signal_ends_all_ranks_at_once_and_is_told():
         process.kill()
     assert (process.returncode, errors) == (130, "stopped by Ctrl-C\n")
     assert len(ranks) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
-
-
-@pytest.mark.skipif(
-    not hasattr(LaunchConfig, "signals_to_handle"), reason="this torch's launcher takes SIGHUP whatever the config says"
-)
-def test_a_launch_under_nohup_goes_on_when_the_terminal_is_closed():
-    process = launch_stubborn(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    try:
-        process.send_signal(signal.SIGHUP)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3)
-        process.terminate()
-        process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert process.returncode == 143
-
-
-def test_multicast_is_off_for_the_ranks(capfd):
-    names = "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"
-    code = f"import os; print(*(os.environ[name] for name in {names}))"
-    assert launch(["-c", code], TrainerConfig(num_gpus=1, device="cpu")) == 0
-    assert capfd.readouterr().out == "0 1 1\n"

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from trainers_runs import learns
 
 from trainers.networks.cnn import CNN
 from trainers.networks.features import Inputs
 from trainers.settings.config import ModelConfig
 from trainers.settings.read_config import read_config
-from trainers.trainer import Trainer
+from warpdrive.env import Group
 from warpdrive.errors import ConfigError
 
 HEADS = {"policy": 3, "value": 1}
@@ -55,35 +56,48 @@ def test_what_is_no_image_goes_in_beside_it_and_a_critic_may_have_eyes_of_its_ow
     assert not torch.equal(network(observation)["value"], before)
 
 
-def test_an_image_that_is_too_small_is_told():
-    with pytest.raises(ConfigError, match=r"^an image \[20, 20\] is too small for .* one of 3 x 3 meets 1 x 1"):
-        make({"": spaces.Box(0, 1, (20, 20), np.float32)}, conv="nature")
+@pytest.mark.parametrize(
+    ("shape", "key", "line"),
+    [
+        ((20, 20), "conv", "an image [20, 20] is too small for its convolutions: one of 3 x 3 meets 1 x 1."),
+        ((3, 84, 60), "type", "[3, 84, 60] looks as if channels came first. Observe [84, 60, 3], or take a network"),
+        ((2,), "type", "a cnn needs an image, [height, width] or [height, width, channels], and these agents observe"),
+    ],
+)
+def test_an_image_that_it_cannot_see_is_told_with_its_place(tmp_path, monkeypatch, shape, key, line):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+    from odd_spaces import TWO, OddSpaces
+
+    seen = spaces.Box(0, 1, shape, np.float32)
+    monkeypatch.setattr(OddSpaces, "groups", {"all": Group(range(2), seen, TWO)}, raising=False)
+    (tmp_path / "a.yaml").write_text(
+        "name: odd_spaces:OddSpaces\ntrainer: {total_timesteps: 10_000}\n"
+        "policy:\n  all:\n    model:\n      type: cnn\n      conv: nature\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_config(tmp_path / "a.yaml")
+    place = f"{tmp_path}/a.yaml:{6 if key == 'type' else 7}: policy.all.model.{key}: "
+    assert str(caught.value).startswith(place) and line in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
-def test_images_reach_the_network_as_bytes_and_are_learned_from(tmp_path, device, algorithm, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-    from corners_env import KERNEL
-
-    (tmp_path / "corners.cu").write_text(KERNEL)
+def test_images_reach_the_network_as_bytes_and_are_learned_from(make_trainer, algorithm):
     policy = {"algorithm": algorithm, "lr": 3e-3, "gamma": 0.0, "model": {"type": "cnn", "dense_dim": 16}}
-    if algorithm == "DQN":
+    if algorithm == "PPO":  # the critic's eyes learn at a rate of their own
+        policy |= {"critic_lr": 1e-3, "model": {**policy["model"], "shared_trunk": False}}
+    else:
         policy |= {"epsilon": 0.02, "learning_starts": 100, "buffer_size": 2000, "batch_size": 64, "replay_ratio": 0.1}
-    config = {
-        "name": "corners_env:Corners",
-        "env": {"folder": str(tmp_path)},
-        "trainer": {"num_envs": 16, "train_batch_size": 128, "total_timesteps": 128 * 40, "device": device},
-        "policy": {"agent": policy},
-        "saving": {"basedir": str(tmp_path)},
-    }
-    trainer = Trainer(read_config(config))
+    trainer = make_trainer("corners:Corners", {"agent": policy}, num_envs=16, num_steps=8, iterations=40)
     assert trainer.rollout.data["observation_image"].dtype == torch.uint8
-    trainer.train()
-    assert trainer.rollout.reward.mean() > 0.9  # a quarter by chance
+    if algorithm == "PPO":
+        actors, critics = trainer.algorithms["agent"].optimizer.param_groups
+        assert [len(actors["params"]), len(critics["params"])] == [6, 6]  # convolution, dense, head: weight and bias
+    assert learns(trainer, 0.9, num_iterations=40)  # a quarter by chance
 
 
-def test_statistics_of_observations_are_refused_before_anything_is_made():
+def test_statistics_of_observations_are_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     trainer = {"num_envs": 2, "train_batch_size": 20, "total_timesteps": 20, "device": "cpu"}
     policy = {"agent": {"normalize_observation": True, "model": {"type": "cnn"}}}
     with pytest.raises(ConfigError, match=r"^policy.agent.normalize_observation: a cnn sees arrays, and scales images"):
-        read_config({"name": "cartpole", "trainer": trainer, "policy": policy})
+        read_config({"name": "corners:Corners", "trainer": trainer, "policy": policy})

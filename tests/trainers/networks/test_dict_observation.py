@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from trainers_runs import learns
 
 from trainers.networks.features import Features
 from warpdrive.env import Group
@@ -72,9 +73,7 @@ def test_a_policy_learns_from_every_part_of_a_dict(make_trainer, algorithm, name
     trainer = make_trainer("sights:Sights", {name: policy for name in names}, num_envs=50, num_steps=12)
     trainer.iterate()
     assert trainer.rollout.reward.mean().item() == pytest.approx(1 / 6 + 1 / 4, abs=0.05)
-    for _ in range(100 if algorithm == "A2C" else 25):
-        trainer.iterate()
-    assert trainer.rollout.reward.mean((0, 1)).min().item() > 0.93  # each agent
+    assert learns(trainer, 0.93, num_iterations=100 if algorithm == "A2C" else 25)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -84,9 +83,7 @@ def test_a_policy_learns_from_a_picture_of_bytes(make_trainer, algorithm):
     assert trainer.rollout.observation.dtype == torch.uint8
     trainer.iterate()
     assert trainer.rollout.reward.mean().item() == pytest.approx(1 / 3, abs=0.06)
-    for _ in range(60 if algorithm == "A2C" else 15):
-        trainer.iterate()
-    assert trainer.rollout.reward.mean().item() > 0.95
+    assert learns(trainer, 0.95, num_iterations=60 if algorithm == "A2C" else 15)
 
 
 def test_play_values_and_bootstraps_read_the_flattened_parts(make_trainer):

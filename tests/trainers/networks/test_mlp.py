@@ -34,7 +34,7 @@ def test_same_seed_same_start_whatever_torch_drew_before():
     ],
 )
 @pytest.mark.parametrize("num_critic_features", [None, 9])
-def test_prepared_pass_writes_what_forward_returns(model, num_critic_features):
+def test_prepared_pass_and_one_for_the_value_alone_write_what_forward_returns(model, num_critic_features):
     policy = network(num_critic_features=num_critic_features, **model)
     observation = torch.randn(7, 2, 6)[:, 1]  # rows that are apart, as one group's agents are
     critic_input = None if num_critic_features is None else torch.randn(7, num_critic_features)
@@ -46,6 +46,10 @@ def test_prepared_pass_writes_what_forward_returns(model, num_critic_features):
         act()
     expected = policy(observation, critic_input)
     torch.testing.assert_close({"policy": logits, "value": value}, {key: one.detach() for key, one in expected.items()})
+    alone = torch.empty(7, 1)
+    with torch.inference_mode():
+        policy.prepare_act(observation, critic_input, {"value": alone})()
+    torch.testing.assert_close(alone, expected["value"].detach())
 
 
 def test_a_critic_without_hidden_layers_is_linear():
@@ -53,12 +57,3 @@ def test_a_critic_without_hidden_layers_is_linear():
     assert len(policy.critic_trunk) == 0
     assert policy.value_head.weight.shape == (1, 6)  # the features
     assert policy.policy_head.weight.shape == (5, 8)
-
-
-@pytest.mark.parametrize("model", [{}, {"shared_trunk": False}])
-def test_a_pass_prepared_for_the_value_alone_writes_the_same_value(model):
-    policy, observation = network(**model), torch.randn(7, 6)
-    value = torch.empty(7, 1)
-    with torch.inference_mode():
-        policy.prepare_act(observation, None, {"value": value})()
-    torch.testing.assert_close(value, policy(observation)["value"].detach())

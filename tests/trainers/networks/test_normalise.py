@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from trainers.errors import NonFiniteError
 from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
 from trainers.trainer import Trainer
-
-ALL = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
 
 
 def history(seed: int, sizes: tuple[int, ...], num_features: int = 3) -> list[np.ndarray]:
@@ -52,18 +51,14 @@ def test_rows_of_weight_0_do_not_count():
     assert_moments(norm, np.concatenate(batches)[np.concatenate(weights) > 0])
 
 
-def test_a_feature_that_never_changes_becomes_0():
-    norm = ObservationNorm(2)
-    norm.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
-    assert norm(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
-
-
-def test_before_anything_that_counts_is_seen_observations_pass_as_they_are():
+def test_before_anything_that_counts_is_seen_observations_pass_as_they_are_and_what_never_changes_becomes_0():
     norm = ObservationNorm(2)
     for _ in range(2):
         assert norm(torch.tensor([[0.5, -2.0]])).tolist() == [[0.5, -2.0]]
         assert (norm.mean.tolist(), norm.variance.tolist(), norm.count.item()) == ([0.0] * 2, [1.0] * 2, 0.0)
         norm.update(torch.full((4, 2), 7.0), torch.zeros(4))
+    norm.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
+    assert norm(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
 
 
 def test_statistics_change_after_the_update_that_saw_them(tiny):
@@ -171,33 +166,90 @@ def test_reward_statistics_ignore_agents_out_of_the_game():
     assert scale.item() == pytest.approx(1 / counted.astype(np.float64).std(), rel=1e-5)
 
 
-def test_before_any_return_values_are_as_they_are():
-    assert ValueNorm().moments.tolist() == [0.0, 1.0]  # what moves them by hand: algorithms/test_mappo.py
-
-
-def test_value_moments_forget_by_a_hundredth():
+def test_value_moments_forget_by_a_hundredth_and_count_no_returns_of_weight_0():
     norm = ValueNorm()
+    assert norm.moments.tolist() == [0.0, 1.0]  # before any return; what moves them by hand: algorithms/test_mappo.py
     for target in (0.0, 100.0):
         norm.update(torch.tensor([target]))
     assert norm.moments[0].item() == pytest.approx(100 / 1.99, rel=1e-5)  # weights 0.99 and 1
-
-
-def test_returns_of_weight_0_do_not_count():
     masked, plain = ValueNorm(), ValueNorm()
     masked.update(torch.tensor([1.0, 500.0, 4.0]), torch.tensor([True, False, True]))
     plain.update(torch.tensor([1.0, 4.0]))
     torch.testing.assert_close(masked.moments, plain.moments)
 
 
-def test_returns_that_hardly_differ_are_divided_by_a_tenth():
+def test_returns_that_hardly_differ_are_divided_by_a_hundredth():
     norm = ValueNorm()
     norm.update(torch.full((5,), 3.0))
-    assert norm.moments.tolist() == pytest.approx([3.0, 0.1])
+    assert norm.moments.tolist() == pytest.approx([3.0, 0.01])
+
+
+def test_moments_by_hand_the_last_returns_counting_most():
+    """Returns 0 and 2, then 10 twice; half of the weight is the last ones', 2 / 3 without what was never there."""
+    norm = ValueNorm(beta=0.5)
+    norm.update(torch.tensor([0.0, 2.0]))
+    assert norm.moments.tolist() == [1.0, 1.0]
+    norm.update(torch.tensor([10.0, 10.0]))
+    mean, variance = 1 + 2 / 3 * 9, 1 / 3 * 1 + 2 / 3 * 0 + 2 / 3 * 1 / 3 * 9**2
+    assert norm.moments.tolist() == pytest.approx([mean, variance**0.5])
+
+
+def test_a_small_deviation_beside_a_large_mean_is_not_lost():
+    norm, generator = ValueNorm(), torch.Generator().manual_seed(0)
+    for _ in range(3):
+        norm.update(10_000.0 + 0.25 * torch.randn(50_000, generator=generator))
+    assert norm.moments.tolist() == pytest.approx([10_000.0, 0.25], rel=0.02)
+
+
+def test_what_the_critic_means_stays_when_its_unit_moves():
+    norm, head = ValueNorm(), torch.nn.Linear(3, 1)
+    seen, said = torch.randn(20, 3), torch.randn(4, 5)
+    before_first = head.weight.clone()
+    norm.update(torch.tensor([3.0, 5.0]), head=head, values=[said])
+    assert torch.equal(head.weight, before_first)  # a new critic means the mean
+    meant, kept = norm.denormalise(head(seen)), norm.denormalise(said).clone()
+    norm.update(torch.tensor([-700.0, 900.0]), head=head, values=[said])
+    assert norm.moments[1] > 50
+    torch.testing.assert_close(norm.denormalise(head(seen)), meant, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(norm.denormalise(said), kept, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_moves_its_critic_with_its_unit(tiny, precision):
+    """Rewards become 1,000 times as large: the values of the rollout that is learned from still mean what they did."""
+    policy = {"shared": {"algorithm": "PPO", "lr": 0.0, "normalize_return": True, "model": {"shared_trunk": True}}}
+    trainer = Trainer(tiny(policy=policy, trainer__precision=precision))
+    trainer.iterate()
+    trainer.rollout.collect()
+    group, learner = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
+    assert learner.path == ("fused" if precision == "bf16" else "torch")
+    norm, said = group.policy.value_norm, group.value.clone()
+    meant = norm.denormalise(said)
+    trainer.rollout.reward.mul_(1000.0)
+    learner.update()
+    assert norm.moments[1] > 5
+    torch.testing.assert_close(norm.denormalise(group.value), meant, rtol=1e-4, atol=1e-3)
+    trainer.rollout.data["observation"][0].copy_(trainer.rollout.data["observation"][-1])
+    trainer.rollout.collect()  # lr is 0: only the unit has moved
+    torch.testing.assert_close(norm.denormalise(group.value[0]), meant[-1], rtol=1e-2, atol=0.05)
+
+
+def test_statistics_that_are_no_numbers_stop_the_run_and_are_named(tiny):
+    """Rewards of 1e38 are numbers, and sums of them are none."""
+    trainer = Trainer(tiny(policy={"shared": {"algorithm": "PPO", "gamma": 1.0, "normalize_return": True}}))
+    trainer.rollout.collect()
+    trainer.rollout.reward.fill_(3e38)
+    trainer.rollout.terminated.zero_()
+    before = trainer.policies["shared"].value_norm.moments.clone()
+    trainer.algorithms["shared"].update()
+    assert torch.equal(trainer.policies["shared"].value_norm.moments, before)
+    with pytest.raises(NonFiniteError, match="policy 'shared': what normalize_return takes in became a NaN or an infi"):
+        trainer.guard.raise_if_halted(1)
 
 
 def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(tiny):
     """The critic says 0, which means 10: 1 + 0.5 * 10 - 10 = -4, so that it should have said 6."""
-    settings = {"normalize_return": True, "gamma": 0.5, "gae_lambda": 0.0}
+    settings = {"gamma": 0.5, "gae_lambda": 0.0}
     trainer = Trainer(tiny(policy={"shared": settings}))
     group, learner, rollout = trainer.rollout.groups["shared"], trainer.algorithms["shared"], trainer.rollout
     norm = trainer.policies["shared"].value_norm
@@ -207,27 +259,6 @@ def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(
     learner.begin()
     assert (group.advantage == -4.0).all()
     assert (learner.target == 6.0).all()
-    assert norm.moments.tolist() == pytest.approx([6.0, 0.1], rel=1e-4)  # of the returns of this rollout
+    assert norm.moments.tolist() == pytest.approx([6.0, 0.01], rel=1e-4)  # of the returns of this rollout
     samples = group.samples(torch.arange(3, device=group.advantage.device))
     assert learner.targets_of(samples).tolist() == pytest.approx([0.0] * 3, abs=1e-4)
-
-
-def test_a_checkpoint_holds_all_statistics_and_the_sums_under_way(tiny):
-    config = tiny(policy={"shared": {"algorithm": "PPO", **ALL}}, trainer__total_timesteps=600)
-    first, second = Trainer(config), Trainer(config)
-    for _ in range(2):
-        first.iterate()
-    second.restore(first.save())
-    state = first.policies["shared"].state_dict()
-    named = {name.split(".")[0] for name in state}
-    assert {"observation_norm", "reward_norm", "value_norm"} <= named
-    for name, tensor in second.policies["shared"].state_dict().items():
-        assert torch.equal(tensor, state[name]), name
-    under_way = first.env.data["discounted_return_shared"]
-    assert under_way.any()
-    assert torch.equal(second.env.data["discounted_return_shared"], under_way)
-    for trainer in (first, second):
-        trainer.iterate()
-    for name, tensor in second.policies["shared"].state_dict().items():
-        assert torch.equal(tensor, first.policies["shared"].state_dict()[name]), name
-    assert torch.equal(*(one.rollout.groups["shared"].reward_scale for one in (first, second)))

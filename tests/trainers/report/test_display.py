@@ -63,13 +63,18 @@ def test_it_shows_all_that_a_report_says():
     ]
 
 
-def test_before_the_first_report_it_shows_how_far_it_is():
+def test_before_the_first_report_it_shows_how_far_it_is_and_what_is_not_known_yet_is_left_out():
     display = display_on(terminal())
     display.advance(1)
     lines = picture(display)
     assert len(lines) == 4
     assert lines[2].startswith("progress    1%  10,000 of 1,000,000")
     assert lines[3].startswith("checkpoint  none yet")
+    metrics = {name: value for name, value in METRICS.items() if not name.startswith("rollout")}
+    display.report({**metrics, "perf/env_ms": float("nan"), "perf/policy_ms": float("nan")}, GROUPS)
+    lines = "\n".join(picture(display))
+    assert "return" not in lines
+    assert "time        learn 80%  log 20%" in lines
 
 
 @pytest.mark.parametrize(
@@ -80,15 +85,6 @@ def test_a_return_that_hardly_moved_has_no_direction_and_a_terminal_of_ascii_get
     display.report(METRICS, GROUPS)
     display.report({**METRICS, "rollout/tagger/ep_rew_mean": value}, GROUPS)
     assert shown in "\n".join(picture(display, encoding=encoding))
-
-
-def test_what_is_not_known_yet_is_left_out():
-    metrics = {name: value for name, value in METRICS.items() if not name.startswith("rollout")}
-    display = display_on(terminal())
-    display.report({**metrics, "perf/env_ms": float("nan"), "perf/policy_ms": float("nan")}, GROUPS)
-    lines = "\n".join(picture(display))
-    assert "return" not in lines
-    assert "time        learn 80%  log 20%" in lines
 
 
 @pytest.mark.parametrize("width", [20, 40, 57, 60, 100, 250])
@@ -105,16 +101,13 @@ def test_no_line_is_wider_than_the_terminal_and_numbers_stay_whole(width):
             assert words in whole
 
 
-def test_a_name_cannot_command_the_terminal():
+def test_neither_a_name_nor_a_line_that_is_said_can_command_the_terminal(tiny, capsys):
     name = "a\x1b[2J\x07b"
     display = LiveDisplay(terminal(), name, 1, 1)
     display.report({**METRICS, f"rollout/{name}/ep_rew_mean": 1.0}, [name])
     lines = picture(display)
     assert lines[0].rstrip() == r"a\x1b[2J\x07b"
     assert not any("\x1b" in line or "\x07" in line for line in lines)
-
-
-def test_nor_can_a_line_that_is_said(tiny, capsys):
     trainer = Trainer(tiny())
     trainer.run.say("a\x1b]0;title\x07 b\tc\r\x9b2J")
     assert capsys.readouterr().out.splitlines()[-1] == "a\\x1b]0;title\\x07 b\tc\\r\\x9b2J"

@@ -3,9 +3,11 @@ import math
 
 import pytest
 import torch
+from trainers_runs import reports_of
 
 from trainers import trainer as trainer_module
 from trainers.report.metrics import append_jsonl
+from trainers.report.plot import default_metrics, read_run
 from trainers.trainer import Trainer
 
 
@@ -13,9 +15,8 @@ def by_hand(rollouts):
     """Mean return of each agent and mean length over the episodes that ended, from (reward, ended) of each rollout."""
     reward = torch.cat([reward for reward, _ in rollouts]).double()
     ended = torch.cat([ended for _, ended in rollouts])
-    num_envs = reward.shape[1]
     returns, lengths = [], []
-    for env in range(num_envs):
+    for env in range(reward.shape[1]):
         first = 0
         for t in range(len(reward)):
             if ended[t, env]:
@@ -34,40 +35,27 @@ def play(trainer, num_rollouts):
     return rollouts
 
 
-def test_returns_and_lengths_run_on_across_rollouts(tiny):
+def test_returns_and_lengths_run_on_across_rollouts_and_a_report_starts_the_sums_anew(tiny):
     trainer = Trainer(tiny())
-    rollouts = play(trainer, 4)
-    returns, length, number = by_hand(rollouts)
+    first = play(trainer, 4)
+    returns, length, number = by_hand(first)
     metrics = trainer.metrics.report({})
     assert metrics["rollout/num_episodes"] == number
     assert metrics["rollout/ep_len_mean"] == pytest.approx(length)
     assert metrics["rollout/tagger/ep_rew_mean"] == pytest.approx(returns[:2].mean().item(), abs=1e-4)
     assert metrics["rollout/runner/ep_rew_mean"] == pytest.approx(returns[2].item(), abs=1e-4)
     assert metrics["rollout/ep_rew_mean"] == pytest.approx(returns.mean().item(), abs=1e-4)
-
-
-def test_a_report_starts_the_sums_anew(tiny):
-    trainer = Trainer(tiny())
-    first = play(trainer, 2)
-    both = trainer.metrics.report({})
     second = play(trainer, 2)
-    rest = trainer.metrics.report({})
-    assert both["rollout/num_episodes"] == by_hand(first)[2]
-    assert both["rollout/num_episodes"] + rest["rollout/num_episodes"] == by_hand(first + second)[2]
+    assert number + trainer.metrics.report({})["rollout/num_episodes"] == by_hand(first + second)[2]
 
 
-def test_no_episode_ended_leaves_the_means_out(tiny):
+def test_no_episode_ended_leaves_the_means_out_and_figures_of_device_and_host_arrive_under_their_policy(tiny):
     trainer = Trainer(tiny())
     nothing = ("rollout/num_episodes", "health/dropped_truncations", "health/invalid_actions")
     assert trainer.metrics.report({}) == dict.fromkeys(nothing, 0.0)
-
-
-def test_figures_of_device_and_host_arrive_under_their_policy(tiny):
-    trainer = Trainer(tiny())
     on_device = torch.tensor(2.5, device=trainer.env.device)
     metrics = trainer.metrics.report({"tagger": {"entropy": on_device, "learning_rate": 0.125}})
-    assert metrics["train/tagger/entropy"] == 2.5
-    assert metrics["train/tagger/learning_rate"] == 0.125
+    assert (metrics["train/tagger/entropy"], metrics["train/tagger/learning_rate"]) == (2.5, 0.125)
 
 
 def test_shared_policy_reports_groups_too(tiny):
@@ -76,6 +64,15 @@ def test_shared_policy_reports_groups_too(tiny):
     metrics = trainer.metrics.report({})
     weighted = (2 * metrics["rollout/tagger/ep_rew_mean"] + metrics["rollout/runner/ep_rew_mean"]) / 3
     assert metrics["rollout/shared/ep_rew_mean"] == pytest.approx(weighted)
+
+
+def test_a_policy_of_the_only_group_is_told_of_once(tiny, capsys):
+    trainer = Trainer(tiny(name="cartpole", env={"episode_length": 9}, policy={"shared": {}}))
+    trainer.train()
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("env steps ", "mean return of "))]
+    assert len(told) == 4 and all("agent" in line and "shared" not in line for line in told)
+    assert default_metrics([read_run(trainer.run.path)]) == ["rollout/agent/ep_rew_mean"]
+    assert "rollout/shared/ep_rew_mean" in trainer.run.metrics[-1]
 
 
 def test_jsonl_has_a_line_per_report_and_no_nan(tmp_path):
@@ -95,8 +92,8 @@ def test_truncations_without_a_place_are_counted_and_told(tiny, monkeypatch, cap
             policy.network.policy_head.bias[0] = 1000.0
     trainer.train()
     num_dropped = 6 * (5 - rooms)
-    lines = (trainer.run.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["health/dropped_truncations"] for line in lines] == [num_dropped] * 3  # each report's own
+    dropped = [line["health/dropped_truncations"] for line in reports_of(trainer.run.path)]
+    assert dropped == [num_dropped] * 3  # each report's own
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 3 * (num_dropped > 0)
     assert all(f"{num_dropped} truncations" in line and "episode_length" in line for line in warnings)

@@ -1,17 +1,16 @@
 """Learning curves of run folders, whatever state these are in."""
 
-import argparse
-import errno
 import json
 import os
 import re
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import call_command, full_disk
 
-from trainers.commands import plot as command
 from trainers.errors import RunFolderError
 from trainers.report.plot import panel_of, read_run
 from trainers.run.checkpoint import RESOLVED_CONFIG
@@ -40,10 +39,7 @@ def make_run(tmp_path):
     return make
 
 
-def run(*words: object, overrides: tuple = ()) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args([str(word) for word in words]), list(overrides), None)
+run = partial(call_command, "plot")
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_line(make_run):
@@ -74,15 +70,12 @@ def test_seeds_that_share_no_seconds_have_no_mean_and_are_named(make_run, tmp_pa
     assert run(fast, slow, "--output", tmp_path / "a.png") == 0
 
 
-def test_legend_says_what_differs_between_other_runs(make_run):
+def test_legend_says_what_differs_between_other_runs_and_their_names_where_too_much_does(make_run):
     configs = {f"run{i}": f"policy: {{tagger: {{lr: {lr}}}, runner: {{lr: 0.5}}}}" for i, lr in enumerate((0.01, 0.02))}
     runs = [read_run(make_run(name, 1, config=config)) for name, config in configs.items()]
     panel, _ = panel_of(runs, TAGGER)
     assert [line.label for line in panel.lines] == ["tagger.lr=0.01", "tagger.lr=0.02"]
     assert all(line.low is None for line in panel.lines)
-
-
-def test_where_too_much_differs_the_names_are_the_legend(make_run):
     settings = {"one": "a: 1, b: 1, c: 1, d: 1", "two": "a: 2, b: 2, c: 2, d: 2"}
     runs = [read_run(make_run(f"{name}__seed1", config=f"env: {{{text}}}")) for name, text in settings.items()]
     assert [line.label for line in panel_of(runs, TAGGER)[0].lines] == ["one", "two"]
@@ -149,12 +142,9 @@ def test_curves_can_be_seen(make_run, tmp_path):
 
 @needs_matplotlib
 def test_a_full_disk_leaves_the_older_picture(make_run, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     (tmp_path / "a.png").write_text("older")
     path = make_run("a")
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(RunFolderError, match=r"a\.png: cannot be written \(the disk is full"):
         run(path, "--output", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_text() == "older"
@@ -172,23 +162,19 @@ def test_a_run_that_lacks_the_metric_or_any_report_is_left_out_and_said(make_run
     assert second == f"left out of {TAGGER}, which they have not reported: b"
 
 
-def test_a_run_in_which_no_episode_has_ended_is_refused(make_run):
-    path = make_run("a")
+def test_a_run_that_is_not_there_or_in_which_no_episode_has_ended_is_refused(make_run, tmp_path):
+    path, metrics = make_run("tag_seed1"), tmp_path / "other" / "metrics.jsonl"
     (path / "metrics.jsonl").write_text('{"time/total_timesteps": 10, "time/fps": 5.0}\n')
     with pytest.raises(ConfigError, match="no episode has ended yet.*--metric time/fps"):
         run(path)
-
-
-def test_a_run_that_is_not_there_is_named(make_run, tmp_path):
-    make_run("tag_seed1")
     with pytest.raises(ConfigError, match="tag_sed1: no such run. Did you mean 'tag_seed1'?"):
         run(tmp_path / "tag_sed1")
-    (tmp_path / "other").mkdir()
+    metrics.parent.mkdir()
     with pytest.raises(ConfigError, match="no run folder: it has no metrics.jsonl"):
-        run(tmp_path / "other")
-    (tmp_path / "other" / "metrics.jsonl").mkdir()
+        run(metrics.parent)
+    metrics.mkdir()
     with pytest.raises(ConfigError, match="its metrics.jsonl is no file. Give another run"):
-        run(tmp_path / "other")
+        run(metrics.parent)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,5 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tiny, capsys):
     (trainer.run.path / "profile").write_text("no folder")
     trainer.train()
     assert trainer.iteration == trainer.num_iterations
-    assert (
-        f"warning: {trainer.run.path / 'profile'}: not written: File exists. Training goes on."
-        in capsys.readouterr().out
-    )
+    told = f"warning: {trainer.run.path / 'profile'}: not written: File exists. Training goes on."
+    assert told in capsys.readouterr().out

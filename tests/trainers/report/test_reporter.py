@@ -4,12 +4,12 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from programs import ROOT, run_python
 from trainers_runs import reports_of
 
 from trainers.algorithms import find_algorithm
@@ -109,6 +109,11 @@ def late(monkeypatch) -> list[bool]:
     return has_arrived
 
 
+def before_each_iteration(trainer: Trainer, do: Callable[[], None]) -> None:
+    iterate = trainer.iterate
+    trainer.iterate = lambda: do() or iterate()
+
+
 def watch(trainer: Trainer) -> list[tuple[str, int]]:
     """What happens, as it happens: iterations, lines written, checkpoints."""
     events, iterate, log, save = [], trainer.iterate, trainer.run.log, trainer.save
@@ -130,33 +135,28 @@ def watch(trainer: Trainer) -> list[tuple[str, int]]:
     return events
 
 
-def test_a_line_is_written_when_the_next_report_begins_and_before_the_end(tiny, late):
-    trainer = Trainer(tiny(saving__metrics_log_freq=1))
+def test_a_line_is_written_when_the_next_report_begins_and_before_a_checkpoint_and_the_end(tiny, late):
+    trainer = Trainer(tiny(saving__metrics_log_freq=1, saving__model_params_save_freq=3, trainer__total_timesteps=240))
     events = watch(trainer)
     trainer.train()
-    of_first = [("iteration", 1), ("iteration", 2), ("line of", 1)]
-    assert events == [*of_first, ("iteration", 3), ("line of", 2), ("line of", 3), ("checkpoint", 3)]
+    assert events == [
+        ("iteration", 1),
+        ("iteration", 2), ("line of", 1),
+        ("iteration", 3), ("line of", 2), ("line of", 3), ("checkpoint", 3),
+        ("iteration", 4), ("line of", 4), ("checkpoint", 4),
+    ]  # fmt: skip
 
 
 def test_a_line_is_written_as_soon_as_its_figures_are_there(tiny, late):
     trainer = Trainer(tiny(trainer__total_timesteps=60 * 6, saving__metrics_log_freq=4))
     events = watch(trainer)
-    iterate = trainer.iterate
 
     def arrive():
         late[0] = trainer.iteration == 4  # while the fifth runs
-        return iterate()
 
-    trainer.iterate = arrive
+    before_each_iteration(trainer, arrive)
     trainer.train()
     assert events.index(("line of", 4)) == events.index(("iteration", 5)) + 1
-
-
-def test_a_checkpoint_waits_for_the_line_before_it(tiny, late):
-    trainer = Trainer(tiny(saving__metrics_log_freq=1, saving__model_params_save_freq=2))
-    events = watch(trainer)
-    trainer.train()
-    assert events.index(("line of", 2)) < events.index(("checkpoint", 2))
 
 
 def test_late_figures_are_those_of_their_own_iterations(tiny, late):
@@ -165,9 +165,8 @@ def test_late_figures_are_those_of_their_own_iterations(tiny, late):
     for late[0] in (True, False):
         trainer = Trainer(tiny())
         trainer.train()
-        reports.append(
-            [{k: v for k, v in line.items() if not k.startswith(clocks)} for line in reports_of(trainer.run.path)]
-        )
+        lines = reports_of(trainer.run.path)
+        reports.append([{k: v for k, v in line.items() if not k.startswith(clocks)} for line in lines])
     assert reports[0] == reports[1]
 
 
@@ -175,14 +174,12 @@ def test_late_figures_are_those_of_their_own_iterations(tiny, late):
 def test_what_the_guard_finds_stops_the_run_before_anything_of_it_is_saved(tiny, late, save_freq):
     trainer = Trainer(tiny(trainer__total_timesteps=60 * 8, saving__model_params_save_freq=save_freq))
     events = watch(trainer)
-    iterate = trainer.iterate
 
     def spoil():
         if trainer.iteration == 2:
             trainer.policies["tagger"].network.value_head.bias.data.fill_(float("nan"))
-        return iterate()
 
-    trainer.iterate = spoil
+    before_each_iteration(trainer, spoil)
     with pytest.raises(NonFiniteError, match="policy 'tagger': value is a NaN"):
         trainer.train()
     assert [at for what, at in events if what == "checkpoint"] == ([1, 2] if save_freq else [])
@@ -220,17 +217,14 @@ def test_what_a_gpu_does_not_recover_from_is_told_from_the_rest(error, is_fault)
 
 @pytest.mark.parametrize("error", [RuntimeError(TORCH), KernelError(BINDINGS)])
 def test_a_fault_is_one_line_with_the_last_good_step_and_the_last_checkpoint(tiny, error):
-    trainer = Trainer(
-        tiny(trainer__total_timesteps=60 * 8, saving__metrics_log_freq=2, saving__model_params_save_freq=2)
-    )
-    iterate = trainer.iterate
+    every_second = {"saving__metrics_log_freq": 2, "saving__model_params_save_freq": 2}
+    trainer = Trainer(tiny(trainer__total_timesteps=60 * 8, **every_second))
 
     def fail():
         if trainer.iteration == 5:
             raise error
-        return iterate()
 
-    trainer.iterate = fail
+    before_each_iteration(trainer, fail)
     with pytest.raises(KernelError) as caught:
         trainer.train()
     line = str(caught.value)
@@ -255,13 +249,9 @@ def test_a_gpu_that_is_lost_ends_a_run_with_that_line_and_nothing_else(tmp_path,
         "trainer": {"device": "cuda", "num_envs": 6, "train_batch_size": 60, "total_timesteps": 1200},
         "saving": {"basedir": str(tmp_path), "metrics_log_freq": 2, "model_params_save_freq": 2}}  # fmt: skip
     (tmp_path / "faulty.json").write_text(json.dumps(config))
-    places = [str(HERE.parents[1]), str(HERE / "envs"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    command = [sys.executable, "-m", "warpdrive", "train", "--config", "faulty.json"]
-    done = subprocess.run(
-        [*command, "--allow-import", "--run-name", "r", f"trainer.cuda_graphs={cuda_graphs}"], cwd=tmp_path,
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+    words = ["--config", "faulty.json", "--allow-import", "--run-name", "r", f"trainer.cuda_graphs={cuda_graphs}"]
+    places = os.pathsep.join([str(ROOT), str(HERE / "envs"), os.environ.get("PYTHONPATH", "")])
+    done = run_python("-m", "warpdrive", "train", *words, cwd=tmp_path, variables={"PYTHONPATH": places})
     assert done.returncode == 1
     assert re.fullmatch(r"error: the GPU failed: .*the last good checkpoint is .*step_000000000480\. .*\n", done.stderr)
     assert checkpoint.load_checkpoint(tmp_path / "r" / "checkpoints" / "step_000000000480").progress["iteration"] == 8

@@ -4,22 +4,15 @@ import pytest
 from trainers.report.statistics import common_places, curve_of, interval, iqm
 
 
-def test_iqm_leaves_out_a_quarter_at_each_end_rounded_down():
+def test_iqm_leaves_out_a_quarter_at_each_end_rounded_down_at_each_point_by_itself():
     assert iqm(np.array([100.0, 1.0, 2.0, 3.0, -100.0])) == 2.0  # 1 of 5 at each end
     assert iqm(np.array([0.0, 9.0, 9.0])) == 6.0  # 3 // 4 = 0: the mean
-
-
-def test_iqm_is_taken_at_each_point_by_itself():
     values = np.array([[0.0, 8.0], [4.0, 4.0], [6.0, 2.0], [50.0, -50.0]])
     assert iqm(values).tolist() == [5.0, 3.0]
 
 
-def test_interval_of_equal_scores_is_that_score():
-    low, high = interval(np.full(5, 7.0))
-    assert (low, high) == (7.0, 7.0)
-
-
 def test_interval_holds_95_percent_of_the_resampled_means():
+    assert tuple(interval(np.full(5, 7.0))) == (7.0, 7.0)
     # Of 3 seeds the IQM is the mean. Of the 27 equally likely draws one is -1, -1, -1: 3.7 %, so that the lowest
     # 2.5 % all are -1.
     low, high = interval(np.array([-1.0, 0.0, 1.0]))
@@ -33,32 +26,22 @@ def test_interval_holds_95_percent_of_the_resampled_means():
 
 def test_curve_has_the_points_that_every_seed_has():
     name = "rollout/ep_rew_mean"
-    first = [
-        {"time/total_timesteps": 10},
-        {"time/total_timesteps": 20, name: 2.0},
-        {"time/total_timesteps": 30, name: 3.0},
-    ]
-    second = [{"time/total_timesteps": 10, name: 9.0}, {"time/total_timesteps": 20, name: 4.0}]
-    second.append({"time/total_timesteps": 30, name: None})  # metrics.jsonl's word for a NaN
+    first, second = [[{"time/total_timesteps": steps} for steps in (10, 20, 30)] for _ in range(2)]
+    first[1][name], first[2][name] = 2.0, 3.0
+    second[0][name], second[1][name], second[2][name] = 9.0, 4.0, None  # metrics.jsonl's word for a NaN
     curve = curve_of([first, second], name)
     assert curve["env_steps"] == [20]
     assert curve["iqm"] == [3.0]
     assert 2.0 <= curve["low"][0] <= 3.0 <= curve["high"][0] <= 4.0
+    assert curve_of([[{"time/total_timesteps": 10}]], name)["env_steps"] == [], "no seed has any"
 
 
-def test_curve_that_no_seed_has_is_empty():
-    assert curve_of([[{"time/total_timesteps": 10}]], "rollout/ep_rew_mean")["env_steps"] == []
-
-
-def test_seeds_measured_at_other_times_are_interpolated_where_all_reach():
+def test_seeds_measured_at_other_times_are_interpolated_where_all_reach_and_fewer_places_keep_the_last():
     seeds = [([0.0, 2.0, 4.0, 6.0], [0.0, 2.0, 4.0, 6.0]), ([1.0, 5.0], [10.0, 50.0])]
     places, values = common_places(seeds)
     assert places.tolist() == [2.0, 4.0]
     assert values.tolist() == [[2.0, 4.0], [20.0, 40.0]]
     assert common_places([([0.0], [1.0]), ([5.0], [1.0])])[0].tolist() == []  # they never overlap
     assert common_places([([0.0], [1.0]), ([], [])])[0].tolist() == []
-
-
-def test_fewer_places_keep_the_last():
     x = list(range(1, 8))
     assert common_places([(x, x)], most=3)[0].tolist() == [1.0, 4.0, 7.0]

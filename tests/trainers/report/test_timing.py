@@ -81,8 +81,10 @@ def test_on_a_gpu_they_wait_until_the_graphs_are_made(slow, monkeypatch):
     assert math.isnan(timing.read(timing.begin_interval())["perf/env_ms"])
 
 
-def test_only_so_many_iterations_are_timed_and_all_seconds_count(slow):
+def test_only_so_many_iterations_are_timed_and_none_outside_an_interval_and_all_seconds_count(slow):
     timing = timing_of(slow)
+    assert not iterate(timing, slow)
+    assert timing._interval is None
     timing.begin_interval()
     for _ in range(MAX_TIMED):
         iterate(timing, slow, rollout=10.0)
@@ -92,13 +94,6 @@ def test_only_so_many_iterations_are_timed_and_all_seconds_count(slow):
     assert len(interval.iterations) == MAX_TIMED
     assert timing.read(interval)["perf/policy_ms"] == pytest.approx(7.5)
     assert timing.seconds(interval) > 100.0
-
-
-def test_outside_an_interval_nothing_is_timed(slow):
-    timing = timing_of(slow)
-    assert not iterate(timing, slow)
-    assert timing._interval is None
-    timing.begin_interval()
     timing.end()
     assert not iterate(timing, slow)
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import full_disk
 from trainers_runs import reports_of
 
 from trainers.report import trackers
@@ -18,34 +19,21 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
-def test_tensorboard_has_every_metric_over_env_steps(tiny):
+def test_tensorboard_has_every_metric_over_env_steps_and_a_run_that_goes_on_replaces_what_came_later(tiny):
     pytest.importorskip("tensorboard")
-    trainer = Trainer(tiny(saving__tensorboard=True))
-    trainer.train()
-    found = scalars(trainer.run.path / "tb")
-    for line in reports_of(trainer.run.path):
+    saving = {"saving__tensorboard": True, "saving__model_params_save_freq": 1}
+    first = Trainer(tiny(**saving))
+    first.train()
+    found = scalars(first.run.path / "tb")
+    for line in reports_of(first.run.path):
         for name, value in line.items():
             if value is None:  # a figure that is not known yet
                 assert line["time/total_timesteps"] not in dict(found.get(name, []))
                 continue
             assert dict(found[name])[line["time/total_timesteps"]] == pytest.approx(value, rel=1e-6)
     assert [step for step, _ in found["rollout/ep_rew_mean"]] == [60, 120, 180]
-
-
-def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tiny):
-    pytest.importorskip("tensorboard")
-    saving = {"saving__tensorboard": True, "saving__model_params_save_freq": 1}
-    first = Trainer(tiny(**saving))
-    first.train()
-    place = first.run.checkpoints / "step_000000000060"
-    Trainer(tiny(**saving), resume=place).train()
+    Trainer(tiny(**saving), resume=first.run.checkpoints / "step_000000000060").train()
     assert [step for step, _ in scalars(first.run.path / "tb")["rollout/ep_rew_mean"]] == [60, 120, 180]
-
-
-def test_without_being_asked_nothing_is_tracked_or_profiled(tiny):
-    trainer = Trainer(tiny())
-    trainer.train()
-    assert not [name for name in ("tb", "wandb", "profile") if (trainer.run.path / name).exists()]
 
 
 class FakeWandb:
@@ -111,11 +99,8 @@ def test_a_package_that_is_missing_is_said_once_with_what_brings_it(tiny, monkey
 
 @pytest.mark.parametrize("verb", ["open", "log", "close"])
 def test_whatever_fails_there_is_said_once_and_the_run_goes_on(tiny, monkeypatch, capsys, verb):
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
     for name in ("open", "log", "close"):
-        monkeypatch.setattr(trackers.TensorBoard, name, fail if name == verb else lambda *arguments: None)
+        monkeypatch.setattr(trackers.TensorBoard, name, full_disk if name == verb else lambda *arguments: None)
     trainer = Trainer(tiny(saving__tensorboard=True))
     trainer.train()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]

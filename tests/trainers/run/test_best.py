@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from trainers.cli import main
+from trainers.run import best as best_module
 from trainers.run import checkpoint
 from trainers.run.best import best_metric, is_best_evaluation, latest_figure
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 
 RETURN = "rollout/ep_rew_mean"
+ONE, TWO = ["agent"], ["tagger", "runner"]
+"""Groups of an env; `tiny` has two."""
 
 
 def save(folder, env_steps, value=None, metric=RETURN, num_kept=3):
@@ -44,18 +47,17 @@ def test_the_best_stays_besides_the_newest(tmp_path, values, num_kept, stay, the
     checkpoint.load_checkpoint(tmp_path / "best")
 
 
-def test_without_a_figure_there_is_no_best(tmp_path):
+def test_no_figure_that_of_another_metric_and_a_damaged_manifest_do_not_count(tmp_path):
     save(tmp_path, 1)
     assert not (tmp_path / "best").is_symlink()
-    save(tmp_path, 2, 0.5)
+    save(tmp_path, 2, 100.0)
     save(tmp_path, 3)
     assert best(tmp_path) == 2
-
-
-def test_figures_of_another_metric_do_not_count(tmp_path):
-    save(tmp_path, 1, 100.0)
-    save(tmp_path, 2, 3.0, metric="eval/mean_reward")
-    assert best(tmp_path) == 2
+    place = save(tmp_path, 4, 3.0, metric="eval/mean_reward")
+    assert best(tmp_path) == 4
+    (place / "manifest.json").write_text("{")
+    save(tmp_path, 5, 1.0, metric="eval/mean_reward")
+    assert best(tmp_path) == 5
 
 
 def test_a_best_checkpoint_that_is_set_aside_is_best_no_more(tmp_path):
@@ -66,36 +68,64 @@ def test_a_best_checkpoint_that_is_set_aside_is_best_no_more(tmp_path):
     assert (tmp_path / "last").resolve().name == older.name
 
 
-def test_a_damaged_manifest_hides_no_other_checkpoint(tmp_path):
-    place = save(tmp_path, 1, 9.0)
-    (place / "manifest.json").write_text("{")
-    save(tmp_path, 2, 1.0)
-    assert best(tmp_path) == 2
-
-
-def test_the_default_is_the_evaluation_where_there_is_one(tiny):
-    assert best_metric(tiny()) == RETURN
-    assert best_metric(tiny(evaluation={"eval_freq": 1})) == "eval/mean_reward"
-    assert best_metric(tiny(saving__best_metric="rollout/tagger/ep_rew_mean")) == "rollout/tagger/ep_rew_mean"
-
-
-def test_the_latest_figure_that_is_a_number_counts(tiny):
+def test_the_default_is_the_evaluation_and_nothing_where_groups_may_be_opposed_and_numbers_count(tiny):
+    evaluates = tiny(evaluation={"eval_freq": 1})
+    assert [best_metric(one, ONE) for one in (tiny(), evaluates)] == [RETURN, "eval/mean_reward"]
+    assert [best_metric(one, TWO) for one in (tiny(), evaluates)] == [None, None]
+    for given in ("rollout/tagger/ep_rew_mean", RETURN):
+        assert best_metric(tiny(saving__best_metric=given), TWO) == given
     reports = [{RETURN: 1.0}, {RETURN: 2.0}, {RETURN: math.nan}, {}]
-    assert latest_figure(tiny(), reports) == (RETURN, 2.0)
-    assert latest_figure(tiny(), []) is None
+    assert latest_figure(tiny(), ONE, reports) == (RETURN, 2.0)
+    assert latest_figure(tiny(), ONE, []) is None
+    assert latest_figure(tiny(), TWO, reports) is None
 
 
 def test_an_evaluation_is_the_best_if_it_beats_all_before(tiny):
     config = tiny(evaluation={"eval_freq": 1})
     reports = [{"eval/mean_reward": value} for value in (1.0, 3.0, 2.0, 3.0)]
-    assert [is_best_evaluation(config, reports[:n]) for n in range(1, 5)] == [True, True, False, False]
-    assert not is_best_evaluation(config, [*reports, {RETURN: 9.0}])
-    assert not is_best_evaluation(tiny(), [{RETURN: 9.0}])
+    assert [is_best_evaluation(config, ONE, reports[:n]) for n in range(1, 5)] == [True, True, False, False]
+    assert not is_best_evaluation(config, ONE, [*reports, {RETURN: 9.0}])
+    assert not is_best_evaluation(tiny(), ONE, [{RETURN: 9.0}])
+    assert not is_best_evaluation(config, TWO, reports[:2])
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "metrics"),
+    [
+        ({}, "rollout/tagger/ep_rew_mean or rollout/runner/ep_rew_mean"),
+        ({"eval_freq": 3, "num_episodes": 2}, "eval/tagger/mean_reward or eval/runner/mean_reward"),
+    ],
+)
+def test_a_run_of_several_groups_says_how_to_keep_a_best_checkpoint(tiny, tmp_path, capsys, evaluation, metrics):
+    config = tiny(evaluation=evaluation)
+    trainer = Trainer(config)
+    trainer.train()
+    line = "no checkpoint is kept as the best: a mean over tagger and runner would not tell it. To go by one of them, "
+    line += f"set saving.best_metric to {metrics}."
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+    assert (kept(trainer.run.checkpoints), (trainer.run.checkpoints / "best").exists()) == ([180], False)
+    file = trainer.run.path / "config.resolved.yaml"
+    assert main(["config", "check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: ok; {line}\n"
+    assert main(["config", "check", str(file), f"saving.best_metric={metrics.split()[0]}"]) == 0
+    assert capsys.readouterr().out == f"{file}: ok\n"
+
+
+def test_a_run_that_went_by_the_mean_of_all_keeps_its_best_when_it_goes_on(tiny, monkeypatch):
+    """As runs of older versions did where no metric was given."""
+    with monkeypatch.context() as patch:
+        patch.setattr(best_module, "best_metric", lambda *_: RETURN)
+        trainer = Trainer(tiny())
+        trainer.train()
+    assert best(trainer.run.checkpoints) == 180
+    assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "240"]) == 0
+    assert (kept(trainer.run.checkpoints), best(trainer.run.checkpoints)) == ([180, 240], 180)
 
 
 def test_a_best_evaluation_is_saved_at_once(tiny):
     """Else the policies that it scored would have learned on by the next save."""
-    trainer = Trainer(tiny(evaluation={"eval_freq": 1, "num_episodes": 2}, trainer__total_timesteps=240))
+    evaluation, saving = {"eval_freq": 1, "num_episodes": 2}, {"saving__best_metric": "eval/mean_reward"}
+    trainer = Trainer(tiny(evaluation=evaluation, trainer__total_timesteps=240, **saving))
     scores = iter([1.0, 5.0, 2.0, 3.0])
     trainer.reporter._evaluate = lambda: {"eval/mean_reward": next(scores)}
     trainer.train()
@@ -104,7 +134,7 @@ def test_a_best_evaluation_is_saved_at_once(tiny):
 
 
 def test_a_resumed_run_remembers_its_best(tiny):
-    config = {"saving__model_params_save_freq": 1, "saving__num_checkpoints": 1}
+    config = {"saving__model_params_save_freq": 1, "saving__num_checkpoints": 1, "saving__best_metric": RETURN}
     trainer = Trainer(tiny(**config))
     log, figures = trainer.run.log, iter([1.0, 7.0, 2.0])
     trainer.run.log = lambda metrics: log({**metrics, RETURN: next(figures)})
@@ -121,6 +151,7 @@ def test_a_resumed_run_remembers_its_best(tiny):
         ({"saving__best_metric": "rollout/taggr/ep_rew_mean"}, "Did you mean 'rollout/tagger/ep_rew_mean'"),
         ({"saving__best_metric": "eval/mean_reward"}, "needs evaluations. Set evaluation.eval_freq"),
         ({"saving__best_metric": "eval/mean"} | {"evaluation": {"eval_freq": 1}}, "Did you mean 'eval/mean_reward'"),
+        ({"saving__best_metric": "my/score"}, "saving.best_metric: no metric that tells the best checkpoint. ("),
         ({"saving__num_checkpoints": 0}, "saving.num_checkpoints: expected a whole number of at least 1"),
     ],
 )

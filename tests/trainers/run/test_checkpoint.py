@@ -1,11 +1,15 @@
 import hashlib
 import json
+import math
 import os
 import random
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from programs import full_disk
+from trainers_runs import tiny_config
 
 from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
@@ -27,10 +31,13 @@ def save(folder, env_steps=1000):
     return checkpoint.save_checkpoint(folder, env_steps, TENSORS, {"torch": "00"}, {"iteration": 3})
 
 
-def test_round_trip_keeps_every_bit(tmp_path):
-    loaded = checkpoint.load_checkpoint(save(tmp_path))
-    assert loaded.progress == {"iteration": 3}
-    assert loaded.rng == {"torch": "00"}
+def test_round_trip_keeps_every_bit_and_the_manifest_lists_every_other_file(tmp_path):
+    place = save(tmp_path)
+    assert place.name == "step_000000001000"
+    files = json.loads((place / "manifest.json").read_text())["files"]
+    assert set(files) == {path.name for path in place.iterdir()} - {"manifest.json"}
+    loaded = checkpoint.load_checkpoint(place)
+    assert (loaded.progress, loaded.rng) == ({"iteration": 3}, {"torch": "00"})
     for file, tensors in TENSORS.items():
         assert loaded.tensors[file].keys() == tensors.keys()
         for name, tensor in tensors.items():
@@ -44,43 +51,29 @@ def test_arrays_of_one_process_are_not_copied_beside_themselves():
     assert {name: one.data_ptr() for name, one in whole.items()} == {n: one.data_ptr() for n, one in arrays.items()}
 
 
-def test_manifest_lists_every_other_file(tmp_path):
-    place = save(tmp_path)
-    assert place.name == "step_000000001000"
-    files = json.loads((place / "manifest.json").read_text())["files"]
-    assert set(files) == {path.name for path in place.iterdir()} - {"manifest.json"}
-
-
 def test_last_points_to_the_newest_and_three_are_kept(tmp_path):
     for env_steps in (1, 2, 3, 4, 5):
         save(tmp_path, env_steps)
     assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["3", "4", "5"]
     assert checkpoint.load_checkpoint(tmp_path / "last").path.name == "step_000000000005"
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        checkpoint.load_checkpoint(tmp_path / "step_000000000002")
 
 
-def test_same_step_may_be_saved_again(tmp_path):
+def test_same_step_may_be_saved_again_and_leftovers_are_removed(tmp_path):
     save(tmp_path)
+    (tmp_path / ".tmp-step_000000000001-99").mkdir()
     checkpoint.load_checkpoint(save(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_000000001000"]
 
 
 def test_failed_save_leaves_the_old_ones_and_nothing_else(tmp_path, monkeypatch):
     save(tmp_path, 1)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(NotSavedError, match=r"step_000000000002: not saved: the disk is full: 0\.1 MB needed"):
         save(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "step_000000000001"]
     checkpoint.load_checkpoint(tmp_path / "last")
-
-
-def test_leftovers_are_removed_by_the_next_save(tmp_path):
-    (tmp_path / ".tmp-step_000000000001-99").mkdir()
-    save(tmp_path)
-    assert not list(tmp_path.glob(".tmp-*"))
 
 
 @pytest.mark.parametrize("name", ["policy.shared.safetensors", "env.safetensors", "rng.json", "manifest.json"])
@@ -110,11 +103,6 @@ def test_every_single_bit_of_the_manifest_counts(tmp_path):
             checkpoint.load_checkpoint(place)
 
 
-def test_missing_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="no such checkpoint"):
-        checkpoint.load_checkpoint(tmp_path / "step_000000000009")
-
-
 def test_other_shapes_are_refused_and_nothing_is_written():
     module = torch.nn.Linear(2, 1)
     before = [parameter.clone() for parameter in module.parameters()]
@@ -135,15 +123,6 @@ def test_a_file_whose_length_looks_like_a_pickle_is_read(tmp_path, length):
     assert checkpoint.load_tensors(file).keys() == tensors.keys()
 
 
-def test_policy_starts_from_a_file(tiny):
-    first = Trainer(tiny())
-    first.iterate()
-    place = first.save()
-    config = tiny(policy__tagger={"model": {"model_ckpt_filepath": str(place / "policy.tagger.safetensors")}})
-    state = Trainer(config).policies["tagger"].state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in first.policies["tagger"].state_dict().items())
-
-
 def rewrite(place, name, content):
     """Puts other content into a checkpoint, with the right sums, as if it had been saved so. None: no such file."""
     told = json.loads((place / "manifest.json").read_bytes())
@@ -162,12 +141,18 @@ def rewrite(place, name, content):
 
 
 def change_tensors(change):
+    """Contents of a file of tensors, after `change` was called with them."""
+
     def content(old):
         tensors = checkpoint.tensors_from_bytes(old)
         change(tensors)
         return checkpoint.tensors_to_bytes(tensors)
 
     return content
+
+
+def with_tensors(others):
+    return change_tensors(lambda ones: ones.update(others))
 
 
 def change_json(change):
@@ -177,10 +162,6 @@ def change_json(change):
         return json.dumps(value).encode()
 
     return content
-
-
-def with_tensors(others):
-    return change_tensors(lambda ones: ones.update(others))
 
 
 BIAS = "network.value_head.bias"
@@ -227,18 +208,25 @@ def everything(trainer):
     return trainer.iteration, generators, [tensor.detach().cpu().numpy().tobytes() for tensor in tensors]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused_before_anything_is_written(tiny, case):
-    name, content, message = REFUSED[case]
-    saved = Trainer(tiny())
+@pytest.fixture(scope="module")
+def saved_and_other(tmp_path_factory, device):
+    """A checkpoint, and a run of the same config that is further on."""
+    config = tiny_config(tmp_path_factory.mktemp("runs"), device)
+    saved, other = Trainer(config), Trainer(config)
     saved.iterate()
-    place = saved.save()
+    other.iterate()
+    other.iterate()
+    return saved.save(), other
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_before_anything_is_written(saved_and_other, tmp_path, case):
+    name, content, message = REFUSED[case]
+    saved, trainer = saved_and_other
+    place = shutil.copytree(saved, tmp_path / saved.name)
     if callable(content) and name != "manifest.json":
         content = content((place / name).read_bytes())
     rewrite(place, name, content)
-    trainer = Trainer(tiny())
-    trainer.iterate()
-    trainer.iterate()
     before = everything(trainer)
     with pytest.raises(CheckpointError, match=rf"{name}: .*{message}".replace(".safetensors", r"\.safetensors")):
         trainer.restore(place)
@@ -254,30 +242,34 @@ def test_a_run_that_trains_other_policies_is_refused(tiny, saved_trains):
         runs[1].restore(runs[0].save())
 
 
-def test_a_run_saved_before_its_first_iteration_is_restored(tiny):
+def test_a_run_saved_before_its_first_iteration_is_restored_and_a_policy_starts_from_its_file(tiny):
     place = Trainer(tiny()).save()
     trainer = Trainer(tiny())
     trainer.iterate()
     trainer.restore(place)
     assert trainer.iteration == 0
     trainer.iterate()
+    place = trainer.save()
+    config = tiny(policy__tagger={"model": {"model_ckpt_filepath": str(place / "policy.tagger.safetensors")}})
+    state = Trainer(config).policies["tagger"].state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in trainer.policies["tagger"].state_dict().items())
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("what", ["policy", "optimiser"])
-def test_numbers_that_are_not_finite_are_not_saved(tiny, what, number):
+def test_numbers_that_are_not_finite_are_not_saved(tiny, what):
     trainer = Trainer(tiny())
     trainer.iterate()
     good = trainer.save()
     trainer.iterate()
     parameter = trainer.policies["runner"].network.value_head.bias
     if what == "policy":
-        parameter.data.fill_(number)
-        name = rf"policy\.runner: '{BIAS}'"
+        numbers, name = parameter.data, rf"policy\.runner: '{BIAS}'"
     else:
-        trainer.algorithms["runner"].optimizer.state[parameter]["exp_avg"].fill_(number)
+        numbers = trainer.algorithms["runner"].optimizer.state[parameter]["exp_avg"]
         name = rf"optim\.runner: '{BIAS}/exp_avg'"
-    with pytest.raises(CheckpointError, match=rf"^{name} holds a NaN or an infinity\..*{good.name}"):
-        trainer.save()
+    for number in (math.nan, math.inf):
+        numbers.fill_(number)
+        with pytest.raises(CheckpointError, match=rf"^{name} holds a NaN or an infinity\..*{good.name}"):
+            trainer.save()
     assert (trainer.run.checkpoints / "last").resolve() == good.resolve()
     checkpoint.load_checkpoint(good)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import full_disk
 
 from trainers.errors import NonFiniteError
 from trainers.run import checkpoint, crash
@@ -56,12 +57,8 @@ def test_the_dump_tells_where_and_holds_that_env_alone(crashed, capsys):
     assert torch.equal(env["time_step"], trainer.env.data["time_step"][5].cpu())
     policy = checkpoint.load_tensors(folder / "policy.others.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in policy.values())
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "crash.json",
-        "env.safetensors",
-        "policy.others.safetensors",
-        "rollout.safetensors",
-    ]
+    names = ["crash.json", "env.safetensors", "policy.others.safetensors", "rollout.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 def test_what_is_found_late_says_how_old_its_arrays_are(crashed, device):
@@ -71,28 +68,22 @@ def test_what_is_found_late_says_how_old_its_arrays_are(crashed, device):
     assert told["checkpoint"] is None
 
 
-def test_large_tensors_are_left_out_and_named(crashed, monkeypatch):
+def test_large_tensors_are_left_out_and_named_and_a_second_dump_takes_the_place_of_the_first(crashed, monkeypatch):
     monkeypatch.setattr(crash, "MAX_BYTES", 40)
-    folder = crashed().run.path / "crash"
+    trainer = crashed()
+    folder = trainer.run.path / "crash"
     assert "rollout: reward" in json.loads((folder / "crash.json").read_text())["left_out"]
     assert "reward" not in checkpoint.load_tensors(folder / "rollout.safetensors")
-
-
-def test_a_second_dump_takes_the_place_of_the_first(crashed):
-    trainer = crashed()
-    (trainer.run.path / "crash" / "old").touch()
+    (folder / "old").touch()
     error = NonFiniteError("another", {"tensor": "gradient", "policy": "first", "env": None})
-    assert crash.dump_crash(trainer, error) == trainer.run.path / "crash"
-    names = sorted(path.name for path in (trainer.run.path / "crash").iterdir())
-    assert names == ["crash.json", "gradient.safetensors", "policy.first.safetensors"]
+    assert crash.dump_crash(trainer, error) == folder
+    names = ["crash.json", "gradient.safetensors", "policy.first.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 def test_a_dump_that_cannot_be_written_hides_no_error(crashed, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(crash.disk, "replace_folder", full)
-    monkeypatch.setattr(crash.checkpoint.disk, "replace_folder", full)
+    monkeypatch.setattr(crash.disk, "replace_folder", full_disk)
+    monkeypatch.setattr(crash.checkpoint.disk, "replace_folder", full_disk)
     trainer = crashed(save_freq=0)
     assert "no crash dump could be written ([Errno 28] No space left on device)" in capsys.readouterr().out
     assert not [path.name for path in trainer.run.path.iterdir() if "crash" in path.name]

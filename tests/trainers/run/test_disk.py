@@ -1,13 +1,10 @@
 """Files are whole or not there, and a run outlives a disk that is full and a reader that is gone."""
 
 import errno
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from programs import full_disk, run_python
 from trainers_runs import reports_of
 
 from trainers.cli import main
@@ -16,31 +13,20 @@ from trainers.run import checkpoint, disk
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
-ROOT = Path(__file__).parents[3]
-
-
-def full(*_, **__):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "a.yaml"
-    disk.replace(path, b"old")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        disk.replace(path, b"new")
-    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.yaml", b"old")]
-
 
 def test_a_result_is_whole_or_the_old_one_and_the_error_names_it(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
-    path.write_text("old")
+    disk.replace(path, b"old")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "fsync", full_disk)
+        disk.replace(path, b"new")
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a.png", b"old")]
     with pytest.raises(RunFolderError) as caught, disk.written(path) as beside:
         assert beside.suffix == ".png"  # by which libraries know what to write
         beside.write_text("half")
-        full()
+        full_disk()
     assert str(caught.value).startswith(f"{path}: cannot be written (the disk is full: ")
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(RunFolderError, match="the disk is full"), disk.written(path) as beside:
         beside.write_text("whole")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.png", "old")]
@@ -61,7 +47,7 @@ def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):
         "try: disk.append(Path(sys.argv[1]), 'x' * 70000)\n"
         "except OSError: sys.exit(7)"
     )
-    assert subprocess.run([sys.executable, "-c", code, path], cwd=ROOT).returncode == 7
+    assert run_python("-c", code, path).returncode == 7
     assert path.read_text() == "one\n"
     disk.append(path, "two")
     assert path.read_text() == "one\ntwo\n"
@@ -93,47 +79,41 @@ def test_a_process_that_dies_while_it_replaces_a_checkpoint_loses_neither(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", place.name]
 
 
-def test_room_is_looked_for_before_anything_is_written(tmp_path, monkeypatch):
+def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 65_000)
     monkeypatch.setattr(disk, "write", lambda *_: pytest.fail("written without room"))
     with pytest.raises(NotSavedError, match=r"the disk is full: 0\.1 MB needed, 0\.1 MB free on the disk\. The older"):
         checkpoint.save_checkpoint(tmp_path, 1, {"env": {}}, {}, {})
-
-
-def test_a_quota_and_other_troubles_are_told_as_they_are(tmp_path):
     assert disk.why_not_written(OSError(errno.EDQUOT, "x"), tmp_path, 1).startswith("the quota is used up: 0.0 MB")
     assert disk.why_not_written(OSError(errno.EIO, "Input/output error"), tmp_path, 1) == "Input/output error"
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_what_is_no_plain_file_is_not_read(tmp_path, kind):
-    path = tmp_path / "rng.json"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero")
-    what = "a folder, no file" if kind == "folder" else "no plain file"
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "no plain file"),
+        (os.mkdir, "a folder, no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "no plain file"),
+    ],
+    ids=["pipe", "folder", "device"],
+)
+def test_what_is_no_plain_file_is_not_read(tmp_path, make, what):
+    make(tmp_path / "rng.json")
     with pytest.raises(CheckpointError, match=rf"rng\.json: {what}"):
-        disk.read(path)
+        disk.read(tmp_path / "rng.json")
 
 
 def test_a_full_disk_is_said_once_until_there_is_room_again(tiny, monkeypatch, capsys):
     trainer = Trainer(tiny(saving__model_params_save_freq=1, trainer__total_timesteps=480))
-    iterate, free = trainer.iterate, disk.free_bytes
+    free = disk.free_bytes
     has_room = [True, False, False, True, False, False, True, True]
     monkeypatch.setattr(disk, "free_bytes", lambda folder: free(folder) if has_room[trainer.iteration - 1] else 0)
-    trainer.iterate = iterate
     trainer.train()
     warnings = [line for line in capsys.readouterr().out.splitlines() if "not saved" in line]
     assert [line.split(":")[1][-3:] for line in warnings] == ["120", "300"]
     assert all("0.0 MB free on the disk. The older checkpoints are as they were. Training" in one for one in warnings)
-    assert [place.name[-3:] for place in checkpoint.list_checkpoints(trainer.run.checkpoints)][-3:] == [
-        "240",
-        "420",
-        "480",
-    ]
+    saved = [place.name[-3:] for place in checkpoint.list_checkpoints(trainer.run.checkpoints)]
+    assert saved[-3:] == ["240", "420", "480"]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tiny, tmp_path, monkeypatch, capsys):
@@ -151,34 +131,17 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tiny, tmp_path, 
 
 def test_logs_that_cannot_be_written_are_said_once_and_missed(tiny, monkeypatch, capsys):
     trainer = Trainer(tiny())
-    append, iterate = disk.append, trainer.iterate
+    append = disk.append
 
     def sometimes(path, line):
-        append(path, line) if '"time/iterations": 2,' not in line else full()
+        append(path, line) if '"time/iterations": 2,' not in line else full_disk()
 
     monkeypatch.setattr(disk, "append", sometimes)
-    trainer.iterate = iterate
     trainer.train()
     assert capsys.readouterr().out.count("lines of its logs are lost (the disk is full: ") == 1
     lines = reports_of(trainer.run.path)
     assert [line["time/iterations"] for line in lines] == [1, 3]
     assert (trainer.run.checkpoints / "last").is_dir()
-
-
-def test_a_reader_that_goes_away_does_not_end_the_run(tiny, tmp_path):
-    """As `train ... | head -1` does; and a terminal that is closed."""
-    config = tmp_path / "tiny.json"
-    config.write_text(json.dumps({"name": "tag_gridworld", "trainer": {"total_timesteps": 500, "train_batch_size": 100,
-        "num_envs": 10, "device": "cpu"}, "saving": {"basedir": str(tmp_path), "metrics_log_freq": 1}}))  # fmt: skip
-    command = [sys.executable, ROOT / "examples" / "train.py", "--config", config, "--run-name", "piped"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline().startswith("device: cpu")
-    process.stdout.close()
-    error = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(120), error) == (0, "")
-    assert "checkpoint: " in (tmp_path / "piped" / "log.txt").read_text()
-    assert checkpoint.load_checkpoint(tmp_path / "piped" / "checkpoints" / "last").progress["iteration"] == 5
 
 
 def test_whether_runs_have_a_place_is_tried_and_leaves_nothing(tmp_path):

@@ -4,6 +4,7 @@ import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,36 +67,25 @@ def peak_bytes(call: Callable[[], object]) -> int:
 GRU = {"type": "gru", "fc_dims": [16], "memory_size": 16, "shared_trunk": False, "sequence_length": 5}
 NORMS = {"normalize_observation": True, "normalize_return": True, "normalize_reward": True}
 DQN = {"algorithm": "DQN", "buffer_size": 10_000, "learning_starts": 0, "replay_ratio": 0.001}
+APART = {"shared_trunk": False, "fc_dims": [64, 32]}
 CASES = {
     "A2C": ("tag_gridworld", 100, {"shared": {}}),
-    "two policies": (
-        "tag_continuous",
-        50,
-        {
-            "tagger": {"algorithm": "PPO", "model": {"shared_trunk": False, "fc_dims": [64, 32]}},
-            "runner": {"normalize_observation": True},
-        },
-        {"num_taggers": 4},
-    ),
+    "two policies": ("tag_continuous", 50, {"tagger": {"algorithm": "PPO", "model": APART},
+                                            "runner": {"normalize_observation": True}}, {"num_taggers": 4}),
     "gaussian": ("pendulum", 300, {"shared": NORMS}),
     "central critic": ("simple_spread", 100, {"shared": {"algorithm": "MAPPO"}}),
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
     "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
-    "cnn": ("corners_env:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
-}
+    "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
     monkeypatch.setitem(on_policy.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
     name, num_envs, policy, *env = CASES[case]
-    if case == "cnn":
-        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
-        from corners_env import KERNEL
-
-        (tmp_path / "corners.cu").write_text(KERNEL)
-        env = [{"folder": str(tmp_path)}]
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     config = config_of(tmp_path, name, num_envs, policy, *env)
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
@@ -169,25 +159,18 @@ def test_what_needs_more_than_there_is_for_one_env_says_so(tmp_path, monkeypatch
         Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_memory_that_runs_out_during_a_run_is_told_in_the_same_words(tmp_path):
+    trainer = Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
+    errors = [
         MemoryError("Unable to allocate 9 GiB"),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-    ],
-)
-def test_memory_that_runs_out_during_a_run_is_told_in_the_same_words(tmp_path, error):
-    trainer = Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
-
-    def fail() -> None:
-        raise error
-
-    trainer._play = fail
-    with pytest.raises(
-        MemoryShortError, match=r"^memory ran out: 'cartpole' needs .* The largest trainer\.num_envs that fits is \d"
-    ):
-        trainer.iterate()
+    ]
+    told = r"^memory ran out: 'cartpole' needs .* The largest trainer\.num_envs that fits is \d"
+    for error in errors:
+        trainer._play = Mock(side_effect=error)
+        with pytest.raises(MemoryShortError, match=told):
+            trainer.iterate()
 
 
 def test_other_errors_stay_themselves(tmp_path):
@@ -195,25 +178,17 @@ def test_other_errors_stay_themselves(tmp_path):
         raise RuntimeError("shapes differ")
 
 
-def test_dry_run_says_what_is_needed_and_leaves_nothing(tmp_path):
+def test_dry_run_makes_the_share_of_one_rank_says_what_is_needed_and_leaves_nothing(tmp_path):
     lines = []
-    dry_run(config_of(tmp_path, "cartpole", 10, {"shared": {}}), lines.append)
+    dry_run(config_of(tmp_path, "cartpole", 12, {"shared": {}}, num_gpus=3), lines.append)
+    assert lines[0] == "of 3 ranks, this is one"
     (table,) = (one for one in lines if "\n" in one)
+    assert "[21, 4, 1, 4]" in table  # the rollout's observations: steps + 1, envs, agents, features
     assert table.splitlines()[-1].split()[0] == "total"
     assert lines[-1] == "dry run: everything was made, two steps and an update were made, nothing was kept"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dry_run_of_several_gpus_makes_one_share(tmp_path):
-    lines = []
-    dry_run(config_of(tmp_path, "cartpole", 12, {"shared": {}}, num_gpus=3), lines.append)
-    assert lines[0] == "of 3 ranks, this is one"
-    assert "[21, 4, 1, 4]" in "\n".join(lines)  # the rollout's observations: steps + 1, envs, agents, features
-
-
-def test_free_memory_of_this_machine_is_known():
+def test_free_memory_of_this_machine_is_known_and_sizes_are_told_in_units_of_their_own():
     assert 1 << 20 < free_bytes(torch.device("cpu")) < 1 << 50
-
-
-def test_sizes_are_told_in_units_of_their_own():
     assert [printed_size(size) for size in (1 << 19, 3 << 30)] == ["0.5 MiB", "3.0 GiB"]

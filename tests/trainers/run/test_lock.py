@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import ROOT
 
 from trainers.cli import main
 from trainers.errors import RunFolderError
 from trainers.run import lock
 from trainers.run.lock import LOCK, lock_run
 from trainers.trainer import Trainer
-
-ROOT = Path(__file__).parents[3]
-
 
 OTHER = """
 import sys
@@ -48,16 +46,12 @@ class Other:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def answer(self) -> str:
-        return self.process.stdout.readline().rstrip("\n")
-
     def ask(self) -> str:
         self.go_on()
         return self.answer()
 
-    def end(self) -> None:
-        self.go_on()
-        self.process.wait(60)
+    def answer(self) -> str:
+        return self.process.stdout.readline().rstrip("\n")
 
 
 @pytest.fixture
@@ -88,9 +82,15 @@ def test_of_ten_at_once_one_gets_the_lock_and_the_others_name_it(tmp_path, other
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_lock_dies_with_its_process(tmp_path, other, number):
+def test_the_lock_dies_with_its_process_and_not_with_what_it_said_of_itself(tmp_path, other, monkeypatch, number):
+    monkeypatch.setattr(lock, "PATIENCE", 0.02)
     one = other(tmp_path)
     assert one.ask() == "locked"
+    said = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text("")
+    with pytest.raises(RunFolderError, match="another process is training here"):
+        lock_run(tmp_path)
+    (tmp_path / LOCK).write_text(said)
     with pytest.raises(RunFolderError, match=f"process {one.pid} on"):
         lock_run(tmp_path)
     one.process.send_signal(number)
@@ -107,15 +107,6 @@ def test_one_process_shares_its_lock_but_not_with_a_fork(tmp_path, monkeypatch):
     assert lock_run(tmp_path) is held
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as a fork sees it
     with pytest.raises(RunFolderError, match="is training here"):
-        lock_run(tmp_path)
-
-
-def test_a_holder_that_has_not_said_who_it_is_still_holds(tmp_path, other, monkeypatch):
-    monkeypatch.setattr(lock, "PATIENCE", 0.02)
-    one = other(tmp_path)
-    assert one.ask() == "locked"
-    (tmp_path / LOCK).write_text("")
-    with pytest.raises(RunFolderError, match="another process is training here"):
         lock_run(tmp_path)
 
 
@@ -142,7 +133,8 @@ def test_a_run_that_is_being_trained_is_not_resumed(tiny, other, capsys):
     assert error.startswith(f"error: {trainer.run.path}: process {one.pid} on {socket.gethostname()}, started ")
     assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in files} == files
-    one.end()
+    one.go_on()
+    one.process.wait(60)
     assert main(arguments) == 0
 
 

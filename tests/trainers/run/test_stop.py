@@ -11,8 +11,6 @@ from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(autouse=True)
 def own_handlers():
@@ -35,16 +33,12 @@ def test_the_first_signal_is_noted_and_the_second_acts_at_once(number):
             signal.raise_signal(number)
 
 
-def test_signals_that_are_ignored_stay_ignored():
+def test_signals_that_are_ignored_stay_ignored_and_the_others_do_afterwards_what_they_did_before():
     """As nohup asks: the run goes on when its terminal is closed."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopSignals() as stop:
         signal.raise_signal(signal.SIGHUP)
         assert stop.caught is None
-
-
-def test_afterwards_signals_do_what_they_did_before():
-    with StopSignals():
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -62,9 +56,7 @@ def test_another_thread_trains_without_handlers():
     assert caught == [None]
 
 
-def stop_in_iteration(
-    trainer: Trainer, number: int, monkeypatch: pytest.MonkeyPatch, caught: int = signal.SIGINT
-) -> None:
+def stop_in_iteration(trainer: Trainer, number: int, caught: int = signal.SIGINT) -> None:
     """A signal, by default Ctrl-C, while iteration `number` is under way."""
     iterate = trainer.iterate
 
@@ -74,34 +66,29 @@ def stop_in_iteration(
             signal.raise_signal(caught)
         return figures
 
-    monkeypatch.setattr(trainer, "iterate", stopped)
+    trainer.iterate = stopped
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_stopped_run_goes_on_from_its_checkpoint(tiny, monkeypatch, number, exit_code):
-    trainer = Trainer(tiny())
-    stop_in_iteration(trainer, 2, monkeypatch, number)
+@pytest.mark.parametrize(
+    ("number", "exit_code", "save_freq"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 0), (signal.SIGHUP, 129, 0)]
+)
+def test_a_stopped_run_is_saved_once_and_goes_on_from_its_checkpoint(tiny, number, exit_code, save_freq):
+    """Also where it was saved just now."""
+    trainer = Trainer(tiny(saving__model_params_save_freq=save_freq))
+    stop_in_iteration(trainer, 2, number)
+    saved, save = [], trainer.save
+    trainer.save = lambda: saved.append(trainer.iteration) or save()
     with pytest.raises(Stopped) as caught:
         trainer.train()
-    assert caught.value.exit_code == exit_code
+    assert (caught.value.exit_code, saved) == (exit_code, [2])
     resumed = Trainer(tiny())
     resumed.restore(trainer.run.checkpoints / "last")
     assert resumed.iteration == 2
 
 
-def test_what_was_saved_just_now_is_not_saved_again(tiny, monkeypatch):
-    trainer = Trainer(tiny(saving__model_params_save_freq=2))
-    stop_in_iteration(trainer, 2, monkeypatch)
-    saved, save = [], trainer.save
-    monkeypatch.setattr(trainer, "save", lambda: saved.append(trainer.iteration) or save())
-    with pytest.raises(Stopped):
-        trainer.train()
-    assert saved == [2]
-
-
-def test_a_run_stopped_in_its_last_iteration_is_done(tiny, monkeypatch):
+def test_a_run_stopped_in_its_last_iteration_is_done(tiny):
     trainer = Trainer(tiny())
-    stop_in_iteration(trainer, 3, monkeypatch)
+    stop_in_iteration(trainer, 3)
     try:
         trainer.train()
     except Stopped:  # as a KeyboardInterrupt it would end the tests
@@ -109,9 +96,9 @@ def test_a_run_stopped_in_its_last_iteration_is_done(tiny, monkeypatch):
     assert (trainer.run.path / "checkpoints" / "last").is_dir()
 
 
-def test_a_policy_that_is_not_finite_is_not_saved_on_ctrl_c_either(tiny, monkeypatch):
+def test_a_policy_that_is_not_finite_is_not_saved_on_ctrl_c_either(tiny):
     trainer = Trainer(tiny(saving__metrics_log_freq=100))  # Ctrl-C comes before the report that would end the run
-    stop_in_iteration(trainer, 1, monkeypatch)
+    stop_in_iteration(trainer, 1)
     trainer.policies["tagger"].network.value_head.bias.data.fill_(float("nan"))
     with pytest.raises(CheckpointError, match=r"policy\.tagger"):
         trainer.train()

@@ -25,17 +25,11 @@ def parsed(*words: str) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
 
 @pytest.mark.parametrize(
     "spelling",
-    [
-        ["--num-envs", "64"],
-        ["--num_envs=64"],
-        ["trainer.num_envs=64"],
-        ["trainer.num-envs=64"],
-        ["--trainer.num-envs", "64"],
-        ["--trainer.num_envs=64"],
-    ],
-)
+    ["--num-envs 64", "--num_envs=64", "trainer.num_envs=64", "trainer.num-envs=64",
+     "--trainer.num-envs 64", "--trainer.num_envs=64"],
+)  # fmt: skip
 def test_every_spelling_says_the_same(spelling):
-    options, overrides = parsed("--config", "a.yaml", *spelling)
+    options, overrides = parsed("--config", "a.yaml", *spelling.split())
     assert options.config == "a.yaml"
     assert overrides == [("trainer.num_envs", "64")]
 
@@ -46,10 +40,11 @@ def test_own_options_are_spelled_with_either_sign():
         assert (options.num_frames, options.quick, overrides) == (7, True, [])
 
 
-def test_keys_and_options_may_stand_among_positional_words():
-    options, overrides = parsed("a", "--env.num-taggers", "8", "b", "name=tag_gridworld", "--quick", "c")
+def test_keys_and_options_may_stand_among_positional_words_and_deterministic_needs_no_value():
+    words = ("a", "--env.num-taggers", "8", "b", "name=tag_gridworld", "--quick", "--deterministic", "c")
+    options, overrides = parsed(*words)
     assert options.files == ["a", "b", "c"]
-    assert overrides == [("env.num_taggers", "8"), ("name", "tag_gridworld")]
+    assert overrides == [("env.num_taggers", "8"), ("name", "tag_gridworld"), ("trainer.deterministic", "true")]
 
 
 @pytest.mark.parametrize("value", ["a=b", "-5", "[[0, 1e-3]]", "", "two words", "a/b=c.yaml"])
@@ -64,10 +59,6 @@ def test_typed_length_goes_before_the_length_of_the_file():
     assert overrides == [("trainer.total_timesteps", "9"), ("trainer.num_episodes", "null")]
     _, overrides = parsed("trainer.num_episodes=9")
     assert overrides == [("trainer.num_episodes", "9"), ("trainer.total_timesteps", "null")]
-
-
-def test_deterministic_is_a_key_that_needs_no_value():
-    assert parsed("--deterministic")[1] == [("trainer.deterministic", "true")]
 
 
 @pytest.mark.parametrize(
@@ -86,22 +77,17 @@ def test_mistakes_are_one_line(words, line):
     assert str(caught.value) == f"command line: {line}"
 
 
-def test_config_is_looked_for_here_first_and_then_in_the_folder(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
+def test_config_is_looked_for_here_and_then_in_the_folder_and_named_where_a_folder_below_has_it(tmp_path, monkeypatch):
+    (tmp_path / "here" / "examples").mkdir(parents=True)
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "a.yaml").touch()
+    (tmp_path / "there" / "tag.yaml").touch()
     monkeypatch.chdir(tmp_path / "here")
-    assert find_config("a.yaml", tmp_path / "there") == tmp_path / "there" / "a.yaml"
-    (tmp_path / "here" / "a.yaml").touch()
-    assert find_config("a.yaml", tmp_path / "there") == Path("a.yaml")
-    with pytest.raises(ConfigError, match=r"^b.yaml: no such file\. Did you mean 'a.yaml'\?$"):
-        find_config("b.yaml", tmp_path / "there")
-
-
-def test_a_config_in_a_folder_below_is_found_by_its_name(tmp_path, monkeypatch):
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "cartpole.yaml").touch()
-    monkeypatch.chdir(tmp_path)
+    assert find_config("tag.yaml", tmp_path / "there") == tmp_path / "there" / "tag.yaml"
+    (tmp_path / "here" / "tag.yaml").touch()
+    assert find_config("tag.yaml", tmp_path / "there") == Path("tag.yaml")
+    with pytest.raises(ConfigError, match=r"^tags.yaml: no such file\. Did you mean 'tag.yaml'\?$"):
+        find_config("tags.yaml", tmp_path / "there")
+    (tmp_path / "here" / "examples" / "cartpole.yaml").touch()
     for name in ("cartpole", "cartpole.yaml", "cartpol.yml"):
         with pytest.raises(ConfigError, match=rf"^{name}: no such file. Did you mean 'examples/cartpole.yaml'\?$"):
             find_config(name, None)

@@ -17,6 +17,7 @@ from good_config import GOOD
 from safetensors.torch import save_file
 
 from trainers import cli
+from trainers.settings.read_config import read_config
 from warpdrive.config_file import MAX_FILE_BYTES
 
 ROOT = Path(__file__).parents[3]
@@ -28,10 +29,6 @@ def typed(name: str, *words: str, line: str, **more: object) -> Bad:
     return Bad(name, line, words=("--config", "tag.yaml", *words), **more)
 
 
-def write_policy(path: Path, **shapes: tuple[int, ...]) -> None:
-    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
-
-
 def make_socket(folder: Path) -> None:
     place = os.getcwd()
     os.chdir(folder)  # a socket's path must be short
@@ -41,23 +38,11 @@ def make_socket(folder: Path) -> None:
         os.chdir(place)
 
 
-def make_wrong_shape(folder: Path) -> None:
-    write_policy(folder / "a.safetensors", **{"network.trunk.0.weight": (2, 2)})
-
-
-def closed_folder(folder: Path) -> None:
-    (folder / "file").touch()
-
-
 STARTED = "policy.tagger.model.model_ckpt_filepath=a.safetensors"
 START = {"code": 4, "needs_torch": True}
 OTHERS = [
-    Bad(
-        "missing",
-        "tag_gridwrld.yaml: no such file. Did you mean 'tag_gridworld.yaml'?",
-        words=("--config", "tag_gridwrld.yaml"),
-        make=lambda folder: (folder / "tag_gridworld.yaml").touch(),
-    ),
+    Bad("missing", "tag_gridwrld.yaml: no such file. Did you mean 'tag_gridworld.yaml'?",
+        words=("--config", "tag_gridwrld.yaml"), make=lambda folder: (folder / "tag_gridworld.yaml").touch()),
     Bad("folder", "tag.yaml: is a folder. Name the YAML file in it.", None,
         make=lambda folder: (folder / "tag.yaml").mkdir()),
     Bad("FIFO", "tag.yaml: cannot be read: it is a FIFO, not a regular file.", None,
@@ -103,7 +88,7 @@ OTHERS = [
           line="--run-name: expected a name of at most 100 letters, digits, '_', '-' and '.', got '../x'"),
     typed("basedir in a file", "saving.basedir=file/runs",
           line="saving.basedir: no run folder can be made in 'file/runs' (Not a directory). Name a folder "
-          "that can be written.", make=closed_folder, code=3),
+          "that can be written.", make=lambda folder: (folder / "file").touch(), code=3),
     typed("no memory", "trainer.num_envs=1e12", "trainer.train_batch_size=1e13", line="'tag_gridworld' needs {memory}",
           code=3, needs_torch=True),
     typed("no policy", STARTED, line="a.safetensors: no such file.", **START),
@@ -117,7 +102,8 @@ OTHERS = [
           make=lambda folder: (folder / "a.safetensors").write_text("root:x:0:0\n" * 9), **START),
     typed("other shape", STARTED,
           line="a.safetensors: lacks network.trunk.0.bias, network.policy_head.weight, "
-          "network.policy_head.bias. It was saved by another kind of run.", make=make_wrong_shape, **START),
+          "network.policy_head.bias. It was saved by another kind of run.", **START,
+          make=lambda folder: save_file({"network.trunk.0.weight": torch.zeros(2, 2)}, folder / "a.safetensors")),
     typed("folder of a policy", STARTED, line="a.safetensors: a folder, no file. Name the file in it.",
           make=lambda folder: (folder / "a.safetensors").mkdir(), **START),
     typed("FIFO of a policy", STARTED, line="a.safetensors: no plain file.",
@@ -128,8 +114,6 @@ ALL = [*CONFIGS, *OTHERS]
 
 def test_there_are_sixty_and_more():
     assert len({one.name for one in ALL}) == len(ALL) >= 60
-    assert len(CONFIGS) >= 40
-    assert len(OTHERS) >= 20
 
 
 @pytest.fixture
@@ -177,7 +161,7 @@ code = main(sys.argv[1:], command="train")
 print(*[name for name in ("torch", "matplotlib", "rich") if name in sys.modules])
 sys.exit(code)
 """
-AS_PROGRAMS = ["50 MB", "taggers", "FIFO", "typed ten", "run name", "basedir in a file", "pickle"]
+AS_PROGRAMS = ["taggers", "basedir in a file"]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +180,4 @@ def test_a_file_of_the_largest_size_is_still_read(tmp_path):
     """The size counts what is read, not what the file says that it has."""
     path = tmp_path / "tag.yaml"
     path.write_text(GOOD + "#" * (MAX_FILE_BYTES - len(GOOD)))
-    from trainers.settings.read_config import read_config
-
     assert read_config(path).trainer.num_envs == 100

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 from trainers import cli
-from trainers.run import checkpoint
+from trainers.run import checkpoint, manifest
 from trainers.run.generators import generator_states, prepare_generators
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError, WiringError
@@ -139,23 +139,18 @@ def test_run_name_stays_in_the_basedir(inside, capfd, name):
     assert not list(inside.glob("runs/*"))
 
 
-def test_link_out_of_the_basedir_is_not_followed(inside, capfd):
+def test_no_link_leads_out_of_the_basedir_and_the_config_of_a_resumed_run_imports_nothing(inside, capfd):
     (inside / "runs").mkdir()
     (inside / "runs" / "a").symlink_to(inside.parent / "outside")
     (inside / "a.yaml").write_text(GOOD)
     assert cli.main(["--config", "a.yaml", "--run-name=a"], command="train") == 0
     assert not list((inside.parent / "outside").iterdir())
     assert (inside / "runs" / "a-2" / "metrics.jsonl").is_file()
-
-
-def test_config_of_a_run_that_is_resumed_imports_nothing(inside, capfd):
-    (inside / "a.yaml").write_text(GOOD)
-    assert cli.main(["--config", "a.yaml", "--run-name=a"], command="train") == 0
-    resolved = inside / "runs" / "a" / checkpoint.RESOLVED_CONFIG
+    resolved = inside / "runs" / "a-2" / checkpoint.RESOLVED_CONFIG
     resolved.write_text(resolved.read_text().replace("name: cartpole", "name: 'antigravity:X'"))
     capfd.readouterr()
     with harmless(inside):
-        assert cli.main(["--resume", "runs/a"], command="train") == 2
+        assert cli.main(["--resume", "runs/a-2"], command="train") == 2
     assert "imports code from outside. Allow it with --allow-import (in Python" in capfd.readouterr().err
     assert "antigravity" not in sys.modules
 
@@ -226,26 +221,17 @@ POLICIES = {
     "name that leads out": tensors({"../../x": tensor()}),
     "name that steers": tensors({"\x1b[2J": tensor()}),
     "numbers for text": save({"network.trunk.0.weight": torch.full((2, 2), torch.nan)}),
+    "FIFO": os.mkfifo,
+    "folder": os.mkdir,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to("a.safetensors"),
 }
 
 
 @pytest.mark.parametrize("case", POLICIES)
 def test_starting_policy_is_refused_and_does_nothing(inside, capfd, case):
-    (inside / "a.safetensors").write_bytes(POLICIES[case])
-    refuse_policy(inside, capfd)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("a.safetensors", path)],
-    ids=["FIFO", "folder", "endless", "link to itself"],
-)
-def test_what_is_no_file_is_no_policy(inside, capfd, make: Callable[[str], object]):
-    make("a.safetensors")
-    refuse_policy(inside, capfd)
-
-
-def refuse_policy(inside: Path, capfd) -> None:
+    content, path = POLICIES[case], inside / "a.safetensors"
+    content(path) if callable(content) else path.write_bytes(content)
     (inside / "a.yaml").write_text(GOOD)
     start = "policy.shared.model.model_ckpt_filepath=a.safetensors"
     with harmless(inside):
@@ -256,12 +242,10 @@ def refuse_policy(inside: Path, capfd) -> None:
     assert not (inside / "runs").exists()
 
 
-def signed(manifest: dict) -> bytes:
+def signed(told: dict) -> bytes:
     """A manifest whose own sum is right."""
-    manifest = {key: value for key, value in manifest.items() if key != "sha256"}
-    body = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
-    manifest["sha256"] = hashlib.sha256(body).hexdigest()
-    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+    told = {key: value for key, value in told.items() if key != "sha256"}
+    return manifest.to_json(told | {"sha256": manifest.sha256(manifest.to_json(told))})
 
 
 def of_file(content: bytes) -> dict:
@@ -297,8 +281,8 @@ MANIFESTS: dict[str, Callable[[dict], bytes]] = {
 def test_checkpoint_is_refused_and_does_nothing(tiny, inside, case):
     trainer = Trainer(tiny(trainer__device="cpu"), "a")
     place = trainer.save()
-    manifest = place / "manifest.json"
-    manifest.write_bytes(MANIFESTS[case](json.loads(manifest.read_text())))
+    file = place / "manifest.json"
+    file.write_bytes(MANIFESTS[case](json.loads(file.read_text())))
     (place / "x.safetensors").write_bytes(PICKLE)
     folder = trainer.run.path.parent.parent
     before = trainer.iteration

@@ -182,12 +182,6 @@ def steps(*values: float | bool) -> torch.Tensor:
     return tensor.view(-1, 1) if tensor.dtype == torch.bool else tensor.float().view(-1, 1, 1)
 
 
-def two_steps(value=(0.0, 0.0), next_value=(0.0, 0.0), ends=((False, False), (False, False)), **more) -> Played:
-    """Paid 1 and 3, discount 0.5."""
-    played = (steps(1.0, 3.0), steps(*value), steps(*next_value), *(steps(*flags) for flags in ends))
-    return Played(*played, **{"discount": 0.5, "gae_lambda": 1.0, **more})
-
-
 CASES = {
     # Nothing ends: 1 + 0.5 * 3 + 0.25 * 8 = 4.5; the last step: 3 + 0.5 * 8 = 7 is no less counted.
     "nothing ends": ((False, False), (False, False), [1.0 + 0.5 * 7.0, 7.0]),
@@ -204,20 +198,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_two_steps_by_hand(case, backend):
     terminated, truncated, expected = CASES[case]
-    # Values are 0, so that advantages are returns. 8 follows the last step; 6 is seen before the first step's reset.
-    played = two_steps(next_value=(6.0 if truncated[0] else 0.0, 8.0), ends=(terminated, truncated))
+    # Paid 1 and 3. Values are 0, so that advantages are returns. 8 follows the last step; 6 is seen before the first
+    # step's reset.
+    next_value = steps(6.0 if truncated[0] else 0.0, 8.0)
+    ends = steps(*terminated), steps(*truncated)
+    played = Played(steps(1.0, 3.0), steps(0.0, 0.0), next_value, *ends, discount=0.5, gae_lambda=1.0)
     assert played.by_reference().flatten().tolist() == by_kernel(played, backend).flatten().tolist() == expected
-
-
-def test_rewards_are_scaled_and_then_clipped(backend):
-    # 1 and 3 by 0.5 are 0.5 and 1.5, of which 1 is left. 0.5 + 0.5 * 1 = 1.
-    assert by_kernel(two_steps(reward_scale=0.5, reward_clip=1.0), backend).flatten().tolist() == [1.0, 1.0]
-
-
-def test_lambda_zero_trusts_the_critic_alone(backend):
-    # 1 + 0.5 * 4 - 2 = 1, and 3 + 0.5 * 8 - 4 = 3.
-    played = two_steps(value=(2.0, 4.0), next_value=(4.0, 8.0), gae_lambda=0.0)
-    assert by_kernel(played, backend).flatten().tolist() == [1.0, 3.0]
 
 
 def test_an_agent_that_leaves_by_hand(backend):

@@ -3,19 +3,7 @@ import warnings
 
 import pytest
 import torch
-from adapter_cases import (
-    CLIMBERS,
-    MANY_ENVS,
-    MANY_SPACES,
-    NUM_ENVS,
-    NUM_STEPS,
-    SOCCER,
-    actions_inside,
-    fall_over,
-    name_of,
-    played,
-)
-from tensordict import TensorDict
+from adapter_cases import CLIMBERS, MANY_ENVS, MANY_SPACES, NUM_ENVS, NUM_STEPS, SOCCER, actions_inside, name_of, played
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
@@ -111,42 +99,20 @@ def test_kernels_write_into_the_tensors_that_a_step_returns(device, monkeypatch)
     assert not set(given[0].values()) & set(given[1].values()), "a step has memory of its own"
 
 
-def test_what_a_step_returned_stays_what_it_was(device):
+def test_a_seed_makes_the_run_and_a_reset_with_a_mask_draws_anew_and_leaves_the_others(device):
     env = torchrl_env("cartpole", NUM_ENVS, device, env_config=SHORT)
-    tensordict = env.rand_action(env.reset())
-    first = env.step(tensordict)["next"]
-    kept = first.clone()
-    for _ in range(20):
-        _, tensordict = env.step_and_maybe_reset(env.rand_action(tensordict))
-    assert (first == kept).all()
-
-
-def test_an_end_by_hand(device):
-    env = torchrl_env("cartpole", NUM_ENVS, device, env_config=SHORT)
-    tensordict = env.reset()
-    fall_over(env.wrapper, 2)
-    env.wrapper.data["time_step"][4] = 14
-    tensordict["action"] = torch.zeros(NUM_ENVS, dtype=torch.int64, device=device)
-    step, following = env.step_and_maybe_reset(tensordict)
-    step = step["next"]
-    assert step["done"][:, 0].tolist() == [False, False, True, False, True, False, False]
-    assert step["terminated"][:, 0].nonzero().tolist() == [[2]] and step["truncated"][:, 0].nonzero().tolist() == [[4]]
-    assert step["observation"][2, 0].item() == pytest.approx(2.41)
-    assert following["observation"][2].abs().max() <= 0.05 and not following["done"].any()
-    assert torch.equal(following["observation"][3], step["observation"][3])
-    assert following["observation"].shape == (NUM_ENVS, 4) and step["reward"].tolist() == [[1.0]] * NUM_ENVS
-
-
-def test_a_reset_with_a_mask_draws_anew_and_leaves_the_others(device):
-    env = torchrl_env("cartpole", NUM_ENVS, device, env_config=SHORT)
-    env.reset()
+    starts = []
+    for seed in (3, None, 3):
+        if seed is not None:
+            env.set_seed(seed)
+        starts.append(env.reset())
+    first, second, again = (start["observation"] for start in starts)
+    assert torch.equal(first, again) and (first != second).any(1).all()
     mask = torch.zeros(NUM_ENVS, 1, dtype=torch.bool, device=device)
     mask[3] = True
-    seen = []
     for _ in range(2):
-        tensordict = TensorDict({"_reset": mask, "done": torch.zeros_like(mask)}, [NUM_ENVS], device=env.device)
-        seen.append(env.reset(tensordict)["observation"])
-    assert ((seen[0] != seen[1]).any(1) == mask[:, 0]).all()
+        starts.append(env.reset(starts[-1].clone().set("_reset", mask)))
+        assert ((starts[-1]["observation"] != starts[-2]["observation"]).any(1) == mask[:, 0]).all()
 
 
 def test_agents_are_nested_by_group(device):
@@ -168,16 +134,6 @@ def test_masks_are_told_and_random_actions_keep_to_them(device):
     assert torch.equal(mask[..., 2], height[..., 0] > 0)
     assert mask.gather(-1, action.unsqueeze(-1)).all() and (action == 2).any()
     assert torch.equal(run["climber", "mask"], height[..., 0] < 3)
-
-
-def test_a_seed_makes_the_run(device):
-    env = torchrl_env("cartpole", NUM_ENVS, device, env_config=SHORT)
-    starts = []
-    for seed in (3, None, 3):
-        if seed is not None:
-            env.set_seed(seed)
-        starts.append(env.reset()["observation"].tolist())
-    assert starts[0] == starts[2] != starts[1]
 
 
 def test_a_collector_gathers_what_was_played(device):

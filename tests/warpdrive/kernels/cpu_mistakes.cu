@@ -53,6 +53,11 @@ extern "C" __global__ void index_out_of_range(float* out, int offset)
     out[(int)(blockIdx.x * 8 + threadIdx.x) + offset] = 1.0f;  // index_out_of_range
 }
 
+extern "C" __global__ void atomic_out_of_range(int* out)
+{
+    atomicAdd(&out[24], 1);  // atomic_out_of_range
+}
+
 extern "C" __global__ void shared_index_out_of_range(float* out, int offset)
 {
     __shared__ float tile[8];
@@ -124,11 +129,6 @@ __device__ int deep(int n)
 extern "C" __global__ void stack_overflow(int* out, int n)
 {
     out[threadIdx.x] = deep(n);
-}
-
-extern "C" __global__ void signed_overflow(int* out)
-{
-    out[threadIdx.x] = 2147483647 + (int)threadIdx.x;  // signed_overflow
 }
 
 // Floats added in another order give another sum.

@@ -3,7 +3,7 @@
 constexpr int TOP = 3;
 constexpr int NUM_FEATURES = NUM_AGENTS + 1;
 
-// Every climber in the game rises by its action; who is at the top leaves the game.
+// Every climber in the game rises by its action; who is at the top leaves the game, and may come back at the bottom.
 //   action        [env, agent]                                                  read
 //   height        [env, agent]     0 to TOP                                     read, written
 //   time_step     [env]            steps of the episode                         read, written
@@ -26,8 +26,9 @@ extern "C" __global__ void climbers_step(
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int i = env * NUM_AGENTS + agent;
         const int before = height[i];
-        height[i] = active[i] ? min(before + action[i], TOP) : before;
-        reward[i] = (float)(height[i] - before);
+        const int outside = COMES_BACK && time % 4 == 0 ? 0 : before;
+        height[i] = active[i] ? min(before + action[i], TOP) : outside;
+        reward[i] = (float)max(height[i] - before, 0);
         active[i] = height[i] < TOP;
         action_mask[3 * i + 2] = height[i] > 0;
         observation[i] = (float)height[i];

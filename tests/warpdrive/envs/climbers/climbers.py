@@ -13,6 +13,8 @@ from warpdrive.env import Env, Group
 class ClimbersConfig:
     num_climbers: int = 3
     episode_length: int = 6
+    comes_back: bool = False
+    """Whether who left is at the bottom again from the next step on whose number is a multiple of 4."""
 
 
 class Climbers(Env):
@@ -45,4 +47,4 @@ class Climbers(Env):
         }
 
     def constants(self) -> dict[str, Any]:
-        return {"EPISODE_LENGTH": self.episode_length}
+        return {"EPISODE_LENGTH": self.episode_length, "COMES_BACK": self.config.comes_back}

@@ -1,0 +1,37 @@
+"""What tests do as users do: they start programs of this checkout, call commands by their words, fill disks."""
+
+import argparse
+import errno
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def variables_of(**changes: str) -> dict[str, str]:
+    """The environment of a program that finds this checkout, unless `changes` name another PYTHONPATH."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def run_python(*words: object, variables: Mapping[str, str] | None = None, **options) -> subprocess.CompletedProcess:
+    """Runs Python to its end and captures what it prints as text, unless options of subprocess.run say otherwise."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.run([sys.executable, *map(str, words)], env=variables_of(**variables or {}), **options)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    """What takes the place of a function that writes."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def call_command(name: str, *words: object, overrides: tuple[tuple[str, str], ...] = ()) -> int:
+    """Calls a command of `warpdrive` in this process; its errors are raised."""
+    module = importlib.import_module(f"trainers.commands.{name}")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return module.run(parser.parse_args([str(word) for word in words]), list(overrides), None)
