@@ -374,3 +374,31 @@ def test_a2c_credits_the_team_likewise(train):
     assert figures["entropy"] == pytest.approx(entropy[group.active.flatten()].mean().item(), rel=1e-4)
     left = group.advantage.var(correction=0) / algorithm.target.var(correction=0)
     assert figures["explained_variance"] == pytest.approx(1.0 - left.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("credit", [False, "team"])
+def test_returns_of_finished_episodes_hold_what_the_team_earned_after_an_agent_left(train, credit):
+    """Against sums forwards, of each step up to where its agent's episode ends for good."""
+    trainer = train(credit_after_leaving=credit, normalize_return=False, gamma=0.9)
+    rollout, (group, learner) = trainer.rollout, parts(trainer)
+    rollout.collect()
+    learner.begin()
+    returns, values = [], []
+    for t, env, agent in torch.ones_like(group.active).nonzero().tolist():
+        if not credit and not group.active[t, env, agent]:
+            continue
+        paid = 0.0
+        for later in range(t, len(group.active)):
+            reward, is_in = rollout.reward[later, env], group.active[later, env]
+            team = reward[is_in].mean().item() if is_in.any() else 0.0
+            paid += 0.9 ** (later - t) * (reward[agent].item() if is_in[agent] else team)
+            leaves = not credit and not rollout.survived[later, env, agent]
+            if rollout.terminated[later, env] or leaves:
+                returns.append(paid)
+                values.append(group.value[t, env, agent].item())
+                break
+            if rollout.truncated[later, env]:
+                break
+    returns, values = torch.tensor(returns), torch.tensor(values)
+    expected = 1.0 - ((returns - values).var(correction=0) / returns.var(correction=0)).item()
+    assert learner.report()["explained_variance_of_returns"].item() == pytest.approx(expected, rel=1e-4)
