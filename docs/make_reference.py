@@ -35,7 +35,7 @@ from trainers.settings.config import (  # noqa: E402
     SavingConfig,
     TrainerConfig,
 )
-from warpdrive.config_values import Matching, Schedule, WrongValue, convert  # noqa: E402
+from warpdrive.config_values import Matching, Schedule, WrongValue, convert, shown  # noqa: E402
 from warpdrive.env import list_envs, load_env  # noqa: E402
 
 INTRODUCTION = """\
@@ -105,7 +105,7 @@ def expected(annotation: Any) -> str:
     if origin in (types.UnionType, typing.Union) and type(None) in arguments:
         return expected(functools.reduce(operator.or_, (one for one in arguments if one is not type(None))))
     if origin is Literal:
-        return ", ".join(f"`{one}`" for one in arguments)
+        return ", ".join(f"`{one if isinstance(one, str) else shown(one)}`" for one in arguments)
     if origin is Annotated and any(isinstance(one, Matching) for one in arguments):
         return next(one.means for one in arguments if isinstance(one, Matching))
     try:

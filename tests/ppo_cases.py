@@ -101,7 +101,8 @@ def evaluate(policy: Policy, group, rows: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def update_plainly(learner: OnPolicy, policy: Policy, minibatches: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """Steps of torch's Adam along A2C's or PPO's loss, each of samples of agents in the game and of no others.
+    """Steps of torch's Adam along A2C's or PPO's loss, each of samples of agents in the game and of no others; unless
+    their team is the credit of those who left: then the critic learns from all.
 
     Without a memory the others are not even looked at.
 
@@ -115,21 +116,24 @@ def update_plainly(learner: OnPolicy, policy: Policy, minibatches: list[torch.Te
     config, group = learner.config, learner.group
     advantage, old_value, old_log_prob = (x.flatten() for x in (group.advantage, group.value[:-1], group.log_prob))
     active = torch.ones_like(advantage).bool() if group.active is None else group.active.flatten()
+    judged = active | group.credits_team
     target = advantage + old_value
     if config.normalize_return:  # the first mean and deviation, debiased, are plain ones
-        deviation = target[active].std(correction=0).clamp_min(0.01)
-        target = (target - target[active].mean()) / deviation
+        deviation = target[judged].std(correction=0).clamp_min(0.01)
+        target = (target - target[judged].mean()) / deviation
     huber_delta = getattr(config, "huber_delta", None) or torch.inf
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
     steps = []
     for units in minibatches:
         index = group.index_of(units).flatten()
-        rows = index[active[index]]
+        rows, of_value = index[active[index]], index[judged[index]]
         if policy.memory_size:
-            log_prob, entropy, value = (one[active[index]] for one in policy.evaluate(group.samples(units)))
+            *found, value = policy.evaluate(group.samples(units))
+            log_prob, entropy, value = (*(one[active[index]] for one in found), value[judged[index]])
         else:
             log_prob, entropy, value = evaluate(policy, group, rows)
-        aim, old, gain = target[rows], old_value[rows], advantage[rows]
+            value = evaluate(policy, group, of_value)[2] if group.credits_team else value
+        aim, old, gain = target[of_value], old_value[of_value], advantage[rows]
         if config.normalize_advantage:
             gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
         ratio = (log_prob - old_log_prob[rows]).exp()

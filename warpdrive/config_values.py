@@ -82,11 +82,9 @@ def convert(annotation: Any, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return _one_of(arguments, value)
     if origin is Literal:
-        if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
-            raise WrongValue(
-                f"unknown {shown(value)}.{did_you_mean(str(value), map(str, arguments))} "
-                f"({', '.join(map(str, arguments))})"
-            )
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in arguments):
+            choices = _choices(arguments)
+            raise WrongValue(f"unknown {shown(value)}.{did_you_mean(str(value), choices)} ({', '.join(choices)})")
         return value
     if origin is tuple:
         return _tuple(arguments, value)
@@ -187,13 +185,18 @@ def _expected(annotation: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_expected(option) for option in arguments if option is not type(None))
     if origin is Literal:
-        return " or ".join(map(str, arguments))
+        return " or ".join(_choices(arguments))
     if origin is tuple:
         item = arguments[0]
         plain = typing.get_args(item)[0] if typing.get_origin(item) is Annotated else item
         number = "" if len(arguments) == 2 and arguments[1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {number}{plurals.get(plain, 'values')}"
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _choices(arguments: tuple[Any, ...]) -> list[str]:
+    """Of a Literal, as its writer knows them: a text, or false."""
+    return [one if isinstance(one, str) else shown(one) for one in arguments]
 
 
 def _to_float(number: int) -> float:

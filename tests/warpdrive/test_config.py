@@ -22,6 +22,7 @@ class Car:
     is_red: bool = False
     label: str | None = None
     kind: Literal["van", "truck"] = "van"
+    tows: Literal[False, "boat"] = False
     speed: Annotated[Number, Between(0)] = 2.0
     wheels: Wheels = field(default_factory=Wheels)
     trailers: dict[str, Wheels] = field(default_factory=dict)
@@ -44,6 +45,8 @@ def errors(text: str) -> list[str]:
 
 READ = [
     ("weight: 1e-3", "weight", 0.001),
+    ("tows: boat", "tows", "boat"),
+    ("tows: false", "tows", False),
     ("weight: 1E+3", "weight", 1000.0),
     ("weight: .5", "weight", 0.5),
     ("weight: 2", "weight", 2.0),
@@ -89,6 +92,9 @@ WRONG = [  # what tests/bad_configs.py does not have, of configs as users write 
     ("label: 3", "car.yaml:1: label: expected text, got 3"),
     ("label: [1]", "car.yaml:1: label: expected text, got [1]"),
     ("kind: trukc", "car.yaml:1: kind: unknown 'trukc'. Did you mean 'truck'? (van, truck)"),
+    ("tows: boot", "car.yaml:1: tows: unknown 'boot'. Did you mean 'boat'? (false, boat)"),
+    ("tows: true", "car.yaml:1: tows: unknown true. (false, boat)"),
+    ("tows: 0", "car.yaml:1: tows: unknown 0. (false, boat)"),
     ("wheels: 4", "car.yaml:1: wheels: expected keys and values, got 4"),
     ("wheels:\n  sizes: 4", "car.yaml:2: wheels.sizes: expected a list of whole numbers, got 4"),
     ("wheels:\n  sizes: [4, x]", "car.yaml:2: wheels.sizes: expected a whole number of at least 1, got 'x'"),

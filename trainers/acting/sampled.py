@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, prepare_copy, value_fields
@@ -94,22 +97,25 @@ class SampledActor(Actor):
         group, calls = self.group, []
         if self._memory is not None and t % group.sequence_length == 0:
             calls.append(prepare_copy(group.memory[t // group.sequence_length], self._memory))
-        calls += self._prepare_forward(group.rollout.seen(t), self._outputs, group.value[t], t, self._memory)
+        seen, active = group.rollout.seen(t), self._active(t)
+        calls += self._prepare_forward(seen, self._outputs, group.value[t], active, self._memory)
         return [*calls, self._prepare_sample(t)]
 
     def prepare_between(self, t: int) -> list[Call]:
         """A recurrent policy forgets ended episodes, and agents that are out of the game."""
         if self._memory is None:
             return []
-        rollout, memory, final_memory = self.group.rollout, self._memory, self.group.final_memory
+        group, rollout, memory, final_memory = self.group, self.group.rollout, self._memory, self.group.final_memory
         num_truncated = rollout.env.data["num_truncated"]
 
         def forget() -> None:
             truncated = rollout.truncated[t]
+            if group.credits_team:  # an agent that left is judged by what a truncation leaves, too
+                memory.masked_fill_(~(group.active[t] & group.survived[t]).unsqueeze(-1), 0.0)
             for k, final in enumerate(final_memory):  # what was remembered before the k-th truncation
                 is_this = (truncated & (num_truncated == k)).view(-1, 1, 1)
                 final.copy_(torch.where(is_this, memory, final))
-            memory.masked_fill_(self.group.forgets(t).unsqueeze(-1), 0.0)
+            memory.masked_fill_(group.forgets(t).unsqueeze(-1), 0.0)
 
         return [forget]
 
@@ -117,32 +123,47 @@ class SampledActor(Actor):
         """Values that targets bootstrap from: of the observation after the last step, and before each truncation."""
         group, calls = self.group, []
         rollout = group.rollout
-        calls += self._prepare_forward(rollout.seen(-1), None, group.value[-1], rollout.num_steps, self._memory)
+        active = self._active(rollout.num_steps)
+        calls += self._prepare_forward(rollout.seen(-1), None, group.value[-1], active, self._memory)
         for k, value in enumerate(group.final_value):
             final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
             memory = None if self._memory is None else group.final_memory[k]
-            calls += self._prepare_forward(final, None, value, None, memory)
+            active = partial(self._active_at_truncation, k) if group.credits_team else None
+            calls += self._prepare_forward(final, None, value, active, memory)
         return calls
+
+    def _active(self, t: int) -> Callable[[], torch.Tensor] | None:
+        """What says who is in the game before step t, [E, A] bool; None if all always are."""
+        rollout, agents = self.group.rollout, self.spec.agents
+        if rollout.active is None:
+            return None
+        active = rollout.active[t, :, agents.start : agents.stop]
+        return lambda: active
+
+    def _active_at_truncation(self, k: int) -> torch.Tensor:
+        """[E, A] bool: who was in the game when an env was truncated for the k-th time."""
+        rollout, agents = self.group.rollout, self.spec.agents
+        number = rollout.truncated.cumsum(0, dtype=torch.int32)
+        step = (number <= k).sum(0).clamp_max(rollout.num_steps - 1)  # of an env without such a truncation: any
+        env = torch.arange(rollout.num_envs, device=step.device)
+        return rollout.survived[step, env, agents.start : agents.stop]
 
     def _prepare_forward(
         self,
         arrays: Arrays,
         outputs: torch.Tensor | None,
         value: torch.Tensor,
-        t: int | None,
+        active: Callable[[], torch.Tensor] | None,
         memory: torch.Tensor | None,
     ) -> list[Call]:
-        group, num_rows = self.group, value.numel()
+        num_rows = value.numel()
         rows, calls = self.features.prepare_step(arrays, self._buffer)
         critic_rows = None
         if self.central is not None:
-            active = None
-            if group.rollout.active is not None and t is not None:
-                active = group.rollout.active[t, :, group.agents.start : group.agents.stop]
             central = self.central
             shaped = self._buffer("critic_rows", value.new_empty(*value.shape, central.num_features))
             critic_rows = shaped.view(num_rows, -1)
-            calls.append(lambda: shaped.copy_(central.of_step(arrays, active)))
+            calls.append(lambda: shaped.copy_(central.of_step(arrays, None if active is None else active())))
         act = self.policy.prepare_act(
             rows,
             critic_rows,

@@ -97,12 +97,13 @@ class A2C(OnPolicy):
                 log_ratio = log_prob.detach() - samples.log_prob
                 advantage, kl = advantage * log_ratio.exp().clamp_max(1.0), log_ratio.exp() - 1 - log_ratio
             policy_loss, value_loss = a2c_loss(log_prob, value, advantage, self.targets_of(samples))
-            losses = policy_loss + scalars["vf_loss_coeff"] * value_loss - scalars["entropy_coeff"] * entropy
-            weight = 1.0 if samples.weight is None else samples.weight
-            ((losses * weight).sum() / number).backward()
-            self.guard.check_loss(self.group.name, losses * weight, samples.index)
-            for i, part in enumerate((policy_loss, value_loss, entropy, kl)):
-                sums[i] += (part.detach() * weight).sum()
+            weight, of_value = self.weights(units, samples, number)
+            losses = (policy_loss - scalars["entropy_coeff"] * entropy) * weight
+            losses = losses + scalars["vf_loss_coeff"] * value_loss * of_value
+            (losses.sum() / number).backward()
+            self.guard.check_loss(self.group.name, losses, samples.index)
+            for i, part in enumerate((policy_loss * weight, value_loss * of_value, entropy * weight, kl * weight)):
+                sums[i] += part.detach().sum()
         sums = self.reduce(sums)
         grad_norm = self.step()
         return torch.cat([sums / number, grad_norm.view(1)])

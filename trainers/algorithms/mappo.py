@@ -10,6 +10,7 @@ Source: Yu et al. 2022, "The surprising effectiveness of PPO in cooperative mult
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trainers.algorithms.ppo import PPO, PPOConfig
 from trainers.settings.config import ModelConfig
@@ -30,6 +31,8 @@ class MAPPOConfig(PPOConfig):
 
     central_critic: bool = True
     """Whether the critic sees the whole env."""
+    credit_after_leaving: Literal[False, "team"] = "team"
+    """What an agent that left the game still earns until its episode ends: what its team does."""
     huber_delta: Positive | None = 10.0
     """Errors of the value above this count linearly instead of squared."""
     num_epochs: Count = 10

@@ -100,6 +100,15 @@ class OnPolicy(Algorithm):
         return actor_critic(policy, spec, stage)
 
     @classmethod
+    def why_not(cls, config: ActorCriticConfig, spec: GroupSpec) -> str | None:
+        if config.credit_after_leaving and spec.may_leave and not config.central_critic:
+            return (
+                "credits agents that left the game by a critic that is told who did (credit_after_leaving: "
+                f"{config.credit_after_leaving}). Set central_critic: true, or credit_after_leaving: false."
+            )
+        return None
+
+    @classmethod
     def num_bytes(
         cls, config: ActorCriticConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
@@ -112,6 +121,8 @@ class OnPolicy(Algorithm):
         found = {"target": 4 * num_samples, "optimiser": 2 * gradient}
         if config.normalize_reward:
             found["discounted_return"] = 4 * num_envs * num_agents
+        if config.credit_after_leaving and actor.spec.may_leave:
+            found["team_reward"] = 4 * num_steps * num_envs
         length = (policy.network.sequence_length or num_steps) if policy.memory_size else 1
         minibatch, unit = -(-num_samples // num_minibatches), length * num_agents if policy.memory_size else 1
         chunk, of_end = (min(number, max(unit, MAX_SAMPLES[device])) for number in (minibatch, num_samples))
@@ -174,7 +185,7 @@ class OnPolicy(Algorithm):
                 value = self.policy.value_norm.denormalise(value)
             torch.add(group.advantage, value, out=self.target)
             if self.policy.value_norm is not None:
-                weight = None if group.active is None else group.active.reshape(-1)
+                weight = None if group.judged is None else group.judged.reshape(-1)
                 head, said = self.policy.network.value_head, (group.value, group.final_value)
                 halted = self.guard.flag_of(group.name)
                 self.policy.value_norm.update(self.target.view(-1), weight, head, said, halted)
@@ -194,13 +205,13 @@ class OnPolicy(Algorithm):
         return 1.0 - left / whole.clamp_min(1e-8)
 
     def _variance(self, values: torch.Tensor) -> torch.Tensor:
-        """Of [T, E, A] on all ranks, without the agents that are out of the game."""
+        """Of [T, E, A] on all ranks, without the steps that the critic does not learn from."""
         import torch
 
-        if self.group.active is None:
+        if self.group.judged is None:
             number, (variance, mean) = values.numel(), torch.var_mean(values, correction=0)
         else:
-            weight = self.group.active.to(values.dtype)
+            weight = self.group.judged.to(values.dtype)
             number = weight.sum()
             divisor = number.clamp_min(1.0)
             mean = (values * weight).sum() / divisor
@@ -232,6 +243,19 @@ class OnPolicy(Algorithm):
             number, mean, variance = self.world.moments(number, mean, variance)
             divisor = _at_least_one(number)
         return divisor, mean, variance.sqrt() + 1e-8
+
+    def weights(
+        self, units: torch.Tensor, samples: Samples, number: torch.Tensor | int
+    ) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+        """What samples of these units count, by their action and by their value, in sums that are then divided by
+        `number`, which `moments` gave: 1, and 0 where an agent is out of the game.
+
+        The critic that judges agents out of the game, too, learns from all samples alike.
+        """
+        weight = 1.0 if samples.weight is None else samples.weight
+        if not self.group.credits_team:
+            return weight, weight
+        return weight, number / self.world.total(len(units) * self.group.samples_per_unit)
 
     def minibatches(self) -> Sequence[torch.Tensor]:
         """All units of the rollout, each in one minibatch, in an order drawn anew."""

@@ -142,15 +142,17 @@ class PPO(OnPolicy):
             policy, log_ratio = ppo_loss(log_prob, samples.log_prob, advantage, clip)
             value_clip = clip if config.clip_value else None
             critic = value_loss(value, samples.value, self.targets_of(samples), value_clip, config.huber_delta)
-            losses = policy + scalars["vf_loss_coeff"] * critic - scalars["entropy_coeff"] * entropy  # (10)
-            weight = torch.ones_like(losses) if samples.weight is None else samples.weight
-            ((losses * weight).sum() / number).backward()
+            weight, of_value = self.weights(units, samples, number)
+            losses = (policy - scalars["entropy_coeff"] * entropy) * weight  # (10)
+            losses = losses + scalars["vf_loss_coeff"] * critic * of_value
+            (losses.sum() / number).backward()
             with torch.no_grad():
-                self.guard.check_loss(group.name, losses * weight, samples.index)
+                self.guard.check_loss(group.name, losses, samples.index)
                 kl = log_ratio.exp() - 1 - log_ratio  # Schulman's k3: unbiased, never negative (12)
                 clipped = ((log_ratio.exp() - 1).abs() > clip).to(losses.dtype)
-                of_sample = torch.stack([policy, critic, entropy, kl, clipped])
-                figures += (of_sample * weight).sum(-1) / number
+                of_action = [one * weight for one in (policy, entropy, kl, clipped)]
+                of_sample = torch.stack([of_action[0], critic * of_value, *of_action[1:]])
+                figures += of_sample.sum(-1) / number
         figures, was_stopped = self.reduce(figures), self.stopped.clone()
         if config.target_kl is not None:
             self.optimizer.stop_if(figures[3] > config.target_kl)

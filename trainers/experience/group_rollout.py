@@ -27,6 +27,8 @@ class GroupRollout:
     action [T, E, A] or [T, E, A, heads], a view; unless the actor keeps one of its own.
     active, survived [T, E, A] bool: whether the agent was in the game before the step, and after it but before a
     reset; None if all always are.
+    judged [T, E, A] bool: whether the critic learns from the step; None if it does from all, those of agents that left
+    among them, as `credits_team` says. team_reward [T, E] is then what these are paid, as GAE has it; else None.
     mask [T, E, A, outputs] bool: actions that could be taken; None if all always can.
     value_moments [2], reward_scale [1]: what GAE reads of the policy's statistics.
     """
@@ -60,6 +62,9 @@ class GroupRollout:
         if rollout.active is not None:
             columns = slice(self.agents.start, self.agents.stop)
             self.active, self.survived = rollout.active[:-1, :, columns], rollout.survived[:, :, columns]
+        self.credits_team = self.active is not None and policy.config.credit_after_leaving == "team"
+        self.judged = None if self.credits_team else self.active
+        self.team_reward = new(self.shape[:2]) if self.credits_team else None
         self.mask = self.env_mask = None
         if spec.mask is not None:
             self.env_mask = env.data[spec.mask.array][:, spec.mask.columns]

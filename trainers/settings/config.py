@@ -159,6 +159,7 @@ class PolicyConfig:
     normalize_reward: ClassVar[bool] = False
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False
+    credit_after_leaving: ClassVar[Any] = False
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type
@@ -207,6 +208,10 @@ class ActorCriticConfig(PolicyConfig):
     moves with them (PopArt). Rewards of any size then need no other settings."""
     central_critic: bool = False
     """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
+    credit_after_leaving: Literal[False, "team"] = False
+    """What an agent that left the game still earns until its episode ends. false: nothing, and its last step in the
+    game has no future. team: in each step the mean of what the policy's agents in the game earn. This takes a
+    central_critic, which then also learns what is to come for those who left."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,15 @@
 // A terminated step has no future, truncated or not. One only truncated has: the value of what was seen
 // before the reset.
 // Either way the sum stops there, since the next step belongs to another episode. For an agent that has left the game
-// nothing is estimated, and its last step in the game has no future.
+// nothing is estimated, and its last step in the game has no future; unless its team is its credit: then it is paid
+// what the team earns, and goes on until the episode ends.
 // (Schulman et al. 2016, arXiv:1506.02438)
 //   reward          [step, env, agent of all]      of the whole rollout            read
 //   terminated      [step, env]                                                    read
 //   truncated       [step, env]                                                    read
 //   active          [step + 1, env, agent of all]  in the game before the step     read
 //   survived        [step, env, agent of all]      in the game after it, not reset read
+//   team_reward     [step, env]                    scaled and clipped              read
 //   value           [step + 1, env, agent of group] in the critic's unit           read
 //   final_value     [k, env, agent of group]       at an env's k-th truncation     read
 //   value_moments   [2]   mean, deviation: what the critic's unit is               read
@@ -24,10 +26,10 @@
 //   group_size      its number of agents
 //   num_steps       of the rollout
 //   max_truncations rows of final_value; an env that is truncated more often has no future kept for the rest
-template <bool SOME_INACTIVE>
+template <bool SOME_INACTIVE, bool CREDITS_TEAM>
 __device__ __forceinline__ void estimate(
     const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
-    const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
+    const float* team_reward, const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
     const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
     int group_size, int num_steps, int max_truncations)
 {
@@ -55,12 +57,16 @@ __device__ __forceinline__ void estimate(
             bool counts = true;
             if (SOME_INACTIVE) {
                 counts = active[step_env * NUM_AGENTS + agent];
-                if (!survived[step_env * NUM_AGENTS + agent]) {
+                if (!CREDITS_TEAM && !survived[step_env * NUM_AGENTS + agent]) {
                     next_value = 0.0f;
                     next_advantage = 0.0f;
                 }
             }
-            const float paid = fminf(fmaxf(reward[step_env * NUM_AGENTS + agent] * scale, -reward_clip), reward_clip);
+            float paid = fminf(fmaxf(reward[step_env * NUM_AGENTS + agent] * scale, -reward_clip), reward_clip);
+            if (CREDITS_TEAM && !counts) {
+                paid = team_reward[step_env];
+                counts = true;
+            }
             const float surprise = paid + discount * next_value - value_now;
             next_advantage = counts ? surprise + discount * gae_lambda * next_advantage : 0.0f;
             advantage[t * num_rows + row] = next_advantage;
@@ -75,9 +81,9 @@ extern "C" __global__ void gae(
     float reward_clip, float discount, float gae_lambda, int group_start, int group_size, int num_steps,
     int max_truncations)
 {
-    estimate<false>(reward, terminated, truncated, nullptr, nullptr, value, final_value, value_moments, reward_scale,
-                    num_truncated, advantage, reward_clip, discount, gae_lambda, group_start, group_size, num_steps,
-                    max_truncations);
+    estimate<false, false>(reward, terminated, truncated, nullptr, nullptr, nullptr, value, final_value, value_moments,
+                           reward_scale, num_truncated, advantage, reward_clip, discount, gae_lambda, group_start,
+                           group_size, num_steps, max_truncations);
 }
 
 // The same where agents may leave the game.
@@ -87,9 +93,45 @@ extern "C" __global__ void gae_with_inactive(
     const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
     int group_size, int num_steps, int max_truncations)
 {
-    estimate<true>(reward, terminated, truncated, active, survived, value, final_value, value_moments, reward_scale,
-                   num_truncated, advantage, reward_clip, discount, gae_lambda, group_start, group_size, num_steps,
-                   max_truncations);
+    estimate<true, false>(reward, terminated, truncated, active, survived, nullptr, value, final_value, value_moments,
+                          reward_scale, num_truncated, advantage, reward_clip, discount, gae_lambda, group_start,
+                          group_size, num_steps, max_truncations);
+}
+
+// The same where those who left are paid what their team earns.
+extern "C" __global__ void gae_with_team(
+    const float* reward, const bool* terminated, const bool* truncated, const bool* active, const float* team_reward,
+    const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
+    const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
+    int group_size, int num_steps, int max_truncations)
+{
+    estimate<true, true>(reward, terminated, truncated, active, nullptr, team_reward, value, final_value,
+                         value_moments, reward_scale, num_truncated, advantage, reward_clip, discount, gae_lambda,
+                         group_start, group_size, num_steps, max_truncations);
+}
+
+// What a group's team earns: the mean of what its agents in the game are paid, 0 where none is.
+//   reward        [step, env, agent of all]                          read
+//   active        [step + 1, env, agent of all]  before the step     read
+//   reward_scale  [1]                                                read
+//   team_reward   [step, env]                    scaled and clipped  written
+extern "C" __global__ void team_rewards(
+    const float* reward, const bool* active, const float* reward_scale, float* team_reward, float reward_clip,
+    int group_start, int group_size, int num_steps)
+{
+    const float scale = reward_scale[0];
+    const long long num_rows = (long long)num_steps * NUM_ENVS;
+    for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
+        const long long first = row * NUM_AGENTS + group_start;
+        float sum = 0.0f;
+        int number = 0;
+        for (long long i = first; i < first + group_size; ++i) {
+            if (!active[i]) continue;
+            sum += fminf(fmaxf(reward[i] * scale, -reward_clip), reward_clip);
+            number += 1;
+        }
+        team_reward[row] = number > 0 ? sum / number : 0.0f;
+    }
 }
 
 // Running discounted return of each agent, forwards: what rewards are scaled by (Huang et al. 2022, detail 21).
@@ -127,6 +169,8 @@ extern "C" __global__ void discounted_returns(
 //   value           [step + 1, env, agent of group] in the critic's unit           read
 //   value_moments   [2]   mean, deviation: what the critic's unit is               read
 //   reward_scale    [1]   what rewards are multiplied with                         read
+//   team_reward     [step, env]  if credits_team: what an agent that left is paid until the episode ends; scaled and
+//                   clipped                                                        read
 //   sums            [part, SUMS]  of all samples: how many, values, their squares, the largest size of one; of those
 //                   with a return: how many, return - value, its square, returns, their squares     written
 //   reward_clip     rewards are clipped to +- this, after they are scaled
@@ -135,8 +179,9 @@ constexpr int SUMS = 9;
 
 extern "C" __global__ void value_figures(
     const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
-    const float* value, const float* value_moments, const float* reward_scale, double* sums, float reward_clip,
-    float discount, int group_start, int group_size, int num_steps, int num_parts, bool has_active)
+    const float* value, const float* value_moments, const float* reward_scale, const float* team_reward, double* sums,
+    float reward_clip, float discount, int group_start, int group_size, int num_steps, int num_parts, bool has_active,
+    bool credits_team)
 {
     const double mean = value_moments[0];
     const double deviation = value_moments[1];
@@ -156,14 +201,18 @@ extern "C" __global__ void value_figures(
                     paid_from_here = 0.0;
                     ends = terminated[step_env];
                 }
-                if (has_active) {
+                bool is_paid = true;
+                if (credits_team) {
+                    is_paid = active[step_agent];
+                } else if (has_active) {
                     if (!active[step_agent]) continue;
                     if (!survived[step_agent]) {
                         paid_from_here = 0.0;
                         ends = true;
                     }
                 }
-                const float paid = fminf(fmaxf(reward[step_agent] * scale, -reward_clip), reward_clip);
+                float paid = fminf(fmaxf(reward[step_agent] * scale, -reward_clip), reward_clip);
+                if (!is_paid) paid = team_reward[step_env];
                 paid_from_here = paid + discount * paid_from_here;
                 const double said = value[t * num_rows + row] * deviation + mean;
                 sum[0] += 1.0;

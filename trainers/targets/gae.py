@@ -29,32 +29,39 @@ def prepare_gae(
         rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
     )
     scale = _prepare_scale(group, functions, discount)
-    masks = {}
-    if rollout.active is not None:
-        masks = {"active": rollout.active, "survived": rollout.survived}
+    calls = [] if scale is None else [scale]
+    pay = {
+        "reward_scale": group.reward_scale,
+        "reward_clip": min(reward_clip if scale else math.inf, torch.finfo(torch.float32).max),
+        "group_start": group.agents.start,
+        "group_size": len(group.agents),
+        "num_steps": rollout.num_steps,
+    }
+    kernel, left = "gae", {}
+    if group.credits_team:
+        kernel, left = "gae_with_team", {"active": rollout.active, "team_reward": group.team_reward}
+        calls.append(functions.prepare("team_rewards", **left, **pay))
+    elif rollout.active is not None:
+        kernel, left = "gae_with_inactive", {"active": rollout.active, "survived": rollout.survived}
     launch = functions.prepare(
-        "gae_with_inactive" if masks else "gae",
+        kernel,
         value=group.value,
         final_value=group.final_value,
         value_moments=group.value_moments,
-        reward_scale=group.reward_scale,
         num_truncated=env.data["num_truncated"],
         advantage=group.advantage,
-        reward_clip=min(reward_clip if scale else math.inf, torch.finfo(torch.float32).max),
         discount=discount,
         gae_lambda=gae_lambda,
-        group_start=group.agents.start,
-        group_size=len(group.agents),
-        num_steps=rollout.num_steps,
         max_truncations=rollout.max_truncations,
-        **masks,
+        **left,
+        **pay,
     )
-    if scale is None:
+    if not calls:
         return launch
 
     def estimate() -> None:
-        scale()
-        launch()
+        for call in (*calls, launch):
+            call()
 
     return estimate
 
@@ -94,6 +101,7 @@ def gae_reference(
     truncated: torch.Tensor,
     discount: float,
     gae_lambda: float,
+    active: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What the kernel computes, in plain torch; tests hold the two together.
 
@@ -105,10 +113,15 @@ def gae_reference(
         next_value: [T, E, A] float32, value of what was seen after step t, before any reset.
         terminated, truncated: [T, E] bool.
         discount, gae_lambda: per step, in [0, 1].
+        active: [T, E, A] bool, where agents may leave the game and are then paid what their team earns: the mean of
+            what those in the game are, 0 where none is.
     Returns:
         Advantage, [T, E, A]. Add `value` to get the critic's target.
     Source: Schulman et al. 2016, arXiv:1506.02438, section 3.
     """
+    if active is not None:
+        team_reward = torch.where(active, reward, 0.0).sum(-1) / active.sum(-1).clamp_min(1)
+        reward = torch.where(active, reward, team_reward.unsqueeze(-1))
     has_future = (~terminated).unsqueeze(-1).float()
     goes_on = (~(terminated | truncated)).unsqueeze(-1).float()
     advantage = reward + discount * next_value * has_future - value

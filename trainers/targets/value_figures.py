@@ -29,6 +29,7 @@ def prepare_value_figures(
     num_parts = min(MAX_PARTS, rollout.num_envs * num_agents)
     sums = torch.zeros(num_parts, NUM_SUMS, dtype=torch.float64, device=group.value.device)
     nothing = torch.zeros(1, dtype=torch.bool, device=sums.device)
+    no_reward = group.reward_scale.new_zeros(1)
     functions = FunctionManager(
         rollout.data,
         SOURCE,
@@ -44,6 +45,7 @@ def prepare_value_figures(
         value=group.value,
         value_moments=group.value_moments,
         reward_scale=group.reward_scale,
+        team_reward=group.team_reward if group.credits_team else no_reward,
         sums=sums,
         reward_clip=min(reward_clip if is_scaled else math.inf, torch.finfo(torch.float32).max),
         discount=discount,
@@ -52,6 +54,7 @@ def prepare_value_figures(
         num_steps=rollout.num_steps,
         num_parts=num_parts,
         has_active=rollout.active is not None,
+        credits_team=group.credits_team,
     )
 
     def figures() -> dict[str, torch.Tensor]:

@@ -80,6 +80,13 @@ def test_details_01_and_04_the_critic_alone_reads_the_envs_state_and_of_an_agent
     log_prob, _ = group.policy.head.log_prob_and_entropy(logits, samples.action, samples.mask)
     torch.testing.assert_close(group.log_prob.flatten(), log_prob)
 
+    _, of_number = group.policy(torch.zeros(3, 1, device=state.device), torch.eye(7, device=state.device)[4:])
+    number = rollout.truncated.cumsum(0) - 1
+    for t, env in rollout.truncated.nonzero().tolist():  # and of what is seen before a truncation
+        is_number = (group.final_value[number[t, env], env] - of_number).abs() < 1e-5
+        assert torch.equal(is_number, ~rollout.survived[t, env])
+    assert (rollout.truncated.unsqueeze(-1) & ~rollout.survived).any()
+
 
 def test_detail_01_where_the_env_gives_no_state_the_critic_reads_all_observations(tiny):
     """Scouts see a count and a place, workers a position: 3 x 1 + 3 x 2 + 2 x 2 features, then whom it judges."""
@@ -98,7 +105,7 @@ def test_detail_01_where_the_env_gives_no_state_the_critic_reads_all_observation
 
 
 def test_detail_01_a_policy_with_a_critic_of_its_own_observation_keeps_no_state(train):
-    trainer = train(central_critic=False)
+    trainer = train(central_critic=False, credit_after_leaving=False)
     trainer.iterate()
     assert "global_state" not in trainer.rollout.data
     assert trainer.env.data["global_state"][:, :3].equal(trainer.rollout.observation[-1, ..., 0])
@@ -118,14 +125,15 @@ def test_detail_02_returns_are_normalised_by_running_moments_without_the_bias_of
     assert norm.moments.tolist() == before, "a rollout in which nobody is in the game tells nothing"
 
 
-@pytest.mark.parametrize("max_samples", [1 << 15, 40])
+@pytest.mark.parametrize(("credit", "max_samples"), [(False, 40), ("team", 1 << 15), ("team", 40)])
 def test_details_02_03_and_04_an_update_is_that_of_agents_in_the_game_alone_in_plain_torch(
-    train, device, monkeypatch, max_samples
+    train, device, monkeypatch, credit, max_samples
 ):
-    """Two epochs, at once or in chunks. Returns and advantages are normalised over agents in the game."""
+    """Two epochs, at once or in chunks. Returns and advantages are normalised over agents in the game; returns and the
+    critic's loss over all, where their team is the credit of those who left."""
     monkeypatch.setitem(on_policy.MAX_SAMPLES, device, max_samples)
     settings = {"lr": 0.01, "num_epochs": 2, "huber_delta": 0.5, "max_grad_norm": 0.1, "vf_loss_coeff": 0.7}
-    trainer = train(**settings)
+    trainer = train(**settings, credit_after_leaving=credit)
     trainer.rollout.collect()
     group, learner = parts(trainer)
     before, policy = copy.deepcopy(dict(group.policy.named_parameters())), copy.deepcopy(group.policy)
@@ -137,7 +145,7 @@ def test_details_02_03_and_04_an_update_is_that_of_agents_in_the_game_alone_in_p
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
         mean = sum(step[name].item() for step in steps) / 2
         assert figures[name].item() == pytest.approx(mean, rel=1e-4, abs=1e-6)
-    living = learner.target[group.active]
+    living = learner.target[group.active | (credit == "team")]
     moments = [living.mean().item(), living.std(correction=0).item()]
     assert group.policy.value_norm.moments.tolist() == pytest.approx(moments, rel=1e-4)
 
@@ -218,9 +226,10 @@ def test_detail_10_a_schedule_may_lead_the_critics_learning_rate(train):
 
 def test_detail_10_a_learning_rate_for_a_critic_without_layers_of_its_own_is_refused(train):
     line = "policy.climber.critic_lr: the critic shares its hidden layers with the actor. Set model.shared_trunk: false"
+    own = {"critic_lr": 0.01, "central_critic": False, "credit_after_leaving": False}
     with pytest.raises(ConfigError, match=line):
-        train(critic_lr=0.01, central_critic=False, model={"shared_trunk": True})
-    train(critic_lr=0.01, central_critic=False)
+        train(**own, model={"shared_trunk": True})
+    train(**own)
 
 
 @pytest.mark.parametrize("type", ["mlp", "gru"])
@@ -330,3 +339,66 @@ def test_it_learns_to_climb_together(train):
     for _ in range(15):
         trainer.iterate()
     assert first < 0.8 and trainer.rollout.reward.mean().item() > 1.4
+
+
+@pytest.mark.parametrize(("credit", "at_least", "at_most"), [("team", 8.1, 9.0), (False, 1.0, 2.0)])
+def test_one_leaves_for_the_team_where_the_team_is_its_credit(make_trainer, credit, at_least, at_most):
+    """Of 10 steps (envs/gate.py): who opens the gate in the first lets the other earn 9, the most that can be had; who
+    stays is paid 10 x 0.1. At random the gate opens in the 4th, which is worth 6."""
+    policy = {"algorithm": "MAPPO", "lr": 0.01, "num_minibatches": 1, "credit_after_leaving": credit}
+    trainer = make_trainer("gate:Gate", {"pair": policy}, num_envs=32, iterations=14, seed=1)
+    for _ in range(14):
+        trainer.iterate()
+    assert at_least <= trainer.rollout.reward.sum().item() / (32 * 2) <= at_most + 1e-4
+
+
+def test_credit_takes_a_critic_that_is_told_who_left(train, make_trainer):
+    line = r"policy.climber.algorithm: MAPPO credits agents .* \(credit_after_leaving: team\). Set central_critic: true"
+    with pytest.raises(ConfigError, match=line):
+        train(central_critic=False)
+    policy = {"shared": {"algorithm": "PPO", "credit_after_leaving": "team"}}
+    trainer = make_trainer("tag_gridworld", policy, episode_length=7)
+    assert not trainer.rollout.groups["shared"].credits_team, "nobody can leave: it changes nothing"
+
+
+def test_a2c_credits_the_team_likewise(train):
+    """Nothing is normalised: what the critic misses is the advantage, of all; entropy is that of agents in the game."""
+    settings = {"credit_after_leaving": "team", "central_critic": True, "normalize_return": False, "num_minibatches": 1}
+    trainer = train(algorithm="A2C", **settings)
+    trainer.rollout.collect()
+    group, algorithm = trainer.rollout.groups["climber"], trainer.algorithms["climber"]
+    _, entropy, _ = (one.detach() for one in group.policy.evaluate(all_samples(group)))
+    figures = {name: one.item() for name, one in algorithm.learn().items()}
+    assert not group.active.all() and group.advantage[~group.active].abs().max() > 0.01
+    assert figures["value_loss"] == pytest.approx(group.advantage.square().mean().item(), rel=1e-4)
+    assert figures["entropy"] == pytest.approx(entropy[group.active.flatten()].mean().item(), rel=1e-4)
+    left = group.advantage.var(correction=0) / algorithm.target.var(correction=0)
+    assert figures["explained_variance"] == pytest.approx(1.0 - left.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("credit", [False, "team"])
+def test_returns_of_finished_episodes_hold_what_the_team_earned_after_an_agent_left(train, credit):
+    """Against sums forwards, of each step up to where its agent's episode ends for good."""
+    trainer = train(credit_after_leaving=credit, normalize_return=False, gamma=0.9)
+    rollout, (group, learner) = trainer.rollout, parts(trainer)
+    rollout.collect()
+    learner.begin()
+    returns, values = [], []
+    for t, env, agent in torch.ones_like(group.active).nonzero().tolist():
+        if not credit and not group.active[t, env, agent]:
+            continue
+        paid = 0.0
+        for later in range(t, len(group.active)):
+            reward, is_in = rollout.reward[later, env], group.active[later, env]
+            team = reward[is_in].mean().item() if is_in.any() else 0.0
+            paid += 0.9 ** (later - t) * (reward[agent].item() if is_in[agent] else team)
+            leaves = not credit and not rollout.survived[later, env, agent]
+            if rollout.terminated[later, env] or leaves:
+                returns.append(paid)
+                values.append(group.value[t, env, agent].item())
+                break
+            if rollout.truncated[later, env]:
+                break
+    returns, values = torch.tensor(returns), torch.tensor(values)
+    expected = 1.0 - ((returns - values).var(correction=0) / returns.var(correction=0)).item()
+    assert learner.report()["explained_variance_of_returns"].item() == pytest.approx(expected, rel=1e-4)

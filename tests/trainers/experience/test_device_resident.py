@@ -19,8 +19,8 @@ TAG = {"name": "tag_gridworld", "env": {"num_taggers": 4, "grid_length": 5, "epi
 STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
 MEMORY = {"type": "gru", "memory_size": 8, "sequence_length": 10, "fc_dims": [8]}
 EVERYTHING = {
-    "agent_id": True, "central_critic": True, "lr": [[0, 1e-3], [10**5, 1e-4]], "critic_lr": 2e-3, "model": MEMORY,
-    **STATISTICS,
+    "agent_id": True, "central_critic": True, "credit_after_leaving": "team", "lr": [[0, 1e-3], [10**5, 1e-4]],
+    "critic_lr": 2e-3, "model": MEMORY, **STATISTICS,
 }  # fmt: skip
 PPO = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 2, "target_kl": 0.1, "huber_delta": 1.0}
 # Scouts see a Dict, have a mask and leave the game; workers see and act in Boxes.

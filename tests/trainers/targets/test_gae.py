@@ -1,8 +1,8 @@
-"""The kernels `gae` and `gae_with_inactive`, and the reference, against the definition, summed step by step in plain
-Python."""
+"""The kernels `gae`, `gae_with_inactive` and `gae_with_team`, and the reference, against the definition, summed step by
+step in plain Python."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,15 @@ from trainers.targets.gae import SOURCE, gae_reference
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
 
-KERNELS = pytest.mark.parametrize("comes_back", [None, 0.0, 0.2], ids=["gae", "inactive", "inactive, and back"])
+LEAVING = {
+    "gae": (None, False),
+    "inactive": (0.0, False),
+    "inactive, and back": (0.2, False),
+    "team": (0.0, True),
+    "team, and back": (0.2, True),
+}
+"""How often agents come back, None where none leave; whether the team is their credit."""
+KERNELS = pytest.mark.parametrize("leaving", LEAVING.values(), ids=LEAVING)
 
 
 @dataclass
@@ -26,6 +34,7 @@ class Played:
     active: torch.Tensor | None = None
     survived: torch.Tensor | None = None
     """None where nobody leaves the game before its end, which is what `gae` is for."""
+    credits_team: bool = False
     value_moments: tuple[float, float] = (0.0, 1.0)
     reward_scale: float = 1.0
     reward_clip: float = math.inf
@@ -34,22 +43,29 @@ class Played:
 
     def by_reference(self) -> torch.Tensor:
         steps = (self.reward, self.value, self.next_value, self.terminated, self.truncated)
-        return gae_reference(*steps, self.discount, self.gae_lambda)
+        return gae_reference(*steps, self.discount, self.gae_lambda, self.active[:-1] if self.credits_team else None)
 
 
 def by_hand(played: Played, max_truncations: int) -> torch.Tensor:
-    """For every step of an agent in the game: what later steps surprise with, up to where its future ends."""
+    """For every step of an agent in the game, and of others that their team pays: what later steps surprise with, up to
+    where its future ends."""
     num_steps, num_envs, num_agents = played.reward.shape
     mean, deviation = played.value_moments
     advantage = torch.zeros(played.reward.shape, dtype=torch.float64)
 
-    def surprise_and_whether_it_goes_on(t: int, env: int, agent: int) -> tuple[float, bool]:
+    def paid(t: int, env: int, agent: int) -> float:
+        if played.credits_team and not played.active[t, env, agent]:
+            team = [paid(t, env, other) for other in range(num_agents) if played.active[t, env, other]]
+            return sum(team) / len(team) if team else 0.0
         reward = played.reward[t, env, agent].item() * played.reward_scale
-        reward = min(max(reward, -played.reward_clip), played.reward_clip)
+        return min(max(reward, -played.reward_clip), played.reward_clip)
+
+    def surprise_and_whether_it_goes_on(t: int, env: int, agent: int) -> tuple[float, bool]:
+        reward = paid(t, env, agent)
         value = played.value[t, env, agent].item() * deviation + mean
         next_value = played.next_value[t, env, agent].item() * deviation + mean
         terminated, truncated = played.terminated[t, env].item(), played.truncated[t, env].item()
-        survived = played.survived is None or played.survived[t, env, agent].item()
+        survived = played.survived is None or played.credits_team or played.survived[t, env, agent].item()
         if truncated and played.truncated[:t, env].sum() >= max_truncations:
             next_value = 0.0  # there was no room to keep what it saw last
         if terminated or not survived:
@@ -59,7 +75,7 @@ def by_hand(played: Played, max_truncations: int) -> torch.Tensor:
     for t in range(num_steps):
         for env in range(num_envs):
             for agent in range(num_agents):
-                if played.active is not None and not played.active[t, env, agent]:
+                if played.active is not None and not (played.credits_team or played.active[t, env, agent]):
                     continue
                 for later in range(t, num_steps):
                     surprise, goes_on = surprise_and_whether_it_goes_on(later, env, agent)
@@ -90,16 +106,22 @@ def by_kernel(played: Played, backend, max_truncations: int = 17, agents: range 
     data.push("reward_scale", torch.tensor([played.reward_scale]))
     advantage = data.push("advantage", torch.full((num_steps, num_envs, len(agents)), torch.nan))
     functions = FunctionManager(data, SOURCE, num_envs=num_envs, num_agents=num_agents, backend=backend)
-    sizes = {"group_start": agents.start, "group_size": len(agents), "num_steps": num_steps}
+    pay = {"group_start": agents.start, "group_size": len(agents), "num_steps": num_steps}
+    pay["reward_clip"] = min(played.reward_clip, torch.finfo(torch.float32).max)
+    if played.credits_team:
+        data.push("team_reward", torch.full((num_steps, num_envs), torch.nan))
+        functions.launch("team_rewards", **pay)
+    inactive = "gae_with_team" if played.credits_team else "gae_with_inactive"
     functions.launch(
-        "gae" if played.active is None else "gae_with_inactive",
-        reward_clip=min(played.reward_clip, torch.finfo(torch.float32).max),
-        discount=played.discount, gae_lambda=played.gae_lambda, max_truncations=max_truncations, **sizes,
+        "gae" if played.active is None else inactive,
+        discount=played.discount, gae_lambda=played.gae_lambda, max_truncations=max_truncations, **pay,
     )  # fmt: skip
     return advantage.cpu()
 
 
-def random_rollout(seed: int, comes_back: float | None, num_steps: int = 17, num_envs: int = 9, num_agents: int = 4):
+def random_rollout(
+    seed: int, comes_back: float | None, credits_team: bool, num_steps: int = 17, num_envs: int = 9, num_agents: int = 4
+) -> Played:
     """Random numbers and flags. Agents leave at random, unless `comes_back` is None; a reset brings all back, as
     `comes_back` does now and then."""
     generator = torch.Generator().manual_seed(seed)
@@ -121,25 +143,25 @@ def random_rollout(seed: int, comes_back: float | None, num_steps: int = 17, num
         stays, back = happens(0.85, num_envs, num_agents), happens(comes_back, num_envs, num_agents)
         survived[t] = (active[t] & stays) | (~active[t] & back)
         active[t + 1] = survived[t] | ended[t]
-    return Played(reward, value, next_value, terminated, truncated, active, survived)
+    return Played(reward, value, next_value, terminated, truncated, active, survived, credits_team)
 
 
 @KERNELS
 @pytest.mark.parametrize("seed", range(5))
-def test_kernel_and_reference_are_the_sum_of_the_definition(seed, comes_back, backend):
-    played = random_rollout(seed, comes_back)
+def test_kernel_and_reference_are_the_sum_of_the_definition(seed, leaving, backend):
+    played = random_rollout(seed, *leaving)
     expected = by_hand(played, max_truncations=17)
     torch.testing.assert_close(by_kernel(played, backend).double(), expected, rtol=1e-5, atol=1e-5)
-    if comes_back is None:
+    if played.active is None or played.credits_team:
         torch.testing.assert_close(played.by_reference().double(), expected, rtol=1e-5, atol=1e-5)
-    else:
+    if played.active is not None:
         assert (played.active[:-1] & ~played.survived).any() and (~played.active[:-1]).any()
 
 
 @KERNELS
 @pytest.mark.parametrize("seed", range(3))
-def test_units_scale_clip_and_lack_of_room_are_those_of_the_definition(seed, comes_back, backend):
-    played = random_rollout(seed, comes_back)
+def test_units_scale_clip_and_lack_of_room_are_those_of_the_definition(seed, leaving, backend):
+    played = random_rollout(seed, *leaving)
     played.value_moments, played.reward_scale, played.reward_clip = (1.5, 0.5), 2.0, 1.25
     assert (played.truncated.sum(0) > 2).any(), "some have no room for what they saw last"
     expected = by_hand(played, max_truncations=2)
@@ -147,10 +169,11 @@ def test_units_scale_clip_and_lack_of_room_are_those_of_the_definition(seed, com
 
 
 @KERNELS
-def test_kernel_fills_only_its_group(comes_back, backend):
-    played = random_rollout(1, comes_back)
-    everyone, group = (by_kernel(played, backend, agents=agents) for agents in (range(4), range(1, 3)))
-    assert torch.equal(group, everyone[:, :, 1:3])
+def test_kernel_fills_only_its_group(leaving, backend):
+    played = random_rollout(1, *leaving)
+    of_group = ("reward", "value", "next_value", *(() if played.active is None else ("active", "survived")))
+    alone = replace(played, **{name: getattr(played, name)[:, :, 1:3].contiguous() for name in of_group})
+    assert torch.equal(by_kernel(played, backend, agents=range(1, 3)), by_kernel(alone, backend))
 
 
 def steps(*values: float | bool) -> torch.Tensor:
@@ -192,3 +215,28 @@ def test_an_agent_that_leaves_by_hand(backend):
     )  # fmt: skip
     found = by_kernel(played, backend, 1).flatten().tolist()
     assert found == pytest.approx([1.0 + 0.97 * 0.9 * 2.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("ends", "final", "leaver", "other"),
+    [("terminated", (0.0, 0.0), [1.3125, 1.25, 1.0, 4.0], [2.875, 3.5, 6.0, 8.0]),
+     ("truncated", (8.0, 16.0), [1.375, 1.5, 2.0, 8.0], [3.0, 4.0, 8.0, 16.0])],
+)  # fmt: skip
+def test_an_agent_that_leaves_for_its_team_by_hand(ends, final, leaver, other, backend):
+    """Discount and lambda are 1/2. One agent leaves in the second step; from then on it is paid 4 and 8, as the other,
+    and nobody reads its own rewards. It surprises with 8 - 4 = 4, or 8 + 8/2 - 4 = 8 before a truncation; before that
+    with 4 + 4/2 - 6 = 0, 0 + 6/2 - 2 = 1 and 1 + 2/2 - 1 = 1; each advantage adds a quarter of the next.
+    """
+    value = torch.tensor([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0], [4.0, 0.0]]).unsqueeze(1)
+    at_end = steps(False, False, False, True)
+    played = Played(
+        reward=torch.tensor([[1.0, 2.0], [0.0, 2.0], [99.0, 4.0], [99.0, 8.0]]).unsqueeze(1), value=value,
+        next_value=torch.cat([value[1:], torch.tensor([[final]])]),
+        terminated=at_end & (ends == "terminated"), truncated=at_end & (ends == "truncated"),
+        active=torch.tensor([[True, True], [True, True], [False, True], [False, True], [True, True]]).unsqueeze(1),
+        survived=torch.tensor([[True, True], [False, True], [False, True], [False, True]]).unsqueeze(1),
+        credits_team=True, discount=0.5, gae_lambda=0.5,
+    )  # fmt: skip
+    expected = torch.tensor([leaver, other]).T.unsqueeze(1)
+    assert torch.equal(by_kernel(played, backend, 1), expected)
+    assert torch.equal(played.by_reference(), expected)
