@@ -10,7 +10,7 @@ SMALL = [
     "env.num_taggers=2", "env.num_runners=3", "env.num_other_agents_observed=4", "env.tagging_distance=0.2",
     "env.episode_length=6", "trainer.num_envs=8", "trainer.train_batch_size=80",
 ]  # fmt: skip
-"""10 steps an iteration, in which envs are truncated and runners leave the game."""
+"""10 steps an iteration, in which envs end and runners leave the game."""
 
 
 def test_host_fed_update_is_the_trainers_on_the_same_rollout(monkeypatch):
@@ -25,7 +25,7 @@ def test_host_fed_update_is_the_trainers_on_the_same_rollout(monkeypatch):
 
         monkeypatch.setattr(host.env, "step", watched)
         host.collect()
-        assert host.truncated.any() and (host.is_playing & ~host.stays).any()
+        assert host.terminated.any() and (host.is_playing & ~host.stays).any()
         give_rollout(host, last_seen, trainer)
         host.learn()
         for algorithm in trainer.algorithms.values():

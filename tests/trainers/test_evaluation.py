@@ -15,7 +15,7 @@ TAG = {"num_taggers": 2, "grid_length": 5, "episode_length": 12}
 
 
 def policy_of(env, name, device, seed=0):
-    config = PolicyConfig(model=ModelConfig(fc_dims=(8,)))
+    config = PolicyConfig(model=ModelConfig(fc_dims=(8,), activation="relu"))
     return make_policy(env, name, config, torch.Generator().manual_seed(seed)).to(choose_backend(device=device).device)
 
 

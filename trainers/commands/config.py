@@ -8,7 +8,6 @@ from pathlib import Path
 
 from trainers.algorithms import warnings_of
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
-from warpdrive.env import load_env
 from warpdrive.errors import ConfigError
 
 HELP = "show a config with all its defaults, or check configs"

@@ -157,6 +157,9 @@ class Guard:
         self._flags.zero_()
         self._num_halted.zero_()
         self._first.fill_(NOTHING_FOUND)
+        for group in self.rollout.groups.values():
+            for statistic in group.policy.statistics.values():
+                statistic.is_finite.fill_(True)
 
     def found(self) -> torch.Tensor:
         """[places + 2] int32 on the device: all that `raise_if_found` asks for, to be read when it suits the host."""

@@ -33,15 +33,18 @@ ITERATION = 2
 """In which it goes wrong: the third."""
 
 
-def config_of(folder: Path, device: str, algorithm: str, save: int = 0, graphs: bool = True, **env: object) -> dict:
-    """10 steps of 8 envs an iteration, 6 iterations, a report every 2."""
+def config_of(
+    folder: Path, device: str, algorithm: str, save: int = 0, graphs: bool = True, moves: bool = True, **env: object
+) -> dict:
+    """10 steps of 8 envs an iteration, 6 iterations, a report every 2. If it `moves`, the critic's unit does, before
+    anything is learned."""
     size = NUM_STEPS * NUM_ENVS
     length = {"train_batch_size": size, "total_timesteps": 6 * size}
     return {
         "name": "faulty:Faulty",
         "env": env,
         "trainer": {"num_envs": NUM_ENVS, **length, "device": device, "cuda_graphs": graphs},
-        "policy": {name: dict(ALGORITHMS[algorithm]) for name in ("first", "others")},
+        "policy": {name: {**ALGORITHMS[algorithm], "normalize_return": moves} for name in ("first", "others")},
         "saving": {"basedir": str(folder), "metrics_log_freq": 2, "model_params_save_freq": save},
     }
 
@@ -164,7 +167,7 @@ def spoil_samples(trainer: Trainer, name: str, row: int, value: float) -> None:
 @NAN_OR_INF
 def test_a_bad_loss_stops_the_run(make_faulty, algorithm, is_infinite):
     """Row (6 x 8 + 5) x 2 + 1 of the second policy's samples."""
-    trainer = make_faulty(algorithm, save=1, graphs=False)  # a graph would not know which iteration it is
+    trainer = make_faulty(algorithm, save=1, graphs=False, moves=False)  # a graph would not know which iteration it is
     spoil_samples(trainer, "others", 107, float("-inf") if is_infinite else float("nan"))
     trainer.algorithms["first"].update = lambda *_: {}  # it learns first, and would be a step ahead
     fail_in(
@@ -177,7 +180,7 @@ def test_a_bad_loss_stops_the_run(make_faulty, algorithm, is_infinite):
 @BOTH
 @NAN_OR_INF
 def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_faulty, algorithm, is_infinite):
-    trainer = make_faulty(algorithm, save=1, graphs=False)
+    trainer = make_faulty(algorithm, save=1, graphs=False, moves=False)
     bad = float("inf") if is_infinite else float("nan")
     weight = trainer.policies["first"].network.trunk[1].weight
     weight.register_hook(lambda gradient: gradient * bad if trainer.iteration == ITERATION else gradient)

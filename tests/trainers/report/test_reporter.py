@@ -49,7 +49,8 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(tiny, algo
     last = lines[-1]
     for one in policies:
         assert {pattern(name) for name in last if name.startswith(f"train/{one}/")} == figures
-    assert [key for key, value in last.items() if value is None] == []
+    unknown = {f"train/{one}/explained_variance_of_returns" for one in policies}  # where no episode ended for good
+    assert {key for key, value in last.items() if value is None} <= unknown
     assert last["perf/env_ms"] > 0 and last["perf/policy_ms"] > 0 and last["perf/learn_ms"] > 0 < last["perf/log_ms"]
     assert last["health/nonfinite"] == last["health/invalid_actions"] == 0
     if algorithm == "A2C":
