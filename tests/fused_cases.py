@@ -289,6 +289,7 @@ class MadeUp:
         if active is not None:
             active = active.to(device)
             self.active = active[:-1, :, case.agents.start : case.agents.stop]
+        self.judged, self.credits_team = self.active, False
         self.rollout, self.actor = SimpleNamespace(active=active), SimpleNamespace(path="fused")
         self.value_moments = torch.tensor([0.0, 1.0], device=device)
         self.policy.to(device)

@@ -15,7 +15,7 @@ TAG = {"num_taggers": 2, "grid_length": 5, "episode_length": 12}
 
 
 def policy_of(env, name, device, seed=0):
-    config = PolicyConfig(model=ModelConfig(fc_dims=(8,), activation="relu"))
+    config = PolicyConfig(model=ModelConfig(fc_dims=(8,)))
     return make_policy(env, name, config, torch.Generator().manual_seed(seed)).to(choose_backend(device=device).device)
 
 
@@ -115,7 +115,8 @@ def test_cross_play_pairs_everyone_with_everyone(device, backend):
     stays, moves = policy_of(env, "runner", device), policy_of(env, "runner", device, 1)
     with torch.no_grad():
         stays.network.policy_head.bias.copy_(torch.tensor([100.0, 0.0, 0.0, 0.0, 0.0]))
-    taggers = {"a": policy_of(env, "tagger", device), "b": policy_of(env, "tagger", device, 1)}
+        taggers = {"a": policy_of(env, "tagger", device), "b": policy_of(env, "tagger", device, 1)}
+        taggers["b"].network.policy_head.bias[1] = 1.0  # it leans to one side
     scores = cross_play(env, {"tagger": taggers, "runner": {"stays": stays, "moves": moves}}, 50, 9, backend)
     assert sorted(scores) == [("a", "moves"), ("a", "stays"), ("b", "moves"), ("b", "stays")]
     assert len({score.mean_of("tagger") for score in scores.values()}) == 4

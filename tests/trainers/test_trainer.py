@@ -69,7 +69,7 @@ def test_taggers_learn_to_catch_a_runner_that_stays(tiny):
     """
     config = tiny(
         trainer__num_envs=64, trainer__train_batch_size=64 * 14, trainer__total_timesteps=64 * 14 * 100,
-        policy={"tagger": {"gamma": 0.95}, "runner": {"to_train": False}}, saving__metrics_log_freq=15,
+        policy={"tagger": {"gamma": 0.95}, "runner": {"to_train": False}}, saving__metrics_log_freq=4,
     )  # fmt: skip
     trainer = Trainer(config)
     with torch.no_grad():

@@ -50,6 +50,7 @@ def show(path: Path, options: argparse.Namespace, overrides: Overrides) -> int:
     """Prints the config as the run will have it: what was given, and all defaults, the env's as well."""
     from warpdrive.config import to_plain
     from warpdrive.config_file import dump_yaml
+    from warpdrive.env import load_env
 
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env).config

@@ -32,7 +32,9 @@ def test_what_is_shown_is_the_same_config(name, tmp_path, capsys):
 
 
 def test_several_configs_are_checked_at_once(tmp_path, capsys):
-    (tmp_path / "bad.yaml").write_text("name: tag_gridworld\ntraner: {}\ntrainer: {num_envs: 3, train_batch_size: 8, total_timesteps: 8}\n")
+    (tmp_path / "bad.yaml").write_text(
+        "name: tag_gridworld\ntraner: {}\ntrainer: {num_envs: 3, train_batch_size: 8, total_timesteps: 8}\n"
+    )
     (tmp_path / "worse.yaml").write_text("- 1\n")
     names = ["tag.yaml", str(tmp_path / "bad.yaml"), "nowhere.yaml", str(tmp_path / "worse.yaml"), "cartpole.yaml"]
     assert main(["config", "check", *names], EXAMPLES) == 2
