@@ -18,6 +18,7 @@ from types import ModuleType
 
 COMMANDS = {
     "train": "train the policies of an env, as a YAML file says",
+    "tune": "search for the keys of a config that learn best",
     "eval": "score the policies of runs, or let those of two runs play each other",
     "play": "play episodes: mean returns, and pictures if asked for",
     "render": "draw an episode as an HTML player or a GIF",
