@@ -1,7 +1,7 @@
-"""Searches for the keys of a config that learn best: random proposals, of which the worse half is stopped at an eighth,
-a quarter and a half of the run. Leaves a folder with a run folder for each trial, a table, a picture and the YAML of the
-best. The first trial is the config as given. What is typed as key=value stays as it is; --seed is of the proposals as
-well as of the runs."""
+"""Searches for the keys of a config that learn best: random proposals, of which the worse half is stopped at an
+eighth, a quarter and a half of the run. Leaves a folder with a run folder for each trial, a table, a picture and the
+YAML of the best. The first trial is the config as given, trained to its end. What is typed as key=value stays
+as it is; --seed is of the proposals as well as of the runs."""
 
 from __future__ import annotations
 

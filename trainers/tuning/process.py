@@ -70,30 +70,29 @@ class TrainingProcess:
 
     def why_failed(self) -> str | None:
         code = self._process.wait()
+        with self._errors:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").splitlines()
         if code == 0:
             return None
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
         told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if told:
             return told[0]
         return f"ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
     def stop(self) -> None:
-        self._signal(signal.SIGTERM)
+        if not self.has_ended():
+            self._process.terminate()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # its ranks, too, if it has any
-        self._process.wait()
-
-    def _signal(self, number: int) -> None:
         if not self.has_ended():
-            self._process.send_signal(number)
+            os.killpg(self._process.pid, signal.SIGKILL)  # its ranks, too, if it has any
+            self._process.wait()
+        self._errors.close()
 
 
 def jobs_at_once(config: Config) -> int:
-    """How many trials train at once, if nobody says: on a GPU as many as fit by their estimate, MOST_ON_A_GPU at most."""
+    """How many trials train at once, if nobody says: on a GPU as many as fit by their estimate, 4 at most."""
     from trainers.run.estimate import estimate
     from trainers.run.free_memory import free_bytes
     from trainers.trainer import make_backend

@@ -86,6 +86,8 @@ def write_csv(path: Path, trials: Sequence[Trial], metric: str, changed: Mapping
 
 def write_config(path: Path, section: Mapping[str, Any], comment: str) -> None:
     """A YAML file that `warpdrive train --config` takes, with a line above it."""
+    trainer = {key: value for key, value in section.get("trainer", {}).items() if value is not None}
+    section = {**section, **({"trainer": trainer} if trainer else {})}
     with disk.written(path) as beside:
         beside.write_text(f"# {comment}\n{dump_yaml(section)}", encoding="utf-8")
 

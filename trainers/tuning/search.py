@@ -39,19 +39,21 @@ class Run(Protocol):
         ...
 
     def why_failed(self) -> str | None:
-        """Of one that ended; None if it trained to its end."""
+        """Of one that ended, asked once; None if it trained to its end."""
         ...
 
     def stop(self) -> None:
         """Asks it to end soon."""
         ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Ends it now."""
+        ...
 
 
 @dataclass
 class Trial:
-    """One config that is tried; the first is the config as given."""
+    """One config that is tried; the first is the config as given, which is always trained to its end."""
 
     number: int
     chosen: Mapping[str, Any]
@@ -178,15 +180,16 @@ class Search:
                     break  # what it did after that is not compared
                 trial.reports.append((env_steps, figure))
                 asked.report(figure, env_steps)
-                if trial.state == RUNS and not has_ended and env_steps < self.num_steps and asked.should_prune():
+                is_judged = trial.number > 0 and trial.state == RUNS and not has_ended and env_steps < self.num_steps
+                if asked.should_prune() and is_judged:  # asked of all: the others are compared with them
                     trial.state = PRUNED
                     run.stop()
             trial.seconds = time.monotonic() - began
             if not has_ended:
                 still_running.append(entry)
                 continue
+            reason = run.why_failed()
             if trial.state == RUNS:
-                reason = run.why_failed()
                 trial.state, trial.reason = (FINISHED, "") if reason is None else (FAILED, reason)
             self._tell(trial, asked)
             self.ended(trial)
