@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from warpdrive.env import Env
 
 HELP = "search for the keys of a config that learn best"
+REPORTS = "saving.metrics_log_freq"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     from trainers.settings.config import total_env_steps
     from trainers.tuning.process import TrainingProcess, jobs_at_once, shares_of_cores
     from trainers.tuning.results import config_with, make_folder, write_csv
-    from trainers.tuning.search import Search
+    from trainers.tuning.search import Search, first_judged
     from trainers.tuning.space import overrides_of, space_of
     from warpdrive.env import load_env
 
@@ -60,15 +61,15 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env)
     _check_metric(config, env)
-    metric, num_steps = best_metric(config), total_env_steps(config, env)
+    settings, metric, num_steps = config.trainer, best_metric(config), total_env_steps(config, env)
     space = space_of(config_with(path, overrides), config, [key for key, _ in overrides], options.allow_import)
-    often = _reports_often(config, num_steps, overrides)
+    freq = _report_freq(config, num_steps, overrides)
     changed: dict[int, Overrides] = {}
 
     def start(trial: Trial) -> TrainingProcess:
         changed[trial.number] = overrides_of(trial.chosen, config)
         return TrainingProcess(
-            _command(options, path, [*overrides, *changed[trial.number], *often], place, trial.name),
+            _command(options, path, [*overrides, *changed[trial.number], (REPORTS, str(freq))], place, trial.name),
             place / trial.name,
             metric,
             shares,
@@ -80,7 +81,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         print(f"trial {trial.number} {trial.state} after {trial.env_steps:,} env steps{figure}: {words}", flush=True)
         write_csv(place / "trials.csv", search.trials, metric, changed)
 
-    search = Search(space, start, num_steps, config.trainer.seed, ended=ended)
+    judged = first_judged(num_steps, freq * settings.train_batch_size, (env.episode_length or 0) * settings.num_envs)
+    search = Search(space, start, num_steps, judged, settings.seed, ended=ended)
     search.num_jobs = options.jobs or jobs_at_once(config)
     shares = shares_of_cores(search.num_jobs)
     place = make_folder(Path(config.saving.basedir), config.saving.name or config.name)
@@ -154,11 +156,12 @@ def _check_metric(config: Config, env: Env) -> None:
         raise ConfigError(f"command line: {groups} earn apart. Say by --metric which figure tells the best: {known}.")
 
 
-def _reports_often(config: Config, num_steps: int, overrides: Overrides) -> Overrides:
-    """So that a trial can be judged at an eighth of its run, unless somebody typed how often."""
-    freq = max(1, num_steps // config.trainer.train_batch_size // 16)
-    key = "saving.metrics_log_freq"
-    return [(key, str(freq))] if freq < config.saving.metrics_log_freq and key not in dict(overrides) else []
+def _report_freq(config: Config, num_steps: int, overrides: Overrides) -> int:
+    """Iterations from one report to the next: at least 16 a run, so that a trial can be judged at an eighth of it,
+    unless somebody typed how often."""
+    given = config.saving.metrics_log_freq
+    often = max(1, num_steps // config.trainer.train_batch_size // 16)
+    return given if REPORTS in dict(overrides) else min(given, often)
 
 
 def _command(options: argparse.Namespace, path: Path, overrides: Overrides, place: Path, name: str) -> list[str]:

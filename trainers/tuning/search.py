@@ -20,9 +20,9 @@ from warpdrive.errors import BackendError
 if TYPE_CHECKING:
     import optuna
 
-NUM_PARTS, REDUCTION = 8, 2
+NUM_PARTS, REDUCTION, JUDGED_UNTIL = 8, 2, 0.75
 """A trial is first judged after 1 / NUM_PARTS of its run, and then each time after REDUCTION times as much; one in
-REDUCTION goes on."""
+REDUCTION goes on. Nobody is judged after JUDGED_UNTIL of it: that would save little."""
 LOOK_EVERY, PATIENCE = 0.1, 120.0
 """Seconds from one look at the trials to the next; and that they have to save and end once they are told to."""
 
@@ -94,6 +94,18 @@ def in_order(trials: Sequence[Trial]) -> list[Trial]:
     return sorted(trials, key=place)
 
 
+def first_judged(num_steps: int, report_every: int, num_steps_of_episodes: int) -> int:
+    """Env steps after which trials are judged for the first time: with the last report before 1 / NUM_PARTS of the run,
+    but with none that tells of the first episodes in each env, of which the short ones end first.
+
+    Args:
+        report_every: env steps from one report to the next.
+        num_steps_of_episodes: env steps that the longest episode takes, over all envs; 0 where nobody knows.
+    """
+    unbiased = -(-num_steps_of_episodes // report_every) + 1 if num_steps_of_episodes else 1
+    return max(num_steps // NUM_PARTS // report_every, unbiased) * report_every
+
+
 class Search:
     """Proposes trials, starts and judges them.
 
@@ -101,6 +113,7 @@ class Search:
         space: what is tried.
         start: makes a trial train.
         num_steps: env steps of a whole run.
+        first_judged: env steps after which a trial is judged for the first time; see `first_judged`.
         seed: the same proposes the same trials, whatever becomes of them.
         num_jobs: trials at once.
         ended: called with each trial that ended.
@@ -113,6 +126,7 @@ class Search:
         space: Space,
         start: Callable[[Trial], Run],
         num_steps: int,
+        first_judged: int,
         seed: int = 0,
         num_jobs: int = 1,
         ended: Callable[[Trial], None] = lambda trial: None,
@@ -129,7 +143,7 @@ class Search:
         self.study = optuna.create_study(
             direction="maximize",
             sampler=optuna.samplers.RandomSampler(seed % 2**32),
-            pruner=optuna.pruners.SuccessiveHalvingPruner(-(-num_steps // NUM_PARTS), REDUCTION),
+            pruner=optuna.pruners.SuccessiveHalvingPruner(first_judged, REDUCTION),
         )
         self.trials: list[Trial] = []
         self._running: list[tuple[Trial, optuna.Trial, Run, float]] = []
@@ -180,8 +194,8 @@ class Search:
                     break  # what it did after that is not compared
                 trial.reports.append((env_steps, figure))
                 asked.report(figure, env_steps)
-                is_judged = trial.number > 0 and trial.state == RUNS and not has_ended and env_steps < self.num_steps
-                if asked.should_prune() and is_judged:  # asked of all: the others are compared with them
+                is_judged = trial.number > 0 and trial.state == RUNS and env_steps < JUDGED_UNTIL * self.num_steps
+                if asked.should_prune() and is_judged and not has_ended:  # asked of all: others are compared with them
                     trial.state = PRUNED
                     run.stop()
             trial.seconds = time.monotonic() - began

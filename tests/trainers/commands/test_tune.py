@@ -11,7 +11,7 @@ import pytest
 from trainers.cli import main
 from trainers.settings.read_config import read_config
 from trainers.tuning import process, search
-from trainers.tuning.search import Search, in_order
+from trainers.tuning.search import Search, first_judged, in_order
 from trainers.tuning.space import RANGES, LogRange, overrides_of, space_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -104,7 +104,7 @@ def hurried(monkeypatch) -> None:
 
 
 def searched(heights: list[float], num_jobs: int = 1, **options: object) -> Search:
-    return Search(SPACE, lambda trial: FakeRun(heights[trial.number]), 80, num_jobs=num_jobs, **options)
+    return Search(SPACE, lambda trial: FakeRun(heights[trial.number]), 80, 10, num_jobs=num_jobs, **options)
 
 
 def test_the_same_seed_proposes_the_same_trials_whatever_becomes_of_them(hurried):
@@ -125,10 +125,28 @@ def test_the_worse_are_stopped_at_an_eighth_a_quarter_and_a_half_and_the_config_
     assert [trial.number for trial in in_order(found)] == [3, 1, 0, 5, 4, 2]
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "report_every", "of_episodes", "judged"),
+    [
+        (800, 10, 0, 100),
+        (800, 30, 0, 90),
+        (80, 30, 0, 30),
+        (800, 10, 500, 510),
+        (800, 30, 100, 150),
+        (8000, 10, 50, 1000),
+    ],
+)
+def test_nobody_is_judged_by_a_report_that_holds_first_episodes(num_steps, report_every, of_episodes, judged):
+    """Of which the short ones end first."""
+    assert first_judged(num_steps, report_every, of_episodes) == judged
+
+
 def test_a_trial_that_fails_is_a_line_and_the_search_goes_on(hurried):
     told = []
     runs = [FakeRun(1.0), FakeRun(1.0, "rewards hold a NaN"), FakeRun(2.0)]
-    found = Search(SPACE, lambda trial: runs[trial.number], 80, ended=lambda trial: told.append(trial.number)).run(3)
+    found = Search(SPACE, lambda trial: runs[trial.number], 80, 10, ended=lambda trial: told.append(trial.number)).run(
+        3
+    )
     assert [(trial.state, trial.reason) for trial in found][1:] == [("failed", "rewards hold a NaN"), ("finished", "")]
     assert told == [0, 1, 2]
     assert [trial.number for trial in in_order(found)] == [2, 0, 1]
