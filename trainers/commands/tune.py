@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
     from trainers.run.best import best_metric
-    from trainers.run.stop import Stopped, StopSignals
+    from trainers.run.stop import Stopped, StopSignals, signal_name
     from trainers.settings.arguments import output_file
     from trainers.settings.config import total_env_steps
     from trainers.tuning.process import TrainingProcess, jobs_at_once, shares_of_cores
@@ -92,6 +92,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     end = None if options.seconds is None else time.monotonic() + options.seconds
     with StopSignals() as stop:
         search.run(options.trials, lambda: stop.caught is not None or (end is not None and time.monotonic() >= end))
+    if stop.caught is not None:
+        print(f"stopped by {signal_name(stop.caught)}, and found so far:")
     write_csv(place / "trials.csv", search.trials, metric, changed)
     found = config_with(path, overrides), changed
     code = _conclude(search.trials, metric, place, output or place / "best.yaml", *found)

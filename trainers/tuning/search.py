@@ -71,8 +71,9 @@ class Trial:
 
     @property
     def figure(self) -> float | None:
-        """The last that was reported."""
-        return self.reports[-1][1] if self.reports else None
+        """Mean of what was reported in the last quarter of the env steps so far: a single report is luck."""
+        last = [figure for env_steps, figure in self.reports if env_steps > 0.75 * self.env_steps]
+        return sum(last) / len(last) if last else None
 
     @property
     def env_steps(self) -> int:
@@ -193,7 +194,7 @@ class Search:
                 if trial.state == PRUNED:
                     break  # what it did after that is not compared
                 trial.reports.append((env_steps, figure))
-                asked.report(figure, env_steps)
+                asked.report(trial.figure, env_steps)
                 is_judged = trial.number > 0 and trial.state == RUNS and env_steps < JUDGED_UNTIL * self.num_steps
                 if asked.should_prune() and is_judged and not has_ended:  # asked of all: others are compared with them
                     trial.state = PRUNED
