@@ -9,6 +9,7 @@ import argparse
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         print(f"trial {trial.number} {trial.state} after {trial.env_steps:,} env steps{figure}: {words}", flush=True)
         write_csv(place / "trials.csv", search.trials, metric, changed)
 
-    judged = first_judged(num_steps, freq * settings.train_batch_size, (env.episode_length or 0) * settings.num_envs)
+    of_episodes = 0 if metric.startswith("eval/") else (env.episode_length or 0) * settings.num_envs
+    judged = first_judged(num_steps, freq * settings.train_batch_size, of_episodes)
     search = Search(space, start, num_steps, judged, settings.seed, ended=ended)
     search.num_jobs = options.jobs or jobs_at_once(config)
     shares = shares_of_cores(search.num_jobs)
@@ -92,14 +94,14 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     end = None if options.seconds is None else time.monotonic() + options.seconds
     with StopSignals() as stop:
         search.run(options.trials, lambda: stop.caught is not None or (end is not None and time.monotonic() >= end))
-    if stop.caught is not None:
-        print(f"stopped by {signal_name(stop.caught)}, and found so far:")
     write_csv(place / "trials.csv", search.trials, metric, changed)
-    found = config_with(path, overrides), changed
-    code = _conclude(search.trials, metric, place, output or place / "best.yaml", *found)
-    if stop.caught is not None:
-        raise Stopped(stop.caught)
-    return code
+    conclude = partial(_conclude, search.trials, metric, place, output or place / "best.yaml")
+    if stop.caught is None:
+        return conclude(config_with(path, overrides), changed)
+    print(f"stopped by {signal_name(stop.caught)} after {len(search.trials)} trials, in {place}")
+    if any(trial.counts for trial in search.trials):
+        conclude(config_with(path, overrides), changed)
+    raise Stopped(stop.caught)
 
 
 def _conclude(

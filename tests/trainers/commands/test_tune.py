@@ -225,17 +225,27 @@ def test_a_search_leaves_runs_a_table_a_picture_and_a_config_that_trains(tiny, t
     assert printed.endswith("written to found.yaml\nwarpdrive train --config found.yaml\n")
 
 
-def test_a_signal_ends_a_search_with_what_was_found_so_far(tiny, tmp_path, monkeypatch, capsys, hurried):
+@pytest.mark.usefixtures("hurried")
+def test_a_signal_ends_a_search_with_what_was_found_so_far(tiny, tmp_path, monkeypatch, capsys):
+    class Silent(FakeRun):
+        def reports(self) -> list[tuple[int, float]]:
+            return []
+
     def start(command: list[str], run: Path, metric: str, environment: dict) -> FakeRun:
-        if run.name == "trial-001":
+        if run.name == stopped_at:
             os.kill(os.getpid(), signal.SIGTERM)
+            return Silent(1.0)
         return FakeRun(1.0)
 
+    stopped_at = "trial-000"
     monkeypatch.setattr(process, "TrainingProcess", start)
+    assert main(["tune", tiny]) == 143
+    assert not list((tmp_path / "runs").glob("*/best.yaml")) and capsys.readouterr().err == ""
+    stopped_at = "trial-001"
     assert main(["tune", tiny]) == 143
     printed = capsys.readouterr().out  # 75 is the mean of 70 and 80, the last quarter of what was reported
     assert "trial 0 finished after 80 env steps, +75.000: as given\ntrial 1 stopped after " in printed
-    assert "stopped by SIGTERM, and found so far:\ntrial " in printed
+    assert "stopped by SIGTERM after 2 trials, in runs/tune-cartpole-" in printed
     assert "best: trial 0 of 2, rollout/ep_rew_mean +75.000: none was better than the config as given\n" in printed
     assert read_config(next((tmp_path / "runs").glob("*/best.yaml"))) == read_config("tiny.yaml")
 
