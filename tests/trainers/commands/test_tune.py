@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -199,6 +200,20 @@ def test_reports_are_read_once_each_as_they_are_written(child, tmp_path):
 )
 def test_why_a_trial_failed_is_its_own_line(child, code, reason):
     assert child(code).why_failed() == reason
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "free", "jobs"),
+    [("cpu", 1, 100, 1), ("cuda", 1, 100, 4), ("cuda", 1, 5, 2), ("cuda", 1, 1, 1), ("cuda", 2, 100, 1)],
+)
+def test_on_a_gpu_as_many_trials_as_fit_train_at_once(device, num_gpus, free, jobs, monkeypatch):
+    """Each takes 2 GiB here, with what a process takes by itself."""
+    size = (2 << 30) - process.CONTEXT
+    backend = SimpleNamespace(device=SimpleNamespace(type=device))
+    monkeypatch.setattr("trainers.trainer.make_backend", lambda settings: backend)
+    monkeypatch.setattr("trainers.run.free_memory.free_bytes", lambda device: free << 30)
+    monkeypatch.setattr("trainers.run.estimate.estimate", lambda config, device: SimpleNamespace(total=size))
+    assert process.jobs_at_once(SimpleNamespace(trainer=SimpleNamespace(num_gpus=num_gpus))) == jobs
 
 
 # ------------------------------------------------------------------------------------------------- the command
