@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     env = load_env(config.name, config.env)
     _check_metric(config, env)
     settings, metric, num_steps = config.trainer, best_metric(config), total_env_steps(config, env)
-    space = space_of(config_with(path, overrides), config, [key for key, _ in overrides], options.allow_import)
+    space = space_of(config_with(path, overrides), config, metric, [key for key, _ in overrides], options.allow_import)
     freq = _report_freq(config, num_steps, overrides)
     changed: dict[int, Overrides] = {}
 
@@ -121,7 +121,7 @@ def _conclude(
     best = next(iter(in_order(trials)), None)
     if best is None or not best.counts:
         if failed := [trial for trial in trials if trial.reason]:
-            raise WarpDriveError(f"no trial came to a figure; trial {failed[0].number}: {failed[0].reason}")
+            raise WarpDriveError(f"nothing was found: trial {failed[0].number} failed: {failed[0].reason}")
         raise WarpDriveError(f"no trial reported {metric}. Give it more: --seconds, or a longer --total-timesteps.")
     for key, text in changed[best.number]:
         override(section, key, text, "command line")

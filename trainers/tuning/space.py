@@ -47,18 +47,25 @@ RANGES: Space = {
 """Key of a policy -> where to look. An algorithm's search is over those that its config has."""
 
 
-def space_of(given: Mapping[str, Any], config: Config, fixed: Iterable[str] = (), allow_import: bool = True) -> Space:
+def space_of(
+    given: Mapping[str, Any], config: Config, metric: str, fixed: Iterable[str] = (), allow_import: bool = True
+) -> Space:
     """The keys to search, and their values that fit the rest of the config.
+
+    By a metric of one group, only its policy is searched: that of its opponents would be made worse.
 
     Args:
         given: the config as keys and values.
         config: the same, read.
+        metric: what tells the best, such as rollout/tagger/ep_rew_mean.
         fixed: dotted keys that stay as they are.
     Raises:
         ConfigError: nothing is left to search.
     """
     fixed, space = set(fixed), {}
-    for name, policy in config.policy.items():
+    of_one = [name for name in config.policy if name in metric.split("/")[1:-1]]
+    for name in of_one or config.policy:
+        policy = config.policy[name]
         keys = {field.name for field in dataclasses.fields(policy)} if policy.to_train else set()
         for key, values in RANGES.items():
             path = f"policy.{name}.{key}"

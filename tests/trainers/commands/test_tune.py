@@ -23,6 +23,7 @@ trainer: {num_envs: 4, train_batch_size: 40, total_timesteps: 320, device: cpu}
 policy: {agent: {algorithm: PPO, lr: [[0, 2e-3], [320, 1e-4]], gamma: 0.9, model: {fc_dims: [8]}}}
 """
 SPACE = {"policy.agent.lr": LogRange(1e-4, 1e-2), "policy.agent.num_epochs": (1, 2, 3)}
+RETURN = "rollout/ep_rew_mean"
 ON_POLICY = {"lr", "num_minibatches", "entropy_coeff", "gamma", "gae_lambda", "normalize_observation",
              "normalize_reward"}  # fmt: skip
 KEYS = {
@@ -48,7 +49,7 @@ def test_keys_of_each_algorithm_are_searched_in_values_that_a_config_may_have(al
     trainer = {"num_envs": 4, "train_batch_size": 24, "total_timesteps": 240}
     given = {"name": "tag_gridworld", "trainer": trainer,
              "policy": {"runner": {"algorithm": algorithm}, "tagger": {"to_train": False}}}  # fmt: skip
-    space = space_of(given, read_config(given))
+    space = space_of(given, read_config(given), RETURN)
     assert set(space) == {f"policy.runner.{key}" for key in KEYS[algorithm]}
     assert set(RANGES) == set.union(*KEYS.values())
     for key, values in space.items():
@@ -60,9 +61,17 @@ def test_keys_of_each_algorithm_are_searched_in_values_that_a_config_may_have(al
 def test_what_is_typed_or_does_not_fit_is_not_searched():
     given = {"name": "cartpole", "trainer": {"total_timesteps": 1, "num_envs": 7, "train_batch_size": 7},
              "policy": {"agent": {"num_minibatches": 7, "gamma": 0.5}}}  # fmt: skip
-    space = space_of(given, read_config(given), fixed=["policy.agent.gamma"])
-    assert "policy.agent.num_minibatches" in space and space["policy.agent.num_minibatches"] == (1, 7)
+    space = space_of(given, read_config(given), RETURN, fixed=["policy.agent.gamma"])
+    assert space["policy.agent.num_minibatches"] == (1, 7)
     assert "policy.agent.gamma" not in space
+
+
+def test_by_the_return_of_one_group_its_opponents_stay_as_they_are():
+    given = {"name": "tag_gridworld", "trainer": {"total_timesteps": 1}, "policy": {"tagger": {}, "runner": {}}}
+    for metric in ("rollout/runner/ep_rew_mean", "eval/runner/mean_reward"):
+        space = space_of(given, read_config(given), metric)
+        assert {key.split(".")[1] for key in space} == {"runner"}
+    assert len(space_of(given, read_config(given), RETURN)) == 2 * len(space)
 
 
 def test_a_schedule_is_tried_at_other_heights_and_a_number_as_a_number():
@@ -76,9 +85,10 @@ def test_a_schedule_is_tried_at_other_heights_and_a_number_as_a_number():
 
 
 class FakeRun:
-    """Reports `height` times the env steps, ten steps at a time, up to 80; then it ended, well or not."""
+    """Reports `height` times the env steps, some at a time, up to 80; then it ended, well or not."""
 
-    def __init__(self, height: float, reason: str | None = None) -> None:
+    def __init__(self, height: float, reason: str | None = None, pace: int = 10) -> None:
+        self.pace = pace
         self.height, self.reason, self.steps, self.is_stopped = height, reason, 0, False
 
     def has_ended(self) -> bool:
@@ -87,7 +97,7 @@ class FakeRun:
     def reports(self) -> list[tuple[int, float]]:
         if self.reason or self.has_ended():
             return []
-        self.steps += 10
+        self.steps += self.pace
         return [(self.steps, self.height * self.steps)]
 
     def why_failed(self) -> str | None:
@@ -117,13 +127,19 @@ def test_the_same_seed_proposes_the_same_trials_whatever_becomes_of_them(hurried
     assert first[0] == {} and all(set(one) == set(SPACE) for one in first[1:])  # the first is the config as given
 
 
-def test_the_worse_are_stopped_at_an_eighth_a_quarter_and_a_half_and_the_config_as_given_never(hurried):
+def test_the_worse_are_stopped_at_an_eighth_a_quarter_and_a_half(hurried):
     found = searched([1.0, 2.0, 0.5, 3.0, 0.6, 1.5]).run(6)
     # One of each two goes on: the last is third of six at 10 steps, and third of the four that came to 20.
     assert [(trial.state, trial.env_steps) for trial in found] == [
         ("finished", 80), ("finished", 80), ("pruned", 10), ("finished", 80), ("pruned", 10), ("pruned", 20),
     ]  # fmt: skip
     assert [trial.number for trial in in_order(found)] == [3, 1, 0, 5, 4, 2]
+
+
+def test_the_config_as_given_is_trained_to_its_end(hurried):
+    runs = [FakeRun(1.0, pace=5), FakeRun(3.0), FakeRun(2.0)]  # it is last everywhere, and the worst
+    found = Search(SPACE, lambda trial: runs[trial.number], 80, 10, num_jobs=3).run(3)
+    assert [trial.state for trial in found] == ["finished", "finished", "pruned"]
 
 
 @pytest.mark.parametrize(
