@@ -31,7 +31,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "ben
 LANGUAGES = {"", "python", "yaml", "console", "cuda"}
 RUN_ELSEWHERE = {"docs/coming_from_warpdrive.md", "docs/export.md"}
 """Pages whose programs have a test of their own."""
-MADE_UP = {"boats/boats.yaml", "soccer_game/soccer_game.yaml", "reinforce.yaml"}
+MADE_UP = {"boats/boats.yaml", "soccer_game/soccer_game.yaml", "reinforce.yaml", "pole.yaml"}
 """Configs that readers make on the way."""
 KEYS = {"trainer": TrainerConfig, "saving": SavingConfig, "evaluation": EvaluationConfig, "model": ModelConfig}
 

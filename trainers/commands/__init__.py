@@ -22,6 +22,7 @@ COMMANDS = {
     "play": "play episodes: mean returns, and pictures if asked for",
     "render": "draw an episode as an HTML player or a GIF",
     "plot": "draw the learning curves of one run or many",
+    "tune": "search for the keys of a config that learn best",
     "bench": "measure how fast a config's env, policy and learner run on this machine",
     "export": "write a trained policy as ONNX, or as a torch.export program",
     "list": "list envs, algorithms and policies, or metrics",

@@ -29,7 +29,7 @@ MAX_DIFFERENCES = 3
 IGNORED = ("trainer.seed", "saving", "evaluation")
 """Settings that do not tell runs apart: which seed, and what is written and looked at."""
 
-_STYLE = {
+STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -198,7 +198,7 @@ def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, ti
         raise BackendError("curves are drawn by matplotlib, which is missing. pip install 'warpdrive[plot]'.") from None
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.6 * num_columns, 2.7 * num_rows), layout="constrained")
         FigureCanvasAgg(figure)
         everything = figure.subplots(num_rows, num_columns, squeeze=False).flat

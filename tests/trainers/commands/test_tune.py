@@ -1,0 +1,314 @@
+"""The search for keys that learn best: what it tries, what it stops, and what it leaves."""
+
+import csv
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trainers.cli import main
+from trainers.settings.read_config import read_config
+from trainers.tuning import process, search
+from trainers.tuning.search import Search, first_judged, in_order
+from trainers.tuning.space import RANGES, LogRange, overrides_of, space_of
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = """
+name: cartpole
+env: {episode_length: 10}
+trainer: {num_envs: 4, train_batch_size: 40, total_timesteps: 320, device: cpu}
+policy: {agent: {algorithm: PPO, lr: [[0, 2e-3], [320, 1e-4]], gamma: 0.9, model: {fc_dims: [8]}}}
+"""
+SPACE = {"policy.agent.lr": LogRange(1e-4, 1e-2), "policy.agent.num_epochs": (1, 2, 3)}
+RETURN = "rollout/ep_rew_mean"
+ON_POLICY = {"lr", "num_minibatches", "entropy_coeff", "gamma", "gae_lambda", "normalize_observation",
+             "normalize_reward"}  # fmt: skip
+KEYS = {
+    "A2C": ON_POLICY,
+    "PPO": ON_POLICY | {"num_epochs"},
+    "MAPPO": ON_POLICY | {"num_epochs"},
+    "DQN": {"lr", "gamma", "normalize_observation", "target_update_freq", "tau", "replay_ratio", "batch_size"},
+}
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return "tiny.yaml"
+
+
+# ------------------------------------------------------------------------------------------------ what is tried
+
+
+@pytest.mark.parametrize("algorithm", KEYS)
+def test_keys_of_each_algorithm_are_searched_in_values_that_a_config_may_have(algorithm):
+    trainer = {"num_envs": 4, "train_batch_size": 24, "total_timesteps": 240}
+    given = {"name": "tag_gridworld", "trainer": trainer,
+             "policy": {"runner": {"algorithm": algorithm}, "tagger": {"to_train": False}}}  # fmt: skip
+    space = space_of(given, read_config(given), RETURN)
+    assert set(space) == {f"policy.runner.{key}" for key in KEYS[algorithm]}
+    assert set(RANGES) == set.union(*KEYS.values())
+    for key, values in space.items():
+        for value in (values.low, values.high) if isinstance(values, LogRange) else values:
+            read_config(given, overrides_of({key: value}, read_config(given)))
+    assert 24 % max(space.get("policy.runner.num_minibatches", (1,))) == 0
+
+
+def test_what_is_typed_or_does_not_fit_is_not_searched():
+    given = {"name": "cartpole", "trainer": {"total_timesteps": 1, "num_envs": 7, "train_batch_size": 7},
+             "policy": {"agent": {"num_minibatches": 7, "gamma": 0.5}}}  # fmt: skip
+    space = space_of(given, read_config(given), RETURN, fixed=["policy.agent.gamma"])
+    assert space["policy.agent.num_minibatches"] == (1, 7)
+    assert "policy.agent.gamma" not in space
+
+
+def test_by_the_return_of_one_group_its_opponents_stay_as_they_are():
+    given = {"name": "tag_gridworld", "trainer": {"total_timesteps": 1}, "policy": {"tagger": {}, "runner": {}}}
+    for metric in ("rollout/runner/ep_rew_mean", "eval/runner/mean_reward"):
+        space = space_of(given, read_config(given), metric)
+        assert {key.split(".")[1] for key in space} == {"runner"}
+    assert len(space_of(given, read_config(given), RETURN)) == 2 * len(space)
+
+
+def test_a_schedule_is_tried_at_other_heights_and_a_number_as_a_number():
+    given = {"name": "cartpole", "trainer": {"total_timesteps": 100},
+             "policy": {"agent": {"lr": [[0, 2e-3], [100, 1e-4]], "entropy_coeff": 0.1}}}  # fmt: skip
+    found = overrides_of({"policy.agent.lr": 0.0041234, "policy.agent.entropy_coeff": 0.03}, read_config(given))
+    assert found == [("policy.agent.lr", "[[0, 0.0041], [100, 0.000205]]"), ("policy.agent.entropy_coeff", "0.03")]
+
+
+# ------------------------------------------------------------------------------------------------ how it searches
+
+
+class FakeRun:
+    """Reports `height` times the env steps, some at a time, up to 80; then it ended, well or not."""
+
+    def __init__(self, height: float, reason: str | None = None, pace: int = 10) -> None:
+        self.pace = pace
+        self.height, self.reason, self.steps, self.is_stopped = height, reason, 0, False
+
+    def has_ended(self) -> bool:
+        return self.is_stopped or self.steps >= 80 or self.reason is not None
+
+    def reports(self) -> list[tuple[int, float]]:
+        if self.reason or self.has_ended():
+            return []
+        self.steps += self.pace
+        return [(self.steps, self.height * self.steps)]
+
+    def why_failed(self) -> str | None:
+        return self.reason
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    kill = stop
+
+
+@pytest.fixture
+def hurried(monkeypatch) -> None:
+    monkeypatch.setattr(search, "LOOK_EVERY", 0)
+
+
+def searched(heights: list[float], num_jobs: int = 1, **options: object) -> Search:
+    return Search(SPACE, lambda trial: FakeRun(heights[trial.number]), 80, 10, num_jobs=num_jobs, **options)
+
+
+def test_the_same_seed_proposes_the_same_trials_whatever_becomes_of_them(hurried):
+    def chosen(seed: int, heights: list[float], num_jobs: int) -> list[dict]:
+        return [trial.chosen for trial in searched(heights, num_jobs, seed=seed).run(4)]
+
+    first = chosen(1, [1.0, 2.0, 3.0, 4.0], 1)
+    assert first == chosen(1, [4.0, 3.0, 2.0, 1.0], 3) != chosen(2, [1.0, 2.0, 3.0, 4.0], 1)
+    assert first[0] == {} and all(set(one) == set(SPACE) for one in first[1:])  # the first is the config as given
+
+
+def test_the_worse_are_stopped_at_an_eighth_a_quarter_and_a_half(hurried):
+    found = searched([1.0, 2.0, 0.5, 3.0, 0.6, 1.5]).run(6)
+    # One of each two goes on: the last is third of six at 10 steps, and third of the four that came to 20.
+    assert [(trial.state, trial.env_steps) for trial in found] == [
+        ("finished", 80), ("finished", 80), ("pruned", 10), ("finished", 80), ("pruned", 10), ("pruned", 20),
+    ]  # fmt: skip
+    assert [trial.number for trial in in_order(found)] == [3, 1, 0, 5, 4, 2]
+
+
+def test_the_config_as_given_is_trained_to_its_end(hurried):
+    runs = [FakeRun(1.0, pace=5), FakeRun(3.0), FakeRun(2.0)]  # it is last everywhere, and the worst
+    found = Search(SPACE, lambda trial: runs[trial.number], 80, 10, num_jobs=3).run(3)
+    assert [trial.state for trial in found] == ["finished", "finished", "pruned"]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "report_every", "of_episodes", "judged"),
+    [
+        (800, 10, 0, 100),
+        (800, 30, 0, 90),
+        (80, 30, 0, 30),
+        (800, 10, 500, 510),
+        (800, 30, 100, 150),
+        (8000, 10, 50, 1000),
+    ],
+)
+def test_nobody_is_judged_by_a_report_that_holds_first_episodes(num_steps, report_every, of_episodes, judged):
+    """Of which the short ones end first."""
+    assert first_judged(num_steps, report_every, of_episodes) == judged
+
+
+def test_a_trial_that_fails_is_a_line_and_the_search_goes_on(hurried):
+    told = []
+    runs = [FakeRun(1.0), FakeRun(1.0, "rewards hold a NaN"), FakeRun(2.0)]
+    found = Search(SPACE, lambda trial: runs[trial.number], 80, 10, ended=lambda trial: told.append(trial.number)).run(
+        3
+    )
+    assert [(trial.state, trial.reason) for trial in found][1:] == [("failed", "rewards hold a NaN"), ("finished", "")]
+    assert told == [0, 1, 2]
+    assert [trial.number for trial in in_order(found)] == [2, 0, 1]
+
+
+def test_when_time_is_over_trials_under_way_count_as_they_are(hurried):
+    looks = iter([False] * 3 + [True])
+    found = searched([1.0, 5.0, 9.0], num_jobs=2).run(3, lambda: next(looks))
+    assert [(trial.state, trial.env_steps >= 30) for trial in found] == [("stopped", True)] * 2
+    assert in_order(found)[0].number == 1
+
+
+# --------------------------------------------------------------------------------------------- a trial's process
+
+
+@pytest.fixture
+def child(tmp_path):
+    """A function that makes a process of Python code, whose run folder is tmp_path."""
+    made = []
+
+    def make(code: str) -> process.TrainingProcess:
+        made.append(process.TrainingProcess([sys.executable, "-c", code], tmp_path, "score", {}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()  # which closes what was read of it, too
+
+
+def test_reports_are_read_once_each_as_they_are_written(child, tmp_path):
+    run, file = child(""), tmp_path / "metrics.jsonl"
+    assert run.reports() == []  # it is not there yet
+    file.write_text('{"time/total_timesteps": 4, "score": 1.5}\n{"time/total_timesteps": 8, "score": null}\n{"time/to')
+    assert run.reports() == [(4, 1.5)]
+    with file.open("a") as more:
+        more.write('tal_timesteps": 12, "score": 2}\n')
+    assert (run.reports(), run.reports()) == ([(12, 2.0)], [])
+    file.write_text('{"time/total_timesteps": 12, "score": 2}\n{"time/total_timesteps": 16, "score": 3}\n')  # thinned
+    assert run.reports() == [(16, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("", None),
+        ("import sys; sys.exit('warning: x\\nerror: memory ran out')", "memory ran out"),
+        ("import sys; sys.exit(3)", "ended with exit code 3"),
+        (f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})", "ended by SIGKILL"),
+    ],
+)
+def test_why_a_trial_failed_is_its_own_line(child, code, reason):
+    assert child(code).why_failed() == reason
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "free", "jobs"),
+    [("cpu", 1, 100, 1), ("cuda", 1, 100, 4), ("cuda", 1, 5, 2), ("cuda", 1, 1, 1), ("cuda", 2, 100, 1)],
+)
+def test_on_a_gpu_as_many_trials_as_fit_train_at_once(device, num_gpus, free, jobs, monkeypatch):
+    """Each takes 2 GiB here, with what a process takes by itself."""
+    size = (2 << 30) - process.CONTEXT
+    backend = SimpleNamespace(device=SimpleNamespace(type=device))
+    monkeypatch.setattr("trainers.trainer.make_backend", lambda settings: backend)
+    monkeypatch.setattr("trainers.run.free_memory.free_bytes", lambda device: free << 30)
+    monkeypatch.setattr("trainers.run.estimate.estimate", lambda config, device: SimpleNamespace(total=size))
+    assert process.jobs_at_once(SimpleNamespace(trainer=SimpleNamespace(num_gpus=num_gpus))) == jobs
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+def test_a_search_leaves_runs_a_table_a_picture_and_a_config_that_trains(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    words = ["--trials", "2", "--jobs", "2", "policy.agent.gamma=0.95", "--output", "found.yaml"]
+    assert main(["tune", tiny, *words]) == 0
+    printed = capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("tune-cartpole-")
+    left = {path.name for path in folder.iterdir()}
+    assert left - {"trials.png"} == {"trial-000", "trial-001", "trials.csv"}
+    rows = list(csv.DictReader((folder / "trials.csv").open(encoding="utf-8")))
+    by_number = {row["trial"]: row for row in rows}
+    assert by_number["0"]["state"] == "finished" and by_number["0"]["policy.agent.lr"] == ""
+    assert by_number["1"]["policy.agent.lr"].startswith("[[0, 0.") and "policy.agent.gamma" not in rows[0]
+    found, given = read_config("found.yaml"), read_config("tiny.yaml", [("policy.agent.gamma", "0.95")])
+    assert found.policy["agent"].gamma == 0.95
+    best = [(key, text) for key, text in rows[0].items() if key.startswith("policy.") and text]
+    assert found == read_config("tiny.yaml", [("policy.agent.gamma", "0.95"), *best])
+    assert (found == given) == (rows[0]["trial"] == "0")
+    assert printed.endswith("written to found.yaml\nwarpdrive train --config found.yaml\n")
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_signal_ends_a_search_with_what_was_found_so_far(tiny, tmp_path, monkeypatch, capsys):
+    class Silent(FakeRun):
+        def reports(self) -> list[tuple[int, float]]:
+            return []
+
+    def start(command: list[str], run: Path, metric: str, environment: dict) -> FakeRun:
+        if run.name == stopped_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return Silent(1.0)
+        return FakeRun(1.0)
+
+    stopped_at = "trial-000"
+    monkeypatch.setattr(process, "TrainingProcess", start)
+    assert main(["tune", tiny]) == 143
+    assert not list((tmp_path / "runs").glob("*/best.yaml")) and capsys.readouterr().err == ""
+    stopped_at = "trial-001"
+    assert main(["tune", tiny]) == 143
+    printed = capsys.readouterr().out  # 75 is the mean of 70 and 80, the last quarter of what was reported
+    assert "trial 0 finished after 80 env steps, +75.000: as given\ntrial 1 stopped after " in printed
+    assert "stopped by SIGTERM after 2 trials, in runs/tune-cartpole-" in printed
+    assert "best: trial 0 of 2, rollout/ep_rew_mean +75.000: none was better than the config as given\n" in printed
+    assert read_config(next((tmp_path / "runs").glob("*/best.yaml"))) == read_config("tiny.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["tiny.yaml", "--trials", "0"], "command line: --trials: expected a whole number of at least 1, got 0."),
+        (["tiny.yaml", "--jobs", "-1"], "command line: --jobs: expected a whole number of at least 1, got -1."),
+        (["tiny.yaml", "--seconds", "0"], "command line: --seconds: expected a number above 0, got 0."),
+        (["tiny.yaml", "--config", "tiny.yaml"], "command line: one config is tuned at a time, got 2."),
+        (["tiny.yaml", "--output", "no.txt"],
+         "command line: --output 'no.txt': expected a file that ends in .yaml or .yml."),
+        (["tiny.yaml", "policy.agent.to_train=false"],
+         "command line: nothing is left to search: no policy trains, or all its keys are typed."),
+        (["tiny.yaml", "--metric", "rollout/ep_rew"],
+         "command line: saving.best_metric: no metric that tells the best checkpoint. "
+         "Did you mean 'rollout/ep_rew_mean'? (rollout/ep_rew_mean, rollout/agent/ep_rew_mean, rollout/ep_len_mean)"),
+        ([str(ROOT / "examples" / "tag.yaml")],
+         "command line: 'tagger' and 'runner' earn apart. Say by --metric which figure tells the best: "
+         "rollout/ep_rew_mean, rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_searched_is_one_line_and_code_2(tiny, tmp_path, words, line, capsys):
+    assert main(["tune", *words]) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_optuna_one_line_says_what_brings_it(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["tune", tiny]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "error: the search is Optuna's, which is missing. pip install 'warpdrive[tune]'."
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,185 @@
+"""Searches for the keys of a config that learn best: random proposals, of which the worse half is stopped at an
+eighth, a quarter and a half of the run. Leaves a folder with a run folder for each trial, a table, a picture and the
+YAML of the best. The first trial is the config as given, trained to its end. What is typed as key=value stays
+as it is; --seed is of the proposals as well as of the runs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainers.settings.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
+from warpdrive.errors import BackendError, ConfigError, WarpDriveError
+
+if TYPE_CHECKING:
+    from trainers.settings.config import Config
+    from trainers.tuning.search import Trial
+    from warpdrive.env import Env
+
+HELP = "search for the keys of a config that learn best"
+REPORTS = "saving.metrics_log_freq"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", metavar="CONFIG", help="a YAML file")
+    parser.add_argument("--trials", type=int, default=20, metavar="N", help="configs to try, %(default)s if not given")
+    parser.add_argument("--seconds", type=float, metavar="S", help="end after so long, and judge trials as they are")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="J",
+        help="trials at once; if not given 1 on a CPU, on a GPU as many as fit, 4 at most",
+    )
+    parser.add_argument(
+        "--metric",
+        dest="saving.best_metric",
+        metavar="NAME",
+        help="the highest is best; if not given, what tells the best checkpoint (saving.best_metric)",
+    )
+    parser.add_argument("--output", metavar="FILE.yaml", help="the config found; best.yaml in the folder if not given")
+    add_config_arguments(parser, needed="; or give it as it is")
+
+
+def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    from trainers.run.best import best_metric
+    from trainers.run.stop import Stopped, StopSignals, signal_name
+    from trainers.settings.arguments import output_file
+    from trainers.settings.config import total_env_steps
+    from trainers.tuning.process import TrainingProcess, jobs_at_once, shares_of_cores
+    from trainers.tuning.results import config_with, make_folder, write_csv
+    from trainers.tuning.search import Search, first_judged
+    from trainers.tuning.space import overrides_of, space_of
+    from warpdrive.env import load_env
+
+    _check_numbers(options)
+    output = None if options.output is None else output_file(options.output, (".yaml", ".yml"))
+    path = _config_file(options, folder)
+    config = config_of(path, options, overrides)
+    env = load_env(config.name, config.env)
+    _check_metric(config, env)
+    settings, metric, num_steps = config.trainer, best_metric(config), total_env_steps(config, env)
+    space = space_of(config_with(path, overrides), config, metric, [key for key, _ in overrides], options.allow_import)
+    freq = _report_freq(config, num_steps, overrides)
+    changed: dict[int, Overrides] = {}
+
+    def start(trial: Trial) -> TrainingProcess:
+        changed[trial.number] = overrides_of(trial.chosen, config)
+        return TrainingProcess(
+            _command(options, path, [*overrides, *changed[trial.number], (REPORTS, str(freq))], place, trial.name),
+            place / trial.name,
+            metric,
+            shares,
+        )
+
+    def ended(trial: Trial) -> None:
+        figure = "" if trial.figure is None else f", {trial.figure:+.3f}"
+        words = trial.reason or _in_words(changed[trial.number])
+        print(f"trial {trial.number} {trial.state} after {trial.env_steps:,} env steps{figure}: {words}", flush=True)
+        write_csv(place / "trials.csv", search.trials, metric, changed)
+
+    of_episodes = 0 if metric.startswith("eval/") else (env.episode_length or 0) * settings.num_envs
+    judged = first_judged(num_steps, freq * settings.train_batch_size, of_episodes)
+    search = Search(space, start, num_steps, judged, settings.seed, ended=ended)
+    search.num_jobs = options.jobs or jobs_at_once(config)
+    shares = shares_of_cores(search.num_jobs)
+    place = make_folder(Path(config.saving.basedir), config.saving.name or config.name)
+    at_once = "" if search.num_jobs == 1 else f", {search.num_jobs} at once"
+    print(f"{path.name}: {options.trials} trials of {num_steps:,} env steps{at_once}, the best by {metric}")
+    print(f"searched: {', '.join(space)}\nfolder: {place}", flush=True)
+    end = None if options.seconds is None else time.monotonic() + options.seconds
+    with StopSignals() as stop:
+        search.run(options.trials, lambda: stop.caught is not None or (end is not None and time.monotonic() >= end))
+    write_csv(place / "trials.csv", search.trials, metric, changed)
+    conclude = partial(_conclude, search.trials, metric, place, output or place / "best.yaml")
+    if stop.caught is None:
+        return conclude(config_with(path, overrides), changed)
+    print(f"stopped by {signal_name(stop.caught)} after {len(search.trials)} trials, in {place}")
+    if any(trial.counts for trial in search.trials):
+        conclude(config_with(path, overrides), changed)
+    raise Stopped(stop.caught)
+
+
+def _conclude(
+    trials: list[Trial], metric: str, place: Path, output: Path, section: dict, changed: dict[int, Overrides]
+) -> int:
+    """Tells and writes what was found; the exit code."""
+    from trainers.players import table
+    from trainers.tuning.results import draw, in_order, rows_of, write_config
+    from warpdrive.config_file import override
+
+    print(table(rows_of(trials, metric, {number: _in_words(one) for number, one in changed.items()})))
+    try:
+        draw(place / "trials.png", trials, metric)
+        print(f"drawn in {place / 'trials.png'}")
+    except BackendError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+    best = next(iter(in_order(trials)), None)
+    if best is None or not best.counts:
+        if failed := [trial for trial in trials if trial.reason]:
+            raise WarpDriveError(f"nothing was found: trial {failed[0].number} failed: {failed[0].reason}")
+        raise WarpDriveError(f"no trial reported {metric}. Give it more: --seconds, or a longer --total-timesteps.")
+    for key, text in changed[best.number]:
+        override(section, key, text, "command line")
+    given = trials[0].figure if trials[0].counts else None
+    compared = f", as given {given:+.3f}" if best.number and given is not None else ""
+    told = f"trial {best.number} of {len(trials)}, {metric} {best.figure:+.3f}{compared}"
+    write_config(output, section, f"Found by warpdrive tune: {told}.")
+    print(f"best: {told}" + ("" if best.number else ": none was better than the config as given"))
+    print(f"written to {output}\nwarpdrive train --config {shlex.quote(str(output))}")
+    return 0
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("trials", "jobs"):
+        number = getattr(options, name)
+        if number is not None and number < 1:
+            raise ConfigError(f"command line: --{name}: expected a whole number of at least 1, got {number}.")
+    if options.seconds is not None and not options.seconds > 0:
+        raise ConfigError(f"command line: --seconds: expected a number above 0, got {options.seconds:g}.")
+
+
+def _config_file(options: argparse.Namespace, folder: Path | None) -> Path:
+    names = ([] if options.config is None else [options.config]) + options.files
+    if len(names) > 1:
+        raise ConfigError(f"command line: one config is tuned at a time, got {len(names)}.")
+    return find_config(names[0], folder) if names else needed_config(options, folder)
+
+
+def _check_metric(config: Config, env: Env) -> None:
+    """Raises ConfigError where nobody said which of several groups is to get better."""
+    from trainers.run.best import metrics_to_go_by
+
+    if len(env.groups) > 1 and config.saving.best_metric is None:
+        known = ", ".join(metrics_to_go_by([*config.policy, *env.groups], env.groups, config.evaluation))
+        groups = " and ".join(f"'{name}'" for name in env.groups)
+        raise ConfigError(f"command line: {groups} earn apart. Say by --metric which figure tells the best: {known}.")
+
+
+def _report_freq(config: Config, num_steps: int, overrides: Overrides) -> int:
+    """Iterations from one report to the next: at least 16 a run, so that a trial can be judged at an eighth of it,
+    unless somebody typed how often."""
+    given = config.saving.metrics_log_freq
+    often = max(1, num_steps // config.trainer.train_batch_size // 16)
+    return given if REPORTS in dict(overrides) else min(given, often)
+
+
+def _command(options: argparse.Namespace, path: Path, overrides: Overrides, place: Path, name: str) -> list[str]:
+    """What trains one trial: this program, with another command."""
+    words = ["train", "--config", str(path), *(f"{key}={text}" for key, text in overrides)]
+    words += [f"saving.basedir={place}", f"--run-name={name}"]
+    words += ["--allow-import"] if options.allow_import else []
+    return [sys.executable, *options.again[:2], *words]
+
+
+def _in_words(overrides: Overrides) -> str:
+    """The keys without what all of them begin with."""
+    if not overrides:
+        return "as given"
+    policies = {key.split(".")[1] for key, _ in overrides}
+    start = f"policy.{policies.pop()}." if len(policies) == 1 else "policy."
+    return " ".join(f"{key.removeprefix(start)}={text.replace(' ', '')}" for key, text in overrides)
