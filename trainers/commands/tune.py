@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env)
     _check_metric(config, env)
-    settings, metric, num_steps = config.trainer, best_metric(config), total_env_steps(config, env)
+    settings, metric, num_steps = config.trainer, best_metric(config, env.groups), total_env_steps(config, env)
     space = space_of(config_with(path, overrides), config, metric, [key for key, _ in overrides], options.allow_import)
     freq = _report_freq(config, num_steps, overrides)
     changed: dict[int, Overrides] = {}

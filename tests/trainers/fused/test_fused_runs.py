@@ -294,7 +294,8 @@ def test_a_policy_that_makes_no_numbers_stops_the_run_as_it_stops_torchs(make, p
 
 
 def test_a_huge_learning_rate_stops_the_run_as_it_stops_torchs(make):
-    message, (_, states) = fail_alike(make, faulty(lr=1e30, normalize_return=False, model={"fc_dims": [8], "activation": "relu", "shared_trunk": True}))
+    one_trunk = {"fc_dims": [8], "activation": "relu", "shared_trunk": True}
+    message, (_, states) = fail_alike(make, faulty(lr=1e30, normalize_return=False, model=one_trunk))
     assert message.startswith("policy 'first': value is a NaN or an infinity at env 0, agent 0, step 0 of iteration 2 ")
     assert changes(states, "first") == [True, False]
 
