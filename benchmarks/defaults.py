@@ -88,9 +88,13 @@ def main() -> int:
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     work = [(*line, seed, arguments.device, overrides) for line in lines.values() for seed in seeds]
     work.sort(key=lambda one: -ROWS[one[0]].env_steps)  # the longest first
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        runs = dict(zip([one[:4] for one in work], pool.map(one_run, work), strict=True))
+    if arguments.jobs == 1:
+        done = [one_run(one) for one in work]
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(arguments.jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            done = list(pool.map(one_run, work))
+    runs = dict(zip([one[:4] for one in work], done, strict=True))
     results, num_missed = {}, 0
     for label, line in lines.items():
         task, ours = task_of(line[0]), [runs[(*line, seed)] for seed in seeds]

@@ -222,6 +222,29 @@ def _score(report: dict) -> tuple:
     return task, len(runs), f"{found['env_steps']:,}", f"{seconds:.0f}", told, at_least
 
 
+def defaults() -> str:
+    """What the runs of benchmarks/defaults.py reached."""
+    reports = [read(RESULTS, path.name) for path in sorted(RESULTS.glob("defaults_*.json"))]
+    rows = []
+    for report in reports:
+        for label, one in report["results"].items():
+            scores = [run["agent"] for run in one["runs"]] if "score" in one else []
+            told = ", ".join(f"{score:.0f}" for score in sorted(scores))
+            if not scores:
+                told = ", ".join(f"{group} {value:.1f}" for group, value in one["standard_errors"].items())
+            seconds = sum(one["seconds"]) / len(one["seconds"])
+            is_reached = "yes" if one["missed"] is None else "no"
+            rows.append((label, f"{one['env_steps']:,}", f"{seconds:.0f}", told, f"{one['at_least']:g}", is_reached))
+    if not rows:
+        return ""
+    return (
+        "**At default keys** (`python benchmarks/defaults.py --seeds 5 --device cpu`): the config names an env, an "
+        "algorithm, a number of envs and a length, and nothing else. Greedy mean returns by seed, worst first; in Tag, "
+        "what a trained side gains over an untrained one, in standard errors.\n\n"
+        + table("task", "env steps", "seconds a seed", "reached", "must reach", "by every seed", rows=rows)
+    )
+
+
 def torchrl(report: dict) -> str:
     """What TorchRL's PPO reached on the same envs."""
     runs, version, reached = report["results"]["runs"], report["results"]["versions"]["torchrl"], []
@@ -270,6 +293,7 @@ WRITTEN = (
     ("README.md", "results", comparison),
     ("docs/results.md", "results", results),
     ("docs/algorithms.md", "scores", scores),
+    ("docs/algorithms.md", "defaults", defaults),
     ("docs/runs.md", "survived", survived),
     ("docs/performance.md", "limits", limits),
     ("docs/performance.md", "training", training),

@@ -10,7 +10,7 @@ SIGNS = "two_signs:TwoSigns"
 
 @pytest.mark.parametrize("names", [("shared",), ("first", "others")])
 def test_every_head_of_every_group_learns(make_trainer, names):
-    policies = {name: {"lr": 0.01, "gamma": 0.0} for name in names}
+    policies = {name: {"algorithm": "PPO", "gamma": 0.0} for name in names}
     trainer = make_trainer(SIGNS, policies, num_envs=50, iterations=60)
     trainer.rollout.collect()
     assert trainer.rollout.action.shape == (20, 50, 3, 2)

@@ -1,0 +1,18 @@
+import defaults
+import tables
+
+
+def test_a_row_is_trained_by_every_algorithm_at_default_keys_and_told(run, monkeypatch, tmp_path):
+    rows = {"cartpole": defaults.Row("cartpole", ("PPO", "A2C"), 400, 1000, (4,))}
+    monkeypatch.setattr(defaults, "ROWS", rows)
+    sizes = ("trainer.train_batch_size=80", "policy.num_minibatches=2")
+    code, results = run(defaults, "--seeds", 2, "--first-seed", 3, "--device", "cpu", *sizes)
+    assert code == 1  # nobody stands for 1,000 steps
+    assert list(results) == ["cartpole PPO, 4 envs", "cartpole A2C, 4 envs"]
+    for one in results.values():
+        assert one["missed"].startswith("0 of 2 seeds reached 1000, expected 2 (seed 3: ")
+        assert len(one["runs"]) == 2 and all(1 < found["agent"] <= 500 for found in one["runs"])
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "out")
+    lines = tables.defaults().splitlines()
+    assert [line.split(" | ")[0] for line in lines[-2:]] == [f"| {label}" for label in results]
+    assert all(line.endswith("| 1000 | no |") for line in lines[-2:])
