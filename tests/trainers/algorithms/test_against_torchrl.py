@@ -47,6 +47,8 @@ class RandomGroup:
     generator: torch.Generator
     name: str = "agent"
     active: None = None
+    judged: None = None
+    credits_team: bool = False
     samples_per_unit: int = 1
     num_units: int = NUM_SAMPLES
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
