@@ -42,8 +42,7 @@ def config_of_ranks(run: str, num_ranks: int, device: str, basedir: Path) -> dic
     config = copy.deepcopy(config_of(name, {**sizes, "num_gpus": num_ranks, "device": device}, saving))
     if variants:
         for policy in config["policy"].values():
-            if policy.get("algorithm", "A2C") != "A2C":
-                policy["num_minibatches"] = 1
+            policy["num_minibatches"] = 1
     return config
 
 

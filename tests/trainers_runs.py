@@ -16,7 +16,7 @@ RUNS = {
             "policy": {"tagger": {"lr": 1e-3}, "runner": {"lr": 1e-3}}},
     "ppo with all statistics": {"name": "cartpole",
                                 "policy": {"shared": {"algorithm": "PPO", "lr": [[0, 1e-3], [1000, 0.0]],
-                                                      "model": SMALL, **NORMALISED}}},
+                                                      "num_minibatches": 4, "model": SMALL, **NORMALISED}}},
     "ppo of continuous actions": {"name": "pendulum",
                                   "policy": {"shared": {"algorithm": "PPO", "lr": 1e-3, "target_kl": 0.02,
                                                         "model": {"shared_trunk": False, **SMALL}}}},
@@ -32,8 +32,8 @@ RUNS = {
     "agents that leave": {
         "name": "tag_continuous",
         "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
-        "policy": {"tagger": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL},
-                   "runner": {"algorithm": "A2C", "lr": 1e-3, "model": SMALL}},
+        "policy": {"tagger": {"algorithm": "PPO", "lr": 1e-3, "num_minibatches": 4, "model": SMALL},
+                   "runner": {"algorithm": "A2C", "lr": 1e-3, "num_minibatches": 2, "model": SMALL}},
     },
     "dqn": {
         "name": "tag_gridworld",
