@@ -272,6 +272,16 @@ def test_kl_early_stop_makes_no_step_past_the_target(tag, target_kl, num_steps):
     assert all(torch.equal(before[name], after[name]) for name in before) == (num_steps == 0)
 
 
+def test_figures_end_with_the_minibatch_that_found_the_target_passed(tag):
+    """The second of them; the others would tell of the same policy again."""
+    found = []
+    for num_epochs in (2, 5):
+        trainer = tag(target_kl=1e-4, num_epochs=num_epochs, num_minibatches=1, lr=0.05)
+        found.append({name: float(figure) for name, figure in trainer.iterate()["shared"].items()})
+    assert found[0]["approx_kl"] > 1e-4
+    assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-7)
+
+
 def test_kl_early_stop_ends_with_the_iteration(tag):
     """The first minibatch meets the policy that played, and steps far; the other 3 find it gone too far."""
     trainer = tag(target_kl=1e-4, num_epochs=4, num_minibatches=1, lr=0.05)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from programs import full_disk
+from safetensors.torch import save_file
 from trainers_runs import tiny_config
 
 from trainers.errors import NotSavedError
@@ -273,3 +274,15 @@ def test_numbers_that_are_not_finite_are_not_saved(tiny, what):
             trainer.save()
     assert (trainer.run.checkpoints / "last").resolve() == good.resolve()
     checkpoint.load_checkpoint(good)
+
+
+def test_a_policy_of_an_older_version_means_what_it_did(tmp_path):
+    """Returns of mean 4 / 0.5 and mean square 40 / 0.5: variance 80 - 64. Box actions were drawn in their own unit."""
+    older = {"running_mean": 4.0, "running_square": 40.0, "weight": 0.5}
+    tensors = {f"value_norm.{name}": torch.tensor(number) for name, number in older.items()}
+    save_file({**tensors, "head.log_std": torch.tensor([0.5, -1.0])}, tmp_path / "a.safetensors")
+    found = {name: one.tolist() for name, one in checkpoint.load_tensors(tmp_path / "a.safetensors").items()}
+    assert found == {
+        "value_norm.weight": 0.5, "value_norm.mean": 8.0, "value_norm.variance": 16.0,
+        "head.log_std": [0.5, -1.0], "head.centre": [0.0, 0.0], "head.scale": [1.0, 1.0],
+    }  # fmt: skip
