@@ -52,8 +52,9 @@ CONFIG = {
     "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
     "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 10**9, "device": "cpu", "seed": 5},
     "policy": {
-        "tagger": {"algorithm": "PPO", "model": SMALL, **STATISTICS},
-        "runner": {"model": {"type": "gru", "memory_size": 8, **SMALL}},
+        # An lr that is not given would fall over the run, and runs of other lengths are compared.
+        "tagger": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL, **STATISTICS},
+        "runner": {"lr": 1e-3, "model": {"type": "gru", "memory_size": 8, **SMALL}},
     },
     "evaluation": {"eval_freq": 2, "num_episodes": 4},
     "saving": {"metrics_log_freq": 1, "model_params_save_freq": 1},
