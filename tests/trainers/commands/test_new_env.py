@@ -26,7 +26,7 @@ def test_it_names_the_next_commands_and_they_work(tmp_path, monkeypatch, capsys)
     assert "2 passed" in done.stdout
 
     # Nothing of the framework's own checkout is beside the new env: it is found from where the command is given.
-    done = run_python("-m", *train.split(), "--device", "cpu", "--total-timesteps", "240000", cwd=tmp_path)
+    done = run_python("-m", *train.split(), "--device", "cpu", "--total-timesteps", "80000", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()
     returns = [json.loads(line)["rollout/runner/ep_rew_mean"] for line in lines]
