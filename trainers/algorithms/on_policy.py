@@ -186,7 +186,8 @@ class OnPolicy(Algorithm):
             torch.add(group.advantage, value, out=self.target)
             if self.policy.value_norm is not None:
                 weight = None if group.judged is None else group.judged.reshape(-1)
-                head, said = self.policy.network.value_head, (group.value, group.final_value)
+                head = self.policy.value_head
+                said = () if head is None else (group.value, group.final_value)  # moves as the layer that says it
                 halted = self.guard.flag_of(group.name)
                 self.policy.value_norm.update(self.target.view(-1), weight, head, said, halted)
             self.guard.check_statistics(group.name)

@@ -69,6 +69,12 @@ class Policy(nn.Module):
         return {key: one for key, one in found.items() if one is not None}
 
     @property
+    def value_head(self) -> nn.Linear | None:
+        """The critic's last layer; None of a network from outside that has none of this name and kind."""
+        head = getattr(self.network, "value_head", None)
+        return head if isinstance(head, nn.Linear) else None
+
+    @property
     def memory_size(self) -> int:
         """Numbers that the network remembers from step to step; 0 if it is not recurrent."""
         return self.network.memory_size

@@ -234,6 +234,20 @@ def test_a_run_moves_its_critic_with_its_unit(tiny, precision):
     torch.testing.assert_close(norm.denormalise(group.value[0]), meant[-1], rtol=1e-2, atol=0.05)
 
 
+def test_a_critic_whose_last_layer_is_not_known_learns_all_the_same(tiny):
+    """As that of a network from outside: nothing is moved, the values that it said neither."""
+    trainer = Trainer(tiny(policy={"shared": {"algorithm": "PPO"}}))
+    network = trainer.policies["shared"].network
+    network.value_head = torch.nn.Sequential(network.value_head)
+    trainer.iterate()
+    trainer.rollout.collect()
+    group, learner = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
+    said, before = group.value.clone(), network.value_head[0].weight.clone()
+    trainer.rollout.reward.mul_(1000.0)
+    learner.begin()
+    assert torch.equal(group.value, said) and torch.equal(network.value_head[0].weight, before)
+
+
 def test_statistics_that_are_no_numbers_stop_the_run_and_are_named(tiny):
     """Rewards of 1e38 are numbers, and sums of them are none."""
     trainer = Trainer(tiny(policy={"shared": {"algorithm": "PPO", "gamma": 1.0, "normalize_return": True}}))
