@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainers.errors import RunFolderError
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, ConfigError
 
 TEMPORARY = ".tmp-"
 """How the names of files and folders begin that are not whole yet, or not wanted any more."""
@@ -179,6 +179,29 @@ def check_runs_folder(basedir: Path) -> None:
             Path(trial, place.relative_to(there)).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise no_run_folder(basedir, error) from None
+
+
+def make_numbered(basedir: Path, name: str, what: str) -> Path:
+    """Makes basedir/name, or the first of name-2, name-3 and so on that is not there.
+
+    Args:
+        what: the end of a sentence: what so many of that name are, and the way out.
+    Raises:
+        RunFolderError: it cannot be made.
+        ConfigError: 999 are there.
+    """
+    try:
+        basedir.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):
+            path = basedir / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                continue
+    except OSError as error:
+        raise no_run_folder(basedir, error) from None
+    raise ConfigError(f"{basedir}: holds 999 {what}")
 
 
 def no_run_folder(basedir: Path, error: OSError) -> RunFolderError:

@@ -32,7 +32,7 @@ from trainers.settings.config import Config, check_run_name
 from trainers.settings.outside import class_name
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
-from warpdrive.errors import ConfigError, printable
+from warpdrive.errors import printable
 from warpdrive.version import __version__
 
 MAX_LOG_BYTES = 10 << 20
@@ -307,18 +307,7 @@ def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
         first = config.saving.name or re.sub(r"[^A-Za-z0-9_]+", "-", config.name)
         words = [first, algorithms, config.saving.tag, f"seed{config.trainer.seed}", f"{_now():%Y%m%d-%H%M}"]
         name = "__".join(word for word in words if word)
-    try:
-        basedir.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 1000):
-            path = basedir / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                continue
-    except OSError as error:
-        raise disk.no_run_folder(basedir, error) from None
-    raise ConfigError(f"{basedir}: holds 999 runs named {name} already. Name this one: --run-name.")
+    return disk.make_numbered(basedir, name, f"runs named {name} already. Name this one: --run-name.")
 
 
 def _now() -> datetime.datetime:

@@ -14,7 +14,7 @@ from trainers.settings.arguments import Overrides
 from trainers.tuning.search import Trial, in_order
 from warpdrive.config import Section
 from warpdrive.config_file import dump_yaml, load_yaml, override
-from warpdrive.errors import BackendError, ConfigError
+from warpdrive.errors import BackendError
 
 NUM_NAMED = 6
 """Trials that the picture's legend names."""
@@ -27,18 +27,7 @@ def make_folder(basedir: Path, name: str) -> Path:
         RunFolderError: it cannot be made.
     """
     name = f"tune-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}-{datetime.datetime.now():%Y%m%d-%H%M}"
-    try:
-        basedir.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 1000):
-            path = basedir / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                continue
-    except OSError as error:
-        raise disk.no_run_folder(basedir, error) from None
-    raise ConfigError(f"{basedir}: holds 999 searches named {name} already. Move some away.")
+    return disk.make_numbered(basedir, name, f"searches named {name} already. Move some away.")
 
 
 def config_with(path: Path, overrides: Overrides) -> Section:
