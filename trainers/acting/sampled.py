@@ -8,26 +8,14 @@ from functools import partial
 import torch
 
 from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, prepare_copy, value_fields
-from trainers.algorithms import why_no_kernels
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.player import find_player
-from trainers.heads import GaussianHead
 from trainers.networks.features import Arrays
 from trainers.networks.policy import Policy
 from warpdrive.gaussian_sampler import GaussianSampler
 from warpdrive.layout import FINAL
 from warpdrive.sampler import Sampler
-
-
-def actor_critic(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-    """Who plays for a policy with a value: fused kernels where they can."""
-    found = why_no_kernels(policy.config.algorithm) or find_player(policy, spec, stage)
-    if isinstance(found, Actor):
-        return found
-    kind = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
-    return kind(policy, spec, stage, found)
 
 
 class SampledActor(Actor):

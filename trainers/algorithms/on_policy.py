@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainers.algorithms.algorithm import Algorithm, Figures, State
 from trainers.settings.config import ActorCriticConfig
@@ -17,13 +17,24 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
-    from trainers.fused.learner import FusedLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
 
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Samples that go through the network at once; gradients of more are added up. It bounds the memory of an
 update, and a CPU is fastest with what its cache holds."""
+
+
+class Learner(Protocol):
+    """Who makes an update of a policy."""
+
+    path: str
+    shares_nothing: bool
+    """See Algorithm."""
+
+    def learn(self) -> Figures:
+        """See OnPolicy."""
+        ...
 
 
 class OnPolicy(Algorithm):
@@ -84,8 +95,9 @@ class OnPolicy(Algorithm):
         self.reduce = self.optimizer.reduce
         self.target = torch.zeros_like(group.advantage)
         """[T, E, A]: what the value should have been, in rewards as GAE saw them."""
-        self.fused: FusedLearner | None = find_learner(self)
-        """Does what `learn` does by fused kernels, where they can."""
+        self.learns_by: Learner = find_learner(self)
+        """Who makes an update: itself, by torch, or in its stead fused kernels, where they can."""
+        self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
     @classmethod
     def fields(cls, config: ActorCriticConfig, spec: GroupSpec) -> list[Field]:
@@ -95,9 +107,12 @@ class OnPolicy(Algorithm):
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.sampled import actor_critic
+        from trainers.acting.sampled import GaussianActor, SampledActor
+        from trainers.fused.player import find_player
+        from trainers.heads import GaussianHead
 
-        return actor_critic(policy, spec, stage)
+        by_torch = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
+        return find_player(policy, spec, stage, by_torch)
 
     @classmethod
     def why_not(cls, config: ActorCriticConfig, spec: GroupSpec) -> str | None:
@@ -141,7 +156,7 @@ class OnPolicy(Algorithm):
         return {**found, WORK: max(learning, whole, order + moments)}
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        return {"learn": self.learn if self.fused is None else self.fused.learn}
+        return {"learn": self.learns_by.learn}
 
     def state(self) -> State:
         return {"optim": self.optimizer.tensors()}
@@ -155,14 +170,6 @@ class OnPolicy(Algorithm):
             {"params": [p for p in self.parameters if id(p) not in critic]},
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},
         ]
-
-    @property
-    def path(self) -> str:
-        return "torch" if self.fused is None else "fused"
-
-    @property
-    def shares_nothing(self) -> bool:
-        return self.world.size == 1 and self.fused is not None and not self.fused.uses_matrix_library
 
     def loss_of_kernels(self) -> dict[str, Any]:
         """What FusedLearner is to know of the loss: its arguments besides the learner."""

@@ -33,6 +33,8 @@ class FusedLearner:
         target_kl: stops the iteration; 0: never.
     """
 
+    path = "fused"
+
     def __init__(
         self,
         learner: OnPolicy,
@@ -76,9 +78,9 @@ class FusedLearner:
         self._calls = [call for number in range(plan.num_steps) for call in self._prepare_step(number)]
 
     @property
-    def uses_matrix_library(self) -> bool:
-        """Whether torch multiplies records, for want of a kernel that does."""
-        return any(one.plan.way == "records" for one in self._networks)
+    def shares_nothing(self) -> bool:
+        """On one rank, unless torch multiplies records, for want of a kernel that does."""
+        return self.learner.world.size == 1 and all(one.plan.way != "records" for one in self._networks)
 
     def learn(self) -> dict[str, torch.Tensor]:
         """All steps of an iteration; returns the figures' means over them, by name."""
