@@ -7,11 +7,10 @@ implementation details of PPO".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Number
@@ -19,8 +18,8 @@ from warpdrive.config import Between, Number
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-
-FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
+    from trainers.experience.samples import Samples
+    from warpdrive.function_manager import Constant
 
 
 @dataclass(frozen=True)
@@ -60,50 +59,21 @@ class A2C(OnPolicy):
 
     config: A2CConfig
 
-    def loss_of_kernels(self) -> dict[str, Any]:
-        number = self.config.num_minibatches
-        constants = {"IS_PPO": False, "WEIGHS": number > 1, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
-        return {"num_epochs": 1, "num_minibatches": number, "constants": constants}
+    def loss_of_kernels(self) -> dict[str, Constant]:
+        return {"IS_PPO": False, "WEIGHS": self.config.num_minibatches > 1, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
 
-    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
-        return {**super().update(clock, phases), "clip_fraction": 0.0}  # a figure of PPO's
-
-    def learn(self) -> dict[str, torch.Tensor]:
-        """num_minibatches steps of the optimiser; returns means over them."""
+    def minibatches(self) -> Sequence[torch.Tensor]:
+        """See OnPolicy; of one, nothing is drawn."""
         import torch
 
-        self.begin()
-        sums = torch.zeros(len(FIGURES), device=self.device)
-        if self.config.num_minibatches == 1:
-            sums += self._learn_from(torch.arange(self.group.num_units, device=self.device))
-        else:
-            for units in self.minibatches():
-                sums += self._learn_from(units)
-        self.end()
-        means = (sums / self.config.num_minibatches).unbind()
-        return {**dict(zip(FIGURES, means, strict=True)), "explained_variance": self.explained_variance()}
+        one = self.config.num_minibatches == 1
+        return [torch.arange(self.group.num_units, device=self.device)] if one else super().minibatches()
 
-    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
-        """One minibatch, one step of the optimiser: its figures."""
-        import torch
-
-        scalars = self.scalars
-        number, mean, deviation = self.moments(units)
-        sums = torch.zeros(4, device=self.device)
-        for samples in self.chunks(units):
-            log_prob, entropy, value = self.policy.evaluate(samples)
-            advantage, kl = (samples.advantage - mean) / deviation, torch.zeros_like(entropy)
-            if self.config.num_minibatches > 1:
-                log_ratio = log_prob.detach() - samples.log_prob
-                advantage, kl = advantage * log_ratio.exp().clamp_max(1.0), log_ratio.exp() - 1 - log_ratio
-            policy_loss, value_loss = a2c_loss(log_prob, value, advantage, self.targets_of(samples))
-            weight, of_value = self.weights(units, samples, number)
-            losses = (policy_loss - scalars["entropy_coeff"] * entropy) * weight
-            losses = losses + scalars["vf_loss_coeff"] * value_loss * of_value
-            (losses.sum() / number).backward()
-            self.guard.check_loss(self.group.name, losses, samples.index)
-            for i, part in enumerate((policy_loss * weight, value_loss * of_value, entropy * weight, kl * weight)):
-                sums[i] += part.detach().sum()
-        sums = self.reduce(sums)
-        grad_norm = self.step()
-        return torch.cat([sums / number, grad_norm.view(1)])
+    def losses(
+        self, samples: Samples, log_prob: torch.Tensor, value: torch.Tensor, advantage: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        nothing = kl = advantage.new_zeros(advantage.shape)
+        if self.config.num_minibatches > 1:
+            log_ratio = log_prob.detach() - samples.log_prob
+            advantage, kl = advantage * log_ratio.exp().clamp_max(1.0), log_ratio.exp() - 1 - log_ratio
+        return *a2c_loss(log_prob, value, advantage, self.targets_of(samples)), kl, nothing

@@ -1,10 +1,10 @@
-"""What A2C, PPO and MAPPO share: advantages and targets of a rollout, and safe steps of the optimiser."""
+"""What A2C, PPO and MAPPO share: advantages and targets of a rollout, minibatches, and safe steps of the optimiser."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trainers.algorithms.algorithm import Algorithm, Figures, State
 from trainers.settings.config import ActorCriticConfig
@@ -19,10 +19,15 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
+    from warpdrive.function_manager import Constant
 
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Samples that go through the network at once; gradients of more are added up. It bounds the memory of an
 update, and a CPU is fastest with what its cache holds."""
+
+
+OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+"""Figures that are means over the minibatches of an update."""
 
 
 class Learner(Protocol):
@@ -38,13 +43,7 @@ class Learner(Protocol):
 
 
 class OnPolicy(Algorithm):
-    """A policy that learns from each rollout once; an algorithm derives from it and writes `learn`:
-
-    self.begin()                 # advantages and targets of the rollout
-    loss.backward()              # as often as it takes; divide it by the number that `moments` gives
-    figures = self.reduce(figures)   # gradients and figures of all ranks
-    self.step()                  # one step of Adam
-    self.end()
+    """A policy that learns from each rollout in minibatches; an algorithm derives from it and writes `losses`.
 
     Args:
         estimate: what fills `group.advantage`, if it is not GAE.
@@ -132,7 +131,7 @@ class OnPolicy(Algorithm):
 
         policy, num_agents = actor.policy, actor.spec.num_agents
         num_samples = num_steps * num_envs * num_agents
-        num_minibatches, gradient = getattr(config, "num_minibatches", 1), bytes_of(policy, buffers=False)
+        num_minibatches, gradient = config.num_minibatches, bytes_of(policy, buffers=False)
         found = {"target": 4 * num_samples, "optimiser": 2 * gradient}
         if config.normalize_reward:
             found["discounted_return"] = 4 * num_envs * num_agents
@@ -147,7 +146,7 @@ class OnPolicy(Algorithm):
             taking, own = _bytes_of_statistics(actor, length)
             last = chunk * own if num_minibatches == 1 else 0  # what was learned from, still there
             whole = max(whole, of_end * taking + last + 8 * num_samples)
-        of_kernels = bytes_of_learner(actor, num_samples, getattr(config, "num_epochs", 1), num_minibatches)
+        of_kernels = bytes_of_learner(actor, num_samples, config.num_epochs, num_minibatches)
         if of_kernels is not None:
             return {**found, **of_kernels, WORK: whole}
         order = 8 * (num_samples // unit if num_minibatches > 1 else num_samples)
@@ -171,13 +170,63 @@ class OnPolicy(Algorithm):
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},
         ]
 
-    def loss_of_kernels(self) -> dict[str, Any]:
-        """What FusedLearner is to know of the loss: its arguments besides the learner."""
+    def loss_of_kernels(self) -> dict[str, Constant]:
+        """What FusedLearner is to know of the loss: the constants IS_PPO, WEIGHS, CLIPS_VALUE and HUBER_DELTA."""
+        raise NotImplementedError
+
+    def losses(
+        self, samples: Samples, log_prob: torch.Tensor, value: torch.Tensor, advantage: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of samples, as the policy is now, with their normalised advantages; [N] each.
+
+        Returns:
+            The policy's loss and the critic's, through which gradients flow; divergence from the policy that played,
+            nats; 1 where the loss was clipped, else 0.
+        """
         raise NotImplementedError
 
     def learn(self) -> Figures:
-        """Learns from the rollout with this iteration's numbers; returns figures by metric name, on the device."""
-        raise NotImplementedError
+        """An update by torch, one step of the optimiser a minibatch; returns figures by metric name, on the device.
+
+        Means are over the minibatches up to that which found target_kl passed: those after it would all tell of the
+        same policy.
+        """
+        import torch
+
+        self.begin()
+        sums = torch.zeros(len(OF_MINIBATCHES) + 1, device=self.device)
+        for _ in range(self.config.num_epochs):
+            for units in self.minibatches():  # in an order of their own each time
+                sums += self._learn_from(units)
+        self.end()
+        *means, _ = (sums / sums[-1]).unbind()  # the first always counts
+        return {**dict(zip(OF_MINIBATCHES, means, strict=True)), "explained_variance": self.explained_variance()}
+
+    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
+        """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
+        import torch
+
+        scalars, target_kl = self.scalars, self.config.target_kl
+        number, mean, deviation = self.moments(units)
+        figures = torch.zeros(len(OF_MINIBATCHES) - 1, device=self.device)
+        for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
+            log_prob, entropy, value = self.policy.evaluate(samples)
+            advantage = (samples.advantage - mean) / deviation
+            policy_loss, value_loss, *of_ratio = self.losses(samples, log_prob, value, advantage)
+            weight, of_value = self.weights(units, samples, number)
+            losses = (policy_loss - scalars["entropy_coeff"] * entropy) * weight
+            losses = losses + scalars["vf_loss_coeff"] * value_loss * of_value
+            (losses.sum() / number).backward()
+            with torch.no_grad():
+                self.guard.check_loss(self.group.name, losses, samples.index)
+                of_action = [one * weight for one in (policy_loss, entropy, *of_ratio)]
+                figures += torch.stack([of_action[0], value_loss * of_value, *of_action[1:]]).sum(-1) / number
+        figures, was_stopped = self.reduce(figures), self.stopped.clone()
+        if target_kl is not None:
+            self.optimizer.stop_if(figures[OF_MINIBATCHES.index("approx_kl")] > target_kl)
+        grad_norm = self.step()
+        found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
+        return torch.where(was_stopped > 0, 0.0, found)
 
     def begin(self) -> None:
         """Advantages and targets of the rollout."""

@@ -29,7 +29,7 @@ def find_player(policy: Policy, spec: GroupSpec, stage: Stage, by_torch: Callabl
 
 def find_learner(learner: OnPolicy) -> OnPolicy | FusedLearner:
     """Who makes the learner's updates: it itself, or fused kernels where its policy plays by them."""
-    return FusedLearner(learner, **learner.loss_of_kernels()) if learner.group.actor.path == "fused" else learner
+    return FusedLearner(learner) if learner.group.actor.path == "fused" else learner
 
 
 def bytes_of_learner(actor: Actor, num_samples: int, num_epochs: int, num_minibatches: int) -> dict[str, int] | None:
