@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
+from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss, trust
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from trainers.fused.actor import FusedPlayers
@@ -353,6 +353,11 @@ def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor
     target = (take(learner.target) - mean) / deviation
     figures = {}
     if isinstance(config, A2CConfig):
+        if config.num_minibatches > 1:
+            log_ratio = log_prob.detach() - take(group.log_prob)
+            of_action, figures["clip_fraction"] = trust(log_ratio)
+            figures["approx_kl"] = log_ratio.exp() - 1 - log_ratio
+            advantage = advantage * of_action
         policy, critic = a2c_loss(log_prob, value, advantage, target)
     else:
         clip = float(config.clip_param)

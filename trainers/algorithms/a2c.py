@@ -22,11 +22,16 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from warpdrive.function_manager import Constant
 
 
+MAX_LOG_RATIO = 0.3
+"""How far the logarithm of an action's probability may move before its sample counts no more for the policy."""
+
+
 @dataclass(frozen=True)
 class A2CConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: A2C`."""
 
-    MINIBATCH: ClassVar[int] = 128
+    MINIBATCH: ClassVar[int] = 64
+    MAX_MINIBATCHES: ClassVar[int] = 128
 
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
     """Weight of the value loss, the mean squared error (without the half that some write before it)."""
@@ -49,18 +54,32 @@ def a2c_loss(
     return -log_prob * advantage, (value - target).square()
 
 
+def trust(log_ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By how much samples count in a step that is not the first.
+
+    Args:
+        log_ratio: [N], of their actions' probability now and when they were drawn. Constant.
+    Returns:
+        weights [N] from 0 to 1, and 1.0 where a sample is left out, else 0.0 [N].
+    """
+    left_out = (log_ratio.abs() > MAX_LOG_RATIO).to(log_ratio.dtype)
+    return log_ratio.exp().clamp_max(1.0) * (1 - left_out), left_out
+
+
 class A2C(OnPolicy):
     """Updates one policy from its part of each rollout.
 
     In one step of the optimiser, or in several, each on samples of its own. From the second one on the policy is no
     longer the one that played: a sample then counts by how likely its action is now, as a part of what it was, and 1
-    at most. What has become unlikely would else be pushed on and on.
+    at most; and not at all once that is out of `MAX_LOG_RATIO`. What has become unlikely, or sure, would else be pushed
+    on and on.
     """
 
     config: A2CConfig
 
     def loss_of_kernels(self) -> dict[str, Constant]:
-        return {"IS_PPO": False, "WEIGHS": self.config.num_minibatches > 1, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
+        max_log_ratio = MAX_LOG_RATIO if self.config.num_minibatches > 1 else 0.0
+        return {"IS_PPO": False, "MAX_LOG_RATIO": max_log_ratio, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
 
     def minibatches(self) -> Sequence[torch.Tensor]:
         """See OnPolicy; of one, nothing is drawn."""
@@ -72,8 +91,9 @@ class A2C(OnPolicy):
     def losses(
         self, samples: Samples, log_prob: torch.Tensor, value: torch.Tensor, advantage: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        nothing = kl = advantage.new_zeros(advantage.shape)
+        kl = left_out = advantage.new_zeros(advantage.shape)
         if self.config.num_minibatches > 1:
             log_ratio = log_prob.detach() - samples.log_prob
-            advantage, kl = advantage * log_ratio.exp().clamp_max(1.0), log_ratio.exp() - 1 - log_ratio
-        return *a2c_loss(log_prob, value, advantage, self.targets_of(samples)), kl, nothing
+            weight, left_out = trust(log_ratio)
+            kl, advantage = log_ratio.exp() - 1 - log_ratio, advantage * weight
+        return *a2c_loss(log_prob, value, advantage, self.targets_of(samples)), kl, left_out

@@ -54,7 +54,7 @@ class OnPolicy(Algorithm):
         "value_loss": "the critic's part, before vf_loss_coeff",
         "entropy": "entropy of the action's distribution, nats",
         "approx_kl": "KL divergence from the policy that played, nats, before each step",
-        "clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, which clips none",
+        "clip_fraction": "part of the samples whose ratio of probabilities was clipped; of A2C's, that counted no more",
         "explained_variance": "1 is a critic that agrees with its targets, which are made of its own values, too; 0 "
         "one that guesses, less is worse",
         "explained_variance_of_returns": "the same, against what was paid until the episode ended for good, where "
@@ -171,7 +171,7 @@ class OnPolicy(Algorithm):
         ]
 
     def loss_of_kernels(self) -> dict[str, Constant]:
-        """What FusedLearner is to know of the loss: the constants IS_PPO, WEIGHS, CLIPS_VALUE and HUBER_DELTA."""
+        """What FusedLearner is to know of the loss: IS_PPO, MAX_LOG_RATIO, CLIPS_VALUE and HUBER_DELTA."""
         raise NotImplementedError
 
     def losses(

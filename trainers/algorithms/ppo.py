@@ -103,7 +103,7 @@ class PPO(OnPolicy):
     def loss_of_kernels(self) -> dict[str, Constant]:
         config = self.config
         delta = float(config.huber_delta or 0.0)
-        return {"IS_PPO": True, "WEIGHS": False, "CLIPS_VALUE": config.clip_value, "HUBER_DELTA": delta}
+        return {"IS_PPO": True, "MAX_LOG_RATIO": 0.0, "CLIPS_VALUE": config.clip_value, "HUBER_DELTA": delta}
 
     def losses(
         self, samples: Samples, log_prob: torch.Tensor, value: torch.Tensor, advantage: torch.Tensor

@@ -35,6 +35,7 @@ PPO = PPOConfig(**COEFFICIENTS, num_epochs=2, num_minibatches=3)
 # Of the 290 samples of "ppo whose values move freely", the last minibatch has 96, two chunks; the others 97, three.
 ROLLOUTS = {
     "a2c": (Case(6, (16, 32), (5,), agents=range(1, 4), num_agents=4, num_envs=15), A2C, False),
+    "a2c in two steps": (Case(6, (16,), (5,), num_envs=40), replace(A2C, num_minibatches=2), True),
     "ppo with a critic of its own": (
         Case(
             9, (40, 16), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
@@ -109,6 +110,7 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     [
         ("a2c", FULL, REGISTERS),
         ("a2c", BF16, REGISTERS),
+        ("a2c in two steps", FULL, REGISTERS),
         ("ppo with a critic of its own", FULL, BOTH),
         ("ppo with a critic of its own", BF16, RECORDS),
         ("ppo whose values move freely", FULL, RECORDS),
