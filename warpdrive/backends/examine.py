@@ -17,6 +17,7 @@ from warpdrive.backends.base import LaunchShape, Source
 from warpdrive.backends.cuda_drivers import BindingsDriver, PyCudaDriver
 from warpdrive.backends.examine_compiler import KERNEL
 from warpdrive.cache import cache_folder
+from warpdrive.distribution import pip_install
 from warpdrive.errors import WarpDriveError
 from warpdrive.findings import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
 from warpdrive.nvidia_driver import NvidiaDriver
@@ -128,7 +129,7 @@ def check_pycuda(driver: NvidiaDriver) -> Finding:
     if not PyCudaDriver.is_installed():
         if not driver.is_gpu_here:
             return Finding("pycuda", OK, "not installed: only a GPU would need it")
-        how = "pip install 'warpdrive[cuda]' builds it" if cuda._nvcc() else "building it takes a CUDA toolkit's nvcc"
+        how = f"{pip_install('cuda')} builds it" if cuda._nvcc() else "building it takes a CUDA toolkit's nvcc"
         if BindingsDriver.is_installed():
             return Finding("pycuda", OK, f"not installed, nor needed: cuda.bindings launches ({how})")
         return Finding("pycuda", WARNING, f"not installed, and cuda.bindings neither: {how}.", _NVRTC)
