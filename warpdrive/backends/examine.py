@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,6 +13,7 @@ import torch as pytorch
 
 from warpdrive.backends import choose_backend, cuda, why_this_device
 from warpdrive.backends.base import LaunchShape, Source
+from warpdrive.backends.compiler_process import work_folder
 from warpdrive.backends.cuda_drivers import BindingsDriver, PyCudaDriver
 from warpdrive.backends.examine_compiler import KERNEL
 from warpdrive.cache import cache_folder
@@ -73,8 +73,8 @@ def examine_backends(
 def _empty_cache() -> Iterator[None]:
     """A cache of its own inside the user's, so that what is built is built now, and can be loaded from there."""
     before = os.environ.get("WARPDRIVE_CACHE")
-    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="doctor") as folder:
-        os.environ["WARPDRIVE_CACHE"] = folder
+    with work_folder(cache_folder()) as folder:
+        os.environ["WARPDRIVE_CACHE"] = str(folder)
         try:
             yield
         finally:
