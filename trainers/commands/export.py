@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from trainers.settings.arguments import add_allow_import
+from warpdrive.distribution import pip_install
 from warpdrive.errors import ConfigError
 
 HELP = "write a trained policy as ONNX, or as a torch.export program"
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         print(f"  takes {_list(actor.inputs)}")
         print(f"  gives {_list(actor.outputs)}")
         if written.differences is None:
-            print("  not checked: pip install 'warpdrive[onnx]' brings onnxruntime, which would")
+            print(f"  not checked: {pip_install('onnx')} brings onnxruntime, which would")
         else:
             worst = max(written.differences, key=written.differences.get)
             print(

@@ -16,6 +16,7 @@ from trainers.run.disk import written
 from trainers.run.manifest import RESOLVED_CONFIG
 from warpdrive.config import did_you_mean
 from warpdrive.config_file import load_yaml
+from warpdrive.distribution import pip_install
 from warpdrive.drawing import PALETTE
 from warpdrive.errors import BackendError, ConfigError
 
@@ -195,7 +196,7 @@ def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, ti
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter
     except ImportError:
-        raise BackendError("curves are drawn by matplotlib, which is missing. pip install 'warpdrive[plot]'.") from None
+        raise BackendError(f"curves are drawn by matplotlib, which is missing. {pip_install('plot')}.") from None
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
     with matplotlib.rc_context(STYLE):

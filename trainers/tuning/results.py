@@ -14,6 +14,7 @@ from trainers.settings.arguments import Overrides
 from trainers.tuning.search import Trial, in_order
 from warpdrive.config import Section
 from warpdrive.config_file import dump_yaml, load_yaml, override
+from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError
 
 NUM_NAMED = 6
@@ -94,7 +95,7 @@ def draw(path: Path, trials: Sequence[Trial], metric: str) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter
     except ImportError:
-        raise BackendError("curves are drawn by matplotlib, which is missing. pip install 'warpdrive[plot]'.") from None
+        raise BackendError(f"curves are drawn by matplotlib, which is missing. {pip_install('plot')}.") from None
     from trainers.report.plot import STEPS, STYLE, X_LABELS
     from warpdrive.drawing import GREY, PALETTE
 
