@@ -263,16 +263,10 @@ class OnPolicy(Algorithm):
 
     def _variance(self, values: torch.Tensor) -> torch.Tensor:
         """Of [T, E, A] on all ranks, without the steps that the critic does not learn from."""
-        import torch
+        from trainers.networks.normalise import moments_of
 
-        if self.group.judged is None:
-            number, (variance, mean) = values.numel(), torch.var_mean(values, correction=0)
-        else:
-            weight = self.group.judged.to(values.dtype)
-            number = weight.sum()
-            divisor = number.clamp_min(1.0)
-            mean = (values * weight).sum() / divisor
-            variance = ((values - mean).square() * weight).sum() / divisor
+        judged = self.group.judged
+        number, mean, variance = moments_of(values, None if judged is None else judged.to(values.dtype))
         return self.world.moments(number, mean, variance)[2]
 
     def targets_of(self, samples: Samples) -> torch.Tensor:
