@@ -143,7 +143,7 @@ class OnPolicy(Algorithm):
         # Of the whole rollout: what targets are summed up with.
         whole = 16 * num_samples if config.normalize_return else 0
         if config.normalize_observation:
-            taking, own = _bytes_of_statistics(actor, length)
+            taking, own = _bytes_of_sample(actor, length, learns=False)
             last = chunk * own if num_minibatches == 1 else 0  # what was learned from, still there
             whole = max(whole, of_end * taking + last + 8 * num_samples)
         of_kernels = bytes_of_learner(actor, num_samples, config.num_epochs, num_minibatches)
@@ -151,7 +151,7 @@ class OnPolicy(Algorithm):
             return {**found, **of_kernels, WORK: whole}
         order = 8 * (num_samples // unit if num_minibatches > 1 else num_samples)
         moments = (16 if config.normalize_advantage else 8) * minibatch
-        learning = chunk * _bytes_of_sample(actor, length) + order + gradient
+        learning = chunk * _bytes_of_sample(actor, length, learns=True)[0] + order + gradient
         return {**found, WORK: max(learning, whole, order + moments)}
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
@@ -342,32 +342,24 @@ class OnPolicy(Algorithm):
             self.guard.check_statistics(group.name)
 
 
-def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int]:
-    """What a sample has in memory while statistics of observations take it in; and what it has by itself."""
-    from trainers.experience.samples import blank_samples
-    from trainers.run.num_bytes import Counted, runnable
-
-    policy, length = runnable(actor.policy), min(length, 16)
-    with Counted() as counted:
-        samples = blank_samples(actor, length)
-        own = counted.now
-        policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
-    return counted.most // length, own // length
-
-
-def _bytes_of_sample(actor: Actor, length: int) -> int:
-    """The most that a sample has in memory while its gradient is made, in sequences of so many steps."""
+def _bytes_of_sample(actor: Actor, length: int, learns: bool) -> tuple[int, int]:
+    """The most that a sample has in memory while its gradient is made, in sequences of so many steps, or while
+    statistics of observations take it in; and what it has by itself."""
     from trainers.experience.samples import blank_samples
     from trainers.run.num_bytes import Counted, runnable
 
     policy, length = runnable(actor.policy), min(length, 16)  # each further step takes as much
     with Counted() as counted:
         samples = blank_samples(actor, length)
-        log_prob, entropy, value = policy.evaluate(samples)
-        advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
-        losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
-        counted.backward(losses.sum())
-    return counted.most // length
+        own = counted.now
+        if learns:
+            log_prob, entropy, value = policy.evaluate(samples)
+            advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
+            losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
+            counted.backward(losses.sum())
+        else:
+            policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
+    return counted.most // length, own // length
 
 
 def _at_least_one(number: torch.Tensor | int) -> torch.Tensor | int:

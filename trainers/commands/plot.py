@@ -26,12 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
     import sys
 
+    from trainers.players import check_at_least
     from trainers.report import plot
     from warpdrive.errors import ConfigError
 
     refuse_overrides("plot", overrides)
-    if options.smooth < 1:
-        raise ConfigError(f"command line: --smooth: expected a whole number of at least 1, got {options.smooth}.")
+    check_at_least(1, "--smooth", options.smooth)
     places = list({Path(one).resolve(): Path(one) for one in options.runs}.values())
     paths = _paths(options.output, places)
     runs, errors = [], []

@@ -134,10 +134,12 @@ def _conclude(
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
+    from trainers.players import check_at_least
+
     for name in ("trials", "jobs"):
         number = getattr(options, name)
-        if number is not None and number < 1:
-            raise ConfigError(f"command line: --{name}: expected a whole number of at least 1, got {number}.")
+        if number is not None:
+            check_at_least(1, f"--{name}", number)
     if options.seconds is not None and not options.seconds > 0:
         raise ConfigError(f"command line: --seconds: expected a number above 0, got {options.seconds:g}.")
 

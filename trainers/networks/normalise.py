@@ -13,6 +13,11 @@ from torch import nn
 
 from trainers.learning.distributed import world
 
+CLIP = 10.0
+"""Bound of features once they are normalised, on both sides."""
+MIN_DEVIATION = 1e-2
+"""Of returns: those that are all alike are not blown up."""
+
 
 def moments_of(
     values: torch.Tensor, weight: torch.Tensor | None, dim: int | None = None
@@ -58,7 +63,7 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNorm(RunningMoments):
-    """Brings each feature to mean 0 and standard deviation 1, clipped to +-`clip`.
+    """Brings each feature to mean 0 and standard deviation 1, clipped to +-CLIP.
 
     Statistics of all observations so far. They change only between an update and the next rollout, so that a
     rollout and the update that learns from it see the same numbers.
@@ -66,13 +71,9 @@ class ObservationNorm(RunningMoments):
     Source: Huang et al. 2022, "The 37 implementation details of PPO", details 19 and 20.
     """
 
-    def __init__(self, num_features: int, clip: float = 10.0) -> None:
-        super().__init__(num_features)
-        self.clip = clip
-
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """[..., features] -> the same, normalised."""
-        return ((observation - self.mean) * torch.rsqrt(self.variance + 1e-8)).clamp(-self.clip, self.clip)
+        return ((observation - self.mean) * torch.rsqrt(self.variance + 1e-8)).clamp(-CLIP, CLIP)
 
     @torch.no_grad()
     def update(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
@@ -112,10 +113,9 @@ class ValueNorm(nn.Module):
     et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games", arXiv:2103.01955, section 3.
     """
 
-    def __init__(self, beta: float = 0.99, min_deviation: float = 1e-2) -> None:
+    def __init__(self, beta: float = 0.99) -> None:
         super().__init__()
         self.beta = beta
-        self.min_deviation = min_deviation
         self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
         self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
@@ -160,7 +160,7 @@ class ValueNorm(nn.Module):
         self.mean.add_(delta * share)
         self.weight.copy_(now)
         before, after = self.moments.double(), torch.stack([self.mean, self.variance.sqrt()])
-        after[1].clamp_min_(self.min_deviation)
+        after[1].clamp_min_(MIN_DEVIATION)
         after = torch.where(counts, after, before).float().double()  # what is moved has to meet what kernels read
         stays = is_first | ~counts
         scale = torch.where(stays, 1.0, before[1] / after[1])
