@@ -26,10 +26,6 @@ MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 update, and a CPU is fastest with what its cache holds."""
 
 
-OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Figures that are means over the minibatches of an update."""
-
-
 class Learner(Protocol):
     """Who makes an update of a policy."""
 
@@ -65,6 +61,8 @@ class OnPolicy(Algorithm):
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }
+    OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+    """Figures that are means over the minibatches of an update."""
     SCHEDULED = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
 
     def __init__(
@@ -194,13 +192,13 @@ class OnPolicy(Algorithm):
         import torch
 
         self.begin()
-        sums = torch.zeros(len(OF_MINIBATCHES) + 1, device=self.device)
+        sums = torch.zeros(len(self.OF_MINIBATCHES) + 1, device=self.device)
         for _ in range(self.config.num_epochs):
             for units in self.minibatches():  # in an order of their own each time
                 sums += self._learn_from(units)
         self.end()
         *means, _ = (sums / sums[-1]).unbind()  # the first always counts
-        return {**dict(zip(OF_MINIBATCHES, means, strict=True)), "explained_variance": self.explained_variance()}
+        return {**dict(zip(self.OF_MINIBATCHES, means, strict=True)), "explained_variance": self.explained_variance()}
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
         """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
@@ -208,7 +206,7 @@ class OnPolicy(Algorithm):
 
         scalars, target_kl = self.scalars, self.config.target_kl
         number, mean, deviation = self.moments(units)
-        figures = torch.zeros(len(OF_MINIBATCHES) - 1, device=self.device)
+        figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
         for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
             log_prob, entropy, value = self.policy.evaluate(samples)
             advantage = (samples.advantage - mean) / deviation
@@ -223,7 +221,7 @@ class OnPolicy(Algorithm):
                 figures += torch.stack([of_action[0], value_loss * of_value, *of_action[1:]]).sum(-1) / number
         figures, was_stopped = self.reduce(figures), self.stopped.clone()
         if target_kl is not None:
-            self.optimizer.stop_if(figures[OF_MINIBATCHES.index("approx_kl")] > target_kl)
+            self.optimizer.stop_if(figures[self.OF_MINIBATCHES.index("approx_kl")] > target_kl)
         grad_norm = self.step()
         found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
         return torch.where(was_stopped > 0, 0.0, found)

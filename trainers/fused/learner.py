@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.algorithms.on_policy import OF_MINIBATCHES
 from trainers.fused.actor import group_constants
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.packed import KERNELS
@@ -98,7 +97,7 @@ class FusedLearner:
             share = self._counts / self._counts.sum()  # the first always counts
             means = (share.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
             norm = (share * self._norms).sum()
-        figures = dict(zip(OF_MINIBATCHES, (*means, norm), strict=True))
+        figures = dict(zip(learner.OF_MINIBATCHES, (*means, norm), strict=True))
         return {**figures, "explained_variance": learner.explained_variance()}
 
     def _compile(self, normalises: bool) -> None:
