@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from learning_curves import draw, thin
+from learning_curves import curve_of, draw, thin
 from report import ROOT, write_report
 
 from trainers.evaluation import Evaluation, cross_play
 from trainers.networks.policy import make_policy
-from trainers.report.statistics import curve_of, interval, iqm
+from trainers.report.statistics import interval, iqm
 from trainers.settings.config import EvaluationConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer, make_backend

@@ -26,10 +26,6 @@ MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 update, and a CPU is fastest with what its cache holds."""
 
 
-OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Figures that are means over the minibatches of an update."""
-
-
 class Learner(Protocol):
     """Who makes an update of a policy."""
 
@@ -65,6 +61,8 @@ class OnPolicy(Algorithm):
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }
+    OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+    """Figures that are means over the minibatches of an update."""
     SCHEDULED = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
 
     def __init__(
@@ -143,7 +141,7 @@ class OnPolicy(Algorithm):
         # Of the whole rollout: what targets are summed up with.
         whole = 16 * num_samples if config.normalize_return else 0
         if config.normalize_observation:
-            taking, own = _bytes_of_statistics(actor, length)
+            taking, own = _bytes_of_sample(actor, length, learns=False)
             last = chunk * own if num_minibatches == 1 else 0  # what was learned from, still there
             whole = max(whole, of_end * taking + last + 8 * num_samples)
         of_kernels = bytes_of_learner(actor, num_samples, config.num_epochs, num_minibatches)
@@ -151,7 +149,7 @@ class OnPolicy(Algorithm):
             return {**found, **of_kernels, WORK: whole}
         order = 8 * (num_samples // unit if num_minibatches > 1 else num_samples)
         moments = (16 if config.normalize_advantage else 8) * minibatch
-        learning = chunk * _bytes_of_sample(actor, length) + order + gradient
+        learning = chunk * _bytes_of_sample(actor, length, learns=True)[0] + order + gradient
         return {**found, WORK: max(learning, whole, order + moments)}
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
@@ -194,13 +192,13 @@ class OnPolicy(Algorithm):
         import torch
 
         self.begin()
-        sums = torch.zeros(len(OF_MINIBATCHES) + 1, device=self.device)
+        sums = torch.zeros(len(self.OF_MINIBATCHES) + 1, device=self.device)
         for _ in range(self.config.num_epochs):
             for units in self.minibatches():  # in an order of their own each time
                 sums += self._learn_from(units)
         self.end()
         *means, _ = (sums / sums[-1]).unbind()  # the first always counts
-        return {**dict(zip(OF_MINIBATCHES, means, strict=True)), "explained_variance": self.explained_variance()}
+        return {**dict(zip(self.OF_MINIBATCHES, means, strict=True)), "explained_variance": self.explained_variance()}
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
         """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
@@ -208,7 +206,7 @@ class OnPolicy(Algorithm):
 
         scalars, target_kl = self.scalars, self.config.target_kl
         number, mean, deviation = self.moments(units)
-        figures = torch.zeros(len(OF_MINIBATCHES) - 1, device=self.device)
+        figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
         for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
             log_prob, entropy, value = self.policy.evaluate(samples)
             advantage = (samples.advantage - mean) / deviation
@@ -223,7 +221,7 @@ class OnPolicy(Algorithm):
                 figures += torch.stack([of_action[0], value_loss * of_value, *of_action[1:]]).sum(-1) / number
         figures, was_stopped = self.reduce(figures), self.stopped.clone()
         if target_kl is not None:
-            self.optimizer.stop_if(figures[OF_MINIBATCHES.index("approx_kl")] > target_kl)
+            self.optimizer.stop_if(figures[self.OF_MINIBATCHES.index("approx_kl")] > target_kl)
         grad_norm = self.step()
         found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
         return torch.where(was_stopped > 0, 0.0, found)
@@ -263,16 +261,10 @@ class OnPolicy(Algorithm):
 
     def _variance(self, values: torch.Tensor) -> torch.Tensor:
         """Of [T, E, A] on all ranks, without the steps that the critic does not learn from."""
-        import torch
+        from trainers.networks.normalise import moments_of
 
-        if self.group.judged is None:
-            number, (variance, mean) = values.numel(), torch.var_mean(values, correction=0)
-        else:
-            weight = self.group.judged.to(values.dtype)
-            number = weight.sum()
-            divisor = number.clamp_min(1.0)
-            mean = (values * weight).sum() / divisor
-            variance = ((values - mean).square() * weight).sum() / divisor
+        judged = self.group.judged
+        number, mean, variance = moments_of(values, None if judged is None else judged.to(values.dtype))
         return self.world.moments(number, mean, variance)[2]
 
     def targets_of(self, samples: Samples) -> torch.Tensor:
@@ -348,32 +340,24 @@ class OnPolicy(Algorithm):
             self.guard.check_statistics(group.name)
 
 
-def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int]:
-    """What a sample has in memory while statistics of observations take it in; and what it has by itself."""
-    from trainers.experience.samples import blank_samples
-    from trainers.run.num_bytes import Counted, runnable
-
-    policy, length = runnable(actor.policy), min(length, 16)
-    with Counted() as counted:
-        samples = blank_samples(actor, length)
-        own = counted.now
-        policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
-    return counted.most // length, own // length
-
-
-def _bytes_of_sample(actor: Actor, length: int) -> int:
-    """The most that a sample has in memory while its gradient is made, in sequences of so many steps."""
+def _bytes_of_sample(actor: Actor, length: int, learns: bool) -> tuple[int, int]:
+    """The most that a sample has in memory while its gradient is made, in sequences of so many steps, or while
+    statistics of observations take it in; and what it has by itself."""
     from trainers.experience.samples import blank_samples
     from trainers.run.num_bytes import Counted, runnable
 
     policy, length = runnable(actor.policy), min(length, 16)  # each further step takes as much
     with Counted() as counted:
         samples = blank_samples(actor, length)
-        log_prob, entropy, value = policy.evaluate(samples)
-        advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
-        losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
-        counted.backward(losses.sum())
-    return counted.most // length
+        own = counted.now
+        if learns:
+            log_prob, entropy, value = policy.evaluate(samples)
+            advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
+            losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
+            counted.backward(losses.sum())
+        else:
+            policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
+    return counted.most // length, own // length
 
 
 def _at_least_one(number: torch.Tensor | int) -> torch.Tensor | int:

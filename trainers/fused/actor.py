@@ -110,7 +110,6 @@ class FusedPlayers(Actor):
         for (group, network), part in zip(networks, planned, strict=True):
             constants = {
                 **part.constants,
-                **group.policy.packed.constants,
                 **group_constants(group),
                 "GREEDY": group.name in self._greedy,
                 "DRAWS": draws and network.shape.num_outputs > 0,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.algorithms.on_policy import OF_MINIBATCHES
 from trainers.fused.actor import group_constants
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.packed import KERNELS
@@ -46,7 +45,6 @@ class FusedLearner:
         self._coefficients, self._lr = new(3), new(2)
         self.constants = {
             **group_constants(group),
-            **self.packed.constants,
             **learner.loss_of_kernels(),
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": plan.has_order,
@@ -99,7 +97,7 @@ class FusedLearner:
             share = self._counts / self._counts.sum()  # the first always counts
             means = (share.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
             norm = (share * self._norms).sum()
-        figures = dict(zip(OF_MINIBATCHES, (*means, norm), strict=True))
+        figures = dict(zip(learner.OF_MINIBATCHES, (*means, norm), strict=True))
         return {**figures, "explained_variance": learner.explained_variance()}
 
     def _compile(self, normalises: bool) -> None:
@@ -184,7 +182,7 @@ class FusedLearner:
                 place[numbers] = one.parts.storage_offset() + places
                 stride[numbers] = one.plan.part_size
                 num_parts[numbers] = one.plan.num_parts
-        of_critic = {id(p) for p in learner.optimizer.param_groups[1]["params"]} if _has_two(learner) else set()
+        of_critic = {id(p) for group in learner.optimizer.param_groups[1:] for p in group["params"]}
         for number, parameter in enumerate(learner.parameters):
             start = packed.numbers[id(parameter)]
             name[start : start + parameter.numel()] = number
@@ -312,7 +310,3 @@ def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
     place = torch.arange(len(gradient), device=gradient.device)
     zeros = torch.zeros(len(gradient), dtype=torch.int32, device=gradient.device)
     return {"place": place, "stride": zeros, "num_parts": zeros + 1}
-
-
-def _has_two(learner: OnPolicy) -> bool:
-    return len(learner.optimizer.param_groups) > 1

@@ -315,7 +315,7 @@ def test_what_cannot_be_meant_and_config_keys_are_refused(words, message, run_fo
     with pytest.raises(ConfigError) as caught:
         call(run_folder, *words)
     assert str(caught.value) == message
-    with pytest.raises(ConfigError, match="export takes no config keys, got 'trainer.seed'"):
+    with pytest.raises(ConfigError, match="export takes no keys of a config, got 'trainer.seed="):
         call(run_folder, overrides=[("trainer.seed", "1")])
 
 
