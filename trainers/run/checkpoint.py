@@ -53,7 +53,7 @@ TABLE = "table:"
 Tensors = Mapping[str, torch.Tensor]
 
 _ASIDE = "abandoned_"
-_FOLDER = re.compile(r"step_[0-9]{12}")
+_FOLDER = re.compile(r"step_([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a run's `checkpoints` folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir())
+    return sorted((path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()), key=_age)
+
+
+def _age(place: Path) -> tuple[int, str]:
+    """What checkpoints are ordered by: env steps as a number, as names grow longer than 12 digits."""
+    return int(_FOLDER.fullmatch(place.name).group(1)), place.name
 
 
 def run_folder_of(path: Path) -> Path:
@@ -245,7 +250,7 @@ def run_folder_to_resume(path: Path) -> Path:
     folder, path = run_folder_of(path), Path(path).resolve()
     if path != folder and not _FOLDER.fullmatch(path.name):
         step = re.search(_FOLDER.pattern, path.name)
-        name = step.group() if step else "step_<env steps, 12 digits>"
+        name = step.group() if step else "step_<env steps>"
         raise CheckpointError(
             f"{path}: a run goes on from checkpoints that are named step_<env steps>. Rename this one to {name}, and "
             "what has that name to something else."
@@ -271,7 +276,7 @@ def set_aside_after(place: Path) -> list[Path]:
     """
     renamed = []
     for later in list_checkpoints(place.parent):
-        if later.name > place.name:
+        if _age(later) > _age(place):
             aside = later.with_name(f"{_ASIDE}{later.name}")
             shutil.rmtree(aside, ignore_errors=True)
             later.rename(aside)
