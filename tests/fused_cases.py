@@ -169,7 +169,7 @@ class Step:
         self.mask = make_mask(case, shape, generator).to(device) if case.has_mask else None
         data = DataManager(device)
         data.push("seed", seed_words(77, first_env=5))
-        data.push("env_step", np.arange(num_envs, dtype=np.int32) * 3)
+        data.push("env_step", np.arange(num_envs) * 3)
         data.push("observation", seen)
         heads = () if len(case.head_sizes) == 1 else (len(case.head_sizes),)
         self.all_actions = data.push(

@@ -36,7 +36,7 @@ class EnvWrapper:
 
     Arrays in `data`, besides the env's own: observation [E, A, F] float32; action [E, A] int32, [E, A, heads]
     int32, or [E, A, n] float32 for a Box; reward [E, A] float32; terminated, truncated [E] bool; seed [3] uint32;
-    env_step [E] int32, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
+    env_step [E] int64, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
     (see EnvironmentReset). Groups that see or act differently have arrays of their own: `layout` names them, and
     what reset() and step() give and take is then a dict by group, or by key for a Dict space, or both. An env that
     gives a state of the whole has global_state [E, F] and final_global_state [K, E, F] as well. Its tables are there
@@ -203,7 +203,7 @@ class EnvWrapper:
             overrides: views that the kernel reads and writes in place of arrays; of an observation, the last one.
         """
         if not self._is_half_stepped:
-            self.data["env_step"] -= (~where).int()  # the launch counts a step of every env
+            self.data["env_step"] -= (~where).long()  # the launch counts a step of every env
         if self._steps_alone:
             self.data["num_truncated"].zero_()
         self.prepare_reset(**{**overrides, "terminated": where, "truncated": torch.zeros_like(where)})()

@@ -382,8 +382,8 @@ extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) t
 
 // Brings everyone of an ended env back into the game, at rest: at a fixed start, or anywhere, along an axis.
 extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) tag_continuous_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* x, float* y,
-    float* speed, float* acceleration, float* direction, bool* active, int* num_runners_left, int* time_step,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* x,
+    float* y, float* speed, float* acceleration, float* direction, bool* active, int* num_runners_left, int* time_step,
     float* observation)
 {
     const int env = env_index();

@@ -45,7 +45,8 @@ extern "C" __global__ void soccer_step(const int* action, float* x, float* y, in
 }
 
 extern "C" __global__ void soccer_reset(const bool* terminated, const bool* truncated, const unsigned* seed,
-                                        const int* env_step, float* x, float* y, int* time_step, float* observation)
+                                        const long long* env_step, float* x, float* y, int* time_step,
+                                        float* observation)
 {
     const int env = env_index(), first = env * (NUM_AGENTS + 1);
     if (env >= NUM_ENVS || !(terminated[env] || truncated[env])) return;

@@ -28,7 +28,7 @@ def four_envs(backend, num_kept=1, has_start=True):
     data.push("terminated", np.array([False, True, False, False]))
     data.push("truncated", np.array([False, False, True, False]))
     data.push("seed", np.array([1, 2, 0], np.uint32))
-    data.push("env_step", np.full(4, 7, np.int32))
+    data.push("env_step", np.full(4, 7))
     data.push("num_truncated", np.zeros(4, np.int32))
     data.push("final_observation", np.full((num_kept, 4, 2, 1), -1, np.float32))
     return data

@@ -116,7 +116,7 @@ def draw(
     num_agents = len(agents) if num_agents is None else num_agents
     data = DataManager(backend.device)
     data.push("seed", seed_words(seed, first_env))
-    data.push("env_step", np.full(num_envs, env_step, np.int32))
+    data.push("env_step", np.full(num_envs, env_step, np.int64))
     rows = (num_envs, len(agents))
     log_prob, entropy, drawn = (torch.empty(rows, device=backend.device) for _ in range(3))
     if kind == "choices":

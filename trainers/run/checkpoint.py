@@ -53,6 +53,7 @@ TABLE = "table:"
 Tensors = Mapping[str, torch.Tensor]
 
 _ASIDE = "abandoned_"
+_COUNTS_OF_32_BITS = {"env_step", "running_length", "length_sum", "num_ended", "num_dropped"}
 _FOLDER = re.compile(r"step_([0-9]+)")
 
 
@@ -386,7 +387,11 @@ def _from_bytes(path: Path, content: bytes) -> dict[str, torch.Tensor]:
 
 
 def _of_this_version(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A policy's tensors, of an older version too: mean and square of returns, and Box actions in their own unit."""
+    """Tensors of an older version as they are now: of a policy mean and square of returns, and Box actions in their own
+    unit; of the envs counts of 32 bits, of which the steps went on below 0."""
+    for name in _COUNTS_OF_32_BITS & tensors.keys():
+        if tensors[name].dtype == torch.int32:
+            tensors[name] = tensors[name].long() & 0xFFFFFFFF
     if "value_norm.running_mean" in tensors:
         mean, square = (tensors.pop(f"value_norm.running_{word}").double() for word in ("mean", "square"))
         weight = tensors["value_norm.weight"] = tensors["value_norm.weight"].double()

@@ -25,7 +25,7 @@ __device__ __forceinline__ void observe(
 //   observation     [env, agent, feature]                                written
 //   reward          [env, agent]  1 for reaching the flag                written
 extern "C" __global__ void my_env_step(
-    const int* action, const unsigned* seed, const int* env_step, int* x, int* y, int* flag_x, int* flag_y,
+    const int* action, const unsigned* seed, const long long* env_step, int* x, int* y, int* flag_x, int* flag_y,
     int* time_step, float* observation, float* reward, bool* terminated, bool* truncated)
 {
     const int env = env_index();
@@ -55,7 +55,7 @@ extern "C" __global__ void my_env_step(
 
 // Starts every env anew that ended, and no other.
 extern "C" __global__ void my_env_reset(
-    const bool* terminated, const bool* truncated, const unsigned* seed, const int* env_step, int* x, int* y,
+    const bool* terminated, const bool* truncated, const unsigned* seed, const long long* env_step, int* x, int* y,
     int* flag_x, int* flag_y, int* time_step, float* observation)
 {
     const int env = env_index();
