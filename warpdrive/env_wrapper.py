@@ -126,8 +126,8 @@ class EnvWrapper:
         if self._steps_alone:
             final = {name: self.data[FINAL + name][0] for name in self.layout.observations}
             self._info["final_observation"] = self.by_group(final)
-        self.num_invalid_actions = torch.zeros(1, dtype=torch.int32, device=self.device)
-        """[1] int32: numbers in the actions given to step() that were outside their space."""
+        self.num_invalid_actions = torch.zeros(1, dtype=torch.int64, device=self.device)
+        """[1] int64: numbers in the actions given to step() that were outside their space."""
         self._action_check: ActionCheck | None = None
         self._is_debug = getattr(self.backend, "debug", False)
         self.after_step: list[Callable[[], None]] = []

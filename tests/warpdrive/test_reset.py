@@ -44,6 +44,18 @@ def test_ended_envs_restart_from_their_saved_start_and_what_was_truncated_keeps_
     assert data.pull("final_observation")[0, :, :, 0].tolist() == [[-1, -1], [-1, -1], [4, 5], [-1, -1]]
 
 
+def test_steps_are_counted_and_restarts_drawn_beyond_32_bits(backend):
+    data, rows = four_envs(backend), np.arange(1000, dtype=np.int32)
+    data.push_pool(x=np.stack([rows, rows], 1), observation=np.zeros((1000, 2, 1), np.float32))
+    restart, drawn = EnvironmentReset(data, 4, 2, backend).prepare(), set()
+    for before in (6, 2**31 - 1, 2**32 - 1, 2**32 + 6, 2**40):
+        data["env_step"] = before
+        restart()
+        assert data.pull("env_step").tolist() == [before + 1] * 4
+        drawn.add(tuple(data.pull("x")[1:3, 0].tolist()))
+    assert len(drawn) == 5
+
+
 def test_the_second_truncation_goes_to_the_next_place_and_nothing_is_written_beyond_the_last(backend):
     data = four_envs(backend, num_kept=2)
     call = EnvironmentReset(data, 4, 2, backend).prepare()

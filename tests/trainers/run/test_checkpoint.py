@@ -46,6 +46,14 @@ def test_round_trip_keeps_every_bit_and_the_manifest_lists_every_other_file(tmp_
             assert loaded.tensors[file][name].tolist() == tensor.tolist()
 
 
+def test_counts_of_32_bits_of_an_older_version_are_read_also_where_they_went_on_below_0(tmp_path):
+    steps = torch.tensor([5, 2**31 - 1, -(2**31), -1], dtype=torch.int32)
+    place = checkpoint.save_checkpoint(tmp_path, 1, {"env": {"env_step": steps, "time_step": steps.clone()}}, {}, {})
+    loaded = checkpoint.load_checkpoint(place).tensors["env"]
+    assert loaded["env_step"].tolist() == [5, 2**31 - 1, 2**31, 2**32 - 1]
+    assert torch.equal(loaded["time_step"], steps)  # an env's own
+
+
 def test_arrays_of_one_process_are_not_copied_beside_themselves():
     arrays = {"x": torch.zeros(3), "final_x": torch.zeros(1, 3)}
     whole = checkpoint.whole_arrays(arrays, World())
