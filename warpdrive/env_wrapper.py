@@ -20,6 +20,8 @@ from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout
 from warpdrive.reset import EnvironmentReset
 from warpdrive.sampler import seed_words
 
+MAX_AGENTS = 2**31 - 1
+"""Of all envs together: rows of agents are numbered in 32 bits."""
 Tensors = torch.Tensor | dict[str, Any]
 """A tensor, or a dict of them by group, by key, or both."""
 
@@ -83,6 +85,7 @@ class EnvWrapper:
             raise EnvError("env_config goes with the name or the class of an env; an Env has its config already.")
         self.env = env if isinstance(env, Env) else load_env(env, env_config)
         self.env.check()
+        _check_counts(self.env, num_envs, first_env)
         self.num_envs = num_envs
         self.first_env = first_env
         self.num_agents = self.env.num_agents
@@ -310,3 +313,17 @@ class EnvWrapper:
             if name in data:
                 raise EnvError(f"env '{self.env.name}': table '{name}' has the name of an array. Choose another.")
             data.push_table(name, table, settable=name in self.env.settable)
+
+
+def _check_counts(env: Env, num_envs: int, first_env: int) -> None:
+    """Raises EnvError where kernels, whose numbers of envs and agents have 32 bits, would count beyond these."""
+    if num_envs * env.num_agents > MAX_AGENTS:
+        raise EnvError(
+            f"env '{env.name}': {num_envs:,} envs x {env.num_agents} agents are {num_envs * env.num_agents:,}, and "
+            f"kernels count up to {MAX_AGENTS:,}. Take at most {MAX_AGENTS // env.num_agents:,} envs a process."
+        )
+    if not 0 <= first_env <= 2**32 - num_envs:
+        raise EnvError(
+            f"env '{env.name}': the envs of all processes are numbered from 0 to {2**32 - 1:,}, and here would be "
+            f"{first_env:,} to {first_env + num_envs - 1:,}. Take fewer."
+        )

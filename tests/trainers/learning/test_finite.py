@@ -1,4 +1,4 @@
-"""The searches for NaNs on both sides of row 2^31, which one that counts in 32 bits takes for none or for a negative."""
+"""The searches for NaNs on both sides of row 2^31, where counting in 32 bits finds none, or a negative one."""
 
 from pathlib import Path
 

@@ -9,7 +9,7 @@ __device__ __forceinline__ void observe(
     const float last = FIELD_SIZE - 1;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int i = env * NUM_AGENTS + agent;
-        float* const row = observation + i * NUM_FEATURES;
+        float* const row = observation + (long long)i * NUM_FEATURES;  // beyond 2^31 numbers, too
         row[0] = 2.0f * x[i] / last - 1.0f;
         row[1] = 2.0f * y[i] / last - 1.0f;
         row[2] = (flag_x[env] - x[i]) / last;
