@@ -210,7 +210,7 @@ __device__ __forceinline__ void restart_if_ended({", ".join(parameters)})
     env_sync();  // everyone has read the counters before they move on
     if (first_agent() == 0) {{
         env_step[env] = step;
-        if (keep) num_truncated[env] = kept + 1;
+        if (keep && kept < 0x7fffffff) num_truncated[env] = kept + 1;  // should nobody ever begin it anew
     }}
     if (keep) {{
         {keep}

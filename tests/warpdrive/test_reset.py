@@ -66,6 +66,16 @@ def test_the_second_truncation_goes_to_the_next_place_and_nothing_is_written_bey
     assert data.pull("num_truncated").tolist() == [0, 0, 3, 0]
 
 
+def test_truncations_that_nobody_zeroes_are_counted_up_to_the_largest_int_and_stay_there(backend):
+    data = four_envs(backend)
+    data["num_truncated"] = 2**31 - 2
+    call = EnvironmentReset(data, 4, 2, backend).prepare()
+    for _ in range(3):
+        call()
+    assert data.pull("num_truncated").tolist() == [2**31 - 2, 2**31 - 2, 2**31 - 1, 2**31 - 2]
+    assert (data.pull("final_observation") == -1).all()
+
+
 def test_terminated_episodes_keep_theirs_if_asked(backend):
     data = four_envs(backend)
     EnvironmentReset(data, 4, 2, backend, keep_terminated=True).prepare()()
