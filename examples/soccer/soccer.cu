@@ -20,7 +20,7 @@ extern "C" __global__ void soccer_step(const int* action, float* x, float* y, in
                                        float* reward, bool* terminated, bool* truncated)
 {
     const int env = env_index();
-    const long long first = (long long)env * (NUM_AGENTS + 1), ball = first + NUM_AGENTS
+    const long long first = (long long)env * (NUM_AGENTS + 1), ball = first + NUM_AGENTS;
     if (env >= NUM_ENVS) return;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int move = action[env * NUM_AGENTS + agent];
