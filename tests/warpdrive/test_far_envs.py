@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from adapter_cases import SOCCER
 
 from trainers.templates.my_env.my_env import MyEnv
 from warpdrive.data_manager import POOL, START
@@ -15,6 +16,7 @@ ENVS = {
     "tag_gridworld": {"use_full_observation": True},
     "tag_continuous": {"num_taggers": 2, "num_runners": 3},
     MyEnv: {},
+    SOCCER: {},
 }
 
 
