@@ -11,6 +11,7 @@ corruptions  a bit flipped, or a file cut, in the newest checkpoint: it is refus
 disk_full    training goes on where the disk is full at any one step of a save; `tmpfs` says whether on a real one, too
 nans         NaNs in observation, reward, loss and gradient: each is told with its place and dumped, none is saved
 resumes      every config of examples/, smaller: stopped by Ctrl-C and resumed, it is bit for bit the run that was not
+far_steps    runs whose forged clocks go across 10^12 and 2^40 env steps, 2^32 of an env, a day at full speed
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from far_steps import far_steps
 from faults import TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
 from report import ROOT, write_report
 
@@ -415,7 +417,7 @@ def main() -> None:
     expect_signals()
     results = {}
     calls = {"kills": kills, "stops": stops, "locks": locks, "corruptions": corruptions, "disk_full": disk_full}
-    for name, call in {**calls, "nans": nans, "resumes": resumes}.items():
+    for name, call in {**calls, "nans": nans, "resumes": resumes, "far_steps": far_steps}.items():
         if arguments.only and name not in arguments.only:
             continue
         started = time.perf_counter()

@@ -20,6 +20,7 @@ from trainers.fused.actor import FusedPlayers
 from trainers.fused.packed import PackedPolicy, pack
 from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
 from trainers.heads import CategoricalHeads
+from trainers.learning.guard import NOTHING_FOUND
 from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
@@ -30,7 +31,6 @@ from warpdrive.layout import Place
 from warpdrive.sampler import seed_words
 
 FULL, BF16 = FULL_PRECISION, "bf16"
-NOTHING_FOUND = np.iinfo(np.int32).max
 UNTOUCHED = -7
 """What is written nowhere holds it."""
 GPUS = {
@@ -169,7 +169,7 @@ class Step:
         self.mask = make_mask(case, shape, generator).to(device) if case.has_mask else None
         data = DataManager(device)
         data.push("seed", seed_words(77, first_env=5))
-        data.push("env_step", np.arange(num_envs, dtype=np.int32) * 3)
+        data.push("env_step", np.arange(num_envs) * 3)
         data.push("observation", seen)
         heads = () if len(case.head_sizes) == 1 else (len(case.head_sizes),)
         self.all_actions = data.push(
@@ -314,7 +314,7 @@ class QuietGuard:
     def __init__(self, device: torch.device) -> None:
         self.halted, self._flag = torch.zeros(2, 1, device=device)
         self.found = {
-            tensor: torch.full((1,), NOTHING_FOUND, dtype=torch.int32, device=device) for tensor in ("loss", "gradient")
+            tensor: torch.full((1,), NOTHING_FOUND, dtype=torch.int64, device=device) for tensor in ("loss", "gradient")
         }
 
     def flag_of(self, policy: str) -> torch.Tensor:

@@ -39,7 +39,7 @@ extern "C" __global__ void planted_step(const int* action, float* place, int* ti
     }
 }
 extern "C" __global__ void planted_reset(const bool* terminated, const bool* truncated, const unsigned* seed,
-                                         const int* env_step, float* place, int* time_step, int* count,
+                                         const long long* env_step, float* place, int* time_step, int* count,
                                          float* observation)
 {
     const int env = env_index();

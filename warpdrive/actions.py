@@ -24,7 +24,7 @@ class ActionCheck:
 
     Args:
         data: holds the arrays.
-        num_invalid: [1] int32, to which each number outside its space adds 1.
+        num_invalid: [1] int64, to which each number outside its space adds 1.
     """
 
     def __init__(

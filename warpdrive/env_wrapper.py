@@ -20,6 +20,8 @@ from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout
 from warpdrive.reset import EnvironmentReset
 from warpdrive.sampler import seed_words
 
+MAX_AGENTS = 2**31 - 1
+"""Of all envs together: rows of agents are numbered in 32 bits."""
 Tensors = torch.Tensor | dict[str, Any]
 """A tensor, or a dict of them by group, by key, or both."""
 
@@ -36,7 +38,7 @@ class EnvWrapper:
 
     Arrays in `data`, besides the env's own: observation [E, A, F] float32; action [E, A] int32, [E, A, heads]
     int32, or [E, A, n] float32 for a Box; reward [E, A] float32; terminated, truncated [E] bool; seed [3] uint32;
-    env_step [E] int32, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
+    env_step [E] int64, steps since the start of the run; final_observation [K, E, A, F] and num_truncated [E]
     (see EnvironmentReset). Groups that see or act differently have arrays of their own: `layout` names them, and
     what reset() and step() give and take is then a dict by group, or by key for a Dict space, or both. An env that
     gives a state of the whole has global_state [E, F] and final_global_state [K, E, F] as well. Its tables are there
@@ -83,6 +85,7 @@ class EnvWrapper:
             raise EnvError("env_config goes with the name or the class of an env; an Env has its config already.")
         self.env = env if isinstance(env, Env) else load_env(env, env_config)
         self.env.check()
+        _check_counts(self.env, num_envs, first_env)
         self.num_envs = num_envs
         self.first_env = first_env
         self.num_agents = self.env.num_agents
@@ -126,8 +129,8 @@ class EnvWrapper:
         if self._steps_alone:
             final = {name: self.data[FINAL + name][0] for name in self.layout.observations}
             self._info["final_observation"] = self.by_group(final)
-        self.num_invalid_actions = torch.zeros(1, dtype=torch.int32, device=self.device)
-        """[1] int32: numbers in the actions given to step() that were outside their space."""
+        self.num_invalid_actions = torch.zeros(1, dtype=torch.int64, device=self.device)
+        """[1] int64: numbers in the actions given to step() that were outside their space."""
         self._action_check: ActionCheck | None = None
         self._is_debug = getattr(self.backend, "debug", False)
         self.after_step: list[Callable[[], None]] = []
@@ -203,7 +206,7 @@ class EnvWrapper:
             overrides: views that the kernel reads and writes in place of arrays; of an observation, the last one.
         """
         if not self._is_half_stepped:
-            self.data["env_step"] -= (~where).int()  # the launch counts a step of every env
+            self.data["env_step"] -= (~where).long()  # the launch counts a step of every env
         if self._steps_alone:
             self.data["num_truncated"].zero_()
         self.prepare_reset(**{**overrides, "terminated": where, "truncated": torch.zeros_like(where)})()
@@ -310,3 +313,17 @@ class EnvWrapper:
             if name in data:
                 raise EnvError(f"env '{self.env.name}': table '{name}' has the name of an array. Choose another.")
             data.push_table(name, table, settable=name in self.env.settable)
+
+
+def _check_counts(env: Env, num_envs: int, first_env: int) -> None:
+    """Raises EnvError where kernels, whose numbers of envs and agents have 32 bits, would count beyond these."""
+    if num_envs * env.num_agents > MAX_AGENTS:
+        raise EnvError(
+            f"env '{env.name}': {num_envs:,} envs x {env.num_agents} agents are {num_envs * env.num_agents:,}, and "
+            f"kernels count up to {MAX_AGENTS:,}. Take at most {MAX_AGENTS // env.num_agents:,} envs a process."
+        )
+    if not 0 <= first_env <= 2**32 - num_envs:
+        raise EnvError(
+            f"env '{env.name}': the envs of all processes are numbered from 0 to {2**32 - 1:,}, and here would be "
+            f"{first_env:,} to {first_env + num_envs - 1:,}. Take fewer."
+        )

@@ -27,7 +27,7 @@ class GaussianSampler:
     A draw depends on (seed, env, agent, env step) alone, as the Sampler's.
 
     Args:
-        data: holds `seed` [3] uint32 and `env_step` [env] int32.
+        data: holds `seed` [3] uint32 and `env_step` [env] int64.
         num_envs: E.
         agents: the group's agents among all of the env.
         num_agents: agents that the action array holds: all of the env, or the group alone.

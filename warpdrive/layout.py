@@ -87,7 +87,7 @@ class Layout:
             "reward": ((num_envs, num_agents), np.float32),
             "terminated": ((num_envs,), np.bool_),
             "truncated": ((num_envs,), np.bool_),
-            "env_step": ((num_envs,), np.int32),
+            "env_step": ((num_envs,), np.int64),
             "num_truncated": ((num_envs,), np.int32),
         }
         for array in self.actions.values():

@@ -15,7 +15,7 @@ from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import FINAL
 from warpdrive.signature import CTYPES, Parameter, read_signatures
 
-BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned int* seed, int* env_step,
+BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned int* seed, long long* env_step,
     int* num_truncated"""
 """Parameters that the kernel has whatever the env; each observation array and where it is kept come after them."""
 
@@ -36,7 +36,7 @@ class EnvironmentReset:
     Every array with a `final_<name>` beside it is kept so.
 
     Args:
-        data: holds terminated, truncated [E] bool; seed [3] uint32; env_step, num_truncated [E] int32;
+        data: holds terminated, truncated [E] bool; seed [3] uint32; env_step [E] int64; num_truncated [E] int32;
             observation [E, ...] and final_observation [K, E, ...], or several such pairs.
         own: the functions of the env and the name of its reset kernel.
         keep_terminated: keep the last observation of terminated episodes as well.
@@ -205,12 +205,12 @@ __device__ __forceinline__ void restart_if_ended({", ".join(parameters)})
     if (env >= NUM_ENVS) return;
     const bool ended = terminated[env] || truncated[env];
     const bool keep = truncated[env] || (KEEP_TERMINATED && ended);
-    const int step = env_step[env] + 1;
+    const long long step = env_step[env] + 1;
     const int kept = num_truncated[env];
     env_sync();  // everyone has read the counters before they move on
     if (first_agent() == 0) {{
         env_step[env] = step;
-        if (keep) num_truncated[env] = kept + 1;
+        if (keep && kept < 0x7fffffff) num_truncated[env] = kept + 1;  // should nobody ever begin it anew
     }}
     if (keep) {{
         {keep}

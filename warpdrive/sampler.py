@@ -23,7 +23,7 @@ class Sampler:
     launch. In a CUDA graph each replay draws anew, as `env_step` has moved on.
 
     Args:
-        data: holds `seed` [3] uint32 and `env_step` [env] int32; a sampler without an env makes them,
+        data: holds `seed` [3] uint32 and `env_step` [env] int64; a sampler without an env makes them,
             and then counts its own calls in `env_step`.
         num_envs: E.
         agents: the group's agents among all of the env.
@@ -61,7 +61,7 @@ class Sampler:
             data.push("seed", seed_words(seed))
         self._counts = "env_step" not in data
         if self._counts:
-            data.push("env_step", np.zeros(num_envs, np.int32))
+            data.push("env_step", np.zeros(num_envs, np.int64))
         self.logits_shape = (num_envs, len(agents), sum(self.head_sizes))
         self._row_shape = (num_envs, len(agents))
         heads = () if len(self.head_sizes) == 1 else (len(self.head_sizes),)

@@ -112,7 +112,7 @@ extern "C" __global__ void acrobot_step(
 
 // Starts an ended env anew: both links hang down, nearly at rest.
 extern "C" __global__ void acrobot_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* theta1,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* theta1,
     float* theta2, float* theta1_velocity, float* theta2_velocity, int* time_step, float* observation)
 {
     const int env = env_index();

@@ -64,7 +64,7 @@ extern "C" __global__ void cartpole_step(
 
 // Starts an ended env anew, near the middle with the pole nearly upright and everything nearly at rest.
 extern "C" __global__ void cartpole_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* x,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* x,
     float* x_velocity, float* theta, float* theta_velocity, int* time_step, float* observation)
 {
     const int env = env_index();

@@ -52,7 +52,7 @@ extern "C" __global__ void continuous_mountain_car_step(
 
 // Starts an ended env anew: at rest, somewhere near the bottom of the valley.
 extern "C" __global__ void continuous_mountain_car_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* position,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* position,
     float* velocity, int* time_step, float* observation)
 {
     const int env = env_index();

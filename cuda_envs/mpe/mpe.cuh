@@ -96,7 +96,7 @@ __device__ __forceinline__ float2 limit_speed(float2 velocity, float max_speed)
 
 // A place at random, each coordinate between -limit and limit.
 __device__ __forceinline__ float2 random_place(
-    const unsigned int* seed, int env, int entity, int step, float limit)
+    const unsigned int* seed, int env, int entity, long long step, float limit)
 {
     Random random(seed, env, entity, step, STREAM_RESET);
     const float x = random.uniform(-limit, limit);

@@ -59,7 +59,7 @@ extern "C" __global__ void pendulum_step(
 
 // Starts an ended env anew: anywhere, slowly.
 extern "C" __global__ void pendulum_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* theta,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* theta,
     float* theta_velocity, int* time_step, float* observation)
 {
     const int env = env_index();

@@ -97,8 +97,8 @@ __device__ __forceinline__ void step_env(
 
 // Places everyone of one env, and its landmarks, at random, at rest.
 __device__ __forceinline__ void reset_env(
-    int env, const unsigned int* seed, const int* env_step, float* position, float* velocity, float* landmark_position,
-    int* time_step, float* observation)
+    int env, const unsigned int* seed, const long long* env_step, float* position, float* velocity,
+    float* landmark_position, int* time_step, float* observation)
 {
     ENV_SHARED(float2, new_position, NUM_ENTITIES);
     ENV_SHARED(float2, new_velocity, NUM_AGENTS);

@@ -23,7 +23,7 @@ extern "C" __global__ void simple_spread_step(
 
 // Places everyone of an ended env, and its landmarks, at random, at rest.
 extern "C" __global__ void simple_spread_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* position,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* position,
     float* velocity, float* landmark_position, int* time_step, float* observation)
 {
     const int env = env_index();

@@ -25,7 +25,7 @@ extern "C" __global__ void simple_tag_step(
 
 // Places everyone of an ended env at random, at rest.
 extern "C" __global__ void simple_tag_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* position,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* position,
     float* velocity, float* obstacle_position, int* time_step, float* observation_adversary, float* observation_agent)
 {
     const int env = env_index();

@@ -139,8 +139,8 @@ __device__ __forceinline__ void step_env(
 
 // Places everyone of one env at random, at rest.
 __device__ __forceinline__ void reset_env(
-    int env, const unsigned int* seed, const int* env_step, float* position, float* velocity, float* obstacle_position,
-    int* time_step, float* observation_adversary, float* observation_agent)
+    int env, const unsigned int* seed, const long long* env_step, float* position, float* velocity,
+    float* obstacle_position, int* time_step, float* observation_adversary, float* observation_agent)
 {
     ENV_SHARED(float2, new_position, NUM_ENTITIES);
     ENV_SHARED(float2, new_velocity, NUM_AGENTS);

@@ -327,10 +327,11 @@ extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) t
     for (int tagger = first_agent(); tagger <= NUM_TAGGERS; tagger += agent_stride()) num_tagged[tagger] = 0;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int i = first + agent;
+        const int* const chosen = action + 2ll * i;
         const bool in_game = active[i];
         const float top_speed = is_tagger(agent) ? TOP_SPEED_OF_TAGGER : TOP_SPEED_OF_RUNNER;
-        const float new_direction = in_game ? wrap(direction[i] + TURN[action[2 * i + 1]]) : 0.0f;
-        float new_acceleration = acceleration[i] + ACCELERATION[action[2 * i]];
+        const float new_direction = in_game ? wrap(direction[i] + TURN[chosen[1]]) : 0.0f;
+        float new_acceleration = acceleration[i] + ACCELERATION[chosen[0]];
         const float new_speed = in_game ? fminf(fmaxf(speed[i] + new_acceleration, 0.0f), top_speed) : 0.0f;
         if (new_speed <= 0.0f || new_speed >= top_speed) new_acceleration = 0.0f;
         const float wanted_x = x[i] + new_speed * cosf(new_direction);
@@ -382,8 +383,8 @@ extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) t
 
 // Brings everyone of an ended env back into the game, at rest: at a fixed start, or anywhere, along an axis.
 extern "C" __global__ void __launch_bounds__(ENVS_PER_BLOCK * THREADS_PER_ENV) tag_continuous_reset(
-    const bool* terminated, const bool* truncated, const unsigned int* seed, const int* env_step, float* x, float* y,
-    float* speed, float* acceleration, float* direction, bool* active, int* num_runners_left, int* time_step,
+    const bool* terminated, const bool* truncated, const unsigned int* seed, const long long* env_step, float* x,
+    float* y, float* speed, float* acceleration, float* direction, bool* active, int* num_runners_left, int* time_step,
     float* observation)
 {
     const int env = env_index();

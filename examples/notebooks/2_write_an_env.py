@@ -164,7 +164,7 @@ extern "C" __global__ void flock_step(
 }
 
 extern "C" __global__ void flock_reset(
-    const bool* terminated, const bool* truncated, const unsigned* seed, const int* env_step, float* x, float* y,
+    const bool* terminated, const bool* truncated, const unsigned* seed, const long long* env_step, float* x, float* y,
     float* heading, int* time_step, float* observation)
 {
     const int env = env_index(), first = env * NUM_AGENTS;

@@ -118,6 +118,9 @@ def test_choices_outside_are_counted_and_the_nearest_is_done_but_not_of_what_is_
         env.step(action)
         assert env.num_invalid_actions.item() == times * num_invalid
     assert torch.equal(env.data["action"].cpu(), action.clamp(0, 4))
+    env.num_invalid_actions.fill_(2**31 - 1)
+    env.step(action)
+    assert env.num_invalid_actions.item() == 2**31 - 1 + num_invalid
 
 
 def test_numbers_of_a_box_are_kept_within_its_bounds_and_a_nan_is_outside(device):

@@ -21,7 +21,7 @@ def sample(backend, mean, log_std, space=None, seed=0, greedy=False, action=None
     space = box(-np.inf, np.inf, num_numbers) if space is None else space
     data = DataManager(backend.device)
     data.push("seed", seed_words(seed))
-    data.push("env_step", np.zeros(num_envs, np.int32))
+    data.push("env_step", np.zeros(num_envs, np.int64))
     sampler = GaussianSampler(data, num_envs, range(size), size, space, backend, squashes=squashes)
     mean = mean.float().contiguous().to(backend.device)
     if action is None:
@@ -135,7 +135,7 @@ def test_arrays_that_do_not_fit_are_refused(backend, wrong, words):
 def test_as_many_step_counts_as_envs_are_asked_for(backend):
     data = DataManager(backend.device)
     data.push("seed", seed_words(0))
-    data.push("env_step", np.zeros(2, np.int32))
+    data.push("env_step", np.zeros(2, np.int64))
     row = torch.zeros(3, 1, device=backend.device)
     number = row.unsqueeze(-1)
     with pytest.raises(ShapeError, match=r"'env_step' must be \[3\], got \[2\]"):

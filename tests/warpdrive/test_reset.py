@@ -28,7 +28,7 @@ def four_envs(backend, num_kept=1, has_start=True):
     data.push("terminated", np.array([False, True, False, False]))
     data.push("truncated", np.array([False, False, True, False]))
     data.push("seed", np.array([1, 2, 0], np.uint32))
-    data.push("env_step", np.full(4, 7, np.int32))
+    data.push("env_step", np.full(4, 7))
     data.push("num_truncated", np.zeros(4, np.int32))
     data.push("final_observation", np.full((num_kept, 4, 2, 1), -1, np.float32))
     return data
@@ -44,6 +44,18 @@ def test_ended_envs_restart_from_their_saved_start_and_what_was_truncated_keeps_
     assert data.pull("final_observation")[0, :, :, 0].tolist() == [[-1, -1], [-1, -1], [4, 5], [-1, -1]]
 
 
+def test_steps_are_counted_and_restarts_drawn_beyond_32_bits(backend):
+    data, rows = four_envs(backend), np.arange(1000, dtype=np.int32)
+    data.push_pool(x=np.stack([rows, rows], 1), observation=np.zeros((1000, 2, 1), np.float32))
+    restart, drawn = EnvironmentReset(data, 4, 2, backend).prepare(), set()
+    for before in (6, 2**31 - 1, 2**32 - 1, 2**32 + 6, 2**40):
+        data["env_step"] = before
+        restart()
+        assert data.pull("env_step").tolist() == [before + 1] * 4
+        drawn.add(tuple(data.pull("x")[1:3, 0].tolist()))
+    assert len(drawn) == 5
+
+
 def test_the_second_truncation_goes_to_the_next_place_and_nothing_is_written_beyond_the_last(backend):
     data = four_envs(backend, num_kept=2)
     call = EnvironmentReset(data, 4, 2, backend).prepare()
@@ -52,6 +64,16 @@ def test_the_second_truncation_goes_to_the_next_place_and_nothing_is_written_bey
         call()
     assert data.pull("final_observation")[:, 2, 0, 0].tolist() == [1.0, 2.0]
     assert data.pull("num_truncated").tolist() == [0, 0, 3, 0]
+
+
+def test_truncations_that_nobody_zeroes_are_counted_up_to_the_largest_int_and_stay_there(backend):
+    data = four_envs(backend)
+    data["num_truncated"] = 2**31 - 2
+    call = EnvironmentReset(data, 4, 2, backend).prepare()
+    for _ in range(3):
+        call()
+    assert data.pull("num_truncated").tolist() == [2**31 - 2, 2**31 - 2, 2**31 - 1, 2**31 - 2]
+    assert (data.pull("final_observation") == -1).all()
 
 
 def test_terminated_episodes_keep_theirs_if_asked(backend):

@@ -116,7 +116,7 @@ def draw(
     num_agents = len(agents) if num_agents is None else num_agents
     data = DataManager(backend.device)
     data.push("seed", seed_words(seed, first_env))
-    data.push("env_step", np.full(num_envs, env_step, np.int32))
+    data.push("env_step", np.full(num_envs, env_step, np.int64))
     rows = (num_envs, len(agents))
     log_prob, entropy, drawn = (torch.empty(rows, device=backend.device) for _ in range(3))
     if kind == "choices":
@@ -133,12 +133,28 @@ def draw(
 
 
 @both
-def test_agents_envs_and_steps_are_independent_by_chi_square(backend, kind):
+@pytest.mark.parametrize("steps", [(0, 1), (7, 7 + 2**32), (2**40, 2**40 + 2**32)])
+def test_agents_envs_and_steps_are_independent_by_chi_square(backend, kind, steps):
     middle = 3.5 if kind == "choices" else 0.0
-    first, second = (draw(kind, backend, 40_000, range(2), seed=5, env_step=step) > middle for step in range(2))
+    first, second = (draw(kind, backend, 40_000, range(2), seed=5, env_step=step) > middle for step in steps)
     for a, b in ((first[:, 0], first[:, 1]), (first[:, 0], second[:, 0]), (first[:-1, 0], first[1:, 0])):
         count = torch.bincount(2 * a.long() + b.long(), minlength=4)
         assert ((count - len(a) / 4) ** 2 / (len(a) / 4)).sum().item() < 16.27  # 99.9 % of three degrees of freedom
+
+
+GOLDEN = 0x9E3779B9
+"""2^32 over the golden ratio: what the upper half of a step's number is multiplied by."""
+
+
+def philox(key_low, key_high, env, agent, step):
+    """The first word of Philox4x32-10 (Salmon et al. 2011), in Python's own whole numbers."""
+    counter, key = [env, agent, step, 0], [key_low, key_high]
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * counter[0], 2**32)
+        high1, low1 = divmod(0xCD9E8D57 * counter[2], 2**32)
+        counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0]
+        key = [(key[0] + GOLDEN) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return counter[0]
 
 
 @both
@@ -147,6 +163,27 @@ def test_seed_and_step_name_the_draw(backend, kind):
     assert torch.equal(first, draw(kind, backend, 100, seed=1))
     for other in ({"seed": 2}, {"seed": 1 + 2**32}, {"seed": 1, "env_step": 1}):  # the seed has 64 bits
         assert (draw(kind, backend, 100, **other) != first).float().mean() > 0.7  # an eighth of choices are alike
+
+
+def test_steps_have_64_bits_and_go_by_other_keys_from_2_to_the_32_on(backend):
+    data, steps = DataManager(backend.device), [5, 2**31 + 5, 2**32 + 5, 2**33 + 5, 2**40 + 5, 2**62 + 5]
+    seeds = [(0, 0, 0), (0, 1, 0), (0, 2, 0), (0, 256, 0)]
+    data.push("seed", np.array(seeds, np.uint32))
+    data.push("env_step", np.array(steps))
+    data.push("out", np.zeros((len(seeds), len(steps)), np.uint32))
+    text = f"""
+    #include "random.cuh"
+    extern "C" __global__ void f(const unsigned* seed, const long long* env_step, unsigned* out)
+    {{
+        for (int i = 0; i < {len(seeds) * len(steps)}; ++i) {{
+            out[i] = Random(seed + i / {len(steps)} * 3, 7u, 1u, env_step[i % {len(steps)}]).bits();
+        }}
+    }}
+    """
+    FunctionManager(data, text, backend=backend).launch("f")
+    found = data.pull("out")
+    assert len(np.unique(found)) == found.size  # no seed's steps are another's
+    assert found[0, :3].tolist() == [philox(0, 0, 7, 1, 5), philox(0, 0, 7, 1, 2**31 + 5), philox(0, GOLDEN, 7, 1, 5)]
 
 
 @both

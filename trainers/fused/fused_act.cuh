@@ -21,9 +21,9 @@
 //   value              [env, agent of the group]  if it HAS_VALUE                   written
 //   num_rows           agents of the group in all envs
 __device__ __forceinline__ void act(
-    char* shared, int block, int num_blocks, const unsigned int* seed, const int* env_step, const float* observation,
-    const unsigned char* weights, const float* biases, const float* mean, const float* variance, const bool* mask,
-    int* action, float* log_prob, float* entropy, float* value, int num_rows)
+    char* shared, int block, int num_blocks, const unsigned int* seed, const long long* env_step,
+    const float* observation, const unsigned char* weights, const float* biases, const float* mean,
+    const float* variance, const bool* mask, int* action, float* log_prob, float* entropy, float* value, int num_rows)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
     wait_for_network();

@@ -191,7 +191,7 @@ __device__ __forceinline__ void learn(
     char* shared, int block, int num_blocks, const float* observation, const int* order, const int* action,
     const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
     const bool* active, const float* value_moments, const double* sums, const float* coefficients, const float* halted,
-    const unsigned int* nothing, int* first_loss, long long first_row, int num_rows, const unsigned char* weights,
+    const unsigned int* nothing, long long* first_loss, long long first_row, int num_rows, const unsigned char* weights,
     const float* biases, const float* mean, const float* variance, float* gradient, unsigned char* records,
     float* figures)
 {
@@ -325,7 +325,7 @@ __device__ __forceinline__ void learn(
             }
         }
         const float loss = differentiate(output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
-        if (sample.share != 0.0f && !isfinite(loss) && halted[0] == 0.0f) atomicMin(first_loss, index);
+        if (sample.share != 0.0f && !isfinite(loss) && halted[0] == 0.0f) atomicMin(first_loss, (long long)index);
         __syncwarp();
         Pair delta_out[ROW_TILES][OUTPUT_TILES][4];
 #pragma unroll

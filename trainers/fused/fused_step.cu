@@ -10,7 +10,7 @@
 //   FULL_PRECISION                of the networks
 #include "tensor_core.cuh"
 
-constexpr int NOTHING_FOUND = 0x7fffffff;
+constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 static_assert((long long)NUM_GROUPS * (STEP_THREADS / SLICES) >= NUM_PARAMETERS, "parameters of no block");
 
 // Adds the parts up, always in the same order.
@@ -25,7 +25,7 @@ static_assert((long long)NUM_GROUPS * (STEP_THREADS / SLICES) >= NUM_PARAMETERS,
 //   first_name          [1]  the first tensor whose gradient has a NaN or an infinity     read, written
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
-    const float* halted, const int* first_loss, float* gradient, float* squares, int* first_name)
+    const float* halted, const long long* first_loss, float* gradient, float* squares, long long* first_name)
 {
     constexpr int PARAMETERS = STEP_THREADS / SLICES;  // of this block
     __shared__ float sum_of[SLICES][PARAMETERS];
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
             for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
             gradient[i] = whole;
             const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
-            if (is_first && !isfinite(whole)) atomicMin(first_name, name[i]);
+            if (is_first && !isfinite(whole)) atomicMin(first_name, (long long)name[i]);
         }
         sum_of[0][mine] = whole * whole;
     }
@@ -97,8 +97,8 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 //   norm                     [1]  of the gradient, before it is shortened                 written
 //   counts                   [1]  0 if an earlier step found TARGET_KL passed, else 1       written
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
-    const float* gradient, const float* squares, const float* figures, const int* first_loss, int* first_name,
-    float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
+    const float* gradient, const float* squares, const float* figures, const long long* first_loss,
+    long long* first_name, float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
     const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
     unsigned char* elements, float* biases, float* norm, float* counts)
 {

@@ -24,6 +24,7 @@ from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
 from warpdrive.backends.base import Backend
+from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
 
 RUNS_ON_CPU = False
@@ -41,6 +42,8 @@ MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
+MAX_ROWS = (1 << 31) - (1 << 20)
+"""Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
 MAX_STAGES = 4
 """How many times as many samples as it multiplies a block of `products` has in shared memory."""
 SUM_THREADS = 256
@@ -201,11 +204,13 @@ class Plan:
 
     def bytes_of_playing(self, num_rows: int) -> dict[str, int]:
         """By what holds them, of so many agents in all envs."""
+        check_rows(num_rows, "agents of a policy in all envs", "trainer.num_envs")
         packed = sum(self.element_bytes * shape.num_elements + 4 * shape.num_biases for shape in self.shapes)
         return {"packed parameters": packed + 4 * self.num_parameters, "entropy": 4 * num_rows}
 
     def learning(self, num_samples: int, num_epochs: int, num_minibatches: int) -> LearningPlan:
         """Of a rollout's samples, in minibatches, several times."""
+        check_rows(num_samples, "samples of a policy in a rollout (steps x envs x agents)", "trainer.train_batch_size")
         size, limits = -(-num_samples // num_minibatches), self.limits
         shapes, heads = self.shapes, self.request.head_sizes
         found = [self._way(shape) for shape in shapes]
@@ -290,6 +295,15 @@ class Plan:
             "AT_ONCE2": group_tiles if in_fours else tiles_together(second or 1),
         }
         return constants, taken_bytes
+
+
+def check_rows(number: int, what: str, key: str) -> None:
+    """Raises ConfigError where the kernels cannot number so many rows."""
+    if number > MAX_ROWS:
+        raise ConfigError(
+            f"{number:,} {what} are more than the {MAX_ROWS:,} that the fused kernels can number. Lower {key}, or set "
+            "trainer.precision to tf32, with which torch plays and learns."
+        )
 
 
 def split_blocks(num_blocks: int, work: Sequence[float]) -> list[int]:

@@ -4,7 +4,7 @@
 // found in an earlier rollout of the run: what follows from it would hide where it began.
 //   halted     [1]   not 0 once anything was found in an earlier search  read
 //   first      [1]   the first such row; NOTHING_FOUND before            read, written
-//   num_rows
+//   num_rows   more than 2^31 of them, too
 //   width      numbers of a row
 
 template <typename T>
@@ -13,9 +13,10 @@ struct alignas(16) Piece {
 };
 
 //   values     [row, width], from an address that 16 divides                read
+//   first_row  what its first row is called
 template <typename T>
 __device__ __forceinline__ void search(
-    const T* values, const float* halted, int* first, long long num_rows, int width)
+    const T* values, const float* halted, long long* first, long long num_rows, int width, long long first_row = 0)
 {
     if (halted[0] != 0.0f) return;
     constexpr int SIZE = 16 / sizeof(T);
@@ -29,11 +30,11 @@ __device__ __forceinline__ void search(
         if (sum == (T)0) continue;
         int k = 0;
         while (isfinite(piece.value[k])) ++k;
-        atomicMin(first, (int)((i * SIZE + k) / width));
+        atomicMin(first, first_row + (i * SIZE + k) / width);
         return;  // a thread's numbers come in order
     }
     for (long long i = num_pieces * SIZE + global_thread(); i < num_values; i += num_global_threads()) {
-        if (!isfinite(values[i])) atomicMin(first, (int)(i / width));
+        if (!isfinite(values[i])) atomicMin(first, first_row + i / width);
     }
 }
 
@@ -44,7 +45,7 @@ __device__ __forceinline__ void search(
 //   num_steps   of the rollout
 template <typename T>
 __device__ __forceinline__ void search_final(
-    const T* values, const bool* truncated, const float* halted, int* first, long long num_rows, int width,
+    const T* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
     int num_agents, int num_steps)
 {
     if (halted[0] != 0.0f) return;
@@ -52,38 +53,38 @@ __device__ __forceinline__ void search_final(
     for (long long i = global_thread(); i < num_values; i += num_global_threads()) {
         if (isfinite(values[i])) continue;
         const long long row = i / width;
-        const int agent = (int)(row % num_agents);
+        const long long agent = row % num_agents;
         const int env = (int)(row / num_agents % NUM_ENVS);
         int before = (int)(row / num_agents / NUM_ENVS);  // truncations of this env before that one
         for (int t = 0; t < num_steps; ++t) {
             if (!truncated[(long long)t * NUM_ENVS + env] || before-- > 0) continue;
-            atomicMin(first, (int)(((long long)t * NUM_ENVS + env) * num_agents + agent));
+            atomicMin(first, ((long long)t * NUM_ENVS + env) * num_agents + agent);
             break;
         }
     }
 }
 
 extern "C" __global__ void first_nonfinite(
-    const float* values, const float* halted, int* first, long long num_rows, int width)
+    const float* values, const float* halted, long long* first, long long num_rows, int width)
 {
     search(values, halted, first, num_rows, width);
 }
 
 extern "C" __global__ void first_nonfinite_double(
-    const double* values, const float* halted, int* first, long long num_rows, int width)
+    const double* values, const float* halted, long long* first, long long num_rows, int width)
 {
     search(values, halted, first, num_rows, width);
 }
 
 extern "C" __global__ void first_nonfinite_final(
-    const float* values, const bool* truncated, const float* halted, int* first, long long num_rows, int width,
+    const float* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
     int num_agents, int num_steps)
 {
     search_final(values, truncated, halted, first, num_rows, width, num_agents, num_steps);
 }
 
 extern "C" __global__ void first_nonfinite_final_double(
-    const double* values, const bool* truncated, const float* halted, int* first, long long num_rows, int width,
+    const double* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
     int num_agents, int num_steps)
 {
     search_final(values, truncated, halted, first, num_rows, width, num_agents, num_steps);

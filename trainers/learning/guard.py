@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from trainers.errors import NonFiniteError
@@ -21,7 +20,8 @@ from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import FINAL, GLOBAL_STATE
 
 SOURCE = Path(__file__).parent / "finite.cu"
-NOTHING_FOUND = np.iinfo(np.int32).max
+NOTHING_FOUND = 1 << 62
+"""In place of a row; float64, in which it travels to the host, has this number."""
 SEARCH_THREADS, MAX_SEARCH_BLOCKS = 256, 2048
 KERNELS = {torch.float32: "first_nonfinite", torch.float64: "first_nonfinite_double"}
 FINAL_KERNELS = {torch.float32: "first_nonfinite_final", torch.float64: "first_nonfinite_final_double"}
@@ -83,9 +83,9 @@ class Guard:
         self.halted = torch.zeros(1, device=env.device)
         """[1] float32: 1 once anything was found."""
         self._flags = torch.zeros(len(of_policies), device=env.device)
-        self._first = torch.full((len(self._places) + 1,), NOTHING_FOUND, dtype=torch.int32, device=env.device)
+        self._first = torch.full((len(self._places) + 1,), NOTHING_FOUND, dtype=torch.int64, device=env.device)
         """By place, the first row where something was found; the last is for what another rank found."""
-        self._num_halted = torch.zeros(1, dtype=torch.int32, device=env.device)
+        self._num_halted = torch.zeros(1, dtype=torch.int64, device=env.device)
         """Iterations begun since the one in which something was found."""
         self._searches = [
             self._prepare_search(place, i) for i, place in enumerate(self._places[: self._num_of_rollout])
@@ -93,7 +93,7 @@ class Guard:
 
     def check_rollout(self) -> None:
         """Looks at what came of this rollout: one pass over it, on the device. Call it once an iteration."""
-        self._num_halted += self.halted.int()
+        self._num_halted += self.halted.long()
         for search in self._searches:
             search()
         self._halt_all()
@@ -127,7 +127,7 @@ class Guard:
         self._keep("gradient", policy, row)
 
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:
-        """[1] int32, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.
+        """[1] int64, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.
 
         They write the smaller of what is there and what they find, while `flag_of(policy)` is 0, and then raise that
         and `halted`.
@@ -162,7 +162,7 @@ class Guard:
                 statistic.is_finite.fill_(True)
 
     def found(self) -> torch.Tensor:
-        """[places + 2] int32 on the device: all that `raise_if_found` asks for, to be read when it suits the host."""
+        """[places + 2] int64 on the device: all that `raise_if_found` asks for, to be read when it suits the host."""
         return torch.cat([self._num_halted, self._first])
 
     @staticmethod
@@ -270,7 +270,7 @@ class Guard:
 
     def _keep(self, tensor: str, policy: str, row: torch.Tensor) -> None:
         slot, flag = self._first[self._number_of(tensor, policy)], self.flag_of(policy)[0]
-        slot.copy_(torch.where(flag == 0, torch.minimum(slot, row.to(torch.int32)), slot))
+        slot.copy_(torch.where(flag == 0, torch.minimum(slot, row.to(torch.int64)), slot))
         flag.copy_(torch.maximum(flag, (slot != NOTHING_FOUND).float()))
         self._latch()
 

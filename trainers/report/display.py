@@ -205,7 +205,7 @@ def _memory(gpu_mb: float) -> str:
 def _number(value: float, is_short: bool) -> str:
     if not is_short or value < 10_000:
         return f"{value:,.0f}"
-    for unit, size in (("G", 1e9), ("M", 1e6)):
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= size:
             return f"{value / size:.1f}{unit}"
     return f"{value / 1e3:.0f}k"

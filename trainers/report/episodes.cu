@@ -16,9 +16,9 @@
 //   num_steps       of the rollout
 //   max_truncations of an env in a rollout, whose last observations are kept
 extern "C" __global__ void episodes(const float* reward, const bool* terminated, const bool* truncated,
-                                    float* running_return, int* running_length, float* return_sum, int* length_sum,
-                                    int* num_ended, const int* num_truncated, int* num_dropped, int num_steps,
-                                    int max_truncations)
+                                    float* running_return, long long* running_length, float* return_sum,
+                                    long long* length_sum, long long* num_ended, const int* num_truncated,
+                                    long long* num_dropped, int num_steps, int max_truncations)
 {
     const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
     for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
@@ -26,9 +26,9 @@ extern "C" __global__ void episodes(const float* reward, const bool* terminated,
         const bool counts = row % NUM_AGENTS == 0;  // the first agent counts for its env, alone: no other reads these
         float episode_return = running_return[row];
         float ended_return = return_sum[row];
-        int length = counts ? running_length[env] : 0;
-        int ended_length = counts ? length_sum[env] : 0;
-        int ended = counts ? num_ended[env] : 0;
+        long long length = counts ? running_length[env] : 0;
+        long long ended_length = counts ? length_sum[env] : 0;
+        long long ended = counts ? num_ended[env] : 0;
         for (int t = 0; t < num_steps; ++t) {
             episode_return += reward[t * num_rows + row];
             length += 1;

@@ -87,7 +87,7 @@ def new_sums(num_envs: int, num_agents: int, device: str = "cpu") -> dict[str, t
     """What is summed up in each env, all of it zeros."""
     per_agent = {name: torch.zeros(num_envs, num_agents, device=device) for name in ("running_return", "return_sum")}
     words = ("running_length", "length_sum", "num_ended", "num_dropped")
-    return per_agent | {name: torch.zeros(num_envs, dtype=torch.int32, device=device) for name in words}
+    return per_agent | {name: torch.zeros(num_envs, dtype=torch.int64, device=device) for name in words}
 
 
 class Metrics:

@@ -53,7 +53,8 @@ TABLE = "table:"
 Tensors = Mapping[str, torch.Tensor]
 
 _ASIDE = "abandoned_"
-_FOLDER = re.compile(r"step_[0-9]{12}")
+_COUNTS_OF_32_BITS = {"env_step", "running_length", "length_sum", "num_ended", "num_dropped"}
+_FOLDER = re.compile(r"step_([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a run's `checkpoints` folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir())
+    return sorted((path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()), key=_age)
+
+
+def _age(place: Path) -> tuple[int, str]:
+    """What checkpoints are ordered by: env steps as a number, as names grow longer than 12 digits."""
+    return int(_FOLDER.fullmatch(place.name).group(1)), place.name
 
 
 def run_folder_of(path: Path) -> Path:
@@ -245,7 +251,7 @@ def run_folder_to_resume(path: Path) -> Path:
     folder, path = run_folder_of(path), Path(path).resolve()
     if path != folder and not _FOLDER.fullmatch(path.name):
         step = re.search(_FOLDER.pattern, path.name)
-        name = step.group() if step else "step_<env steps, 12 digits>"
+        name = step.group() if step else "step_<env steps>"
         raise CheckpointError(
             f"{path}: a run goes on from checkpoints that are named step_<env steps>. Rename this one to {name}, and "
             "what has that name to something else."
@@ -271,7 +277,7 @@ def set_aside_after(place: Path) -> list[Path]:
     """
     renamed = []
     for later in list_checkpoints(place.parent):
-        if later.name > place.name:
+        if _age(later) > _age(place):
             aside = later.with_name(f"{_ASIDE}{later.name}")
             shutil.rmtree(aside, ignore_errors=True)
             later.rename(aside)
@@ -381,7 +387,11 @@ def _from_bytes(path: Path, content: bytes) -> dict[str, torch.Tensor]:
 
 
 def _of_this_version(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A policy's tensors, of an older version too: mean and square of returns, and Box actions in their own unit."""
+    """Tensors of an older version as they are now: of a policy mean and square of returns, and Box actions in their own
+    unit; of the envs counts of 32 bits, of which the steps went on below 0."""
+    for name in _COUNTS_OF_32_BITS & tensors.keys():
+        if tensors[name].dtype == torch.int32:
+            tensors[name] = tensors[name].long() & 0xFFFFFFFF
     if "value_norm.running_mean" in tensors:
         mean, square = (tensors.pop(f"value_norm.running_{word}").double() for word in ("mean", "square"))
         weight = tensors["value_norm.weight"] = tensors["value_norm.weight"].double()

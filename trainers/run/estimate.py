@@ -30,6 +30,7 @@ from trainers.run.num_bytes import WORK, bytes_of
 from trainers.settings.config import SHARED, Config, PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.env import Env, load_env
+from warpdrive.errors import ConfigError
 from warpdrive.layout import ACTIVE, Layout
 from warpdrive.signature import read_signatures
 
@@ -122,12 +123,19 @@ def largest_num_envs(config: Config, env: Env, device: str, free: int) -> int:
     """
     minibatches = [getattr(policy, "num_minibatches", 1) for policy in config.policy.values()]
     step = math.lcm(*minibatches) * config.trainer.num_gpus
+
+    def fits(number: int) -> bool:
+        try:
+            return estimate(config, env, device, number * step).total <= free
+        except ConfigError:  # more than kernels can number
+            return False
+
     low, high = 0, 1
-    while estimate(config, env, device, high * step).total <= free and high < 1 << 40:
+    while fits(high) and high < 1 << 40:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if estimate(config, env, device, middle * step).total <= free else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low * step
 
 

@@ -6,13 +6,13 @@
 #include "warpdrive.cuh"
 
 template <typename Number>
-__device__ __forceinline__ void clamp_all(Number* action, const Number* lowest, const Number* highest, int* num_invalid,
-                                          int num_envs, int num_columns)
+__device__ __forceinline__ void clamp_all(Number* action, const Number* lowest, const Number* highest,
+                                          long long* num_invalid, int num_envs, int num_columns)
 {
     const long long num_elements = (long long)num_envs * num_columns;
     const int stride = (int)(num_global_threads() % num_columns);
     int column = (int)(global_thread() % num_columns);  // of element i, kept without a division for each
-    int found = 0;
+    unsigned long long found = 0;
     for (long long i = global_thread(); i < num_elements; i += num_global_threads()) {
         const Number value = action[i], low = lowest[column], high = highest[column];
         if (!(value >= low && value <= high)) {
@@ -22,17 +22,17 @@ __device__ __forceinline__ void clamp_all(Number* action, const Number* lowest, 
         column += stride;
         if (column >= num_columns) column -= num_columns;
     }
-    if (found) atomicAdd(num_invalid, found);
+    if (found) atomicAdd((unsigned long long*)num_invalid, found);  // CUDA adds no other of 64 bits
 }
 
-extern "C" __global__ void clamp_choices(int* action, const int* lowest, const int* highest, int* num_invalid,
+extern "C" __global__ void clamp_choices(int* action, const int* lowest, const int* highest, long long* num_invalid,
                                          int num_envs, int num_columns)
 {
     clamp_all(action, lowest, highest, num_invalid, num_envs, num_columns);
 }
 
-extern "C" __global__ void clamp_numbers(float* action, const float* lowest, const float* highest, int* num_invalid,
-                                         int num_envs, int num_columns)
+extern "C" __global__ void clamp_numbers(float* action, const float* lowest, const float* highest,
+                                         long long* num_invalid, int num_envs, int num_columns)
 {
     clamp_all(action, lowest, highest, num_invalid, num_envs, num_columns);
 }

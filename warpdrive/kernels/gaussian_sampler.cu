@@ -18,7 +18,7 @@ __device__ __forceinline__ float log_slope_of_tanh(float x)
 
 template <bool GREEDY>
 __device__ __forceinline__ void draw_all(
-    const float* mean, const float* log_std, const unsigned int* seed, const int* env_step, float* action,
+    const float* mean, const float* log_std, const unsigned int* seed, const long long* env_step, float* action,
     float* drawn, float* log_prob, float* entropy)
 {
     const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void draw_all(
 //   log_prob   [env, agent of the group]         of what it stands for, nats        written
 //   entropy    [env, agent of the group]         nats; if it SQUASHES, of one draw  written
 extern "C" __global__ void sample_numbers(
-    const float* mean, const float* log_std, const unsigned int* seed, const int* env_step, float* action,
+    const float* mean, const float* log_std, const unsigned int* seed, const long long* env_step, float* action,
     float* drawn, float* log_prob, float* entropy)
 {
     draw_all<false>(mean, log_std, seed, env_step, action, drawn, log_prob, entropy);
@@ -60,7 +60,7 @@ extern "C" __global__ void sample_numbers(
 
 // The mean itself.
 extern "C" __global__ void best_numbers(
-    const float* mean, const float* log_std, const unsigned int* seed, const int* env_step, float* action,
+    const float* mean, const float* log_std, const unsigned int* seed, const long long* env_step, float* action,
     float* drawn, float* log_prob, float* entropy)
 {
     draw_all<true>(mean, log_std, seed, env_step, action, drawn, log_prob, entropy);

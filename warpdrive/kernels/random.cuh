@@ -19,15 +19,21 @@ enum RandomStream : unsigned {
 };
 
 struct Random {
-    unsigned key_low, key_high;    // from seed
-    unsigned env, agent, step;     // env counts over all processes of a run
+    unsigned key_low, key_high;    // from seed, and from the upper half of the step's number
+    unsigned env, agent, step;     // env counts over all processes of a run; of step the lower half
     unsigned draw;                 // the next draw's number; its top bits hold the stream
 
     // seed [3] uint32: its two words, and what env 0 here is called among the envs of all processes.
     // Draws of different streams never meet while each makes fewer than 2^28 draws a step.
+    // The counter's four words are taken: every 2^32 steps go by another key, far from those of neighbouring seeds.
     __device__ __forceinline__ Random(
-        const unsigned int* seed, unsigned env_, unsigned agent_, unsigned step_, unsigned stream = STREAM_ENV)
-        : key_low(seed[0]), key_high(seed[1]), env(seed[2] + env_), agent(agent_), step(step_), draw(stream << 28)
+        const unsigned int* seed, unsigned env_, unsigned agent_, long long step_, unsigned stream = STREAM_ENV)
+        : key_low(seed[0]),
+          key_high(seed[1] + (unsigned)(step_ >> 32) * 0x9E3779B9u),
+          env(seed[2] + env_),
+          agent(agent_),
+          step((unsigned)step_),
+          draw(stream << 28)
     {
     }
 

@@ -57,7 +57,7 @@ __device__ __forceinline__ int draw_action(
 
 template <bool GREEDY>
 __device__ __forceinline__ void draw_all(
-    const float* logits, const bool* mask, const unsigned int* seed, const int* env_step, int* action,
+    const float* logits, const bool* mask, const unsigned int* seed, const long long* env_step, int* action,
     float* log_prob, float* entropy)
 {
     const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
@@ -87,14 +87,15 @@ __device__ __forceinline__ void draw_all(
 //   log_prob  [env, agent of the group]         summed over heads, nats  written
 //   entropy   [env, agent of the group]         summed over heads, nats  written
 extern "C" __global__ void sample_actions(
-    const float* logits, const unsigned int* seed, const int* env_step, int* action, float* log_prob, float* entropy)
+    const float* logits, const unsigned int* seed, const long long* env_step, int* action, float* log_prob,
+    float* entropy)
 {
     draw_all<false>(logits, nullptr, seed, env_step, action, log_prob, entropy);
 }
 
 //   mask      [env, agent of the group, logit]  whether the action may be taken                        read
 extern "C" __global__ void sample_actions_masked(
-    const float* logits, const bool* mask, const unsigned int* seed, const int* env_step, int* action,
+    const float* logits, const bool* mask, const unsigned int* seed, const long long* env_step, int* action,
     float* log_prob, float* entropy)
 {
     draw_all<false>(logits, mask, seed, env_step, action, log_prob, entropy);
@@ -102,13 +103,14 @@ extern "C" __global__ void sample_actions_masked(
 
 // The likeliest action of each head; the lowest of equals.
 extern "C" __global__ void best_actions(
-    const float* logits, const unsigned int* seed, const int* env_step, int* action, float* log_prob, float* entropy)
+    const float* logits, const unsigned int* seed, const long long* env_step, int* action, float* log_prob,
+    float* entropy)
 {
     draw_all<true>(logits, nullptr, seed, env_step, action, log_prob, entropy);
 }
 
 extern "C" __global__ void best_actions_masked(
-    const float* logits, const bool* mask, const unsigned int* seed, const int* env_step, int* action,
+    const float* logits, const bool* mask, const unsigned int* seed, const long long* env_step, int* action,
     float* log_prob, float* entropy)
 {
     draw_all<true>(logits, mask, seed, env_step, action, log_prob, entropy);

@@ -14,9 +14,9 @@ __device__ __forceinline__ void show(int i, Random random, int* side, unsigned c
 //   side         [env, agent]                 where the light is     read, written
 //   time_step    [env]                        of the episode         read, written
 //   observation  [env, agent, 1, SIZE, SIZE]  255 at the light       written
-extern "C" __global__ void signs_step(const int* action, const float* pay, const unsigned* seed, const int* env_step,
-                                      int* side, int* time_step, unsigned char* observation, float* reward,
-                                      bool* terminated, bool* truncated)
+extern "C" __global__ void signs_step(const int* action, const float* pay, const unsigned* seed,
+                                      const long long* env_step, int* side, int* time_step, unsigned char* observation,
+                                      float* reward, bool* terminated, bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -33,7 +33,7 @@ extern "C" __global__ void signs_step(const int* action, const float* pay, const
 }
 
 extern "C" __global__ void signs_reset(const bool* terminated, const bool* truncated, const unsigned* seed,
-                                       const int* env_step, int* side, int* time_step, unsigned char* observation)
+                                       const long long* env_step, int* side, int* time_step, unsigned char* observation)
 {
     const int env = env_index();
     if (env >= NUM_ENVS || !(terminated[env] || truncated[env])) return;

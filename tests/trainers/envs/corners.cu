@@ -1,7 +1,7 @@
 #include "warpdrive.cuh"
 #include "random.cuh"
 // A bright cell is in one of 4 corners of 5 x 5; the answer that names it pays 1.
-extern "C" __global__ void corners_step(const int* action, const unsigned* seed, const int* env_step, int* corner,
+extern "C" __global__ void corners_step(const int* action, const unsigned* seed, const long long* env_step, int* corner,
                                         unsigned char* observation_image, signed char* observation_sign, float* reward,
                                         bool* terminated, bool* truncated)
 {

@@ -10,12 +10,13 @@
 //   reward       [env, agent]           written
 //   terminated   [env]  never           written
 //   truncated    [env]                  written
-extern "C" __global__ void faulty_step(const int* action, const unsigned int* seed, const int* env_step, int* time_step,
-                                       float* observation, float* reward, bool* terminated, bool* truncated)
+extern "C" __global__ void faulty_step(const int* action, const unsigned int* seed, const long long* env_step,
+                                       int* time_step, float* observation, float* reward, bool* terminated,
+                                       bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;
-    const int step = env_step[env] - 1;  // the reset before the run counts as one
+    const long long step = env_step[env] - 1;  // the reset before the run counts as one
     const int time = time_step[env] + 1;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int i = env * NUM_AGENTS + agent;

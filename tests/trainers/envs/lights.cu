@@ -9,8 +9,9 @@
 //   observation  [env, agent, 2, 3]  9 at the light, else 0    written
 //   reward       [env, agent]                                  written
 //   terminated, truncated  [env]     never                     written
-extern "C" __global__ void lights_step(const int* action, const unsigned int* seed, const int* env_step, int* column,
-                                       unsigned char* observation, float* reward, bool* terminated, bool* truncated)
+extern "C" __global__ void lights_step(const int* action, const unsigned int* seed, const long long* env_step,
+                                       int* column, unsigned char* observation, float* reward, bool* terminated,
+                                       bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;

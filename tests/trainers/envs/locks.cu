@@ -9,7 +9,7 @@
 //   observation  [env, agent, 5]  the new mask  written
 //   reward       [env, agent]                   written
 //   terminated, truncated  [env]  never         written
-extern "C" __global__ void locks_step(const int* action, const unsigned int* seed, const int* env_step,
+extern "C" __global__ void locks_step(const int* action, const unsigned int* seed, const long long* env_step,
                                       bool* action_mask, float* observation, float* reward, bool* terminated,
                                       bool* truncated)
 {

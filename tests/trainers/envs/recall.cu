@@ -20,9 +20,9 @@ __device__ __forceinline__ void show(int env, const float* sign, int time, int l
 //   observation  [env, agent, 2]                    written
 //   reward       [env, agent]                       written
 //   terminated, truncated  [env]                    written
-extern "C" __global__ void recall_step(const int* action, const int* env_step, const float* sign, const int* last_step,
-                                       int* time_step, float* observation, float* reward, bool* terminated,
-                                       bool* truncated)
+extern "C" __global__ void recall_step(const int* action, const long long* env_step, const float* sign,
+                                       const int* last_step, int* time_step, float* observation, float* reward,
+                                       bool* terminated, bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -44,7 +44,7 @@ extern "C" __global__ void recall_step(const int* action, const int* env_step, c
 
 // Draws new signs for an ended env.
 extern "C" __global__ void recall_reset(const bool* terminated, const bool* truncated, const unsigned int* seed,
-                                        const int* env_step, float* sign, int* last_step, int* time_step,
+                                        const long long* env_step, float* sign, int* last_step, int* time_step,
                                         float* observation)
 {
     const int env = env_index();

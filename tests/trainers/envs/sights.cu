@@ -26,10 +26,10 @@ __device__ __forceinline__ void show(int i, int time, Random random, int* column
 //   reward               [env, agent]                                       written
 //   terminated           [env]               never                          written
 //   truncated            [env]                                              written
-extern "C" __global__ void sights_step(const int* action, const unsigned int* seed, const int* env_step, int* time_step,
-                                       int* column, unsigned char* observation_picture, float* observation_place,
-                                       float* observation_height, bool* is_right, float* reward, bool* terminated,
-                                       bool* truncated)
+extern "C" __global__ void sights_step(const int* action, const unsigned int* seed, const long long* env_step,
+                                       int* time_step, int* column, unsigned char* observation_picture,
+                                       float* observation_place, float* observation_height, bool* is_right,
+                                       float* reward, bool* terminated, bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -50,7 +50,7 @@ extern "C" __global__ void sights_step(const int* action, const unsigned int* se
 }
 
 extern "C" __global__ void sights_reset(const bool* terminated, const bool* truncated, const unsigned int* seed,
-                                        const int* env_step, int* time_step, int* column,
+                                        const long long* env_step, int* time_step, int* column,
                                         unsigned char* observation_picture, float* observation_place,
                                         float* observation_height, bool* is_right)
 {

@@ -9,8 +9,9 @@
 //   observation  [env, agent, 2]  the new sign  written
 //   reward       [env, agent]                   written
 //   terminated, truncated  [env]  never         written
-extern "C" __global__ void two_signs_step(const int* action, const unsigned int* seed, const int* env_step, float* sign,
-                                          float* observation, float* reward, bool* terminated, bool* truncated)
+extern "C" __global__ void two_signs_step(const int* action, const unsigned int* seed, const long long* env_step,
+                                          float* sign, float* observation, float* reward, bool* terminated,
+                                          bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;

@@ -13,10 +13,15 @@ from gymnasium import spaces
 
 import trainers.fused.plan
 from trainers.experience.spec import GroupSpec
-from trainers.fused.plan import CPU, LARGE_GPU, Limits, Request, plan, plan_acting
+from trainers.fused.plan import CPU, LARGE_GPU, MAX_ROWS, Limits, Request, plan, plan_acting
+from trainers.fused.shape import WARPS
 from trainers.networks.gru import GRU
+from trainers.run.estimate import largest_num_envs
 from trainers.settings.config import ActorCriticConfig, ModelConfig, PolicyConfig
-from warpdrive.env import Group
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.env import Group, load_env
+from warpdrive.errors import ConfigError
 from warpdrive.layout import Layout
 
 SMALL = Request(6, (16,), (3, 2))
@@ -61,6 +66,37 @@ def test_outputs_fit_as_far_as_a_block_can_hold_them(gpu, most):
     assert plan(replace(SMALL, head_sizes=(most,)), GPUS[gpu], "bf16").num_parameters == 7 * 16 + 17 * (most + 1)
     reason = f"its {most + 1} outputs do not fit the shared memory of a block"
     assert plan(replace(SMALL, head_sizes=(most + 1,)), GPUS[gpu], "bf16") == reason
+
+
+def test_more_rows_than_the_kernels_can_number_are_refused_and_32_bits_number_all_others():
+    found = plan(SMALL, LARGE_GPU, "bf16")
+    assert found.learning(MAX_ROWS, 1, 1).num_samples == MAX_ROWS
+    # What is left of 32 bits is more than all rows that the blocks of a launch take at once, 32 a warp.
+    assert 8 * LARGE_GPU.num_multiprocessors * WARPS * 32 < 2**31 - MAX_ROWS
+    with pytest.raises(
+        ConfigError, match=r"^2,146,435,073 samples .* Lower trainer\.train_batch_size, or set trainer\.p"
+    ):
+        found.learning(MAX_ROWS + 1, 1, 1)
+    with pytest.raises(ConfigError, match=r"^2,147,483,648 agents of a policy in all envs .* Lower trainer\.num_envs"):
+        found.bytes_of_playing(2**31)
+
+
+def test_a_run_of_so_many_is_refused_before_anything_is_made(tmp_path):
+    num_envs = 2**27
+    trainer = {
+        "num_envs": num_envs,
+        "train_batch_size": 16 * num_envs,
+        "total_timesteps": 10**13,
+        "precision": "bf16",
+        "device": "cpu",
+    }
+    policy, saving = {"shared": {"model": {"fc_dims": [16]}}}, {"basedir": str(tmp_path)}
+    config = read_config({"name": "cartpole", "trainer": trainer, "policy": policy, "saving": saving})
+    with pytest.raises(ConfigError, match=r"^2,147,483,648 samples of a policy in a rollout"):
+        Trainer(config)
+    assert not list(tmp_path.iterdir())
+    env = load_env("cartpole")
+    assert largest_num_envs(config, env, "cuda", 1 << 60) == MAX_ROWS // 16
 
 
 NARROW, MIDDLE, WIDE = Request(6, (32, 32), (5,)), Request(20, (64, 64), (5,)), Request(71, (256, 256), (5,))

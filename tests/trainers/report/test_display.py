@@ -101,6 +101,12 @@ def test_no_line_is_wider_than_the_terminal_and_numbers_stay_whole(width):
             assert words in whole
 
 
+def test_a_narrow_terminal_has_units_beyond_10_to_the_12():
+    display = LiveDisplay(terminal(), "cartpole", train_batch_size=2 * 10**10, num_iterations=100)
+    display.advance(62)
+    assert "1.2T of 2.0T env steps" in "\n".join(picture(display, 40))
+
+
 def test_neither_a_name_nor_a_line_that_is_said_can_command_the_terminal(tiny, capsys):
     name = "a\x1b[2J\x07b"
     display = LiveDisplay(terminal(), name, 1, 1)

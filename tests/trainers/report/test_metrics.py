@@ -49,6 +49,24 @@ def test_returns_and_lengths_run_on_across_rollouts_and_a_report_starts_the_sums
     assert number + trainer.metrics.report({})["rollout/num_episodes"] == by_hand(first + second)[2]
 
 
+def test_lengths_and_numbers_of_episodes_are_counted_beyond_32_bits(tiny):
+    trainer = Trainer(tiny())
+    before = 2**32 + 3
+    trainer.metrics.arrays["running_length"].fill_(before)
+    for name in ("length_sum", "num_ended", "num_dropped"):
+        trainer.metrics.arrays[name].fill_(2**31 - 1)
+    trainer.env.num_invalid_actions.fill_(2**31)
+    _, length, number = by_hand(play(trainer, 4))
+    num_envs = trainer.env.num_envs
+    metrics = trainer.metrics.report({})
+    num_episodes = number + num_envs * (2**31 - 1)
+    assert metrics["rollout/num_episodes"] == num_episodes
+    total = number * length + num_envs * (2**31 - 1 + before)  # each env ended the episode that it was in
+    assert metrics["rollout/ep_len_mean"] == pytest.approx(total / num_episodes)
+    assert metrics["health/dropped_truncations"] == num_envs * (2**31 - 1)
+    assert metrics["health/invalid_actions"] == 2**31
+
+
 def test_no_episode_ended_leaves_the_means_out_and_figures_of_device_and_host_arrive_under_their_policy(tiny):
     trainer = Trainer(tiny())
     nothing = ("rollout/num_episodes", "health/dropped_truncations", "health/invalid_actions")

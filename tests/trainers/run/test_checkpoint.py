@@ -46,10 +46,32 @@ def test_round_trip_keeps_every_bit_and_the_manifest_lists_every_other_file(tmp_
             assert loaded.tensors[file][name].tolist() == tensor.tolist()
 
 
+def test_counts_of_32_bits_of_an_older_version_are_read_also_where_they_went_on_below_0(tmp_path):
+    steps = torch.tensor([5, 2**31 - 1, -(2**31), -1], dtype=torch.int32)
+    place = checkpoint.save_checkpoint(tmp_path, 1, {"env": {"env_step": steps, "time_step": steps.clone()}}, {}, {})
+    loaded = checkpoint.load_checkpoint(place).tensors["env"]
+    assert loaded["env_step"].tolist() == [5, 2**31 - 1, 2**31, 2**32 - 1]
+    assert torch.equal(loaded["time_step"], steps)  # an env's own
+
+
 def test_arrays_of_one_process_are_not_copied_beside_themselves():
     arrays = {"x": torch.zeros(3), "final_x": torch.zeros(1, 3)}
     whole = checkpoint.whole_arrays(arrays, World())
     assert {name: one.data_ptr() for name, one in whole.items()} == {n: one.data_ptr() for n, one in arrays.items()}
+
+
+def test_checkpoints_are_ordered_by_env_steps_as_numbers_also_beyond_twelve_digits(tmp_path):
+    far = 10**12
+    places = [save(tmp_path, env_steps) for env_steps in (far - 10, far - 1, far, far + 1)]
+    assert [place.name for place in places[1:3]] == ["step_999999999999", "step_1000000000000"]
+    assert checkpoint.list_checkpoints(tmp_path) == places[1:]
+    assert (tmp_path / "last").readlink().name == places[3].name
+    assert checkpoint.candidates(tmp_path / "last") == [places[3]]
+    (tmp_path / "step_00000000000000005").mkdir()  # of few env steps, in many digits
+    assert checkpoint.list_checkpoints(tmp_path)[0].name == "step_00000000000000005"
+    renamed = checkpoint.set_aside_after(places[1])
+    assert [one.name for one in renamed] == [f"abandoned_step_{number}" for number in (far, far + 1)]
+    assert (tmp_path / "last").readlink().name == "step_999999999999"
 
 
 def test_last_points_to_the_newest_and_three_are_kept(tmp_path):

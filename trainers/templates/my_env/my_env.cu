@@ -9,7 +9,7 @@ __device__ __forceinline__ void observe(
     const float last = FIELD_SIZE - 1;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
         const int i = env * NUM_AGENTS + agent;
-        float* const row = observation + i * NUM_FEATURES;
+        float* const row = observation + (long long)i * NUM_FEATURES;  // beyond 2^31 numbers, too
         row[0] = 2.0f * x[i] / last - 1.0f;
         row[1] = 2.0f * y[i] / last - 1.0f;
         row[2] = (flag_x[env] - x[i]) / last;
@@ -25,7 +25,7 @@ __device__ __forceinline__ void observe(
 //   observation     [env, agent, feature]                                written
 //   reward          [env, agent]  1 for reaching the flag                written
 extern "C" __global__ void my_env_step(
-    const int* action, const unsigned* seed, const int* env_step, int* x, int* y, int* flag_x, int* flag_y,
+    const int* action, const unsigned* seed, const long long* env_step, int* x, int* y, int* flag_x, int* flag_y,
     int* time_step, float* observation, float* reward, bool* terminated, bool* truncated)
 {
     const int env = env_index();
@@ -55,7 +55,7 @@ extern "C" __global__ void my_env_step(
 
 // Starts every env anew that ended, and no other.
 extern "C" __global__ void my_env_reset(
-    const bool* terminated, const bool* truncated, const unsigned* seed, const int* env_step, int* x, int* y,
+    const bool* terminated, const bool* truncated, const unsigned* seed, const long long* env_step, int* x, int* y,
     int* flag_x, int* flag_y, int* time_step, float* observation)
 {
     const int env = env_index();

@@ -42,7 +42,7 @@ extern "C" __global__ void maze_step(
 
 // Starts an ended env at a row of the pool, with all its patience.
 extern "C" __global__ void maze_reset(
-    const bool* terminated, const bool* truncated, const unsigned* seed, const int* env_step, const bool* wall,
+    const bool* terminated, const bool* truncated, const unsigned* seed, const long long* env_step, const bool* wall,
     const int* pool_row, const int* pool_column, const int* start_patience, int* row, int* column, int* patience,
     float* observation)
 {
