@@ -30,6 +30,7 @@ MAX_LOG_RATIO = 0.3
 class A2CConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: A2C`."""
 
+    MIN_STEPS: ClassVar[int] = 5
     MINIBATCH: ClassVar[int] = 64
     MAX_MINIBATCHES: ClassVar[int] = 128
 
