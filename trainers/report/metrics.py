@@ -119,6 +119,10 @@ class Metrics:
         )
         """Call it once for each rollout."""
 
+    def report(self, figures: Mapping[str, Figures]) -> dict[str, float]:
+        """Metrics since the last report, by name; waits for the device. See `begin_report`."""
+        return self.begin_report(figures).read()[0]
+
     def begin_report(self, figures: Mapping[str, Figures], also: torch.Tensor | None = None) -> PendingReport:
         """Sends the metrics since the last report, over all ranks, on their way; starts the sums anew.
 
@@ -129,14 +133,14 @@ class Metrics:
             also: [N], to travel with them.
         """
         return_sum, *counts = (self.arrays[name] for name in ("return_sum", "length_sum", "num_ended", "num_dropped"))
-        names = [(policy, name) for policy, ones in figures.items() for name in ones]
-        waiting = [(policy, name) for policy, name in names if isinstance(figures[policy][name], torch.Tensor)]
+        known = {f"train/{policy}/{name}": one for policy, ones in figures.items() for name, one in ones.items()}
+        waiting = {name: one for name, one in known.items() if isinstance(one, torch.Tensor)}
         invalid = self.env.num_invalid_actions
         sums = [return_sum.sum(0).double(), *(array.sum().double().view(1) for array in (*counts, invalid))]
         sums = world().sum(*sums)
-        parts = [*sums, *(figures[policy][name].detach().double().view(1) for policy, name in waiting)]
+        parts = [*sums, *(one.detach().double().view(1) for one in waiting.values())]
         parts += [] if also is None else [also.double()]
-        pending = PendingReport(self, torch.cat(parts), names, waiting, figures)
+        pending = PendingReport(self, torch.cat(parts), {**known, **dict.fromkeys(waiting)})
         for array in (return_sum, *counts, invalid):
             array.zero_()
         return pending
@@ -147,21 +151,12 @@ class PendingReport:
 
     Args:
         values: on the device: returns by agent, four counts, the figures that were there, and what else travels.
+        figures: by metric; None of those that were there.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        values: torch.Tensor,
-        names: list[tuple[str, str]],
-        waiting: list[tuple[str, str]],
-        figures: Mapping[str, Figures],
-    ) -> None:
+    def __init__(self, metrics: Metrics, values: torch.Tensor, figures: Mapping[str, float | None]) -> None:
         self.groups, self.num_agents = metrics.groups, metrics.num_agents
-        self._names, self._waiting = names, waiting
-        self._known = {
-            (policy, name): figures[policy][name] for policy, name in names if (policy, name) not in set(waiting)
-        }
+        self._figures, self._waiting = figures, [name for name, one in figures.items() if one is None]
         self._arrived: torch.cuda.Event | None = None
         self._values = values
         if values.is_cuda:  # pinned: to other memory the copy would make the host wait
@@ -198,9 +193,7 @@ class PendingReport:
                 mean_return = sum(returns[agent] for agent in agents) / (num_episodes * len(agents))
                 metrics[f"rollout/{group}/ep_rew_mean"] = mean_return
             metrics["rollout/ep_len_mean"] = length / num_episodes
-        figures = self._known | dict(zip(self._waiting, found, strict=True))
-        metrics |= {f"train/{policy}/{name}": figures[policy, name] for policy, name in self._names}
-        return metrics, also
+        return {**metrics, **self._figures, **dict(zip(self._waiting, found, strict=True))}, also
 
 
 def append_jsonl(path: Path, metrics: Mapping[str, float]) -> None:

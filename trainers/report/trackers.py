@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,34 +15,14 @@ from warpdrive.config import to_plain
 from warpdrive.distribution import pip_install
 
 
-class Tracker(ABC):
-    """One place besides the run folder to which metrics go. It may raise whatever it likes."""
-
-    name: str
-    extra: str
-    """Of pip: what installs it."""
-
-    @abstractmethod
-    def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
-        """Before the first report; `env_steps` were made before, if the run was resumed."""
-
-    @abstractmethod
-    def log(self, metrics: Mapping[str, float], env_steps: int) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def where(self) -> str | None:
-        """A line on where to look, once it is open; None if that needs no word."""
-        return None
-
-
-class TensorBoard(Tracker):
+class TensorBoard:
     """Event files in the run folder's tb/."""
 
     name, extra = "TensorBoard", "tensorboard"
+    """And what of pip installs it."""
 
     def open(self, folder: Path, config: Mapping[str, Any], env_steps: int) -> None:
+        """`env_steps` were made before, if the run was resumed."""
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = env_steps + 1 if env_steps else None  # what a run that is resumed makes anew
@@ -58,8 +37,11 @@ class TensorBoard(Tracker):
     def close(self) -> None:
         self._writer.close()
 
+    def where(self) -> str | None:
+        return None  # it needs no word
 
-class WandB(Tracker):
+
+class WandB:
     """Weights & Biases, in the run folder's wandb/: offline, for `wandb sync`, unless $WANDB_MODE says otherwise."""
 
     name, extra = "Weights & Biases", "wandb"
@@ -83,6 +65,7 @@ class WandB(Tracker):
         self._folder = folder / "wandb"
 
     def where(self) -> str | None:
+        """A line on where to look."""
         if os.environ.get("WANDB_MODE", "offline") != "offline":
             return None
         newest = max(self._folder.glob("offline-run-*"), default=self._folder)
@@ -93,6 +76,10 @@ class WandB(Tracker):
 
     def close(self) -> None:
         self._run.finish()
+
+
+Tracker = TensorBoard | WandB
+"""A place besides the run folder to which metrics go. It may raise whatever it likes."""
 
 
 class Trackers:
