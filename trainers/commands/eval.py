@@ -7,8 +7,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "score the policies of runs, or let those of two runs play each other"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from trainers.players import add_playing_arguments

@@ -13,7 +13,6 @@ from trainers.settings.arguments import Overrides, add_config_arguments, config_
 from trainers.settings.config import Config, check_run_name
 from warpdrive.errors import ConfigError
 
-HELP = "train the policies of an env, as a YAML file says"
 CHEAP_SAMPLES = 1 << 20
 """Samples of an iteration that a dry run still makes on a CPU."""
 
