@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +321,12 @@ def check_gpus(num_gpus: int) -> None:
         )
 
 
-def launch(command: Sequence[str], settings: TrainerConfig, folder: Path | None = None) -> int:
+def launch(
+    command: Sequence[str],
+    settings: TrainerConfig,
+    folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> int:
     """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
 
     Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a second one ends them
@@ -329,6 +334,7 @@ def launch(command: Sequence[str], settings: TrainerConfig, folder: Path | None 
 
     Args:
         folder: where ranks leave word for this process ($WARPDRIVE_LAUNCH_FOLDER); one of its own if not given.
+        variables: of the environment, besides those of this process.
     Returns:
         The exit code of the run: that of the rank which failed first, by its own doing.
     Raises:
@@ -343,7 +349,7 @@ def launch(command: Sequence[str], settings: TrainerConfig, folder: Path | None 
         check_gpus(num_ranks)
     with _restored_process(), tempfile.TemporaryDirectory() as logs:
         folder = Path(logs) if folder is None else folder
-        os.environ[LAUNCH_FOLDER] = str(folder)
+        os.environ.update({**(variables or {}), LAUNCH_FOLDER: str(folder)})
         _set_defaults(NO_MULTICAST)
         share = str(max(1, len(os.sched_getaffinity(0)) // num_ranks))
         _set_defaults({"OMP_NUM_THREADS": share, "WARPDRIVE_NUM_THREADS": share, "GLOO_SOCKET_IFNAME": "lo"})
