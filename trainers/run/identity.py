@@ -147,9 +147,7 @@ def _add(changes: Changes, key: str, was: Any, now: Any, manifest: Path, is_fixe
     if is_allowed and not is_fixed:
         changes.allowed[key] = (was, now)
         return
-    way_out = (
-        "Leave it as it was." if is_fixed else "Leave it as it was, or go on with what it is now: --allow-changed."
-    )
+    way_out = "Leave it as it was." if is_fixed else "Leave it as it was, or say --allow-changed to go on so."
     if key.startswith(SOURCE):
         text = f"the env's {_line(key, was, now)}"
     else:
