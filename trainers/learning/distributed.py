@@ -239,7 +239,7 @@ class World:
         with contextlib.suppress(RuntimeError):
             self._send(dead + 1)
         time.sleep(GRACE)
-        if dead == before:
+        if dead == before and not self._heart.has_verdict():
             print(f"error: rank {dead} of {self.size} has ended: so do the others.", file=sys.stderr, flush=True)
         os._exit(LOST)  # the main thread may be waiting for the device, which waits for the rank that is gone
 

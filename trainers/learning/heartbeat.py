@@ -35,6 +35,10 @@ SHARE = 0.9
 """Of the seconds that a rank may take to be found and ended: after those it is taken to hang."""
 ALONE = 10
 """Times as long has the first rank for what it does while the others wait, and every rank for its first iteration."""
+ANSWER = 3
+"""Seconds in which a store that lives answers."""
+VERDICT = "verdict"
+"""Key of the store: a rank was found to hang, and somebody says so."""
 LEFT = -1
 """The number of a rank's last beat."""
 
@@ -157,6 +161,10 @@ class Heartbeat:
         finally:
             self.is_alone = before
 
+    def has_verdict(self) -> bool:
+        """Whether some rank has said which one hangs: whoever ends then needs no words for it."""
+        return _within(lambda: self._store.check([VERDICT]), ANSWER, otherwise=False)
+
     def _tell(self) -> None:
         self._number += 1
         beat = Beat(self._number, self.arrived, self.moves, self.is_alone, os.getpid())
@@ -192,7 +200,7 @@ class Heartbeat:
     def _end_all(self, rank: int, how: str) -> None:
         """One rank says it, and ends the one that hangs; all end themselves."""
         is_next = self.rank == (rank + 1) % self.size  # where the store hangs with its rank, somebody has to say it
-        if _within(lambda: self._store.add("verdict", 1) == 1, self._beat, otherwise=is_next):
+        if _within(lambda: self._store.add(VERDICT, 1) == 1, ANSWER, otherwise=is_next):
             if (folder := os.environ.get(LAUNCH_FOLDER)) is not None:
                 Path(folder, HUNG).touch()
             print(
@@ -213,9 +221,14 @@ def _outlives_ranks() -> bool:
 
 
 def _within(call: Callable[[], bool], seconds: float, otherwise: bool) -> bool:
-    """What a call gives that may never come back."""
+    """What a call gives that may never come back, or find that the store is gone."""
     answer: list[bool] = []
-    thread = threading.Thread(target=lambda: answer.append(call()), daemon=True)
+
+    def ask() -> None:
+        with contextlib.suppress(RuntimeError):
+            answer.append(call())
+
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)
     return answer[0] if answer else otherwise

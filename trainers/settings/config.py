@@ -71,7 +71,7 @@ class TrainerConfig:
     rank_timeout: Annotated[float, Between(1)] = 60.0
     """Seconds within which a rank that hangs while the others wait for it is found, and the run ended. A rank that
     lives has ten times as long for its first iteration, which compiles, and the first rank for what it does alone:
-    evaluations, checkpoints, callbacks."""
+    evaluations, checkpoints."""
 
     @property
     def num_steps(self) -> int:
