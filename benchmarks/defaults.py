@@ -84,7 +84,8 @@ def main() -> int:
         row = ROWS[name]
         algorithms = [one for one in row.algorithms if one in (arguments.algorithms or row.algorithms)]
         for algorithm, num_envs in itertools.product(algorithms, arguments.num_envs or row.num_envs):
-            lines[f"{name} {algorithm}, {num_envs} envs"] = (name, algorithm, num_envs)
+            label = ", ".join([f"{name} {algorithm}", f"{num_envs} envs", *arguments.overrides])
+            lines[label] = (name, algorithm, num_envs)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     work = [(*line, seed, arguments.device, overrides) for line in lines.values() for seed in seeds]
     work.sort(key=lambda one: -ROWS[one[0]].env_steps)  # the longest first

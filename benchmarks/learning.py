@@ -27,15 +27,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from learning_curves import draw, thin
+from learning_curves import curve_of, draw, thin
 from report import ROOT, write_report
 
 from trainers.evaluation import Evaluation, cross_play
 from trainers.networks.policy import make_policy
-from trainers.report.statistics import curve_of, interval, iqm
+from trainers.report.statistics import interval, iqm
 from trainers.settings.config import EvaluationConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer, make_backend
+from warpdrive.distribution import pip_install
 from warpdrive.env import load_env
 
 TRAINED, UNTRAINED = "trained", "untrained"
@@ -123,7 +124,7 @@ def main() -> int:
     goals = {} if task is None or task.at_least is None else {task.group: task.at_least}
     title = f"{path.name}, seeds 1 to {len(runs)}: interquartile mean and 95 % interval"
     picture = draw(curves, title, report.with_suffix(".png"), goals)
-    print(f"drawn in {picture}" if picture else "no picture: matplotlib is missing. pip install 'warpdrive[plot]'")
+    print(f"drawn in {picture}" if picture else f"no picture: matplotlib is missing. {pip_install('plot')}")
     if missed is not None:
         print(f"{arguments.task}: {missed}", file=sys.stderr)
     return int(missed is not None)

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from trainers.report.plot import Line, Panel, draw_panels
-from trainers.report.statistics import Curve
+from trainers.report.statistics import common_places, has, interval, iqm
+
+Curve = Mapping[str, Sequence[float]]
+"""env_steps, iqm, low, high: one number a point."""
+
+
+def curve_of(metrics: Sequence[Sequence[Mapping[str, float]]], name: str) -> Curve:
+    """A metric over env steps, where all seeds have it.
+
+    Args:
+        metrics: for each seed, the lines of its metrics.jsonl.
+        name: such as `rollout/ep_rew_mean`.
+    """
+    series = []
+    for lines in metrics:
+        points = [(one["time/total_timesteps"], one[name]) for one in lines if has(one, name)]
+        series.append(tuple(zip(*points, strict=True)) or ((), ()))
+    env_steps = set.intersection(*(set(x) for x, _ in series))
+    if not env_steps:
+        return {"env_steps": [], "iqm": [], "low": [], "high": []}
+    _, values = common_places(series)
+    low, high = interval(values)
+    found = {"iqm": iqm(values).tolist(), "low": low.tolist(), "high": high.tolist()}
+    return {"env_steps": sorted(env_steps), **found}
 
 
 def thin(curve: Curve, num_points: int) -> dict[str, list[float]]:

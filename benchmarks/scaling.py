@@ -24,6 +24,7 @@ from throughput import measure, open_trainer
 
 from trainers.settings.config import TrainerConfig
 from trainers.trainer import make_backend
+from warpdrive.distribution import pip_install
 from warpdrive.errors import WarpDriveError
 
 NUM_ENVS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
@@ -165,7 +166,7 @@ def main() -> int:
     backend = make_backend(TrainerConfig(device=arguments.device))
     report = write_report(f"scaling_{backend.name}", backend, results, arguments.out)
     picture = draw(results, "Cost of a step; crosses are peers", report.with_suffix(".png"))
-    print(f"drawn in {picture}" if picture else "no picture: matplotlib is missing. pip install 'warpdrive[plot]'")
+    print(f"drawn in {picture}" if picture else f"no picture: matplotlib is missing. {pip_install('plot')}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO on our CartPole: python sb3_cartpole.py [device] (pip install 'warpdrive[sb3]').
+"""Stable-Baselines3's PPO on our CartPole: python sb3_cartpole.py [device] (pip install 'warpdrive-marl[sb3]').
 
 Its log shows ep_rew_mean rise towards 500, the best there is; then 20 greedy episodes are played.
 """

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss
+from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss, trust
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
-from trainers.fused.actor import FusedActor
+from trainers.fused.actor import FusedPlayers
 from trainers.fused.packed import PackedPolicy, pack
 from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
 from trainers.heads import CategoricalHeads
@@ -135,15 +135,15 @@ def with_rounded_factors(policy: Policy) -> Policy:
     return policy
 
 
-class Actor(FusedActor):
+class Players(FusedPlayers):
     """Compiles what judges only if it is asked to."""
 
     def _compile(self, networks: list, draws: bool) -> object:
         return super()._compile(networks, draws) if draws else None
 
-    def prepare_values(self, *arguments: object) -> Callable[[], None]:
+    def prepare_end(self) -> list[Callable[[], None]]:
         self._judge = super()._compile(self._judging, draws=False)
-        return super().prepare_values(*arguments)
+        return super().prepare_end()
 
 
 class Step:
@@ -190,16 +190,19 @@ class Step:
             seen_array=data["observation"].unsqueeze(0),
             action_array=self.all_actions.unsqueeze(0),
             log_prob=self.log_prob.unsqueeze(0),
-            value=self.value.unsqueeze(0),
+            value=self._written[1:, :-1],
+            rollout=SimpleNamespace(env=self.env, max_truncations=0),
         )
-        self.actor = Actor(self.env, [group], ["group"] if greedy else [])
-        self.act = self.actor.prepare_act(0)
+        stage = SimpleNamespace(greedy=["group"] if greedy else [])
+        self.players = Players([SimpleNamespace(group=group, stage=stage)])
+        (self.act,) = self.players.prepare_step(0)
         self.packed.pack()
         self.act()
 
     def judge(self) -> torch.Tensor:
         """The values alone, [E, A]."""
-        self.actor.prepare_values([self.env.data["observation"]], [self._judged])()
+        (judge,) = self.players.prepare_end()
+        judge()
         return self._judged
 
     @property
@@ -350,6 +353,11 @@ def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor
     target = (take(learner.target) - mean) / deviation
     figures = {}
     if isinstance(config, A2CConfig):
+        if config.num_minibatches > 1:
+            log_ratio = log_prob.detach() - take(group.log_prob)
+            of_action, figures["clip_fraction"] = trust(log_ratio)
+            figures["approx_kl"] = log_ratio.exp() - 1 - log_ratio
+            advantage = advantage * of_action
         policy, critic = a2c_loss(log_prob, value, advantage, target)
     else:
         clip = float(config.clip_param)

@@ -1,17 +1,21 @@
 """What `pip install` gives a user, and what `make` says on a machine that lacks something."""
 
 import email
+import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from warpdrive.distribution import DISTRIBUTION
 from warpdrive.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +60,7 @@ def test_wheel_tells_what_it_is_and_needs_and_installs_the_command_line(wheel):
     entry_points = ["[console_scripts]", "warpdrive", "=", "warpdrive.__main__:main"]
     assert text_in(wheel, "entry_points.txt").split() == entry_points
     metadata = email.message_from_string(text_in(wheel, "METADATA"))
-    assert (metadata["Name"], metadata["Version"]) == ("warpdrive", __version__)
+    assert (metadata["Name"], metadata["Version"]) == (DISTRIBUTION, __version__)
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     needed = {re.match(r"[\w-]+", line)[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
@@ -65,24 +69,49 @@ def test_wheel_tells_what_it_is_and_needs_and_installs_the_command_line(wheel):
     assert set(metadata.get_all("Provides-Extra")) == extras
 
 
-def test_installed_wheel_runs_an_env_away_from_the_repository(wheel, tmp_path):
-    wheel.extractall(tmp_path / "site")
-    script = (
-        "import cuda_envs, trainers, warpdrive\n"
-        "from warpdrive.env_wrapper import EnvWrapper\n"
-        "print(*(package.__file__ for package in (cuda_envs, trainers, warpdrive)), sep='\\n')\n"
-        "env = EnvWrapper('tag_gridworld', num_envs=2, device='cpu', seed=1)\n"
-        "env.reset()\n"
-        "env.prepare_step()()\n"
-        "print(env.data['env_step'].shape[0])\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The programs of an environment that has the wheel alone; what it needs is seen from here, at the path's end."""
+    pytest.importorskip("pip", reason="needs pip")
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    assert list(site.iterdir()) == []
+    needed = ("torch", "numpy", "gymnasium", "yaml", "rich", "safetensors", "matplotlib")
+    elsewhere = {str(Path(importlib.util.find_spec(name).origin).parents[1]) for name in needed}
+    (site / "elsewhere.pth").write_text("\n".join(sorted(elsewhere)))
+    result = run_in(folder, sys.executable, "-m", "pip", "--python", folder, *INSTALL, "--no-deps", wheel.filename)
     assert result.returncode == 0, result.stderr
-    *files, num_envs = result.stdout.split("\n")[:-1]
-    assert all(Path(file).is_relative_to(tmp_path / "site") for file in files)
-    assert num_envs == "2"
+    return folder / "bin"
+
+
+INSTALL = ("--disable-pip-version-check", "install", "--no-index")
+
+
+def run_in(folder: Path, *words: object) -> subprocess.CompletedProcess:
+    """Runs a program away from the repository, of which it knows nothing."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    return subprocess.run([*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_wheel_in_an_empty_environment_trains(installed, tmp_path):
+    config = ROOT / "examples" / "cartpole.yaml"
+    sizes = ("trainer.num_envs=2", "trainer.train_batch_size=200", "trainer.total_timesteps=400")
+    result = run_in(tmp_path, installed / "warpdrive", "train", "--config", config, "--device", "cpu", *sizes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (run_folder,) = (tmp_path / "runs").iterdir()
+    assert (run_folder / "checkpoints" / "last" / "manifest.json").is_file()
+    where = "import cuda_envs, trainers, warpdrive as w; print(cuda_envs.__file__, trainers.__file__, w.__file__)"
+    files = run_in(tmp_path, installed / "python", "-c", where).stdout.split()
+    assert len(files) == 3 and all(Path(file).is_relative_to(installed.parent) for file in files)
+
+
+def test_installed_wheel_hints_at_a_command_that_works_there(installed, tmp_path):
+    hint = "from warpdrive.distribution import pip_install; print(pip_install('plot'))"
+    pip, install, requirement = shlex.split(run_in(tmp_path, installed / "python", "-c", hint).stdout)
+    assert (pip, install, requirement) == ("pip", "install", "warpdrive-marl[plot]")
+    result = run_in(tmp_path, sys.executable, "-m", "pip", "--python", installed.parent, *INSTALL, requirement)
+    assert result.returncode == 0 and "matplotlib" in result.stdout, result.stdout + result.stderr
 
 
 def test_every_dependency_is_pinned_within_its_range():
@@ -91,7 +120,7 @@ def test_every_dependency_is_pinned_within_its_range():
     pins = dict(line.lower().replace("_", "-").split("==") for line in lines if line and not line.startswith("#"))
     of_extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
     for requirement in map(packaging.Requirement, [*PROJECT["dependencies"], *of_extras]):
-        if requirement.name != "warpdrive":  # an extra that stands for others
+        if requirement.name != DISTRIBUTION:  # an extra that stands for others
             assert requirement.specifier.contains(pins[requirement.name.lower().replace("_", "-")]), requirement
 
 

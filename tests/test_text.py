@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from warpdrive.distribution import DISTRIBUTION
+
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 450
 
 # A folder of some machine: at the start of a path, not inside one such as `runs/tmp` or `a.b/work`.
 MACHINE_PATH = re.compile(r"(?<![\w./~}>)-])/(?:work|root|home|Users|tmp)(?:/|\b)(?!-)")
+# What pip is told to install, and what an extra is of, where it is called as we are.
+PIP_INSTALLS = re.compile(r"pip3? (?:un)?install\b(?: -\S+)* ['\"]?(warpdrive[\w-]*)")
+HAS_EXTRAS = re.compile(r"(?<![\w.-])(warpdrive[\w-]*)\[[a-z]")
 LEFT_TO_DO = re.compile(r"\b(?:TO" + "DO|FIX" + r"ME|X" + r"XX)\b")
 
 
@@ -46,6 +51,35 @@ def test_text_names_no_machine_path():
 
 def test_nothing_is_left_to_do():
     assert not [f"{place}: {line}" for place, line in lines_of_project() if LEFT_TO_DO.search(line)]
+
+
+def foreign_distributions(text: str) -> set[str]:
+    """Names like ours, but not ours, that a text has somebody install."""
+    flat = " ".join(text.split())
+    return {name for pattern in (PIP_INSTALLS, HAS_EXTRAS) for name in pattern.findall(flat)} - {DISTRIBUTION}
+
+
+def test_nobody_is_sent_to_a_distribution_that_is_not_ours():
+    own = Path(__file__).resolve()
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in project_files() if path != own}
+    named = {str(path.relative_to(ROOT)): foreign_distributions(text) for path, text in texts.items()}
+    assert not {path: names for path, names in named.items() if names}
+    assert sum(f"{DISTRIBUTION}[" in text for text in texts.values()) > 5  # it is named, and would have been found
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("pip install\n'warpdrive[plot]'", {"warpdrive"}),
+        ("pip install --upgrade warpdrive-rl", {"warpdrive-rl"}),
+        ("pip uninstall warpdrive.", {"warpdrive"}),
+        ('dev = ["warpdrive[plot,test]"]', {"warpdrive"}),
+        ("pip install rl-warp-drive==2.7.1, warpdrive doctor", set()),
+        (f"pip install '{DISTRIBUTION}[plot]'", set()),
+    ],
+)
+def test_foreign_distributions_are_told_from_ours(text, names):
+    assert foreign_distributions(text) == names
 
 
 @pytest.mark.parametrize("package", ["warpdrive", "cuda_envs", "trainers"])

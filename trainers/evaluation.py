@@ -33,6 +33,8 @@ MAX_STEPS = 100_000
 MAX_FRAMES = 10_000
 """Of an episode that is recorded: later steps are played and counted, but not kept."""
 
+_NOT_FINITE = "Such a policy plays nothing that means anything: name an older checkpoint of the run, or train anew."
+
 
 @dataclass(frozen=True)
 class Score:
@@ -196,7 +198,7 @@ def load_policies(
         backend: where the policies are to act; None if they are only to be read, on the CPU.
         allow_import: whether the run's config may name what is imported from outside, "my_package.soccer:Soccer".
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is none, it is damaged, or a policy holds a NaN or an infinity.
     """
     config = read_config(checkpoint.run_folder_of(run) / checkpoint.RESOLVED_CONFIG, allow_import=allow_import)
     saved = checkpoint.load_checkpoint(checkpoint.candidates(run)[0])
@@ -204,6 +206,7 @@ def load_policies(
     for name, one in config.policy.items():
         policies[name] = make_policy(env, name, one, torch.Generator().manual_seed(0))
         file = saved.path / f"policy.{name}.safetensors"
+        checkpoint.check_finite({str(file): saved.tensors.get(file.stem, {})}, _NOT_FINITE)
         checkpoint.restore_module(policies[name], saved.tensors.get(file.stem, {}), file)
         if backend is not None:
             policies[name].to(backend.device)

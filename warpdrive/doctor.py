@@ -23,6 +23,7 @@ from pathlib import Path
 
 from warpdrive import nvidia_driver
 from warpdrive.cache import cache_folder
+from warpdrive.distribution import DISTRIBUTION, pip_install
 from warpdrive.errors import BackendError
 from warpdrive.findings import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
 from warpdrive.nvidia_driver import NvidiaDriver
@@ -81,14 +82,14 @@ def check_packages(
     """A finding for each package that the framework needs, and one for those that are optional.
 
     Args:
-        requires: requirements as in package metadata; those of the installed warpdrive if not given.
+        requires: requirements as in package metadata; those of the installed project if not given.
     """
     if requires is None:
         try:
-            requires = importlib.metadata.requires("warpdrive") or []
+            requires = importlib.metadata.requires(DISTRIBUTION) or []
         except importlib.metadata.PackageNotFoundError:
             text = "warpdrive itself is not installed: it runs from a folder, so nobody looked after what it needs."
-            return [Finding("packages", WARNING, text, "pip install . in that folder")]
+            return [Finding("packages", WARNING, text, pip_install())]
     findings, extras = [], []
     for line in requires:
         name, least = re.match(r"([\w.-]+)(?:\[.*?\])?\s*(?:>=\s*([\w.]+))?", line).groups()
@@ -103,7 +104,7 @@ def check_packages(
             continue
         findings.append(_package(name, found, least))
     if extras:
-        findings.append(Finding("extras", OK, f"{', '.join(extras)}: pip install 'warpdrive[NAME]' brings one"))
+        findings.append(Finding("extras", OK, f"{', '.join(extras)}: {pip_install('NAME')} brings one"))
     return findings
 
 

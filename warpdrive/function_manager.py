@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -96,7 +97,7 @@ class FunctionManager:
             raise SignatureError(f'{path}: no kernel in it. A kernel is `extern "C" __global__ void name(...)`.')
         self.constants = dict(constants or {})
         self.source = Source(path, text, "", self.signatures, tuple(include_folders), tuple(options))
-        self._classify()
+        self._read_loops()
         self.threads_per_env, self.envs_per_block = self._choose_block(threads_per_env, envs_per_block)
         grid = {
             "NUM_ENVS": num_envs,
@@ -174,20 +175,11 @@ class FunctionManager:
             return LaunchShape(-(-num_elements // threads), (threads, 1))
         return LaunchShape(-(-self.num_envs // self.envs_per_block), (self.threads_per_env, self.envs_per_block))
 
-    def _classify(self) -> None:
+    def _read_loops(self) -> None:
         """Which kernels loop over elements, and whether the others are right for any number of threads."""
         ours = [text for file, text in self.source.included_files().items() if file.parent != KERNELS_FOLDER]
         code = blank_comments("\n".join([self.source.text, *ours]), keep_strings=False)
-        bodies = {kernel: reachable_code(code, kernel) for kernel in self.signatures}
-        self.element_kernels = {
-            kernel
-            for kernel, body in bodies.items()
-            if _ELEMENT_LOOP.search(body) and not _ENV_WORD.search(body) and not _OWN_INDEX.search(body)
-        }
-        others = [body for kernel, body in bodies.items() if kernel not in self.element_kernels]
-        lone = any(_LONE_AGENT.search(body) and not _AGENT_LOOP.search(body) for body in others)
-        self.takes_any_threads = not _OWN_INDEX.search(code) and not lone
-        """Whether the kernels are right for any number of threads an env, and of envs a block."""
+        self.element_kernels, self.takes_any_threads = _classify(code, tuple(self.signatures))
         self._loops_itself = bool(_OWN_LOOP.search(code))
 
     def _choose_block(self, threads: int | None, envs: int | None) -> tuple[int, int]:
@@ -292,26 +284,47 @@ def _fitting(kernel: str, parameter: Parameter, number: bool | int | float) -> b
     return int(number)
 
 
+@functools.lru_cache(maxsize=128)  # a tenth of a second for the sources of a run, which a process may make again
+def _classify(code: str, kernels: tuple[str, ...]) -> tuple[frozenset[str], bool]:
+    """The kernels that loop over elements, and whether the others are right for any number of threads an env, and of
+    envs a block. `code` has no comments."""
+    bodies = {kernel: reachable_code(code, kernel) for kernel in kernels}
+    element_kernels = frozenset(
+        kernel
+        for kernel, body in bodies.items()
+        if _ELEMENT_LOOP.search(body) and not _ENV_WORD.search(body) and not _OWN_INDEX.search(body)
+    )
+    others = [body for kernel, body in bodies.items() if kernel not in element_kernels]
+    lone = any(_LONE_AGENT.search(body) and not _AGENT_LOOP.search(body) for body in others)
+    return element_kernels, not _OWN_INDEX.search(code) and not lone
+
+
 def reachable_code(code: str, function: str) -> str:
     """The body of a function and of every function of the same text that it calls. `code` has no comments."""
     bodies: dict[str, str] = {}
     waiting = [function]
     while waiting:
         name = waiting.pop()
-        if name in bodies:
-            continue
-        bodies[name] = ""
-        for start in re.finditer(rf"\b{name}\s*\([^;{{}}]*?\)\s*(?:const\s*)?\{{", code):
-            depth, end = 1, len(code)
-            for brace in _BRACE.finditer(code, start.end()):
-                depth += 1 if brace.group() == "{" else -1
-                if depth == 0:
-                    end = brace.end()
-                    break
-            bodies[name] += code[start.end() : end]
-        called = re.findall(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(", bodies[name])
-        waiting += [one for one in called if one not in _KEYWORDS]
+        if name not in bodies:
+            bodies[name], called = _body_and_calls(code, name)
+            waiting += called
     return "\n".join(bodies.values())
+
+
+@functools.lru_cache(maxsize=1024)  # kernels of one source call the same functions
+def _body_and_calls(code: str, function: str) -> tuple[str, tuple[str, ...]]:
+    """A function's own body, "" if the text has none, and what is called in it."""
+    body = ""
+    for start in re.finditer(rf"\b{function}\s*\([^;{{}}]*?\)\s*(?:const\s*)?\{{", code):
+        depth, end = 1, len(code)
+        for brace in _BRACE.finditer(code, start.end()):
+            depth += 1 if brace.group() == "{" else -1
+            if depth == 0:
+                end = brace.end()
+                break
+        body += code[start.end() : end]
+    called = re.findall(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(", body)
+    return body, tuple(one for one in called if one not in _KEYWORDS)
 
 
 def _read(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from warpdrive.distribution import pip_install
 from warpdrive.drawing import DARK, Choice, Shapes, rgb
 from warpdrive.errors import BackendError
 from warpdrive.player import TAIL, Film
@@ -34,7 +35,7 @@ def write_gif(films: Sequence[Film], path: Path) -> None:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise BackendError("a GIF is drawn by Pillow, which is missing. pip install 'warpdrive[plot]'.") from None
+        raise BackendError(f"a GIF is drawn by Pillow, which is missing. {pip_install('plot')}.") from None
     pictures, durations = [], []
     for film in films:
         stride = -(-film.num_frames // MAX_FRAMES)

@@ -8,7 +8,7 @@ def test_a_row_is_trained_by_every_algorithm_at_default_keys_and_told(run, monke
     sizes = ("trainer.train_batch_size=80", "policy.num_minibatches=2")
     code, results = run(defaults, "--seeds", 2, "--first-seed", 3, "--device", "cpu", *sizes)
     assert code == 1  # nobody stands for 1,000 steps
-    assert list(results) == ["cartpole PPO, 4 envs", "cartpole A2C, 4 envs"]
+    assert list(results) == [", ".join([f"cartpole {one}", "4 envs", *sizes]) for one in ("PPO", "A2C")]
     for one in results.values():
         assert one["missed"].startswith("0 of 2 seeds reached 1000, expected 2 (seed 3: ")
         assert len(one["runs"]) == 2 and all(1 < found["agent"] <= 500 for found in one["runs"])

@@ -4,7 +4,7 @@ from pathlib import Path
 import learning
 import pytest
 from learning import TASKS, Task, run_seed, standard_errors, what_is_missed
-from learning_curves import draw, thin
+from learning_curves import curve_of, draw, thin
 
 from trainers.settings.read_config import read_config
 
@@ -109,3 +109,15 @@ def test_curves_are_drawn(tmp_path):
     curve = {"env_steps": [1, 2], "iqm": [0.0, 1.0], "low": [0.0, 0.5], "high": [0.0, 1.5]}
     path = draw({"tagger": curve, "runner": curve}, "two", tmp_path / "new" / "curve.png", {"tagger": 1.0})
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curve_has_the_points_that_every_seed_has():
+    name = "rollout/ep_rew_mean"
+    first, second = [[{"time/total_timesteps": steps} for steps in (10, 20, 30)] for _ in range(2)]
+    first[1][name], first[2][name] = 2.0, 3.0
+    second[0][name], second[1][name], second[2][name] = 9.0, 4.0, None  # metrics.jsonl's word for a NaN
+    curve = curve_of([first, second], name)
+    assert curve["env_steps"] == [20]
+    assert curve["iqm"] == [3.0]
+    assert 2.0 <= curve["low"][0] <= 3.0 <= curve["high"][0] <= 4.0
+    assert curve_of([[{"time/total_timesteps": 10}]], name)["env_steps"] == [], "no seed has any"

@@ -21,7 +21,7 @@ from trainers_runs import changed, reports_of
 from trainers import cli
 from trainers.evaluation import load_policies
 from trainers.fused import plan
-from trainers.report.metrics import explain
+from trainers.report.metrics import metrics_of
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
@@ -141,9 +141,8 @@ def test_a_best_metric_that_no_callback_reports_is_told(tmp_path, capsys):
 
 
 def test_an_algorithms_own_figures_are_explained():
-    policies = read_config(CONFIG).policy
-    assert explain("train/reader/policy_loss", policies) == "mean of -log_prob * return"
-    assert explain("train/reader/entropy", policies) == explain("train/reader/entropy")
+    found = metrics_of(read_config(CONFIG), ["reader"])
+    assert found["train/reader/policy_loss"] == "mean of -log_prob * return"
 
 
 def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):

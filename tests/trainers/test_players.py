@@ -13,9 +13,11 @@ import torch
 from programs import call_command
 
 from trainers import evaluation, players
+from trainers.cli import BAD_CHECKPOINT, main
 from trainers.errors import MemoryShortError
 from trainers.evaluation import Evaluation
 from trainers.report.media import check_can_be_drawn
+from trainers.run import checkpoint
 from trainers.settings.config import EvaluationConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -201,6 +203,23 @@ def test_players_are_named_by_the_checkpoint_that_they_are_of(tag_run, tmp_path,
     run = shutil.copytree(tag_run, tmp_path / "run", symlinks=True)
     saves_while_one_is_loaded(run, "step_000000000180")
     assert players.players_of(run, backend).checkpoint.name == "step_000000000120"
+
+
+@pytest.mark.parametrize("command", ["eval", "play", "render", "export"])
+def test_a_policy_with_a_nan_is_refused_in_one_line(tag_run, tmp_path, capsys, device, command):
+    """No run saves such a checkpoint; older versions and other programs might."""
+    run = shutil.copytree(tag_run, tmp_path / "run", symlinks=True)
+    saved = checkpoint.load_checkpoint(run / "checkpoints" / "last")
+    saved.tensors["policy.runner"]["network.policy_head.bias"][1] = torch.nan
+    place = checkpoint.save_checkpoint(saved.path.parent, 120, saved.tensors, saved.rng, saved.progress)
+    before = sorted(run.rglob("*"))
+    assert main([command, str(run), *(() if command == "export" else ("--device", device))]) == BAD_CHECKPOINT
+    out, err = capsys.readouterr()
+    assert err == (
+        f"error: {place}/policy.runner.safetensors: 'network.policy_head.bias' holds a NaN or an infinity. "
+        "Such a policy plays nothing that means anything: name an older checkpoint of the run, or train anew.\n"
+    )
+    assert sorted(run.rglob("*")) == before and out == ""
 
 
 class TestEval:

@@ -27,6 +27,7 @@ FUSED = {
     },
 }  # fmt: skip
 """Constants of the kernels that need some."""
+GAE = [{"HAS_ACTIVE": leaves, "CREDITS_TEAM": team} for leaves, team in ((False, False), (True, False), (True, True))]
 
 ENVS = [
     *((name, {}) for name in list_envs()),
@@ -58,7 +59,7 @@ def test_every_shipped_kernel_compiles(compiler, arch):
     Sampler(env.data, 2, range(1, 3), env.num_agents, (5, 3), backend)
     FunctionManager(env.data, actions.SOURCE, backend=backend)
     for source in sorted(TRAINER_KERNELS.glob("*/*.cu")):
-        constants = FUSED.get(source.name, {})
-        sizes = {} if constants else {"num_envs": 2, "num_agents": env.num_agents}
-        FunctionManager(env.data, source, constants, backend=backend, **sizes)
+        sizes = {} if source.name in FUSED else {"num_envs": 2, "num_agents": env.num_agents}
+        for constants in {"gae.cu": GAE}.get(source.name, [FUSED.get(source.name, {})]):
+            FunctionManager(env.data, source, constants, backend=backend, **sizes)
     assert {"restart_ended", "sample_actions_masked", "clamp_choices", "gae", "episodes"} <= set(backend.compiled)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from warpdrive.backends.base import KERNELS_FOLDER, LaunchShape, Source
+from warpdrive.backends.compiler_process import run_compiler
 from warpdrive.backends.cpu import CpuBackend, CpuModule
-from warpdrive.backends.cpu_compiler import Compiler, Variant, compile_kernels, find_compiler, run_tool
+from warpdrive.backends.cpu_compiler import Compiler, Variant, compile_kernels, find_compiler
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import BackendError, CompileError, KernelError
@@ -379,5 +380,5 @@ def test_bessel_functions_are_not_read_with_each_kernel(tmp_path):
     """libstdc++ puts them into <math.h>, where reading them takes longer than a small kernel."""
     (tmp_path / "kernel.cpp").write_text('#include "cpu_shim.h"\n')
     command = [*find_compiler().command, "-std=c++17", f"-I{KERNELS_FOLDER}", "-E", "kernel.cpp"]
-    result = run_tool(command, str(tmp_path))
+    result = run_compiler(command, tmp_path, cwd=tmp_path)
     assert "sinf" in result.stdout and "bessel" not in result.stdout

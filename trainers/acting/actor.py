@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ from trainers.networks.features import central_features
 from trainers.networks.policy import Policy, features_of
 from trainers.run.num_bytes import NUM_ROWS, WORK, Counted, runnable
 from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.sampler import Sampler
 
 if TYPE_CHECKING:
     from trainers.experience.group_rollout import GroupRollout
@@ -102,6 +103,12 @@ class Actor:
         if name not in self._buffers:
             self._buffers[name] = torch.zeros_like(example, memory_format=torch.contiguous_format)
         return self._buffers[name]
+
+    def _make_sampler(self) -> Any:
+        """What draws its actions, from logits."""
+        env, sizes, columns = self.group.rollout.env, self.policy.head.head_sizes, self.spec.acts.columns
+        given = (env.data, env.num_envs, self.spec.agents, self.group.action_array.shape[2], sizes, env.backend)
+        return Sampler(*given, first_column=columns.start)
 
     @classmethod
     def together(cls, actors: Sequence[Actor]) -> list[Actor]:

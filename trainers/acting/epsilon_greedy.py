@@ -11,7 +11,6 @@ from trainers.experience.spec import GroupSpec
 from trainers.networks.policy import Policy
 from trainers.run.num_bytes import NUM_ROWS, WORK, Counted
 from warpdrive.config import value_at
-from warpdrive.sampler import Sampler
 
 NEVER = 1e-30
 """A probability that is none, but has a logarithm."""
@@ -47,15 +46,12 @@ class EpsilonGreedyActor(Actor):
 
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
-        rollout, env = group.rollout, group.rollout.env
+        rollout = group.rollout
         rows = (rollout.num_envs, self.spec.num_agents)
         (size,) = self.policy.head.head_sizes
         self._q, self._logits = (rollout.reward.new_zeros(*rows, size) for _ in range(2))
         self._unread = [rollout.reward.new_zeros(rows) for _ in range(2)]
-        num_columns, first = group.action_array.shape[2], self.spec.acts.columns.start
-        self._sampler = Sampler(
-            env.data, rollout.num_envs, self.spec.agents, num_columns, (size,), env.backend, first_column=first
-        )
+        self._sampler = self._make_sampler()
 
     def prepare_step(self, t: int) -> list[Call]:
         group, name = self.group, self.spec.name

@@ -8,26 +8,13 @@ from functools import partial
 import torch
 
 from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, prepare_copy, value_fields
-from trainers.algorithms import why_no_kernels
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.player import find_player
-from trainers.heads import GaussianHead
 from trainers.networks.features import Arrays
 from trainers.networks.policy import Policy
 from warpdrive.gaussian_sampler import GaussianSampler
 from warpdrive.layout import FINAL
-from warpdrive.sampler import Sampler
-
-
-def actor_critic(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-    """Who plays for a policy with a value: fused kernels where they can."""
-    found = why_no_kernels(policy.config.algorithm) or find_player(policy, spec, stage)
-    if isinstance(found, Actor):
-        return found
-    kind = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
-    return kind(policy, spec, stage, found)
 
 
 class SampledActor(Actor):
@@ -74,14 +61,7 @@ class SampledActor(Actor):
         self._outputs = new(*rows, head.num_outputs)
         self._entropy = new(rows)
         self._greedy = self.spec.name in self.stage.greedy
-        num_columns, first = group.action_array.shape[2], self.spec.acts.columns.start
-        self._sampler = self._make_sampler(rollout.num_envs, num_columns, first)
-
-    def _make_sampler(self, num_envs: int, num_columns: int, first_column: int) -> Sampler:
-        env, sizes = self.group.rollout.env, self.policy.head.head_sizes
-        return Sampler(
-            env.data, num_envs, self.spec.agents, num_columns, sizes, env.backend, first_column=first_column
-        )
+        self._sampler = self._make_sampler()
 
     def _prepare_sample(self, t: int) -> Call:
         group = self.group
@@ -181,11 +161,10 @@ class GaussianActor(SampledActor):
     def fields(self, num_steps: int) -> list[Field]:
         return [*super().fields(num_steps), Field("action", (self.policy.head.num_outputs,))]
 
-    def _make_sampler(self, num_envs: int, num_columns: int, first_column: int) -> GaussianSampler:
-        env, head = self.group.rollout.env, self.policy.head
-        return GaussianSampler(
-            env.data, num_envs, self.spec.agents, num_columns, head.space, env.backend, first_column, head.squashes
-        )
+    def _make_sampler(self) -> GaussianSampler:
+        env, head, columns = self.group.rollout.env, self.policy.head, self.spec.acts.columns
+        given = (env.data, env.num_envs, self.spec.agents, self.group.action_array.shape[2], head.space, env.backend)
+        return GaussianSampler(*given, columns.start, head.squashes)
 
     def _prepare_sample(self, t: int) -> Call:
         group = self.group

@@ -7,11 +7,10 @@ implementation details of PPO".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Number
@@ -19,15 +18,20 @@ from warpdrive.config import Between, Number
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
+    from trainers.experience.samples import Samples
+    from warpdrive.function_manager import Constant
 
-FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
+
+MAX_LOG_RATIO = 0.3
+"""How far the logarithm of an action's probability may move before its sample counts no more for the policy."""
 
 
 @dataclass(frozen=True)
 class A2CConfig(ActorCriticConfig):
     """`policy.<name>:` with `algorithm: A2C`."""
 
-    MINIBATCH: ClassVar[int] = 128
+    MINIBATCH: ClassVar[int] = 64
+    MAX_MINIBATCHES: ClassVar[int] = 128
 
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
     """Weight of the value loss, the mean squared error (without the half that some write before it)."""
@@ -50,60 +54,46 @@ def a2c_loss(
     return -log_prob * advantage, (value - target).square()
 
 
+def trust(log_ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By how much samples count in a step that is not the first.
+
+    Args:
+        log_ratio: [N], of their actions' probability now and when they were drawn. Constant.
+    Returns:
+        weights [N] from 0 to 1, and 1.0 where a sample is left out, else 0.0 [N].
+    """
+    left_out = (log_ratio.abs() > MAX_LOG_RATIO).to(log_ratio.dtype)
+    return log_ratio.exp().clamp_max(1.0) * (1 - left_out), left_out
+
+
 class A2C(OnPolicy):
     """Updates one policy from its part of each rollout.
 
     In one step of the optimiser, or in several, each on samples of its own. From the second one on the policy is no
     longer the one that played: a sample then counts by how likely its action is now, as a part of what it was, and 1
-    at most. What has become unlikely would else be pushed on and on.
+    at most; and not at all once that is out of `MAX_LOG_RATIO`. What has become unlikely, or sure, would else be pushed
+    on and on.
     """
 
     config: A2CConfig
 
-    def loss_of_kernels(self) -> dict[str, Any]:
-        number = self.config.num_minibatches
-        constants = {"IS_PPO": False, "WEIGHS": number > 1, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
-        return {"num_epochs": 1, "num_minibatches": number, "constants": constants}
+    def loss_of_kernels(self) -> dict[str, Constant]:
+        max_log_ratio = MAX_LOG_RATIO if self.config.num_minibatches > 1 else 0.0
+        return {"IS_PPO": False, "MAX_LOG_RATIO": max_log_ratio, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
 
-    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
-        return {**super().update(clock, phases), "clip_fraction": 0.0}  # a figure of PPO's
-
-    def learn(self) -> dict[str, torch.Tensor]:
-        """num_minibatches steps of the optimiser; returns means over them."""
+    def minibatches(self) -> Sequence[torch.Tensor]:
+        """See OnPolicy; of one, nothing is drawn."""
         import torch
 
-        self.begin()
-        sums = torch.zeros(len(FIGURES), device=self.device)
-        if self.config.num_minibatches == 1:
-            sums += self._learn_from(torch.arange(self.group.num_units, device=self.device))
-        else:
-            for units in self.minibatches():
-                sums += self._learn_from(units)
-        self.end()
-        means = (sums / self.config.num_minibatches).unbind()
-        return {**dict(zip(FIGURES, means, strict=True)), "explained_variance": self.explained_variance()}
+        one = self.config.num_minibatches == 1
+        return [torch.arange(self.group.num_units, device=self.device)] if one else super().minibatches()
 
-    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
-        """One minibatch, one step of the optimiser: its figures."""
-        import torch
-
-        scalars = self.scalars
-        number, mean, deviation = self.moments(units)
-        sums = torch.zeros(4, device=self.device)
-        for samples in self.chunks(units):
-            log_prob, entropy, value = self.policy.evaluate(samples)
-            advantage, kl = (samples.advantage - mean) / deviation, torch.zeros_like(entropy)
-            if self.config.num_minibatches > 1:
-                log_ratio = log_prob.detach() - samples.log_prob
-                advantage, kl = advantage * log_ratio.exp().clamp_max(1.0), log_ratio.exp() - 1 - log_ratio
-            policy_loss, value_loss = a2c_loss(log_prob, value, advantage, self.targets_of(samples))
-            weight, of_value = self.weights(units, samples, number)
-            losses = (policy_loss - scalars["entropy_coeff"] * entropy) * weight
-            losses = losses + scalars["vf_loss_coeff"] * value_loss * of_value
-            (losses.sum() / number).backward()
-            self.guard.check_loss(self.group.name, losses, samples.index)
-            for i, part in enumerate((policy_loss * weight, value_loss * of_value, entropy * weight, kl * weight)):
-                sums[i] += part.detach().sum()
-        sums = self.reduce(sums)
-        grad_norm = self.step()
-        return torch.cat([sums / number, grad_norm.view(1)])
+    def losses(
+        self, samples: Samples, log_prob: torch.Tensor, value: torch.Tensor, advantage: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        kl = left_out = advantage.new_zeros(advantage.shape)
+        if self.config.num_minibatches > 1:
+            log_ratio = log_prob.detach() - samples.log_prob
+            weight, left_out = trust(log_ratio)
+            kl, advantage = log_ratio.exp() - 1 - log_ratio, advantage * weight
+        return *a2c_loss(log_prob, value, advantage, self.targets_of(samples)), kl, left_out

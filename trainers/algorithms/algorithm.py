@@ -67,6 +67,11 @@ class Algorithm:
     """What its phases report: metric -> what it says."""
     SCHEDULED: ClassVar[Sequence[str]] = ("lr",)
     """Keys of its config that may be schedules, in env steps."""
+    path: str = "torch"
+    """What does the work: "fused" kernels, or "torch"."""
+    shares_nothing: bool = False
+    """Whether other policies may learn at the same time: torch's products share memory of the matrix library, and ranks
+    must agree on who sums first."""
 
     def __init__(self, config: PolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         import torch
@@ -125,17 +130,6 @@ class Algorithm:
             device: "cpu" or "cuda".
         """
         return {}
-
-    @property
-    def path(self) -> str:
-        """What does the work: "fused" kernels, or "torch"."""
-        return "torch"
-
-    @property
-    def shares_nothing(self) -> bool:
-        """Whether other policies may learn at the same time: torch's products share memory of the matrix library, and
-        ranks must agree on who sums first."""
-        return False
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
         """By name, what an iteration may consist of after the rollout."""

@@ -1,10 +1,10 @@
-"""What A2C, PPO and MAPPO share: advantages and targets of a rollout, and safe steps of the optimiser."""
+"""What A2C, PPO and MAPPO share: advantages and targets of a rollout, minibatches, and safe steps of the optimiser."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trainers.algorithms.algorithm import Algorithm, Figures, State
 from trainers.settings.config import ActorCriticConfig
@@ -17,23 +17,29 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
-    from trainers.fused.learner import FusedLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
+    from warpdrive.function_manager import Constant
 
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Samples that go through the network at once; gradients of more are added up. It bounds the memory of an
 update, and a CPU is fastest with what its cache holds."""
 
 
-class OnPolicy(Algorithm):
-    """A policy that learns from each rollout once; an algorithm derives from it and writes `learn`:
+class Learner(Protocol):
+    """Who makes an update of a policy."""
 
-    self.begin()                 # advantages and targets of the rollout
-    loss.backward()              # as often as it takes; divide it by the number that `moments` gives
-    figures = self.reduce(figures)   # gradients and figures of all ranks
-    self.step()                  # one step of Adam
-    self.end()
+    path: str
+    shares_nothing: bool
+    """See Algorithm."""
+
+    def learn(self) -> Figures:
+        """See OnPolicy."""
+        ...
+
+
+class OnPolicy(Algorithm):
+    """A policy that learns from each rollout in minibatches; an algorithm derives from it and writes `losses`.
 
     Args:
         estimate: what fills `group.advantage`, if it is not GAE.
@@ -44,7 +50,7 @@ class OnPolicy(Algorithm):
         "value_loss": "the critic's part, before vf_loss_coeff",
         "entropy": "entropy of the action's distribution, nats",
         "approx_kl": "KL divergence from the policy that played, nats, before each step",
-        "clip_fraction": "part of the samples whose ratio of probabilities was clipped; 0 for A2C, which clips none",
+        "clip_fraction": "part of the samples whose ratio of probabilities was clipped; of A2C's, that counted no more",
         "explained_variance": "1 is a critic that agrees with its targets, which are made of its own values, too; 0 "
         "one that guesses, less is worse",
         "explained_variance_of_returns": "the same, against what was paid until the episode ended for good, where "
@@ -55,6 +61,8 @@ class OnPolicy(Algorithm):
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }
+    OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+    """Figures that are means over the minibatches of an update."""
     SCHEDULED = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
 
     def __init__(
@@ -84,8 +92,9 @@ class OnPolicy(Algorithm):
         self.reduce = self.optimizer.reduce
         self.target = torch.zeros_like(group.advantage)
         """[T, E, A]: what the value should have been, in rewards as GAE saw them."""
-        self.fused: FusedLearner | None = find_learner(self)
-        """Does what `learn` does by fused kernels, where they can."""
+        self.learns_by: Learner = find_learner(self)
+        """Who makes an update: itself, by torch, or in its stead fused kernels, where they can."""
+        self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
     @classmethod
     def fields(cls, config: ActorCriticConfig, spec: GroupSpec) -> list[Field]:
@@ -95,9 +104,12 @@ class OnPolicy(Algorithm):
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.sampled import actor_critic
+        from trainers.acting.sampled import GaussianActor, SampledActor
+        from trainers.fused.player import find_player
+        from trainers.heads import GaussianHead
 
-        return actor_critic(policy, spec, stage)
+        by_torch = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
+        return find_player(policy, spec, stage, by_torch)
 
     @classmethod
     def why_not(cls, config: ActorCriticConfig, spec: GroupSpec) -> str | None:
@@ -117,7 +129,7 @@ class OnPolicy(Algorithm):
 
         policy, num_agents = actor.policy, actor.spec.num_agents
         num_samples = num_steps * num_envs * num_agents
-        num_minibatches, gradient = getattr(config, "num_minibatches", 1), bytes_of(policy, buffers=False)
+        num_minibatches, gradient = config.num_minibatches, bytes_of(policy, buffers=False)
         found = {"target": 4 * num_samples, "optimiser": 2 * gradient}
         if config.normalize_reward:
             found["discounted_return"] = 4 * num_envs * num_agents
@@ -129,19 +141,19 @@ class OnPolicy(Algorithm):
         # Of the whole rollout: what targets are summed up with.
         whole = 16 * num_samples if config.normalize_return else 0
         if config.normalize_observation:
-            taking, own = _bytes_of_statistics(actor, length)
+            taking, own = _bytes_of_sample(actor, length, learns=False)
             last = chunk * own if num_minibatches == 1 else 0  # what was learned from, still there
             whole = max(whole, of_end * taking + last + 8 * num_samples)
-        of_kernels = bytes_of_learner(actor, num_samples, getattr(config, "num_epochs", 1), num_minibatches)
+        of_kernels = bytes_of_learner(actor, num_samples, config.num_epochs, num_minibatches)
         if of_kernels is not None:
             return {**found, **of_kernels, WORK: whole}
         order = 8 * (num_samples // unit if num_minibatches > 1 else num_samples)
         moments = (16 if config.normalize_advantage else 8) * minibatch
-        learning = chunk * _bytes_of_sample(actor, length) + order + gradient
+        learning = chunk * _bytes_of_sample(actor, length, learns=True)[0] + order + gradient
         return {**found, WORK: max(learning, whole, order + moments)}
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        return {"learn": self.learn if self.fused is None else self.fused.learn}
+        return {"learn": self.learns_by.learn}
 
     def state(self) -> State:
         return {"optim": self.optimizer.tensors()}
@@ -156,21 +168,63 @@ class OnPolicy(Algorithm):
             {"params": [p for p in self.parameters if id(p) in critic], "lr": self.scalars["critic_lr"]},
         ]
 
-    @property
-    def path(self) -> str:
-        return "torch" if self.fused is None else "fused"
+    def loss_of_kernels(self) -> dict[str, Constant]:
+        """What FusedLearner is to know of the loss: IS_PPO, MAX_LOG_RATIO, CLIPS_VALUE and HUBER_DELTA."""
+        raise NotImplementedError
 
-    @property
-    def shares_nothing(self) -> bool:
-        return self.world.size == 1 and self.fused is not None and not self.fused.uses_matrix_library
+    def losses(
+        self, samples: Samples, log_prob: torch.Tensor, value: torch.Tensor, advantage: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of samples, as the policy is now, with their normalised advantages; [N] each.
 
-    def loss_of_kernels(self) -> dict[str, Any]:
-        """What FusedLearner is to know of the loss: its arguments besides the learner."""
+        Returns:
+            The policy's loss and the critic's, through which gradients flow; divergence from the policy that played,
+            nats; 1 where the loss was clipped, else 0.
+        """
         raise NotImplementedError
 
     def learn(self) -> Figures:
-        """Learns from the rollout with this iteration's numbers; returns figures by metric name, on the device."""
-        raise NotImplementedError
+        """An update by torch, one step of the optimiser a minibatch; returns figures by metric name, on the device.
+
+        Means are over the minibatches up to that which found target_kl passed: those after it would all tell of the
+        same policy.
+        """
+        import torch
+
+        self.begin()
+        sums = torch.zeros(len(self.OF_MINIBATCHES) + 1, device=self.device)
+        for _ in range(self.config.num_epochs):
+            for units in self.minibatches():  # in an order of their own each time
+                sums += self._learn_from(units)
+        self.end()
+        *means, _ = (sums / sums[-1]).unbind()  # the first always counts
+        return {**dict(zip(self.OF_MINIBATCHES, means, strict=True)), "explained_variance": self.explained_variance()}
+
+    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
+        """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
+        import torch
+
+        scalars, target_kl = self.scalars, self.config.target_kl
+        number, mean, deviation = self.moments(units)
+        figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
+        for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
+            log_prob, entropy, value = self.policy.evaluate(samples)
+            advantage = (samples.advantage - mean) / deviation
+            policy_loss, value_loss, *of_ratio = self.losses(samples, log_prob, value, advantage)
+            weight, of_value = self.weights(units, samples, number)
+            losses = (policy_loss - scalars["entropy_coeff"] * entropy) * weight
+            losses = losses + scalars["vf_loss_coeff"] * value_loss * of_value
+            (losses.sum() / number).backward()
+            with torch.no_grad():
+                self.guard.check_loss(self.group.name, losses, samples.index)
+                of_action = [one * weight for one in (policy_loss, entropy, *of_ratio)]
+                figures += torch.stack([of_action[0], value_loss * of_value, *of_action[1:]]).sum(-1) / number
+        figures, was_stopped = self.reduce(figures), self.stopped.clone()
+        if target_kl is not None:
+            self.optimizer.stop_if(figures[self.OF_MINIBATCHES.index("approx_kl")] > target_kl)
+        grad_norm = self.step()
+        found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
+        return torch.where(was_stopped > 0, 0.0, found)
 
     def begin(self) -> None:
         """Advantages and targets of the rollout."""
@@ -207,16 +261,10 @@ class OnPolicy(Algorithm):
 
     def _variance(self, values: torch.Tensor) -> torch.Tensor:
         """Of [T, E, A] on all ranks, without the steps that the critic does not learn from."""
-        import torch
+        from trainers.networks.normalise import moments_of
 
-        if self.group.judged is None:
-            number, (variance, mean) = values.numel(), torch.var_mean(values, correction=0)
-        else:
-            weight = self.group.judged.to(values.dtype)
-            number = weight.sum()
-            divisor = number.clamp_min(1.0)
-            mean = (values * weight).sum() / divisor
-            variance = ((values - mean).square() * weight).sum() / divisor
+        judged = self.group.judged
+        number, mean, variance = moments_of(values, None if judged is None else judged.to(values.dtype))
         return self.world.moments(number, mean, variance)[2]
 
     def targets_of(self, samples: Samples) -> torch.Tensor:
@@ -292,32 +340,24 @@ class OnPolicy(Algorithm):
             self.guard.check_statistics(group.name)
 
 
-def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int]:
-    """What a sample has in memory while statistics of observations take it in; and what it has by itself."""
-    from trainers.experience.samples import blank_samples
-    from trainers.run.num_bytes import Counted, runnable
-
-    policy, length = runnable(actor.policy), min(length, 16)
-    with Counted() as counted:
-        samples = blank_samples(actor, length)
-        own = counted.now
-        policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
-    return counted.most // length, own // length
-
-
-def _bytes_of_sample(actor: Actor, length: int) -> int:
-    """The most that a sample has in memory while its gradient is made, in sequences of so many steps."""
+def _bytes_of_sample(actor: Actor, length: int, learns: bool) -> tuple[int, int]:
+    """The most that a sample has in memory while its gradient is made, in sequences of so many steps, or while
+    statistics of observations take it in; and what it has by itself."""
     from trainers.experience.samples import blank_samples
     from trainers.run.num_bytes import Counted, runnable
 
     policy, length = runnable(actor.policy), min(length, 16)  # each further step takes as much
     with Counted() as counted:
         samples = blank_samples(actor, length)
-        log_prob, entropy, value = policy.evaluate(samples)
-        advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
-        losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
-        counted.backward(losses.sum())
-    return counted.most // length
+        own = counted.now
+        if learns:
+            log_prob, entropy, value = policy.evaluate(samples)
+            advantage, target = samples.advantage - 0.0, samples.advantage - 1.0
+            losses = (log_prob - samples.log_prob).exp() * advantage + (value - target).square() - entropy
+            counted.backward(losses.sum())
+        else:
+            policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
+    return counted.most // length, own // length
 
 
 def _at_least_one(number: torch.Tensor | int) -> torch.Tensor | int:

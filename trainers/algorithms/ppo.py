@@ -10,7 +10,7 @@ et al. 2022, "The 37 implementation details of PPO" (numbers in brackets below).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
@@ -19,8 +19,8 @@ from warpdrive.config import Between, Count, Number, Positive
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-
-FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+    from trainers.experience.samples import Samples
+    from warpdrive.function_manager import Constant
 
 
 @dataclass(frozen=True)
@@ -100,62 +100,18 @@ class PPO(OnPolicy):
 
     config: PPOConfig
 
-    def loss_of_kernels(self) -> dict[str, Any]:
+    def loss_of_kernels(self) -> dict[str, Constant]:
         config = self.config
-        return {
-            "num_epochs": config.num_epochs,
-            "num_minibatches": config.num_minibatches,
-            "constants": {
-                "IS_PPO": True,
-                "WEIGHS": False,
-                "CLIPS_VALUE": config.clip_value,
-                "HUBER_DELTA": float(config.huber_delta or 0.0),
-            },
-            "target_kl": config.target_kl or 0.0,
-        }
+        delta = float(config.huber_delta or 0.0)
+        return {"IS_PPO": True, "MAX_LOG_RATIO": 0.0, "CLIPS_VALUE": config.clip_value, "HUBER_DELTA": delta}
 
-    def learn(self) -> dict[str, torch.Tensor]:
-        """num_epochs x num_minibatches steps of the optimiser; returns means over the minibatches (12) up to that which
-        found target_kl passed: those after it would all tell of the same policy."""
-        import torch
-
-        self.begin()
-        sums = torch.zeros(len(FIGURES) + 1, device=self.device)
-        for _ in range(self.config.num_epochs):
-            for units in self.minibatches():  # in an order of their own each time (6)
-                sums += self._learn_from(units)
-        self.end()
-        *means, _ = (sums / sums[-1]).unbind()  # the first always counts
-        return {**dict(zip(FIGURES, means, strict=True)), "explained_variance": self.explained_variance()}
-
-    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
-        """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
-        import torch
-
-        config, group, scalars = self.config, self.group, self.scalars
-        clip = scalars["clip_param"]
-        number, mean, deviation = self.moments(units)
-        figures = torch.zeros(5, device=self.device)
-        for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
-            log_prob, entropy, value = self.policy.evaluate(samples)
-            advantage = (samples.advantage - mean) / deviation  # (7)
-            policy, log_ratio = ppo_loss(log_prob, samples.log_prob, advantage, clip)
-            value_clip = clip if config.clip_value else None
-            critic = value_loss(value, samples.value, self.targets_of(samples), value_clip, config.huber_delta)
-            weight, of_value = self.weights(units, samples, number)
-            losses = (policy - scalars["entropy_coeff"] * entropy) * weight  # (10)
-            losses = losses + scalars["vf_loss_coeff"] * critic * of_value
-            (losses.sum() / number).backward()
-            with torch.no_grad():
-                self.guard.check_loss(group.name, losses, samples.index)
-                kl = log_ratio.exp() - 1 - log_ratio  # Schulman's k3: unbiased, never negative (12)
-                clipped = ((log_ratio.exp() - 1).abs() > clip).to(losses.dtype)
-                of_action = [one * weight for one in (policy, entropy, kl, clipped)]
-                of_sample = torch.stack([of_action[0], critic * of_value, *of_action[1:]])
-                figures += of_sample.sum(-1) / number
-        figures, was_stopped = self.reduce(figures), self.stopped.clone()
-        if config.target_kl is not None:
-            self.optimizer.stop_if(figures[3] > config.target_kl)
-        grad_norm = self.step()
-        found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
-        return torch.where(was_stopped > 0, 0.0, found)
+    def losses(
+        self, samples: Samples, log_prob: torch.Tensor, value: torch.Tensor, advantage: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        config, clip = self.config, self.scalars["clip_param"]
+        policy, log_ratio = ppo_loss(log_prob, samples.log_prob, advantage, clip)
+        value_clip = clip if config.clip_value else None
+        critic = value_loss(value, samples.value, self.targets_of(samples), value_clip, config.huber_delta)
+        log_ratio = log_ratio.detach()
+        kl = log_ratio.exp() - 1 - log_ratio  # Schulman's k3: unbiased, never negative (12)
+        return policy, critic, kl, ((log_ratio.exp() - 1).abs() > clip).to(kl.dtype)

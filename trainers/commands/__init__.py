@@ -1,6 +1,5 @@
-"""The commands of the command line, each in a module with the same three names.
+"""The commands of the command line, each in a module with the same two names.
 
-HELP                                one line, the same as in COMMANDS
 add_arguments(parser)               its options and positional arguments
 run(options, overrides, folder)     does it; the exit code
 
@@ -30,7 +29,7 @@ COMMANDS = {
     "config": "show a config with all its defaults, or check configs",
     "new-env": "start an env of your own: two files, a test and a config",
 }
-"""name -> HELP, in the order of --help. It stands here as well, so that listing the commands imports none of them."""
+"""In the order of --help; it stands here so that listing the commands imports none of them."""
 
 
 def find_command(name: str) -> ModuleType:

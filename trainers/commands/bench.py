@@ -15,7 +15,6 @@ from trainers.run.disk import written
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from warpdrive.errors import ConfigError
 
-HELP = "measure how fast a config's env, policy and learner run on this machine"
 COLUMNS = {"env": "env", "rollout": "env + policy", "train": "env + policy + learner"}
 
 

@@ -7,10 +7,15 @@ import argparse
 from pathlib import Path
 
 from trainers.algorithms import warnings_of
-from trainers.settings.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
+from trainers.settings.arguments import (
+    Overrides,
+    add_config_arguments,
+    config_of,
+    find_config,
+    names_of_configs,
+    needed_config,
+)
 from warpdrive.errors import ConfigError
-
-HELP = "show a config with all its defaults, or check configs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,18 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
-    names = ([] if options.config is None else [options.config]) + options.files
-    if not names:
-        needed_config(options, folder)
     from trainers.run.best import why_no_best
     from warpdrive.env import load_env
 
     if options.what == "show":
-        if len(names) > 1:
-            raise ConfigError(f"command line: one config is shown at a time, got {len(names)}.")
-        return show(find_config(names[0], folder), options, overrides)
+        return show(needed_config(options, folder, "shown"), options, overrides)
     wrong = []
-    for name in names:
+    for name in names_of_configs(options):
         try:
             config = config_of(find_config(name, folder), options, overrides)
             env = load_env(config.name, config.env)

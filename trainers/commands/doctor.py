@@ -7,9 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from warpdrive.errors import ConfigError
-
-HELP = "check GPU, driver, compilers and packages, and say how to mend what is wrong"
+from trainers.settings.arguments import Overrides, refuse_overrides
 
 CAN_TRAIN, NOTHING_CAN = 0, 3
 
@@ -20,9 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the report as JSON")
 
 
-def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
-    if overrides:
-        raise ConfigError(f"command line: doctor takes no config keys, got '{overrides[0][0]}'. See --help.")
+def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    refuse_overrides("doctor", overrides)
     import os
     import sys
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainers.settings.arguments import add_allow_import
+from trainers.settings.arguments import Overrides, add_allow_import, refuse_overrides
+from warpdrive.distribution import pip_install
 from warpdrive.errors import ConfigError
-
-HELP = "write a trained policy as ONNX, or as a torch.export program"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_import(parser)
 
 
-def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
-    if overrides:
-        raise ConfigError(f"command line: export takes no config keys, got '{overrides[0][0]}'. See --help.")
+def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    refuse_overrides("export", overrides)
     from trainers.evaluation import load_policies
     from trainers.export.exporter import FORMATS, check_installed, export_policy, provenance
     from trainers.export.portable import PortablePolicy, real_inputs
@@ -52,7 +50,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         print(f"  takes {_list(actor.inputs)}")
         print(f"  gives {_list(actor.outputs)}")
         if written.differences is None:
-            print("  not checked: pip install 'warpdrive[onnx]' brings onnxruntime, which would")
+            print(f"  not checked: {pip_install('onnx')} brings onnxruntime, which would")
         else:
             worst = max(written.differences, key=written.differences.get)
             print(

@@ -14,7 +14,6 @@ from warpdrive.config import shown
 from warpdrive.env_names import env_files
 from warpdrive.errors import ConfigError
 
-HELP = "list envs, algorithms and policies, or metrics"
 KINDS = {
     "envs": "name: tag_gridworld",
     "algorithms": "policy.<name>.algorithm: PPO",

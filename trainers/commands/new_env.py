@@ -19,8 +19,6 @@ from trainers.settings.arguments import Overrides, refuse_overrides
 from warpdrive.config import shown
 from warpdrive.errors import ConfigError
 
-HELP = "start an env of your own: two files, a test and a config"
-
 TEMPLATE = Path(__file__).resolve().parents[1] / "templates" / "my_env"
 """An env as any other, called my_env; each file of it is copied under the new name."""
 TEMPLATE_NAME, TEMPLATE_CLASS = "my_env", "MyEnv"

@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-HELP = "play episodes: mean returns, and pictures if asked for"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from trainers.players import add_playing_arguments, add_source_arguments

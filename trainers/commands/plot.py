@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-HELP = "draw the learning curves of one run or many"
+from trainers.settings.arguments import Overrides, refuse_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,16 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
+def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
     import sys
 
+    from trainers.players import check_at_least
     from trainers.report import plot
     from warpdrive.errors import ConfigError
 
-    if overrides:
-        raise ConfigError(f"command line: {overrides[0][0]}: plot takes no keys of a config.")
-    if options.smooth < 1:
-        raise ConfigError(f"command line: --smooth: expected a whole number of at least 1, got {options.smooth}.")
+    refuse_overrides("plot", overrides)
+    check_at_least(1, "--smooth", options.smooth)
     places = list({Path(one).resolve(): Path(one) for one in options.runs}.values())
     paths = _paths(options.output, places)
     runs, errors = [], []

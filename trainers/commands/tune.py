@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers.settings.arguments import Overrides, add_config_arguments, config_of, find_config, needed_config
+from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trainers.tuning.search import Trial
     from warpdrive.env import Env
 
-HELP = "search for the keys of a config that learn best"
 REPORTS = "saving.metrics_log_freq"
 
 
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     _check_numbers(options)
     output = None if options.output is None else output_file(options.output, (".yaml", ".yml"))
-    path = _config_file(options, folder)
+    path = needed_config(options, folder, "tuned")
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env)
     _check_metric(config, env)
@@ -135,19 +134,14 @@ def _conclude(
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
+    from trainers.players import check_at_least
+
     for name in ("trials", "jobs"):
         number = getattr(options, name)
-        if number is not None and number < 1:
-            raise ConfigError(f"command line: --{name}: expected a whole number of at least 1, got {number}.")
+        if number is not None:
+            check_at_least(1, f"--{name}", number)
     if options.seconds is not None and not options.seconds > 0:
         raise ConfigError(f"command line: --seconds: expected a number above 0, got {options.seconds:g}.")
-
-
-def _config_file(options: argparse.Namespace, folder: Path | None) -> Path:
-    names = ([] if options.config is None else [options.config]) + options.files
-    if len(names) > 1:
-        raise ConfigError(f"command line: one config is tuned at a time, got {len(names)}.")
-    return find_config(names[0], folder) if names else needed_config(options, folder)
 
 
 def _check_metric(config: Config, env: Env) -> None:

@@ -135,22 +135,13 @@ class GroupRollout:
     def samples(self, units: torch.Tensor) -> Samples:
         """The samples of these units, int64 numbers below `num_units`."""
         index, memory, starts = self.index_of(units), None, None
+        seen, num_agents, flat = self.rollout.seen(), len(self.agents), index.flatten()
         if self.policy.memory_size:
             step, env = self._steps_of(units)
             memory = self.memory[units // self.rollout.num_envs, env].flatten(0, 1)
             starts = self.forgets((step - 1).clamp_min(0), env)  # [L, units, A or 1]
             starts[0].zero_()  # the memory before a sequence was emptied already
-            starts = starts.expand(-1, -1, len(self.agents)).flatten(1)
-        return self._take(index, memory, starts)
-
-    def _steps_of(self, units: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Steps [L, units] and env [units] of each sequence."""
-        first = units // self.rollout.num_envs * self.sequence_length
-        step = first + torch.arange(self.sequence_length, device=units.device).view(-1, 1)
-        return step, units % self.rollout.num_envs
-
-    def _take(self, index: torch.Tensor, memory: torch.Tensor | None, starts: torch.Tensor | None) -> Samples:
-        seen, num_agents, flat = self.rollout.seen(), len(self.agents), index.flatten()
+            starts = starts.expand(-1, -1, num_agents).flatten(1)
 
         def take(array: torch.Tensor) -> torch.Tensor:
             if array.shape[2] == num_agents and array.is_contiguous():
@@ -175,3 +166,9 @@ class GroupRollout:
             starts=starts,
             index=flat,
         )
+
+    def _steps_of(self, units: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Steps [L, units] and env [units] of each sequence."""
+        first = units // self.rollout.num_envs * self.sequence_length
+        step = first + torch.arange(self.sequence_length, device=units.device).view(-1, 1)
+        return step, units % self.rollout.num_envs

@@ -111,11 +111,6 @@ class Ring:
         for name in ("place", "count"):
             self.tensors[name] = torch.zeros(1, dtype=torch.int64, device=group.rollout.env.device)
 
-    @property
-    def capacity(self) -> int:
-        """Transitions that it holds once it is full."""
-        return self.num_rollouts * self.num_a_rollout
-
     def add(self) -> None:
         """Takes in the rollout that was just played."""
         place, count = self.tensors["place"], self.tensors["count"]

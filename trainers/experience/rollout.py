@@ -101,6 +101,17 @@ class Rollout:
         """The observation arrays by name: of step t, or of all T+1."""
         return {name: self.data[name] if t is None else self.data[name][t] for name in self.observations}
 
+    def first_agent(self, name: str) -> int:
+        """Of the env's agents, the first that an observation array, or `reward`, holds."""
+        groups, layout = self.env.groups, self.env.layout
+        if name == "reward" or layout.observations[name].num_agents == self.env.num_agents:
+            return 0
+        return next(
+            groups[group].agents.start
+            for group, places in layout.observation.items()
+            if any(place.array == name for place in places.values())
+        )
+
     def begin(self) -> None:
         """Starts from what the env's observation arrays hold, after a reset or a restore."""
         for player in self._players:

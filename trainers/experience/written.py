@@ -31,7 +31,7 @@ def check_written(rollout: Rollout) -> None:
     words = [f"env {env + rollout.env.first_env}"]
     if name != GLOBAL_STATE:
         agent, *rest = rest
-        words.append(f"agent {agent + _first_agent(rollout, name)}")
+        words.append(f"agent {agent + rollout.first_agent(name)}")
     words += [f"feature {', '.join(map(str, rest))}"] if rest else []
     raise EnvError(f"env '{rollout.env.env.name}': step {step} left '{name}' unwritten of {', '.join(words)}. {RULE}")
 
@@ -44,17 +44,5 @@ def _slots(rollout: Rollout) -> dict[str, torch.Tensor]:
 def _left(rollout: Rollout, name: str) -> torch.Tensor:
     """[T, E, columns] bool: who is out of the game when a slot is written."""
     active = rollout.active[:-1] if name == "reward" else rollout.active[1:-1]
-    first, count = _first_agent(rollout, name), rollout.data[name].shape[2]
+    first, count = rollout.first_agent(name), rollout.data[name].shape[2]
     return ~active[:, :, first : first + count]
-
-
-def _first_agent(rollout: Rollout, name: str) -> int:
-    """Of the agents that an array holds."""
-    layout, groups = rollout.env.layout, rollout.env.groups
-    if name == "reward" or layout.observations[name].num_agents == rollout.env.num_agents:
-        return 0
-    return next(
-        groups[group].agents.start
-        for group, places in layout.observation.items()
-        if any(place.array == name for place in places.values())
-    )

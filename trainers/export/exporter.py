@@ -28,6 +28,7 @@ from trainers.experience.spec import spec_of
 from trainers.export.portable import ACTION, MEMORY, NEXT_MEMORY, PortablePolicy, Slot, random_inputs
 from trainers.run.disk import written
 from warpdrive.config import to_plain
+from warpdrive.distribution import pip_install
 from warpdrive.env import Env
 from warpdrive.errors import BackendError, CheckpointError
 from warpdrive.version import __version__
@@ -103,7 +104,7 @@ def check_installed(format: str) -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if format == "onnx" and missing:
         raise BackendError(
-            f"writing ONNX takes {' and '.join(missing)}: pip install 'warpdrive[onnx]'. --format torch takes neither."
+            f"writing ONNX takes {' and '.join(missing)}: {pip_install('onnx')}. --format torch takes neither."
         )
 
 

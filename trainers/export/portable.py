@@ -191,10 +191,8 @@ def random_inputs(actor: PortablePolicy, rows: int, generator: torch.Generator) 
     return inputs
 
 
-def real_inputs(
-    env: Env, name: str, arrays: Mapping[str, torch.Tensor], max_rows: int = 1000
-) -> dict[str, torch.Tensor]:
-    """What a policy's agents see in the envs' arrays, such as those of a checkpoint: inputs by name.
+def real_inputs(env: Env, name: str, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a policy's agents see in the envs' arrays, such as those of a checkpoint: by input, 1,000 rows at most.
 
     Args:
         arrays: name -> [E, ...]. What is not among them is left out.
@@ -212,7 +210,7 @@ def real_inputs(
             inputs[f"critic_{array}"] = arrays[array].unsqueeze(1).expand(-1, num_agents, *arrays[array].shape[1:])
     num_envs = min((len(array) for array in inputs.values()), default=0)
     inputs[AGENT_ID] = torch.arange(num_agents).expand(num_envs, -1)
-    return {name: array[:num_envs].flatten(0, 1)[:max_rows].clone() for name, array in inputs.items()}
+    return {name: array[:num_envs].flatten(0, 1)[:1000].clone() for name, array in inputs.items()}
 
 
 def observed(env: Env, name: str) -> dict[str, Any]:

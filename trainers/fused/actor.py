@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.acting.actor import Actor, Call
 from trainers.fused.packed import PackedNetwork
 from trainers.fused.plan import plan_acting
 from trainers.fused.source import compile_fused
@@ -16,7 +17,6 @@ from warpdrive.function_manager import Constant
 
 if TYPE_CHECKING:
     from trainers.experience.group_rollout import GroupRollout
-    from warpdrive.env_wrapper import EnvWrapper
 
 
 def group_constants(group: GroupRollout) -> dict[str, Constant]:
@@ -33,38 +33,38 @@ def group_constants(group: GroupRollout) -> dict[str, Constant]:
     }
 
 
-class FusedActor:
-    """Plays for the policy groups of a rollout whose networks the fused kernels know.
+class FusedPlayers(Actor):
+    """Plays for all policies whose networks the fused kernels know, in one launch a step.
 
     Args:
-        groups: those groups; their policies are packed (see `pack`), and all by plans of this device.
-        greedy: names of policies that take the likeliest action instead of drawing one.
+        actors: of one policy each, all of them packed (see `pack`), by plans of this device.
     """
 
-    def __init__(self, env: EnvWrapper, groups: Sequence[GroupRollout], greedy: Sequence[str]) -> None:
-        self.env = env
-        self.groups = list(groups)
-        self._greedy = greedy
+    def __init__(self, actors: Sequence[Actor]) -> None:
+        self.groups = [actor.group for actor in actors]
+        self.rollout = self.groups[0].rollout
+        self._greedy = actors[0].stage.greedy
+        env = self.rollout.env
         self._data = DataManager(env.device)
         for name in ("seed", "env_step"):
             self._data.add(name, env.data[name])
-        device = env.device
+        dtypes = {"mask": torch.bool, "action": torch.int32}
         self._nothing = {
-            "mask": torch.zeros(1, dtype=torch.bool, device=device),
-            "action": torch.zeros(1, dtype=torch.int32, device=device),
-            "log_prob": torch.zeros(1, device=device),
-            "entropy": torch.zeros(1, device=device),
-            "value": torch.zeros(1, device=device),
+            name: torch.zeros(1, dtype=dtypes.get(name, torch.float32), device=env.device)
+            for name in ("mask", "action", "log_prob", "entropy", "value")
         }
-        self._entropy = {group.name: torch.zeros(self._rows(group), device=device) for group in self.groups}
+        self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
         critics = [group.policy.packed.networks[-1] for group in self.groups]  # or the only network
         self._judging = list(zip(self.groups, critics, strict=True))
         self._act = self._compile(self._acting, draws=True)
         self._judge = self._compile(self._judging, draws=False)
 
-    def prepare_act(self, t: int) -> Callable[[], None]:
-        """The launch of step t, packed once: reads what agents see (and may do), writes what they do, and values."""
+    def begin(self) -> None:
+        for group in self.groups:
+            group.policy.packed.pack()
+
+    def prepare_step(self, t: int) -> list[Call]:
         arrays = []
         for group, network in self._acting:
             one = {"observation": group.seen_array[t]}
@@ -76,30 +76,31 @@ class FusedActor:
             if network.shape.has_value:
                 one["value"] = group.value[t]
             arrays.append(one)
-        return self._prepare(self._act, self._acting, arrays)
+        return [self._prepare(self._act, self._acting, arrays)]
 
-    def prepare_values(self, seen: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """The launch that judges what groups see, [E, columns, ...] each: writes `values`, [E, agents of the group]."""
-        arrays = [{"observation": one, "value": value} for one, value in zip(seen, values, strict=True)]
+    def prepare_end(self) -> list[Call]:
+        judged = [[(group.seen_array[-1], group.value[-1]) for group in self.groups]]
+        for k in range(self.rollout.max_truncations):
+            judged.append([(group.final_seen_array[k], group.final_value[k]) for group in self.groups])
+        return [self._prepare_values(one) for one in judged]
+
+    def _prepare_values(self, judged: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Call:
+        """The launch that judges what groups see, [E, columns, ...], and writes values, [E, agents of the group]."""
+        arrays = [{"observation": seen, "value": value} for seen, value in judged]
         return self._prepare(self._judge, self._judging, arrays)
 
     def _prepare(
         self, compiled: tuple, networks: list[tuple[GroupRollout, PackedNetwork]], arrays: list[dict[str, torch.Tensor]]
-    ) -> Callable[[], None]:
+    ) -> Call:
         functions, launch_shape = compiled
         given = {}
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
-            all_of_it = {
-                **self._nothing,
-                **group.policy.packed.arrays_of(network),
-                "num_rows": self._rows(group),
-                **own,
-            }
-            given |= {f"{name}_{number}": array for name, array in all_of_it.items()}
+            whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
+            given |= {f"{name}_{number}": array for name, array in whole.items()}
         return functions.prepare("act", launch_shape, **given)
 
     def _rows(self, group: GroupRollout) -> int:
-        return self.env.num_envs * len(group.agents)
+        return self.rollout.env.num_envs * len(group.agents)
 
     def _compile(self, networks: list[tuple[GroupRollout, PackedNetwork]], draws: bool) -> tuple:
         packed = networks[0][0].policy.packed
@@ -109,7 +110,6 @@ class FusedActor:
         for (group, network), part in zip(networks, planned, strict=True):
             constants = {
                 **part.constants,
-                **group.policy.packed.constants,
                 **group_constants(group),
                 "GREEDY": group.name in self._greedy,
                 "DRAWS": draws and network.shape.num_outputs > 0,

@@ -23,7 +23,7 @@
 //   SEEN_COLUMNS, FIRST_SEEN      columns of the array they observe in, and the first that is theirs
 //   NUM_COLUMNS, FIRST_COLUMN     of the one they act in
 //   IS_PPO                        else A2C
-//   WEIGHS                        whether A2C weighs samples by how likely they still are
+//   MAX_LOG_RATIO                 where A2C's samples end to count, which it weighs by how likely they still are, or 0
 //   CLIPS_VALUE                   whether PPO's value may not move far
 //   HUBER_DELTA                   from which error on its square grows no more; 0: never
 //   HAS_ORDER, HAS_ACTIVE         whether there are such arrays
@@ -235,7 +235,7 @@ __device__ __forceinline__ void learn(
             if (TAKES_EARLY) {
                 for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
             }
-            if (IS_PPO || WEIGHS) sample.old_log_prob = log_prob[index];
+            if (IS_PPO || MAX_LOG_RATIO > 0.0f) sample.old_log_prob = log_prob[index];
             sample.advantage = advantage[index];
         }
         if (HAS_VALUE) {

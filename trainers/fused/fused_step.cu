@@ -66,6 +66,16 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     if (threadIdx.x == 0) squares[blockIdx.x] = sum_of[0][0];
 }
 
+// A parameter where the kernels read it: among the elements, or, at -1 - its place, the biases.
+__device__ __forceinline__ void put(unsigned char* elements, float* biases, int place, float parameter)
+{
+    if (place >= 0) {
+        narrow(((Element*)elements)[place], parameter);
+    } else {
+        biases[-1 - place] = parameter;
+    }
+}
+
 // One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM.
 // None if the run is halted, this iteration stopped, or the policy too far from the one that played.
 //   gradient                 [parameter]                                                  read
@@ -140,12 +150,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float size = lr[is_critic[i] ? 1 : 0] / correction1;
     const float now = parameter[i] - size * mean / (sqrtf(mean_square) / sqrtf(correction2) + 1e-5f);
     parameter[i] = now;
-    const int place = weight_place[i];
-    if (place >= 0) {
-        narrow(((Element*)elements)[place], now);
-    } else {
-        biases[-1 - place] = now;
-    }
+    put(elements, biases, weight_place[i], now);
 }
 
 // The parameters as the kernels read them, after somebody else changed them; as adam_step has them.
@@ -155,11 +160,6 @@ extern "C" __global__ void pack_parameters(
     const int* weight_place, const float* parameter, unsigned char* elements, float* biases)
 {
     for (long long i = global_thread(); i < NUM_PARAMETERS; i += num_global_threads()) {
-        const int place = weight_place[i];
-        if (place >= 0) {
-            narrow(((Element*)elements)[place], parameter[i]);
-        } else {
-            biases[-1 - place] = parameter[i];
-        }
+        put(elements, biases, weight_place[i], parameter[i]);
     }
 }

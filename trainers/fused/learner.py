@@ -16,7 +16,7 @@ from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
-from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.function_manager import FunctionManager
 
 if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
@@ -28,23 +28,15 @@ class FusedLearner:
 
     Args:
         learner: of A2C or PPO, whose policy is packed (see `pack`).
-        num_epochs, num_minibatches: passes over the rollout, and steps of each.
-        constants: of the loss: IS_PPO, WEIGHS, CLIPS_VALUE, HUBER_DELTA.
-        target_kl: stops the iteration; 0: never.
     """
 
-    def __init__(
-        self,
-        learner: OnPolicy,
-        num_epochs: int,
-        num_minibatches: int,
-        constants: dict[str, Constant],
-        target_kl: float = 0.0,
-    ) -> None:
+    path = "fused"
+
+    def __init__(self, learner: OnPolicy) -> None:
         group, config = learner.group, learner.config
         self.learner = learner
         self.packed = group.policy.packed
-        self.plan = plan = self.packed.plan.learning(group.num_units, num_epochs, num_minibatches)
+        self.plan = plan = self.packed.plan.learning(group.num_units, config.num_epochs, config.num_minibatches)
         device = group.advantage.device
         new = self.packed.biases.new_zeros
         self._key = torch.zeros(2, dtype=torch.int64, device=device)
@@ -53,8 +45,7 @@ class FusedLearner:
         self._coefficients, self._lr = new(3), new(2)
         self.constants = {
             **group_constants(group),
-            **self.packed.constants,
-            **constants,
+            **learner.loss_of_kernels(),
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": plan.has_order,
             "ALL_AGENTS": self._active().shape[-1],
@@ -70,15 +61,14 @@ class FusedLearner:
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._halted = learner.guard.flag_of(group.name)
-        self._may_stop = target_kl > 0
-        self._prepare_optimizer(target_kl)
+        self._prepare_optimizer()
         self._prepare_order()
         self._calls = [call for number in range(plan.num_steps) for call in self._prepare_step(number)]
 
     @property
-    def uses_matrix_library(self) -> bool:
-        """Whether torch multiplies records, for want of a kernel that does."""
-        return any(one.plan.way == "records" for one in self._networks)
+    def shares_nothing(self) -> bool:
+        """On one rank, unless torch multiplies records, for want of a kernel that does."""
+        return self.learner.world.size == 1 and all(one.plan.way != "records" for one in self._networks)
 
     def learn(self) -> dict[str, torch.Tensor]:
         """All steps of an iteration; returns the figures' means over them, by name."""
@@ -103,19 +93,12 @@ class FusedLearner:
         self._num_adam_steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._num_adam_steps))
         learner.end()
         means, norm = self._figures.sum(dim=(0, 1)) / self.plan.num_steps, self._norms.mean()
-        if self._may_stop:
+        if learner.config.target_kl:
             share = self._counts / self._counts.sum()  # the first always counts
             means = (share.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
             norm = (share * self._norms).sum()
-        return {
-            "policy_loss": means[0],
-            "value_loss": means[1],
-            "entropy": means[2],
-            "approx_kl": means[3],
-            "clip_fraction": means[4],
-            "grad_norm": norm,
-            "explained_variance": learner.explained_variance(),
-        }
+        figures = dict(zip(learner.OF_MINIBATCHES, (*means, norm), strict=True))
+        return {**figures, "explained_variance": learner.explained_variance()}
 
     def _compile(self, normalises: bool) -> None:
         """The learn kernel, which serves all networks in one launch; and that of the products of those in pieces."""
@@ -182,7 +165,7 @@ class FusedLearner:
                     tensor.copy_(state[name])
                     state[name] = tensor
 
-    def _prepare_optimizer(self, target_kl: float) -> None:
+    def _prepare_optimizer(self) -> None:
         learner, packed, config = self.learner, self.packed, self.learner.config
         size, device = len(packed.parameter), packed.parameter.device
         new = packed.parameter.new_zeros
@@ -199,7 +182,7 @@ class FusedLearner:
                 place[numbers] = one.parts.storage_offset() + places
                 stride[numbers] = one.plan.part_size
                 num_parts[numbers] = one.plan.num_parts
-        of_critic = {id(p) for p in learner.optimizer.param_groups[1]["params"]} if _has_two(learner) else set()
+        of_critic = {id(p) for group in learner.optimizer.param_groups[1:] for p in group["params"]}
         for number, parameter in enumerate(learner.parameters):
             start = packed.numbers[id(parameter)]
             name[start : start + parameter.numel()] = number
@@ -208,7 +191,7 @@ class FusedLearner:
             "NUM_GROUPS": self.plan.num_groups,
             "NUM_FIGURE_ROWS": self._figures.shape[1],
             "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
-            "TARGET_KL": float(target_kl),
+            "TARGET_KL": float(config.target_kl or 0.0),
         }
         self._step_functions = packed.step_functions(constants)
         tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
@@ -327,7 +310,3 @@ def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
     place = torch.arange(len(gradient), device=gradient.device)
     zeros = torch.zeros(len(gradient), dtype=torch.int32, device=gradient.device)
     return {"place": place, "stride": zeros, "num_parts": zeros + 1}
-
-
-def _has_two(learner: OnPolicy) -> bool:
-    return len(learner.optimizer.param_groups) > 1

@@ -84,12 +84,6 @@ class PackedPolicy:
         """Brings the copies up to date, after somebody else changed the parameters."""
 
     @property
-    def constants(self) -> dict[str, Constant]:
-        """Of every kernel: what the policy knows and its plan does not."""
-        norm = self.policy.observation_norm
-        return {"CLIP": 10.0 if norm is None else float(norm.clip)}
-
-    @property
     def precision(self) -> dict[str, Constant]:
         """What all networks of a launch share."""
         return {"FULL_PRECISION": self.plan.element_bytes == 4}

@@ -21,6 +21,7 @@ from trainers.heads import CategoricalHeads, make_head
 from trainers.networks import find_network
 from trainers.networks.features import Features
 from trainers.networks.mlp import MLP
+from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.function_manager import Constant
@@ -282,6 +283,7 @@ class Plan:
             **{f"SHARED{layer + 1}": found for layer, found in enumerate(is_shared)},
             "IS_TANH": self.request.activation == "tanh",
             "NORMALISES": self.request.normalises,
+            "CLIP": CLIP,
             "WARPGROUPS": in_fours,
             "GROUP_TILES": group_tiles,
             "AT_ONCE1": group_tiles if in_fours else tiles_together(first),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trainers.acting.actor import Actor, Call, Stage, value_fields
+from trainers.acting.actor import Actor, Stage, value_fields
+from trainers.algorithms import why_no_kernels
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.actor import FusedActor
+from trainers.fused.actor import FusedPlayers
 from trainers.fused.learner import FusedLearner
 from trainers.fused.packed import pack
 from trainers.fused.plan import Plan, Request, plan
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
 
 
-def find_player(policy: Policy, spec: GroupSpec, stage: Stage) -> FusedPlayer | str:
-    """Who plays for a policy by fused kernels; or why they cannot."""
-    found = plan(Request.of(policy.config, spec), stage.limits, stage.precision)
-    return found if isinstance(found, str) else FusedPlayer(policy, spec, stage, found)
+def find_player(policy: Policy, spec: GroupSpec, stage: Stage, by_torch: Callable[..., Actor]) -> Actor:
+    """Who plays for a policy: fused kernels; or `by_torch`, which is told why they cannot."""
+    why = why_no_kernels(policy.config.algorithm)
+    found = why or plan(Request.of(policy.config, spec), stage.limits, stage.precision)
+    return (by_torch if isinstance(found, str) else FusedPlayer)(policy, spec, stage, found)
 
 
-def find_learner(learner: OnPolicy) -> FusedLearner | None:
-    """Does what the learner's `learn` does by fused kernels, where its policy plays by them."""
-    return FusedLearner(learner, **learner.loss_of_kernels()) if learner.group.actor.path == "fused" else None
+def find_learner(learner: OnPolicy) -> OnPolicy | FusedLearner:
+    """Who makes the learner's updates: it itself, or fused kernels where its policy plays by them."""
+    return FusedLearner(learner) if learner.group.actor.path == "fused" else learner
 
 
 def bytes_of_learner(actor: Actor, num_samples: int, num_epochs: int, num_minibatches: int) -> dict[str, int] | None:
@@ -60,30 +62,3 @@ class FusedPlayer(Actor):
     @classmethod
     def together(cls, actors: Sequence[Actor]) -> list[Actor]:
         return [FusedPlayers(actors)]
-
-
-class FusedPlayers(Actor):
-    """Plays for several policies, in one launch a step."""
-
-    path = "fused"
-
-    def __init__(self, actors: Sequence[FusedPlayer]) -> None:
-        stage = actors[0].stage
-        self._groups = [actor.group for actor in actors]
-        self._max_truncations = self._groups[0].rollout.max_truncations
-        self._launches = FusedActor(self._groups[0].rollout.env, self._groups, list(stage.greedy))
-
-    def begin(self) -> None:
-        for group in self._groups:
-            group.policy.packed.pack()
-
-    def prepare_step(self, t: int) -> list[Call]:
-        return [self._launches.prepare_act(t)]
-
-    def prepare_end(self) -> list[Call]:
-        seen = [[group.seen_array[-1] for group in self._groups]]
-        values = [[group.value[-1] for group in self._groups]]
-        for k in range(self._max_truncations):
-            seen.append([group.final_seen_array[k] for group in self._groups])
-            values.append([group.final_value[k] for group in self._groups])
-        return [self._launches.prepare_values(*one) for one in zip(seen, values, strict=True)]

@@ -242,15 +242,8 @@ class Guard:
         """Where the rows of an observation array belong; of `final_<name>` they are told as rows of steps."""
         if observation == GLOBAL_STATE:
             return _Place(prefix + observation, None, 0, 1)
-        layout, groups = self.rollout.env.layout, self.rollout.env.groups
-        array, first = layout.observations[observation], 0
-        if array.num_agents != self.num_agents:
-            first = next(
-                groups[group].agents.start
-                for group, places in layout.observation.items()
-                if any(place.array == observation for place in places.values())
-            )
-        return _Place(prefix + observation, None, first, array.num_agents)
+        num_agents = self.rollout.env.layout.observations[observation].num_agents
+        return _Place(prefix + observation, None, self.rollout.first_agent(observation), num_agents)
 
     def _prepare_search(self, place: _Place, number: int) -> Callable[[], None]:
         rollout, is_final = self.rollout, place.tensor.startswith(FINAL)

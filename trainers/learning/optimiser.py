@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -28,7 +27,6 @@ class SafeAdam(torch.optim.Adam):
         guard: watches the gradient.
         policy: the guard's name for it.
         max_norm: of the gradient; longer ones are shortened.
-        eps: see Adam.
     """
 
     def __init__(
@@ -38,11 +36,10 @@ class SafeAdam(torch.optim.Adam):
         lr: torch.Tensor,
         guard: Guard,
         policy: str,
-        max_norm: float = math.inf,
-        eps: float = 1e-5,
+        max_norm: float,
     ) -> None:
         with _without_compiler(torch.optim.Optimizer.add_param_group):
-            super().__init__(groups, lr=lr, eps=eps, fused=True, capturable=lr.device.type == "cuda")
+            super().__init__(groups, lr=lr, eps=1e-5, fused=True, capturable=lr.device.type == "cuda")
         self.module = module
         self.parameters = list(module.parameters())
         self.guard = guard

@@ -13,6 +13,25 @@ from torch import nn
 
 from trainers.learning.distributed import world
 
+CLIP = 10.0
+"""Bound of features once they are normalised, on both sides."""
+MIN_DEVIATION = 1e-2
+"""Of returns: those that are all alike are not blown up."""
+
+
+def moments_of(
+    values: torch.Tensor, weight: torch.Tensor | None, dim: int | None = None
+) -> tuple[torch.Tensor | int, torch.Tensor, torch.Tensor]:
+    """Number, mean and variance (without correction) of values along `dim`, or of all; those with weight 0 do not
+    count."""
+    if weight is None:
+        variance, mean = torch.var_mean(values, dim=dim, correction=0)
+        return values.numel() if dim is None else values.shape[dim], mean, variance
+    number = weight.sum(dtype=torch.float64)
+    divisor = number.clamp_min(1.0).to(values.dtype)
+    mean = (values * weight).sum(dim) / divisor
+    return number, mean, ((values - mean).square() * weight).sum(dim) / divisor
+
 
 class RunningMoments(nn.Module):
     """Mean and variance of all that was taken in so far (Chan's parallel formula)."""
@@ -27,20 +46,24 @@ class RunningMoments(nn.Module):
 
     def take_in(self, values: torch.Tensor, weight: torch.Tensor | None, dim: int | None) -> None:
         """Values along `dim`, or all of them if it is None, of all ranks; those with weight 0 do not count."""
-        if weight is None:
-            number = torch.full_like(self.count, values.numel() if dim is None else values.shape[dim])
-            variance, mean = torch.var_mean(values, dim=dim, correction=0)
-        else:
-            number = weight.sum(dtype=torch.float64)
-            divisor = number.clamp_min(1.0).to(values.dtype)
-            mean = (values * weight).sum(dim) / divisor
-            variance = ((values - mean).square() * weight).sum(dim) / divisor
+        number, mean, variance = moments_of(values, weight, dim)
+        number = torch.full_like(self.count, number) if weight is None else number
         number, mean, variance = world().moments(number, mean, variance)
-        self.is_finite &= _merge(self.mean, self.variance, self.count, mean, variance, number)
+        is_finite = torch.isfinite(mean.sum() + variance.sum())
+        self.is_finite &= is_finite
+        number = torch.where(is_finite, number, 0.0)
+        total = self.count + number
+        share = (number / total.clamp_min(1.0)).to(mean.dtype)
+        delta = torch.where(is_finite, mean, self.mean) - self.mean
+        variance = torch.where(is_finite, variance, self.mean)
+        # Written so that share 1, the first time, gives the new moments exactly.
+        self.variance.copy_(self.variance * (1 - share) + variance * share + delta.square() * share * (1 - share))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
 
 
 class ObservationNorm(RunningMoments):
-    """Brings each feature to mean 0 and standard deviation 1, clipped to +-`clip`.
+    """Brings each feature to mean 0 and standard deviation 1, clipped to +-CLIP.
 
     Statistics of all observations so far. They change only between an update and the next rollout, so that a
     rollout and the update that learns from it see the same numbers.
@@ -48,13 +71,9 @@ class ObservationNorm(RunningMoments):
     Source: Huang et al. 2022, "The 37 implementation details of PPO", details 19 and 20.
     """
 
-    def __init__(self, num_features: int, clip: float = 10.0) -> None:
-        super().__init__(num_features)
-        self.clip = clip
-
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """[..., features] -> the same, normalised."""
-        return ((observation - self.mean) * torch.rsqrt(self.variance + 1e-8)).clamp(-self.clip, self.clip)
+        return ((observation - self.mean) * torch.rsqrt(self.variance + 1e-8)).clamp(-CLIP, CLIP)
 
     @torch.no_grad()
     def update(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
@@ -94,10 +113,9 @@ class ValueNorm(nn.Module):
     et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games", arXiv:2103.01955, section 3.
     """
 
-    def __init__(self, beta: float = 0.99, min_deviation: float = 1e-2) -> None:
+    def __init__(self, beta: float = 0.99) -> None:
         super().__init__()
         self.beta = beta
-        self.min_deviation = min_deviation
         self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
         self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
@@ -126,15 +144,7 @@ class ValueNorm(nn.Module):
             values: what the critic said, of any shape.
             halted: [1], not 0: nothing is taken in, and nothing moves.
         """
-        number, wide = target.numel(), target.double()
-        if weight is None:
-            variance, mean = torch.var_mean(wide, correction=0)
-        else:
-            weight = weight.double()
-            number = weight.sum()
-            divisor = number.clamp_min(1.0)
-            mean = (wide * weight).sum() / divisor
-            variance = ((wide - mean).square() * weight).sum() / divisor
+        number, mean, variance = moments_of(target.double(), None if weight is None else weight.double())
         number, mean, variance = world().moments(number, mean, variance)
         is_finite = torch.isfinite(mean.float() + variance.sqrt().float())
         self.is_finite &= is_finite
@@ -150,7 +160,7 @@ class ValueNorm(nn.Module):
         self.mean.add_(delta * share)
         self.weight.copy_(now)
         before, after = self.moments.double(), torch.stack([self.mean, self.variance.sqrt()])
-        after[1].clamp_min_(self.min_deviation)
+        after[1].clamp_min_(MIN_DEVIATION)
         after = torch.where(counts, after, before).float().double()  # what is moved has to meet what kernels read
         stays = is_first | ~counts
         scale = torch.where(stays, 1.0, before[1] / after[1])
@@ -167,25 +177,3 @@ class ValueNorm(nn.Module):
 
     def denormalise(self, value: torch.Tensor) -> torch.Tensor:
         return value * self.moments[1] + self.moments[0]
-
-
-def _merge(
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    count: torch.Tensor,
-    new_mean: torch.Tensor,
-    new_variance: torch.Tensor,
-    number: torch.Tensor,
-) -> torch.Tensor:
-    """Brings `number` more samples into running moments, in place; returns whether they were finite."""
-    is_finite = torch.isfinite(new_mean.sum() + new_variance.sum())
-    number = torch.where(is_finite, number, 0.0)
-    new_mean, new_variance = (torch.where(is_finite, new, mean) for new in (new_mean, new_variance))
-    total = count + number
-    share = (number / total.clamp_min(1.0)).to(mean.dtype)
-    delta = new_mean - mean
-    # Written so that share 1, the first time, gives the new moments exactly.
-    variance.copy_(variance * (1 - share) + new_variance * share + delta.square() * share * (1 - share))
-    mean.add_(delta * share)
-    count.copy_(total)
-    return is_finite

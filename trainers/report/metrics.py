@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.experience.rollout import Rollout
 from trainers.learning.distributed import world
 from trainers.run import disk
-from trainers.settings.config import Config, PolicyConfig
+from trainers.settings.config import Config
 from warpdrive.function_manager import FunctionManager
 
 SOURCE = Path(__file__).parent / "episodes.cu"
@@ -84,22 +83,6 @@ def metrics_of(config: Config, groups: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def explain(name: str, policies: Mapping[str, PolicyConfig] | None = None) -> str | None:
-    """What a metric of a run is, by the name it has there: "train/tagger/entropy".
-
-    Args:
-        policies: of the run's config; what an algorithm says of its figures goes first, of one from outside, too.
-    """
-    for policy, config in (policies or {}).items():
-        figures = find_algorithm(config.algorithm)[0].FIGURES
-        if name.startswith(f"train/{policy}/") and (found := figures.get(name.rpartition("/")[2])) is not None:
-            return found
-    for pattern, explanation in EXPLANATIONS.items():
-        if re.fullmatch(re.sub("<[a-z]+>", "[^/]+", pattern), name):
-            return explanation
-    return None
-
-
 def new_sums(num_envs: int, num_agents: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """What is summed up in each env, all of it zeros."""
     per_agent = {name: torch.zeros(num_envs, num_agents, device=device) for name in ("running_return", "return_sum")}
@@ -135,10 +118,6 @@ class Metrics:
             **self.arrays,
         )
         """Call it once for each rollout."""
-
-    def report(self, figures: Mapping[str, Figures]) -> dict[str, float]:
-        """Metrics since the last report, by name; waits for the device. See `begin_report`."""
-        return self.begin_report(figures).read()[0]
 
     def begin_report(self, figures: Mapping[str, Figures], also: torch.Tensor | None = None) -> PendingReport:
         """Sends the metrics since the last report, over all ranks, on their way; starts the sums anew.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trainers.run.disk import written
 from trainers.run.manifest import RESOLVED_CONFIG
 from warpdrive.config import did_you_mean
 from warpdrive.config_file import load_yaml
+from warpdrive.distribution import pip_install
 from warpdrive.drawing import PALETTE
 from warpdrive.errors import BackendError, ConfigError
 
@@ -183,24 +185,10 @@ def title_of(metric: str) -> str:
 
 
 def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, title: str = "") -> None:
-    """Draws panels side by side, legible in a column of a paper, and writes them as each path's ending says.
-
-    Raises:
-        BackendError: matplotlib is missing.
-        RunFolderError: a file cannot be written.
-    """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        raise BackendError("curves are drawn by matplotlib, which is missing. pip install 'warpdrive[plot]'.") from None
+    """Draws panels side by side, legible in a column of a paper; see `drawn`."""
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.6 * num_columns, 2.7 * num_rows), layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawn(paths, 3.6 * num_columns, 2.7 * num_rows) as figure:
         everything = figure.subplots(num_rows, num_columns, squeeze=False).flat
         handles: dict[str, Any] = {}
         for axes, panel in zip(everything, panels, strict=False):
@@ -216,9 +204,7 @@ def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, ti
                 handles.setdefault(line.label, handle)
             for goal in panel.goals:
                 axes.axhline(goal, linestyle="--", linewidth=1, color="black")
-            axes.set(title=panel.title, xlabel=x_label)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.grid(alpha=0.3, linewidth=0.5)
+            finish(axes, title=panel.title, xlabel=x_label)
         for axes in everything:
             axes.set_visible(False)
         if len(handles) > 1 or any(line.num_seeds > 1 for panel in panels for line in panel.lines):
@@ -228,11 +214,40 @@ def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, ti
             )
         if title:
             figure.suptitle(title, fontsize=9)
+
+
+@contextlib.contextmanager
+def drawn(paths: Sequence[Path], width: float, height: float) -> Iterator[Any]:
+    """An empty figure of so many inches, to be drawn on; then it is written as each path's ending says.
+
+    Raises:
+        BackendError: matplotlib is missing.
+        RunFolderError: a file cannot be written.
+    """
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BackendError(f"curves are drawn by matplotlib, which is missing. {pip_install('plot')}.") from None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
         for path in paths:
             # An svg or pdf would name the time it was made at: the same curves are the same file.
             stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
             with written(path) as beside:
                 figure.savefig(beside, dpi=200, metadata=stamp)
+
+
+def finish(axes: Any, **labels: str) -> None:
+    """Labels of axes, the numbers along them and a grid."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set(**labels)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.3, linewidth=0.5)
 
 
 def _series(run: Run, metric: str, x: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,6 @@ from trainers.settings.config import SHARED
 NUM_DRAWS = 2_000
 CONFIDENCE = 0.95
 
-Curve = Mapping[str, Sequence[float]]
-"""env_steps, iqm, low, high: one number a point."""
 Series = tuple[Sequence[float], Sequence[float]]
 """Where one seed was measured, increasing, and what was found there."""
 
@@ -73,26 +71,6 @@ def common_places(series: Sequence[Series], most: int | None = None) -> tuple[np
         stride = max(1, math.ceil(len(places) / most))
         places = places[::-1][::stride][::-1]
     return np.array(places, np.float64), np.array([np.interp(places, x, y) for x, y in series])
-
-
-def curve_of(metrics: Sequence[Sequence[Mapping[str, float]]], name: str) -> Curve:
-    """A metric over env steps, where all seeds have it.
-
-    Args:
-        metrics: for each seed, the lines of its metrics.jsonl.
-        name: such as `rollout/ep_rew_mean`.
-    """
-    series = []
-    for lines in metrics:
-        points = [(one["time/total_timesteps"], one[name]) for one in lines if has(one, name)]
-        series.append(tuple(zip(*points, strict=True)) or ((), ()))
-    env_steps = set.intersection(*(set(x) for x, _ in series))
-    if not env_steps:
-        return {"env_steps": [], "iqm": [], "low": [], "high": []}
-    _, values = common_places(series)
-    low, high = interval(values)
-    found = {"iqm": iqm(values).tolist(), "low": low.tolist(), "high": high.tolist()}
-    return {"env_steps": sorted(env_steps), **found}
 
 
 def has(metrics: Mapping[str, float], name: str) -> bool:

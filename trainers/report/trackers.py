@@ -13,6 +13,7 @@ from typing import Any
 from trainers.run.run_folder import RunFolder
 from trainers.settings.config import Config
 from warpdrive.config import to_plain
+from warpdrive.distribution import pip_install
 
 
 class Tracker(ABC):
@@ -132,7 +133,7 @@ class Trackers:
         try:
             getattr(tracker, verb)(*arguments)
         except ImportError as error:
-            way_out = f"pip install 'warpdrive[{tracker.extra}]' brings it."
+            way_out = f"{pip_install(tracker.extra)} brings it."
             self._say(f"{tracker.name} cannot be imported ({error.name or error}): {way_out}")
         except Exception as error:  # whatever a library, a disk or a network does
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

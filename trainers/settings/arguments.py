@@ -160,15 +160,24 @@ def find_config(name: str, folder: Path | None) -> Path:
     raise ConfigError(f"{name}: no such file." + (f" Did you mean '{files[found]}'?" if found else ""))
 
 
-def needed_config(options: argparse.Namespace, folder: Path | None) -> Path:
-    """The file that --config names.
+def names_of_configs(options: argparse.Namespace) -> list[str]:
+    """Those given by --config and, to a command that takes files, as they are. Raises ConfigError if none is."""
+    names = ([] if options.config is None else [options.config]) + getattr(options, "files", [])
+    if not names:
+        raise ConfigError("command line: a config is needed, such as --config tag.yaml. See --help.")
+    return names
+
+
+def needed_config(options: argparse.Namespace, folder: Path | None, done: str = "read") -> Path:
+    """The one config of a command; `done` says what is done with it.
 
     Raises:
-        ConfigError: it is not there, or --config was not given.
+        ConfigError: it is not there, was not given, or is not the only one.
     """
-    if options.config is None:
-        raise ConfigError("command line: a config is needed, such as --config tag.yaml. See --help.")
-    return find_config(options.config, folder)
+    names = names_of_configs(options)
+    if len(names) > 1:
+        raise ConfigError(f"command line: one config is {done} at a time, got {len(names)}.")
+    return find_config(names[0], folder)
 
 
 def config_of(path: Path, options: argparse.Namespace, overrides: Overrides) -> Config:

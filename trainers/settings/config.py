@@ -187,6 +187,10 @@ class ActorCriticConfig(PolicyConfig):
     MAX_MINIBATCHES: ClassVar[int] = 32
     """Where num_minibatches is not given: samples of one, and how many there are at most."""
 
+    # What only PPO and MAPPO have, and A2C is asked for, too.
+    num_epochs: ClassVar[int] = 1
+    target_kl: ClassVar[Any] = None
+
     FALLS: ClassVar[tuple[float, float]] = (2e-3, 1e-4)
     """`lr` at the start and at the end of a run, where it is not given."""
 

@@ -1,37 +1,49 @@
 #include "warpdrive.cuh"
 
-// Generalised advantage estimation of one policy group, each agent's steps walked backwards by one thread.
-// A terminated step has no future, truncated or not. One only truncated has: the value of what was seen
-// before the reset.
-// Either way the sum stops there, since the next step belongs to another episode. For an agent that has left the game
-// nothing is estimated, and its last step in the game has no future; unless its team is its credit: then it is paid
-// what the team earns, and goes on until the episode ends.
-// (Schulman et al. 2016, arXiv:1506.02438)
-//   reward          [step, env, agent of all]      of the whole rollout            read
-//   terminated      [step, env]                                                    read
-//   truncated       [step, env]                                                    read
-//   active          [step + 1, env, agent of all]  in the game before the step     read
-//   survived        [step, env, agent of all]      in the game after it, not reset read
-//   team_reward     [step, env]                    scaled and clipped              read
-//   value           [step + 1, env, agent of group] in the critic's unit           read
-//   final_value     [k, env, agent of group]       at an env's k-th truncation     read
-//   value_moments   [2]   mean, deviation: what the critic's unit is               read
-//   reward_scale    [1]   what rewards are multiplied with                         read
-//   num_truncated   [env]                          truncations in this rollout     read
-//   advantage       [step, env, agent of group]                                    written
+// Advantages of one policy group, and what they and the figures of its critic are made of.
+//
+// Constants, of who may leave the game:
+//   HAS_ACTIVE      whether agents may
+//   CREDITS_TEAM    whether one that left is paid what its team earns, and goes on until the episode ends; else its last
+//                   step in the game has no future, and nothing is estimated after it
+//
+// What several kernels take, all of it read:
+//   reward          [step, env, agent of all]      of the whole rollout
+//   terminated      [step, env]
+//   truncated       [step, env]
+//   active          [step + 1, env, agent of all]  if HAS_ACTIVE: in the game before the step
+//   survived        [step, env, agent of all]      likewise: in the game after it, not reset
+//   team_reward     [step, env]                    if CREDITS_TEAM: scaled and clipped
+//   value           [step + 1, env, agent of group] in the critic's unit
+//   value_moments   [2]   mean, deviation: what the critic's unit is
+//   reward_scale    [1]   what rewards are multiplied with
 //   reward_clip     rewards are clipped to +- this, after they are scaled
 //   discount        of one step
-//   gae_lambda      weight of longer sums
 //   group_start     the group's first agent
 //   group_size      its number of agents
 //   num_steps       of the rollout
+static_assert(HAS_ACTIVE || !CREDITS_TEAM, "nobody leaves");
+
+__device__ __forceinline__ float paid(float reward, float scale, float clip)
+{
+    return fminf(fmaxf(reward * scale, -clip), clip);
+}
+
+// Generalised advantage estimation, each agent's steps walked backwards by one thread.
+// A terminated step has no future, truncated or not. One only truncated has: the value of what was seen
+// before the reset.
+// Either way the sum stops there, since the next step belongs to another episode.
+// (Schulman et al. 2016, arXiv:1506.02438)
+//   final_value     [k, env, agent of group]       at an env's k-th truncation     read
+//   num_truncated   [env]                          truncations in this rollout     read
+//   advantage       [step, env, agent of group]                                    written
+//   gae_lambda      weight of longer sums
 //   max_truncations rows of final_value; an env that is truncated more often has no future kept for the rest
-template <bool SOME_INACTIVE, bool CREDITS_TEAM>
-__device__ __forceinline__ void estimate(
+extern "C" __global__ void gae(
     const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
-    const float* team_reward, const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
-    const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
-    int group_size, int num_steps, int max_truncations)
+    const float* team_reward, const float* value, const float* final_value, const float* value_moments,
+    const float* reward_scale, const int* num_truncated, float* advantage, float reward_clip, float discount,
+    float gae_lambda, int group_start, int group_size, int num_steps, int max_truncations)
 {
     const float mean = value_moments[0];
     const float deviation = value_moments[1];
@@ -55,19 +67,19 @@ __device__ __forceinline__ void estimate(
             }
             const float value_now = value[t * num_rows + row] * deviation + mean;
             bool counts = true;
-            if (SOME_INACTIVE) {
+            if (HAS_ACTIVE) {
                 counts = active[step_env * NUM_AGENTS + agent];
                 if (!CREDITS_TEAM && !survived[step_env * NUM_AGENTS + agent]) {
                     next_value = 0.0f;
                     next_advantage = 0.0f;
                 }
             }
-            float paid = fminf(fmaxf(reward[step_env * NUM_AGENTS + agent] * scale, -reward_clip), reward_clip);
+            float pay = paid(reward[step_env * NUM_AGENTS + agent], scale, reward_clip);
             if (CREDITS_TEAM && !counts) {
-                paid = team_reward[step_env];
+                pay = team_reward[step_env];
                 counts = true;
             }
-            const float surprise = paid + discount * next_value - value_now;
+            const float surprise = pay + discount * next_value - value_now;
             next_advantage = counts ? surprise + discount * gae_lambda * next_advantage : 0.0f;
             advantage[t * num_rows + row] = next_advantage;
             next_value = value_now;
@@ -75,46 +87,8 @@ __device__ __forceinline__ void estimate(
     }
 }
 
-extern "C" __global__ void gae(
-    const float* reward, const bool* terminated, const bool* truncated, const float* value, const float* final_value,
-    const float* value_moments, const float* reward_scale, const int* num_truncated, float* advantage,
-    float reward_clip, float discount, float gae_lambda, int group_start, int group_size, int num_steps,
-    int max_truncations)
-{
-    estimate<false, false>(reward, terminated, truncated, nullptr, nullptr, nullptr, value, final_value, value_moments,
-                           reward_scale, num_truncated, advantage, reward_clip, discount, gae_lambda, group_start,
-                           group_size, num_steps, max_truncations);
-}
-
-// The same where agents may leave the game.
-extern "C" __global__ void gae_with_inactive(
-    const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
-    const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
-    const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
-    int group_size, int num_steps, int max_truncations)
-{
-    estimate<true, false>(reward, terminated, truncated, active, survived, nullptr, value, final_value, value_moments,
-                          reward_scale, num_truncated, advantage, reward_clip, discount, gae_lambda, group_start,
-                          group_size, num_steps, max_truncations);
-}
-
-// The same where those who left are paid what their team earns.
-extern "C" __global__ void gae_with_team(
-    const float* reward, const bool* terminated, const bool* truncated, const bool* active, const float* team_reward,
-    const float* value, const float* final_value, const float* value_moments, const float* reward_scale,
-    const int* num_truncated, float* advantage, float reward_clip, float discount, float gae_lambda, int group_start,
-    int group_size, int num_steps, int max_truncations)
-{
-    estimate<true, true>(reward, terminated, truncated, active, nullptr, team_reward, value, final_value,
-                         value_moments, reward_scale, num_truncated, advantage, reward_clip, discount, gae_lambda,
-                         group_start, group_size, num_steps, max_truncations);
-}
-
 // What a group's team earns: the mean of what its agents in the game are paid, 0 where none is.
-//   reward        [step, env, agent of all]                          read
-//   active        [step + 1, env, agent of all]  before the step     read
-//   reward_scale  [1]                                                read
-//   team_reward   [step, env]                    scaled and clipped  written
+//   team_reward   [step, env]  scaled and clipped  written
 extern "C" __global__ void team_rewards(
     const float* reward, const bool* active, const float* reward_scale, float* team_reward, float reward_clip,
     int group_start, int group_size, int num_steps)
@@ -127,7 +101,7 @@ extern "C" __global__ void team_rewards(
         int number = 0;
         for (long long i = first; i < first + group_size; ++i) {
             if (!active[i]) continue;
-            sum += fminf(fmaxf(reward[i] * scale, -reward_clip), reward_clip);
+            sum += paid(reward[i], scale, reward_clip);
             number += 1;
         }
         team_reward[row] = number > 0 ? sum / number : 0.0f;
@@ -135,11 +109,8 @@ extern "C" __global__ void team_rewards(
 }
 
 // Running discounted return of each agent, forwards: what rewards are scaled by (Huang et al. 2022, detail 21).
-//   reward            [step, env, agent of all]                             read
-//   terminated        [step, env]                                           read
-//   truncated         [step, env]                                           read
-//   running           [env, agent of group]  of the episode under way       read, written
-//   discounted        [step, env, agent of group]                           written
+//   running     [env, agent of group]  of the episode under way  read, written
+//   discounted  [step, env, agent of group]                      written
 extern "C" __global__ void discounted_returns(
     const float* reward, const bool* terminated, const bool* truncated, float* running, float* discounted,
     float discount, int group_start, int group_size, int num_steps)
@@ -161,27 +132,14 @@ extern "C" __global__ void discounted_returns(
 
 // What the critic said in a rollout, beside the returns of the episodes that ended in it for good: sums over each part's
 // rows, a row being an agent's steps. No value has a part in a return: a critic that believes itself does not pass.
-//   reward          [step, env, agent of all]      of the whole rollout            read
-//   terminated      [step, env]                                                    read
-//   truncated       [step, env]                                                    read
-//   active          [step + 1, env, agent of all]  if has_active: in the game before the step  read
-//   survived        [step, env, agent of all]      likewise: in the game after it, not reset   read
-//   value           [step + 1, env, agent of group] in the critic's unit           read
-//   value_moments   [2]   mean, deviation: what the critic's unit is               read
-//   reward_scale    [1]   what rewards are multiplied with                         read
-//   team_reward     [step, env]  if credits_team: what an agent that left is paid until the episode ends; scaled and
-//                   clipped                                                        read
 //   sums            [part, SUMS]  of all samples: how many, values, their squares, the largest size of one; of those
 //                   with a return: how many, return - value, its square, returns, their squares     written
-//   reward_clip     rewards are clipped to +- this, after they are scaled
-//   discount        of one step
 constexpr int SUMS = 9;
 
 extern "C" __global__ void value_figures(
     const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
     const float* value, const float* value_moments, const float* reward_scale, const float* team_reward, double* sums,
-    float reward_clip, float discount, int group_start, int group_size, int num_steps, int num_parts, bool has_active,
-    bool credits_team)
+    float reward_clip, float discount, int group_start, int group_size, int num_steps, int num_parts)
 {
     const double mean = value_moments[0];
     const double deviation = value_moments[1];
@@ -202,18 +160,17 @@ extern "C" __global__ void value_figures(
                     ends = terminated[step_env];
                 }
                 bool is_paid = true;
-                if (credits_team) {
+                if (CREDITS_TEAM) {
                     is_paid = active[step_agent];
-                } else if (has_active) {
+                } else if (HAS_ACTIVE) {
                     if (!active[step_agent]) continue;
                     if (!survived[step_agent]) {
                         paid_from_here = 0.0;
                         ends = true;
                     }
                 }
-                float paid = fminf(fmaxf(reward[step_agent] * scale, -reward_clip), reward_clip);
-                if (!is_paid) paid = team_reward[step_env];
-                paid_from_here = paid + discount * paid_from_here;
+                const float pay = is_paid ? paid(reward[step_agent], scale, reward_clip) : team_reward[step_env];
+                paid_from_here = pay + discount * paid_from_here;
                 const double said = value[t * num_rows + row] * deviation + mean;
                 sum[0] += 1.0;
                 sum[1] += said;

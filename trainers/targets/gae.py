@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from trainers.experience.group_rollout import GroupRollout
 from warpdrive.function_manager import FunctionManager
 
 SOURCE = Path(__file__).parent / "gae.cu"
+LARGEST = torch.finfo(torch.float32).max
 
 
 def prepare_gae(
@@ -23,74 +25,67 @@ def prepare_gae(
     The value's unit and the scale of rewards are the group's: `group.value_moments`, `group.reward_scale`.
     Rewards are first scaled, and clipped to +-reward_clip if the policy scales them.
     """
-    rollout = group.rollout
-    env = rollout.env
-    functions = FunctionManager(
-        rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
-    )
-    scale = _prepare_scale(group, functions, discount)
-    calls = [] if scale is None else [scale]
-    pay = {
-        "reward_scale": group.reward_scale,
-        "reward_clip": min(reward_clip if scale else math.inf, torch.finfo(torch.float32).max),
-        "group_start": group.agents.start,
-        "group_size": len(group.agents),
-        "num_steps": rollout.num_steps,
-    }
-    kernel, left = "gae", {}
+    rollout, prepare = group.rollout, kernels_of(group, discount, reward_clip)
+    calls = _prepare_scale(group, prepare)
     if group.credits_team:
-        kernel, left = "gae_with_team", {"active": rollout.active, "team_reward": group.team_reward}
-        calls.append(functions.prepare("team_rewards", **left, **pay))
-    elif rollout.active is not None:
-        kernel, left = "gae_with_inactive", {"active": rollout.active, "survived": rollout.survived}
-    launch = functions.prepare(
-        kernel,
-        value=group.value,
+        calls.append(prepare("team_rewards"))
+    launch = prepare(
+        "gae",
         final_value=group.final_value,
-        value_moments=group.value_moments,
-        num_truncated=env.data["num_truncated"],
+        num_truncated=rollout.env.data["num_truncated"],
         advantage=group.advantage,
-        discount=discount,
         gae_lambda=gae_lambda,
         max_truncations=rollout.max_truncations,
-        **left,
-        **pay,
     )
-    if not calls:
-        return launch
 
     def estimate() -> None:
         for call in (*calls, launch):
             call()
 
-    return estimate
+    return estimate if calls else launch
 
 
-def _prepare_scale(group: GroupRollout, functions: FunctionManager, discount: float) -> Callable[[], None] | None:
-    """What brings `group.reward_scale` up to date with the rollout; None if the policy does not scale rewards."""
+def kernels_of(group: GroupRollout, discount: float, reward_clip: float) -> Callable[..., Callable[[], None]]:
+    """What prepares a launch of a kernel of gae.cu by its name, with what several of them take and whatever else it is
+    given."""
+    rollout, env = group.rollout, group.rollout.env
+    constants = {"HAS_ACTIVE": rollout.active is not None, "CREDITS_TEAM": group.credits_team}
+    functions = FunctionManager(rollout.data, SOURCE, constants, env.num_envs, env.num_agents, env.backend)
+    nothing = torch.zeros(1, dtype=torch.bool, device=env.device)
+    given = {
+        "active": nothing if rollout.active is None else rollout.active,
+        "survived": nothing if rollout.survived is None else rollout.survived,
+        "team_reward": nothing.float() if group.team_reward is None else group.team_reward,
+        "value": group.value,
+        "value_moments": group.value_moments,
+        "reward_scale": group.reward_scale,
+        "reward_clip": min(math.inf if group.policy.reward_norm is None else reward_clip, LARGEST),
+        "discount": discount,
+        "group_start": group.agents.start,
+        "group_size": len(group.agents),
+        "num_steps": rollout.num_steps,
+    }
+
+    def prepare(kernel: str, **more: Any) -> Callable[[], None]:
+        taken = {parameter.name for parameter in functions.signature(kernel).parameters}
+        return functions.prepare(kernel, **{name: one for name, one in given.items() if name in taken}, **more)
+
+    return prepare
+
+
+def _prepare_scale(group: GroupRollout, prepare: Callable[..., Callable[[], None]]) -> list[Callable[[], None]]:
+    """What brings `group.reward_scale` up to date with the rollout; nothing if the policy does not scale rewards."""
     norm = group.policy.reward_norm
     if norm is None:
-        return None
-    env, agents = group.rollout.env, group.agents
+        return []
+    env = group.rollout.env
     # A rollout ends within episodes: the sums under way are part of the envs' state, and of a checkpoint.
     running = env.data.push(
-        group.spec.array("discounted_return"), torch.zeros(env.num_envs, len(agents), device=env.device)
+        group.spec.array("discounted_return"), torch.zeros(env.num_envs, len(group.agents), device=env.device)
     )
-    launch = functions.prepare(
-        "discounted_returns",
-        running=running,
-        discounted=group.advantage,  # free until GAE writes it
-        discount=discount,
-        group_start=agents.start,
-        group_size=len(agents),
-        num_steps=group.rollout.num_steps,
-    )
-
-    def scale() -> None:
-        launch()
-        norm.update(group.advantage, group.active, group.reward_scale)
-
-    return scale
+    # The advantage is free until GAE writes it.
+    launch = prepare("discounted_returns", running=running, discounted=group.advantage)
+    return [launch, lambda: norm.update(group.advantage, group.active, group.reward_scale)]
 
 
 def gae_reference(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 
 from trainers.experience.group_rollout import GroupRollout
 from trainers.learning.distributed import world
-from trainers.targets.gae import SOURCE
-from warpdrive.function_manager import FunctionManager
+from trainers.targets.gae import kernels_of
 
 NUM_SUMS = 9
 MAX_PARTS = 1 << 14
 
 
 def prepare_value_figures(
-    group: GroupRollout, discount: float, reward_clip: float = math.inf
+    group: GroupRollout, discount: float, reward_clip: float
 ) -> Callable[[], dict[str, torch.Tensor]]:
     """Figures of the rollout that is there, on the device, whenever it is called; rewards are as GAE sees them.
 
@@ -25,37 +23,9 @@ def prepare_value_figures(
     explained_variance_of_returns: 1 - variance of (return - value) / variance of the return, over the steps whose
     episode ended for good in the same rollout, by itself or for the agent; NaN if there is none.
     """
-    rollout, num_agents = group.rollout, len(group.agents)
-    num_parts = min(MAX_PARTS, rollout.num_envs * num_agents)
+    num_parts = min(MAX_PARTS, group.rollout.num_envs * len(group.agents))
     sums = torch.zeros(num_parts, NUM_SUMS, dtype=torch.float64, device=group.value.device)
-    nothing = torch.zeros(1, dtype=torch.bool, device=sums.device)
-    no_reward = group.reward_scale.new_zeros(1)
-    functions = FunctionManager(
-        rollout.data,
-        SOURCE,
-        num_envs=rollout.num_envs,
-        num_agents=rollout.env.num_agents,
-        backend=rollout.env.backend,
-    )
-    is_scaled = group.policy.reward_norm is not None
-    launch = functions.prepare(
-        "value_figures",
-        active=nothing if rollout.active is None else rollout.active,
-        survived=nothing if rollout.survived is None else rollout.survived,
-        value=group.value,
-        value_moments=group.value_moments,
-        reward_scale=group.reward_scale,
-        team_reward=group.team_reward if group.credits_team else no_reward,
-        sums=sums,
-        reward_clip=min(reward_clip if is_scaled else math.inf, torch.finfo(torch.float32).max),
-        discount=discount,
-        group_start=group.agents.start,
-        group_size=num_agents,
-        num_steps=rollout.num_steps,
-        num_parts=num_parts,
-        has_active=rollout.active is not None,
-        credits_team=group.credits_team,
-    )
+    launch = kernels_of(group, discount, reward_clip)("value_figures", sums=sums, num_parts=num_parts)
 
     def figures() -> dict[str, torch.Tensor]:
         launch()

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainers.report.plot import STEPS, X_LABELS, drawn, finish
 from trainers.run import disk
 from trainers.settings.arguments import Overrides
 from trainers.tuning.search import Trial, in_order
 from warpdrive.config import Section
 from warpdrive.config_file import dump_yaml, load_yaml, override
-from warpdrive.errors import BackendError
+from warpdrive.drawing import GREY, PALETTE
 
 NUM_NAMED = 6
 """Trials that the picture's legend names."""
@@ -82,28 +83,11 @@ def write_config(path: Path, section: Mapping[str, Any], comment: str) -> None:
 
 
 def draw(path: Path, trials: Sequence[Trial], metric: str) -> None:
-    """The curves of all trials: the best stands out, those that were stopped early are faint.
-
-    Raises:
-        BackendError: matplotlib is missing.
-        RunFolderError: the file cannot be written.
-    """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        raise BackendError("curves are drawn by matplotlib, which is missing. pip install 'warpdrive[plot]'.") from None
-    from trainers.report.plot import STEPS, STYLE, X_LABELS
-    from warpdrive.drawing import GREY, PALETTE
-
-    drawn = [trial for trial in in_order(trials) if trial.reports]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.4, 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    """The curves of all trials: the best stands out, those that were stopped early are faint. See `drawn`."""
+    trials = [trial for trial in in_order(trials) if trial.reports]
+    with drawn([path], 5.4, 3.4) as figure:
         axes = figure.subplots()
-        for place, trial in enumerate(drawn):
+        for place, trial in enumerate(trials):
             is_named, is_best = trial.counts and place < NUM_NAMED, place == 0
             axes.plot(
                 *zip(*trial.reports, strict=True),
@@ -111,13 +95,9 @@ def draw(path: Path, trials: Sequence[Trial], metric: str) -> None:
                 alpha=1.0 if is_best else 0.6 if is_named else 0.35,
                 linewidth=2.6 if is_best else 1.1,
                 marker="o" if len(trial.reports) == 1 else None,
-                zorder=3 + len(drawn) - place,
+                zorder=3 + len(trials) - place,
                 label=f"trial {trial.number}{'' if trial.number else ', as given'}" if is_named else None,
             )
-        axes.set(xlabel=X_LABELS[STEPS], ylabel=metric)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.grid(alpha=0.3, linewidth=0.5)
-        if any(trial.counts for trial in drawn):
+        finish(axes, xlabel=X_LABELS[STEPS], ylabel=metric)
+        if any(trial.counts for trial in trials):
             axes.legend()
-        with disk.written(path) as beside:
-            figure.savefig(beside, dpi=200)

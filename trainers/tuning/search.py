@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainers.tuning.space import LogRange, Space
+from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError
 
 if TYPE_CHECKING:
@@ -223,6 +224,6 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise BackendError("the search is Optuna's, which is missing. pip install 'warpdrive[tune]'.") from None
+        raise BackendError(f"the search is Optuna's, which is missing. {pip_install('tune')}.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError, EnvError
 
 
@@ -75,4 +76,4 @@ def new_seed() -> int:
 
 def missing(package: str, extra: str) -> BackendError:
     """The error where an optional package is not installed."""
-    return BackendError(f"this adapter needs {package}: pip install 'warpdrive[{extra}]'.")
+    return BackendError(f"this adapter needs {package}: {pip_install(extra)}.")

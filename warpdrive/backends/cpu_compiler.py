@@ -7,13 +7,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from warpdrive.backends.base import KERNELS_FOLDER, Source, check_room, show_source_line
+from warpdrive.backends.compiler_process import run_compiler, run_tool, work_folder
 from warpdrive.backends.object_file import ObjectFile, static_shared_bytes, undefined_thread_locals
 from warpdrive.cache import cache_key, cached
 from warpdrive.comments import blank_comments
@@ -171,14 +170,6 @@ def _supports(command: tuple[str, ...], flag: str) -> bool:
     return run_tool([*command, flag, "-E", "-x", "c++", os.devnull]).returncode == 0
 
 
-def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "LC_ALL": "C"}
-    environment.pop("LD_PRELOAD", None)  # a sanitizer preloaded into Python is not for the compiler
-    return subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-    )
-
-
 def build_runtime(compiler: Compiler) -> Path:
     """The library that launches kernels, cpu_runtime.cpp."""
     flags = ["-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-Wl,-z,now"]
@@ -187,10 +178,11 @@ def build_runtime(compiler: Compiler) -> Path:
     texts = [(KERNELS_FOLDER / name).read_text() for name in _RUNTIME_FILES]
 
     def build() -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "runtime.so"
+        with work_folder() as folder:
+            library = folder / "runtime.so"
             source = KERNELS_FOLDER / "cpu_runtime.cpp"
-            result = run_tool([*compiler.command, *flags, str(source), "-o", str(library), "-lpthread", "-lrt"])
+            command = [*compiler.command, *flags, str(source), "-o", str(library), "-lpthread", "-lrt"]
+            result = run_compiler(command, folder)
             if result.returncode:
                 raise BackendError(
                     f"'{shlex.join(compiler.command)}' cannot build the CPU runtime:\n{result.stderr.strip()}\n"
@@ -242,8 +234,8 @@ def _translation_unit(source: Source) -> str:
 def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> bytes:
     """The library of a source's kernels, whatever the cache has. Raises CompileError as `build_kernels` does."""
     text, flags = _translation_unit(source), _flags(compiler, source, variant)
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "kernels.cpp").write_text(text)
+    with work_folder() as folder:
+        (folder / "kernels.cpp").write_text(text)
         # Only here, never where we happen to be: who decides what is stale looks in the same folders. For <...>
         # they come after the system's, so that a user's math.h does not hide the compiler's.
         folders = [str(place.resolve()) for place in source.all_include_folders()]
@@ -254,17 +246,18 @@ def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> byt
             plain = ["-fdiagnostics-color=never", "-fno-diagnostics-show-caret", "-fdiagnostics-column-unit=byte"]
             plain = [flag for flag in plain if compiler.supports(flag)]
         arguments = [*flags, *includes, *plain, f"-fdebug-prefix-map={folder}={os.getcwd()}"]
-        result = run_tool([*compiler.command, *arguments, "-c", "kernels.cpp", "-o", "kernels.o"], folder)
+        command = [*compiler.command, *arguments, "-c", "kernels.cpp", "-o", "kernels.o"]
+        result = run_compiler(command, folder, cwd=folder)
         if result.returncode:
             check_room(result.stderr, source.path)
             raise CompileError(_explain(source, result.stderr))
 
         objects = ["kernels.o"]
-        compiled = Path(folder, "kernels.o").read_bytes()
+        compiled = (folder / "kernels.o").read_bytes()
         _check_static_shared_memory(source, compiled)
         _check_size(source, compiled)
         if names := undefined_thread_locals(compiled):
-            Path(folder, "shared.s").write_text(_dynamic_shared_memory(names))
+            (folder / "shared.s").write_text(_dynamic_shared_memory(names))
             objects.append("shared.s")
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,now", "-Wl,-z,relro"]
         if variant.sanitize:
@@ -273,11 +266,12 @@ def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> byt
                 link.append("-shared-libsan")
         else:
             link.append("-Wl,-z,defs")  # a function that is declared only is an error now, not when it is called
-        result = run_tool([*compiler.command, *link, *objects, "-o", "kernels.so", "-lm"], folder)
+        command = [*compiler.command, *link, *objects, "-o", "kernels.so", "-lm"]
+        result = run_compiler(command, folder, cwd=folder)
         if result.returncode:
             check_room(result.stderr, source.path)
             raise CompileError(_explain(source, result.stderr))
-        return Path(folder, "kernels.so").read_bytes()
+        return (folder / "kernels.so").read_bytes()
 
 
 def _dynamic_shared_memory(names: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpdrive.backends.cpu_compiler import Compiler, find_compiler, run_tool
+from warpdrive.backends.compiler_process import run_tool
+from warpdrive.backends.cpu_compiler import Compiler, find_compiler
 from warpdrive.errors import BackendError
 
 _LIBRARIES = {"address": "asan", "thread": "tsan", "undefined": "ubsan_standalone"}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 
 from warpdrive.backends.base import Backend, LaunchShape, Module, Source, check_room, show_source_line
+from warpdrive.backends.compiler_process import run_compiler, work_folder
 from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
 from warpdrive.cache import cache_key, cached, read_entry
 from warpdrive.data_manager import find_device
@@ -194,11 +194,11 @@ def _nvcc_version() -> str:
 
 
 def _run_nvcc(source: Source, unit: str, flags: list[str]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        unit_path, cubin_path = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+    with work_folder() as folder:
+        unit_path, cubin_path = folder / "kernel.cu", folder / "kernel.cubin"
         unit_path.write_text(unit)
         command = [_nvcc(), "-cubin", *flags, str(unit_path), "-o", str(cubin_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_compiler(command, folder)
         if done.returncode:
             check_room(done.stdout + done.stderr, source.path)
             raise CompileError(_read_diagnostics(done.stdout + done.stderr, source))

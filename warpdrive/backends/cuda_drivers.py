@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from warpdrive.backends.base import LaunchShape
+from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError, KernelError
 from warpdrive.signature import Signature
 
@@ -77,7 +78,7 @@ class PyCudaDriver(Driver):
             import pycuda.driver as cuda
         except Exception as error:  # ImportError, or a build for another CUDA
             raise BackendError(
-                f"PyCUDA cannot be imported ({error}). Install it with `pip install 'warpdrive[cuda]'`, "
+                f"PyCUDA cannot be imported ({error}). Install it with `{pip_install('cuda')}`, "
                 "or leave the driver to 'auto', which then takes cuda.bindings. `warpdrive doctor` tells more."
             ) from None
         torch.zeros(1, device=f"cuda:{index}")  # torch makes the primary context first

@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,9 +13,11 @@ import torch as pytorch
 
 from warpdrive.backends import choose_backend, cuda, why_this_device
 from warpdrive.backends.base import LaunchShape, Source
+from warpdrive.backends.compiler_process import work_folder
 from warpdrive.backends.cuda_drivers import BindingsDriver, PyCudaDriver
 from warpdrive.backends.examine_compiler import KERNEL
 from warpdrive.cache import cache_folder
+from warpdrive.distribution import pip_install
 from warpdrive.errors import WarpDriveError
 from warpdrive.findings import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
 from warpdrive.nvidia_driver import NvidiaDriver
@@ -72,8 +73,8 @@ def examine_backends(
 def _empty_cache() -> Iterator[None]:
     """A cache of its own inside the user's, so that what is built is built now, and can be loaded from there."""
     before = os.environ.get("WARPDRIVE_CACHE")
-    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="doctor") as folder:
-        os.environ["WARPDRIVE_CACHE"] = folder
+    with work_folder(cache_folder()) as folder:
+        os.environ["WARPDRIVE_CACHE"] = str(folder)
         try:
             yield
         finally:
@@ -128,7 +129,7 @@ def check_pycuda(driver: NvidiaDriver) -> Finding:
     if not PyCudaDriver.is_installed():
         if not driver.is_gpu_here:
             return Finding("pycuda", OK, "not installed: only a GPU would need it")
-        how = "pip install 'warpdrive[cuda]' builds it" if cuda._nvcc() else "building it takes a CUDA toolkit's nvcc"
+        how = f"{pip_install('cuda')} builds it" if cuda._nvcc() else "building it takes a CUDA toolkit's nvcc"
         if BindingsDriver.is_installed():
             return Finding("pycuda", OK, f"not installed, nor needed: cuda.bindings launches ({how})")
         return Finding("pycuda", WARNING, f"not installed, and cuda.bindings neither: {how}.", _NVRTC)

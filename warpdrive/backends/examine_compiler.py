@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
-import tempfile
-from pathlib import Path
 
 from warpdrive.backends.base import Source
+from warpdrive.backends.compiler_process import work_folder
 from warpdrive.backends.cpu_compiler import Variant, compile_kernels, find_compiler
 from warpdrive.cache import cache_folder
 from warpdrive.errors import WarpDriveError
@@ -29,8 +28,8 @@ def check_host_compiler(can_keep: bool = True) -> Finding:
         version = re.search(r'__VERSION__ "(.*)"', compiler.description)
         text = f"{' '.join(compiler.command)} {version.group(1) if version else ''}".strip()
         if can_keep:
-            with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="doctor") as folder:
-                library = Path(folder) / "kernels.so"
+            with work_folder(cache_folder()) as folder:
+                library = folder / "kernels.so"
                 library.write_bytes(compile_kernels(compiler, _SOURCE, Variant()))
                 ctypes.CDLL(str(library))
             text += ", builds kernels"

@@ -4,7 +4,7 @@ import math
 import torch
 from ppo_cases import parts, state_of, update_plainly
 
-from trainers.algorithms.a2c import a2c_loss
+from trainers.algorithms.a2c import a2c_loss, trust
 from trainers.trainer import Trainer
 
 
@@ -17,6 +17,12 @@ def test_loss_by_hand():
     )
     assert policy_loss.tolist() == [3.0, -2.0]  # -(-1 * 3), -(-2 * -1)
     assert value_loss.tolist() == [1.0, 4.0]
+
+
+def test_a_sample_counts_as_its_action_is_still_likely_and_no_more_once_that_has_moved_far():
+    weight, left_out = trust(torch.tensor([0.0, math.log(0.8), math.log(1.2), 0.29, 0.31, -0.31]))
+    torch.testing.assert_close(weight, torch.tensor([1.0, 0.8, 1.0, 1.0, 0.0, 0.0]))
+    assert left_out.tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def test_an_update_equals_one_step_of_plain_torch(tiny, device):

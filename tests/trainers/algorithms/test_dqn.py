@@ -98,7 +98,7 @@ def trainer(tmp_path, device) -> Trainer:
 def test_the_ring_keeps_the_last_rollouts_and_what_was_seen_before_each_truncation(trainer):
     rollout, group = trainer.rollout, trainer.rollout.groups["agent"]
     ring = Ring(group, capacity=30)
-    assert ring.capacity == 32  # four whole rollouts of 8
+    assert (ring.num_rollouts, ring.num_a_rollout) == (4, 8)
     kept = []
     for _ in range(6):
         rollout.collect()

@@ -14,6 +14,7 @@ from trainers.settings.read_config import read_config
 from trainers.tuning import process, search
 from trainers.tuning.search import Search, first_judged, in_order
 from trainers.tuning.space import RANGES, LogRange, overrides_of, space_of
+from warpdrive.distribution import pip_install
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = """
@@ -310,5 +311,5 @@ def test_without_optuna_one_line_says_what_brings_it(tiny, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["tune", tiny]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "error: the search is Optuna's, which is missing. pip install 'warpdrive[tune]'."
+    assert line == f"error: the search is Optuna's, which is missing. {pip_install('tune')}."
     assert not (tmp_path / "runs").exists()

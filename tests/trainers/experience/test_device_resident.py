@@ -106,11 +106,11 @@ def test_an_iteration_never_waits_for_the_device_and_its_trace_shows_no_copy(mak
 @needs_gpu
 def test_a_report_pulls_one_tensor(make_trainer):
     trainer = make_trainer("two policies", "cuda")
-    trainer.metrics.report(trainer.iterate())
+    trainer.metrics.begin_report(trainer.iterate()).read()
     figures = trainer.iterate()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=ACTIVITIES) as profile:
-        trainer.metrics.report(figures)
+        trainer.metrics.begin_report(figures).read()
     (copy,) = copies_in(profile)
     assert "DtoH" in copy
 

@@ -117,7 +117,7 @@ def test_two_tiles_a_warp_need_room_for_their_outputs(backend, monkeypatch):
     monkeypatch.setattr(Limits, "of", lambda backend: replace(CPU, shared_bytes=shared_bytes))
     monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)
     step = Step(Case(2, (8,), (37, 37, 38), num_envs=3), backend, FULL)
-    _, launch_shape = step.actor._act
+    _, launch_shape = step.players._act
     assert launch_shape.shared_bytes <= shared_bytes
     assert_is_torchs(step)
 

@@ -32,7 +32,8 @@ OF_GROUP = {
 OWN = {
     "act": {"GREEDY": False, "DRAWS": True},
     "learn": {
-        "IS_PPO": True, "WEIGHS": False, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True, "HAS_ACTIVE": True
+        "IS_PPO": True, "MAX_LOG_RATIO": 0.0, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True,
+        "HAS_ACTIVE": True,
     },
     "products": {},
 }

@@ -35,6 +35,7 @@ PPO = PPOConfig(**COEFFICIENTS, num_epochs=2, num_minibatches=3)
 # Of the 290 samples of "ppo whose values move freely", the last minibatch has 96, two chunks; the others 97, three.
 ROLLOUTS = {
     "a2c": (Case(6, (16, 32), (5,), agents=range(1, 4), num_agents=4, num_envs=15), A2C, False),
+    "a2c in two steps": (Case(6, (16,), (5,), num_envs=40), replace(A2C, num_minibatches=2), True),
     "ppo with a critic of its own": (
         Case(
             9, (40, 16), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
@@ -76,7 +77,7 @@ def make(backend, monkeypatch):
         case, config, leaves = ROLLOUTS[rollout]
         case, config = replace(case, num_envs=case.num_envs * times), replace(config, **changes)
         learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
-        found = [one.way for one in learner.fused.plan.networks]
+        found = [one.way for one in learner.learns_by.plan.networks]
         has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
         wide = PIECES if has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS else RECORDS
         narrow = way == REGISTERS and max(case.widths) <= 64
@@ -88,10 +89,10 @@ def make(backend, monkeypatch):
 
 def minibatches(learner: OnPolicy) -> list[torch.Tensor]:
     """The rows of [T, E, A] of each, after an update."""
-    plan = learner.fused.plan
+    plan = learner.learns_by.plan
     if not plan.has_order:
         return [torch.arange(plan.num_samples)]
-    epochs = learner.fused._order.view(plan.num_epochs, plan.num_samples)
+    epochs = learner.learns_by._order.view(plan.num_epochs, plan.num_samples)
     return [rows for order in epochs for rows in order.split(plan.size)]
 
 
@@ -109,6 +110,7 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     [
         ("a2c", FULL, REGISTERS),
         ("a2c", BF16, REGISTERS),
+        ("a2c in two steps", FULL, REGISTERS),
         ("ppo with a critic of its own", FULL, BOTH),
         ("ppo with a critic of its own", BF16, RECORDS),
         ("ppo whose values move freely", FULL, RECORDS),
@@ -126,11 +128,11 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     figures = learner.update()
     taken = minibatches(learner)
     expected = [expect_gradient(learner, rows) for rows in taken]
-    found = learner.fused._gradient.double().cpu()
+    found = learner.learns_by._gradient.double().cpu()
     gradient = expected[-1][0]
     is_full = precision == FULL
     assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 1e-3)
-    for norm, (one, _) in zip(learner.fused._norms.double().cpu(), expected, strict=True):
+    for norm, (one, _) in zip(learner.learns_by._norms.double().cpu(), expected, strict=True):
         assert difference(norm, one) <= (1e-4 if is_full else 2e-2)
     start = 0
     for name, parameter in learner.policy.named_parameters():
@@ -159,12 +161,12 @@ def test_the_same_updates_have_the_same_bits_and_orders_and_each_an_order_of_its
         made = []
         for _ in range(2):
             learner.update()
-            made += [learner.fused._gradient.clone(), torch.cat(minibatches(learner))]
+            made += [learner.learns_by._gradient.clone(), torch.cat(minibatches(learner))]
         found.append(made)
     assert all(torch.equal(*both) for both in zip(*found, strict=True))
     assert found[0][0].norm() > 0
     _, first_order, _, second_order = found[0]
-    assert torch.equal(first_order, second_order) != learner.fused.plan.has_order
+    assert torch.equal(first_order, second_order) != learner.learns_by.plan.has_order
 
 
 # ------------------------------------------------------------------------------------------------- steps
@@ -172,7 +174,7 @@ def test_the_same_updates_have_the_same_bits_and_orders_and_each_an_order_of_its
 
 def watch_steps(learner: OnPolicy, watch: Callable[[], None]) -> None:
     """Calls `watch` before each step of Adam from now on."""
-    fused = learner.fused
+    fused = learner.learns_by
     fused._calls = []
     for number in range(fused.plan.num_steps):
         *calls, step = fused._prepare_step(number)
@@ -190,7 +192,7 @@ def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make):
     of_actor, of_critic = ([twin for name, twin in twins.items() if is_critic[name] == one] for one in (False, True))
     adam = torch.optim.Adam([{"params": of_actor}, {"params": of_critic}], eps=1e-5)
     gradients, lengths = [], []
-    watch_steps(learner, lambda: gradients.append(learner.fused._gradient.clone()))
+    watch_steps(learner, lambda: gradients.append(learner.learns_by._gradient.clone()))
     for env_steps in (0, 500, 900):
         adam.param_groups[0]["lr"], adam.param_groups[1]["lr"] = falling.at(env_steps), 0.02
         learner.update(Clock(0, env_steps, 0))
@@ -204,10 +206,10 @@ def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make):
         for name, parameter in policy.named_parameters():
             torch.testing.assert_close(parameter.detach(), twins[name].detach(), rtol=0, atol=1e-6)
     assert len(lengths) == 18
-    assert learner.fused._norms.tolist() == pytest.approx(lengths[-6:], rel=1e-5)
+    assert learner.learns_by._norms.tolist() == pytest.approx(lengths[-6:], rel=1e-5)
     assert min(lengths) < MAX_LENGTH < max(lengths)
     assert {memory["step"].item() for memory in learner.optimizer.state.values()} == {18}
-    packed = learner.fused.packed
+    packed = learner.learns_by.packed
     written = packed.elements.clone(), packed.biases.clone()
     packed.pack()
     assert torch.equal(written[0], packed.elements) and torch.equal(written[1], packed.biases)
@@ -218,14 +220,14 @@ def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make):
 def test_an_optimiser_that_forgot_all_begins_anew(make):
     """As one does that is restored to where a run began."""
     learner = make("a2c", FULL, REGISTERS, lr=0.01)
-    start = learner.fused.packed.parameter.clone()
+    start = learner.learns_by.packed.parameter.clone()
     states = []
     for _ in range(2):
-        learner.fused.packed.parameter.copy_(start)
-        learner.fused.packed.pack()
+        learner.learns_by.packed.parameter.copy_(start)
+        learner.learns_by.packed.pack()
         for _ in range(3):
             learner.update()
-        states.append({"parameter": learner.fused.packed.parameter.clone()})
+        states.append({"parameter": learner.learns_by.packed.parameter.clone()})
         for number, memory in enumerate(learner.optimizer.state.values()):
             states[-1] |= {f"{name} {number}": tensor.clone() for name, tensor in memory.items()}
         learner.optimizer.state.clear()
@@ -236,17 +238,15 @@ def test_an_optimiser_that_forgot_all_begins_anew(make):
 @pytest.mark.parametrize("way", [REGISTERS, RECORDS])
 def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
     learner = make("a2c", FULL, way)
-    assert learner.fused.uses_matrix_library == (way == RECORDS)
-    assert learner.shares_nothing == (way == REGISTERS)
+    assert learner.shares_nothing == learner.learns_by.shares_nothing == (way == REGISTERS)
     learner.world = SimpleNamespace(size=2)
-    assert not learner.shares_nothing
-    learner.world, learner.fused = SimpleNamespace(size=1), None
-    assert not learner.shares_nothing
+    assert not learner.learns_by.shares_nothing
+    assert not type(learner).shares_nothing, "what torch makes"
 
 
 @pytest.mark.parametrize("way", [BOTH, RECORDS])
 def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
-    fused = make("ppo with a critic of its own", BF16, way).fused
+    fused = make("ppo with a critic of its own", BF16, way).learns_by
     packed = fused.packed
     held = {
         "packed parameters": [packed.elements, packed.biases, packed.weight_place],
@@ -273,7 +273,7 @@ def test_from_the_first_bad_minibatch_on_no_step_is_made(make):
     group.active[divmod(row, group.case.num_envs)] = True
     group.advantage.view(-1)[row] = float("nan")
     states = []
-    watch_steps(learner, lambda: states.append(learner.fused.packed.parameter.clone()))
+    watch_steps(learner, lambda: states.append(learner.learns_by.packed.parameter.clone()))
     learner.update()
     first_bad = next(number for number, rows in enumerate(minibatches(learner)) if row in rows)
     changed = [not torch.equal(one, other) for one, other in itertools.pairwise(states)]
@@ -295,17 +295,17 @@ def test_warpgroups_hide_no_nan(make, rollout, precision, way, device):
     learner.update()
     assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
     assert learner.guard.halted.item() == 1
-    assert torch.isfinite(learner.fused.packed.parameter).all()
-    assert learner.fused._gradient.isnan().any()
+    assert torch.isfinite(learner.learns_by.packed.parameter).all()
+    assert learner.learns_by._gradient.isnan().any()
 
 
 def test_nothing_is_learned_where_all_are_out_of_the_game(make):
     learner = make("a2c of the narrowest", FULL, REGISTERS, lr=0.01)
     learner.group.rollout.active.zero_()
-    before = learner.fused.packed.parameter.clone()
+    before = learner.learns_by.packed.parameter.clone()
     figures = learner.update()
-    assert (learner.fused._gradient == 0).all()
-    assert torch.equal(learner.fused.packed.parameter, before)
+    assert (learner.learns_by._gradient == 0).all()
+    assert torch.equal(learner.learns_by.packed.parameter, before)
     assert [float(figures[name]) for name in ("policy_loss", "value_loss", "entropy", "grad_norm")] == [0.0] * 4
     assert bad_rows(learner) == {"loss": NOTHING_FOUND, "gradient": NOTHING_FOUND}
 
@@ -317,7 +317,7 @@ def make_shuffle(backend: Backend, num_samples: int, num_epochs: int = 3):
     """A function that gives the order of each epoch, [num_epochs, num_samples], for a key."""
     case = Case(1, (1,), (2,), num_envs=num_samples)
     config = PPOConfig(**COEFFICIENTS, num_epochs=num_epochs, num_minibatches=1)
-    fused = make_learner(MadeUp(case, config, backend, BF16, num_steps=1), config).fused
+    fused = make_learner(MadeUp(case, config, backend, BF16, num_steps=1), config).learns_by
 
     def shuffle(*key: int) -> torch.Tensor:
         fused._key.copy_(torch.tensor(key))

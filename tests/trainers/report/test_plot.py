@@ -185,7 +185,7 @@ def test_a_run_that_is_not_there_or_in_which_no_episode_has_ended_is_refused(mak
         (("--smooth", "0"), (), "--smooth: expected a whole number of at least 1, got 0"),
         (("--metric", "rollout/tager/ep_rew_mean"), (),
          "--metric rollout/tager/ep_rew_mean: no run has reported it. Did you mean 'rollout/tagger/"),
-        ((), [("trainer.seed", "3")], "trainer.seed: plot takes no keys of a config"),
+        ((), [("trainer.seed", "3")], "plot takes no keys of a config, got 'trainer.seed=3'"),
     ],
 )  # fmt: skip
 def test_a_wrong_word_of_the_command_is_refused(make_run, words, overrides, line):

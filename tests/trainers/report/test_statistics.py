@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainers.report.statistics import common_places, curve_of, interval, iqm
+from trainers.report.statistics import common_places, interval, iqm
 
 
 def test_iqm_leaves_out_a_quarter_at_each_end_rounded_down_at_each_point_by_itself():
@@ -22,18 +22,6 @@ def test_interval_holds_95_percent_of_the_resampled_means():
     low, high = interval(scores)
     assert (high - low) / 2 == pytest.approx(1.96 * 1.09 / 20, rel=0.15)
     assert low < iqm(scores) < high
-
-
-def test_curve_has_the_points_that_every_seed_has():
-    name = "rollout/ep_rew_mean"
-    first, second = [[{"time/total_timesteps": steps} for steps in (10, 20, 30)] for _ in range(2)]
-    first[1][name], first[2][name] = 2.0, 3.0
-    second[0][name], second[1][name], second[2][name] = 9.0, 4.0, None  # metrics.jsonl's word for a NaN
-    curve = curve_of([first, second], name)
-    assert curve["env_steps"] == [20]
-    assert curve["iqm"] == [3.0]
-    assert 2.0 <= curve["low"][0] <= 3.0 <= curve["high"][0] <= 4.0
-    assert curve_of([[{"time/total_timesteps": 10}]], name)["env_steps"] == [], "no seed has any"
 
 
 def test_seeds_measured_at_other_times_are_interpolated_where_all_reach_and_fewer_places_keep_the_last():

@@ -1,5 +1,5 @@
-"""The kernels `gae`, `gae_with_inactive` and `gae_with_team`, and the reference, against the definition, summed step by
-step in plain Python."""
+"""The kernel `gae`, of every kind of group, and the reference, against the definition, summed step by step in plain
+Python."""
 
 import math
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Played:
     truncated: torch.Tensor
     active: torch.Tensor | None = None
     survived: torch.Tensor | None = None
-    """None where nobody leaves the game before its end, which is what `gae` is for."""
+    """None where nobody leaves the game before its end."""
     credits_team: bool = False
     value_moments: tuple[float, float] = (0.0, 1.0)
     reward_scale: float = 1.0
@@ -91,8 +91,9 @@ def by_kernel(played: Played, backend, max_truncations: int = 17, agents: range 
     agents = agents or range(num_agents)
     columns = slice(agents.start, agents.stop)
     data = DataManager(backend.device)
-    for name in ("reward", "terminated", "truncated", *(() if played.active is None else ("active", "survived"))):
-        data.push(name, getattr(played, name))
+    for name in ("reward", "terminated", "truncated", "active", "survived"):
+        one = getattr(played, name)
+        data.push(name, torch.zeros(1, dtype=torch.bool) if one is None else one)
     data.push("value", torch.cat([played.value, played.next_value[-1:]])[:, :, columns].contiguous())
     final_value = torch.full((max_truncations, num_envs, num_agents), torch.nan)
     num_truncated = torch.zeros(num_envs, dtype=torch.int32)
@@ -105,15 +106,15 @@ def by_kernel(played: Played, backend, max_truncations: int = 17, agents: range 
     data.push("value_moments", torch.tensor(played.value_moments))
     data.push("reward_scale", torch.tensor([played.reward_scale]))
     advantage = data.push("advantage", torch.full((num_steps, num_envs, len(agents)), torch.nan))
-    functions = FunctionManager(data, SOURCE, num_envs=num_envs, num_agents=num_agents, backend=backend)
+    constants = {"HAS_ACTIVE": played.active is not None, "CREDITS_TEAM": played.credits_team}
+    functions = FunctionManager(data, SOURCE, constants, num_envs, num_agents, backend)
     pay = {"group_start": agents.start, "group_size": len(agents), "num_steps": num_steps}
     pay["reward_clip"] = min(played.reward_clip, torch.finfo(torch.float32).max)
+    data.push("team_reward", torch.full((num_steps, num_envs), torch.nan))
     if played.credits_team:
-        data.push("team_reward", torch.full((num_steps, num_envs), torch.nan))
         functions.launch("team_rewards", **pay)
-    inactive = "gae_with_team" if played.credits_team else "gae_with_inactive"
     functions.launch(
-        "gae" if played.active is None else inactive,
+        "gae",
         discount=played.discount, gae_lambda=played.gae_lambda, max_truncations=max_truncations, **pay,
     )  # fmt: skip
     return advantage.cpu()

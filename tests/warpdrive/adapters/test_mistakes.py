@@ -15,6 +15,7 @@ from warpdrive.adapters.gymnasium_vector import GymnasiumVectorEnv
 from warpdrive.adapters.pettingzoo import parallel_env
 from warpdrive.adapters.stable_baselines3 import vec_env
 from warpdrive.adapters.torchrl import torchrl_env
+from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError, ConfigError, EnvError
 
 MAKERS = {
@@ -67,9 +68,9 @@ def test_a_step_before_reset_and_anything_after_close_is_refused(adapter):
 @pytest.mark.parametrize(
     ("adapter", "module", "extra"),
     [
-        ("pettingzoo", "pettingzoo", "needs PettingZoo: pip install 'warpdrive[pettingzoo]'"),
-        ("torchrl", "torchrl.envs", "needs TorchRL: pip install 'warpdrive[torchrl]'"),
-        ("sb3", "stable_baselines3.common.vec_env", "pip install 'warpdrive[sb3]'"),
+        ("pettingzoo", "pettingzoo", f"needs PettingZoo: {pip_install('pettingzoo')}"),
+        ("torchrl", "torchrl.envs", f"needs TorchRL: {pip_install('torchrl')}"),
+        ("sb3", "stable_baselines3.common.vec_env", pip_install("sb3")),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, adapter, module, extra):

@@ -57,10 +57,11 @@ __device__ __forceinline__ float differentiate(
             is_clipped = fabsf(ratio - 1.0f) > clip ? 1.0f : 0.0f;
         } else {
             float weight = 1.0f;
-            if (WEIGHS) {
+            if (MAX_LOG_RATIO > 0.0f) {
                 const float log_ratio = log_prob - sample.old_log_prob;
                 const float ratio = quick_exp(log_ratio);
-                weight = fminf(ratio, 1.0f);
+                is_clipped = fabsf(log_ratio) > MAX_LOG_RATIO ? 1.0f : 0.0f;
+                weight = is_clipped != 0.0f ? 0.0f : fminf(ratio, 1.0f);
                 kl = ratio - 1.0f - log_ratio;
             }
             policy_loss = -log_prob * sample.advantage * weight;
