@@ -220,6 +220,7 @@ class World:
         """Waits until every rank leaves: the first sends the word around, so it has said all that it had to say."""
         self._count_votes()
         self._meet()
+        self._heart.is_alone = True  # what a script does after the training may take long
         if self.rank == 0:
             self._send(0)
         watch.join()

@@ -51,7 +51,7 @@ class Changes:
         lines = [_line(key, was, now) for key, (was, now) in self.allowed.items()]
         if self.of_ranks is not None:
             was, now = self.of_ranks
-            lines.append(f"{NUM_RANKS} was {was}, is {now}: the envs are shared out anew")
+            lines.append(f"{NUM_RANKS} was {shown(was)}, is {now}: the envs are shared out anew")
         return lines
 
 
@@ -122,8 +122,8 @@ def changes_since(
         if was[key] != now[key] and not _NOT_TOLD.fullmatch(key):
             is_allowed = allow or not _OF_NETWORKS.fullmatch(key)
             _add(changes, key, was[key], now[key], manifest, is_fixed=False, is_allowed=is_allowed)
-    if (ranks := (run.get(NUM_RANKS, 1), here[NUM_RANKS])) and ranks[0] != ranks[1]:
-        changes.of_ranks = ranks
+    if (num_ranks := run.get(NUM_RANKS, 1)) != here[NUM_RANKS]:
+        changes.of_ranks = num_ranks, here[NUM_RANKS]
     if (version := progress.get("version", __version__)) != __version__:
         changes.allowed["version"] = (version, __version__)
     return changes
