@@ -1,8 +1,21 @@
-"""Which processes a launcher started."""
+"""Which processes a launcher started, and what code of theirs begins with."""
 
 import re
 import subprocess
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+IMPORTS = f"""
+import os, signal, sys, time
+sys.path[:0] = [{str(ROOT)!r}]
+import torch
+from trainers.settings.config import TrainerConfig
+from trainers.learning.distributed import join
+from warpdrive.errors import ConfigError
+world = join(TrainerConfig(num_gpus=int(os.environ["WORLD_SIZE"]), device="cpu"))
+rank = world.rank
+"""
 
 
 def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:

@@ -152,7 +152,7 @@ def _lines(error: Exception, code: int) -> list[str]:
         return [f"the disk is full where this command writes or prints to ({error.strerror}). Make room."]
     if code == NO_RESOURCE and not isinstance(error, WarpDriveError):
         return [" ".join(text.splitlines()[0].split())]
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | CheckpointError):
         return text.splitlines()
     if isinstance(error, WarpDriveError):
         return [text]  # a compile error shows its source line below

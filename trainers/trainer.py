@@ -34,14 +34,15 @@ from trainers.run import checkpoint
 from trainers.run.best import latest_figure
 from trainers.run.crash import dumps_crash
 from trainers.run.estimate import check_memory, explains_shortage
-from trainers.run.generators import generator_states, prepare_generators, seed_everything
+from trainers.run.generators import generator_states, new_of_ranks, prepare_generators, seed_everything
+from trainers.run.identity import Changes, changes_since, identity_of, progress_of
 from trainers.run.run_folder import RunFolder
 from trainers.run.stop import Stopped, StopSignals, signal_name
 from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name, total_env_steps
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
-from warpdrive.config import shown, to_plain
+from warpdrive.config import shown
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import CheckpointError, KernelError
@@ -69,6 +70,7 @@ class Trainer:
         track: whether Weights & Biases is told of the run, too: offline, unless $WANDB_MODE says otherwise.
         profile: whether a few iterations are traced by torch.profiler, into the run folder's profile/.
         callbacks: what is called between iterations, besides what the config names.
+        allow_changed: whether the run to go on with may have had another env, other sources of it or other networks.
     Raises:
         CheckpointError: there is nothing to resume from, or it is of another kind of run.
         ConfigError: `trainer.num_gpus` is not how many ranks there are.
@@ -87,9 +89,10 @@ class Trainer:
         track: bool = False,
         profile: bool = False,
         callbacks: Sequence[Callback] = (),
+        allow_changed: bool = False,
     ) -> None:
         check_run_name(run_name)
-        self.config = config
+        self.config, self.allow_changed = config, allow_changed
         self.callbacks = Callbacks(config.callbacks, callbacks)
         settings = config.trainer
         env = load_env(config.name, config.env)
@@ -124,6 +127,7 @@ class Trainer:
             backend=self.backend,
             final_observations=max_truncations(env, settings.num_steps),
         )
+        self._identity = identity_of(config, env, self.env.device.type, self.world.size)
         actors = make_actors(self.env, self.policies, settings.precision)
         trained = {name: one for name, one in config.policy.items() if one.to_train and name in specs}
         kinds = {name: find_algorithm(one.algorithm)[0] for name, one in trained.items()}
@@ -159,7 +163,9 @@ class Trainer:
         self.profile = Profile(self) if profile else None
         self.env.reset()
         self.rollout.begin()
-        if resume is not None:
+        if resume is None:
+            self.run.add_to_history(0, self.world.size)
+        else:
             with self.run.unlocked_if_refused():
                 self._resume(resume)
 
@@ -289,7 +295,8 @@ class Trainer:
         self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
         tensors["env"] = checkpoint.whole_arrays(checkpoint.arrays_of(self.env.data), self.world)
-        progress = {"iteration": self.iteration, "run": self._identity(), **self.callbacks.progress()}
+        progress = {"iteration": self.iteration, **progress_of(self.config, self._identity)}
+        progress |= self.callbacks.progress()
         rng = generator_states(self._generators())
         for states in self.world.gather(rng["minibatches"]):
             rng["minibatches"] |= states
@@ -346,11 +353,14 @@ class Trainer:
                     raise CheckpointError(f"{found} No checkpoint of this run is whole. Train anew.") from None
                 self.run.say(f"warning: {error} Going back to the one before.", style="yellow")
                 continue
-            self.restore(place)
+            changes = self.restore(place)
             break
         self.world.gather(place)  # all have read it: now others may be renamed
         self.world.first(lambda: self._go_on_after(place))
         self.run.say(f"resumed from {place}, after {self.env_steps:,} env steps")
+        for line in changes.lines():
+            self.run.say(f"changed since then: {line}", style="yellow")
+        self.run.add_to_history(self.env_steps, self.world.size, place, changes.allowed)
 
     def _go_on_after(self, place: Path) -> None:
         self.run.accept()
@@ -358,8 +368,8 @@ class Trainer:
         for aside in checkpoint.set_aside_after(place):
             self.run.say(f"a later checkpoint was set aside: {aside}")
 
-    def restore(self, path: Path) -> None:
-        """Takes over a checkpoint, to go on exactly from there.
+    def restore(self, path: Path) -> Changes:
+        """Takes over a checkpoint, to go on exactly from there; gives what is another than in its run.
 
         Raises:
             CheckpointError: it is damaged, or of another kind of run. Then nothing has changed.
@@ -373,21 +383,18 @@ class Trainer:
         if type(iteration) is not int or not 0 <= iteration < 1 << 53:
             message = f"expected progress.iteration to be a whole number, got {shown(iteration)}."
             raise CheckpointError(f"{manifest}: {message}")
-        run = saved.progress.get("run")
-        if not isinstance(run, dict):
-            raise CheckpointError(f"{manifest}: expected progress.run to say what the run was made with, got {run!r}.")
-        for key, ours in self._identity().items():
-            theirs = run.get(key, 1 if key == "trainer.num_gpus" else None)
-            if theirs != ours:
-                message = f"{key} was {theirs!r} in the run that was saved, and is {ours!r} in this one."
-                raise CheckpointError(f"{manifest}: {message} Leave it as it was.")
+        changes = changes_since(saved.progress, self.config, self._identity, manifest, self.allow_changed)
+        if changes.refused:
+            raise CheckpointError("\n".join(changes.refused))
         self.callbacks.check(saved.progress, manifest)
         if "env" in saved.tensors:
             saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], self.world)
         checkpoint.check_files(into, saved)
         for file, tensors in into.items():
             checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
-        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, self._generators())
+        generators = self._generators()
+        reseed = new_of_ranks(saved.rng, generators, self.config.trainer.seed, iteration) if changes.of_ranks else None
+        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)
 
         # All of it fits: from here on nothing is refused.
         for file, tensors in into.items():
@@ -395,6 +402,8 @@ class Trainer:
         for one in self.algorithms.values():
             one.restored()
         restore_generators()
+        if reseed is not None:
+            reseed()
         self.callbacks.restore(saved.progress)
         self.guard.clear()
         self._play.forget()
@@ -404,6 +413,7 @@ class Trainer:
         self.iteration = iteration
         self._saved_at = None  # not in this run's folder
         self.rollout.begin()
+        return changes
 
     def _make_policy(self, env: Env, name: str, generator: torch.Generator, reads_file: bool) -> Policy:
         config = self.config.policy[name]
@@ -412,20 +422,6 @@ class Trainer:
             file = Path(config.model.model_ckpt_filepath)
             checkpoint.restore_module(policy, checkpoint.load_tensors(file), file)
         return policy.to(self.backend.device)
-
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint's run and the one that goes on from it must agree on: key -> value, as JSON takes it."""
-        settings = self.config.trainer
-        env = {f"env.{key}": value for key, value in to_plain(self.env.env.config).items()}
-        return {
-            "name": self.config.name,
-            **env,
-            "trainer.num_envs": settings.num_envs,
-            "trainer.train_batch_size": settings.train_batch_size,
-            "trainer.seed": settings.seed,
-            "trainer.device": self.env.device.type,
-            "trainer.num_gpus": self.world.size,
-        }
 
 
 def make_backend(settings: TrainerConfig) -> Backend:

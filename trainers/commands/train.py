@@ -13,6 +13,10 @@ from trainers.settings.arguments import Overrides, add_config_arguments, config_
 from trainers.settings.config import Config, check_run_name
 from warpdrive.errors import ConfigError
 
+AUTO = "auto"
+"""What --resume is given instead of a run."""
+RESUME = "WARPDRIVE_RESUME"
+"""Variable: which run the launcher's ranks go on with, whatever the command line says; empty: a new one."""
 CHEAP_SAMPLES = 1 << 20
 """Samples of an iteration that a dry run still makes on a CPU."""
 
@@ -20,22 +24,28 @@ CHEAP_SAMPLES = 1 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, needed="; not needed with --resume")
     parser.add_argument("--run-name", metavar="NAME", help="name of the run folder")
-    parser.add_argument("--resume", metavar="RUN", help="a run folder or a checkpoint in it to go on from")
+    resume = "a run folder or a checkpoint in it to go on from; auto: the newest run of this config, or a new one"
+    parser.add_argument("--resume", metavar="RUN", help=resume)
+    parser.add_argument(
+        "--allow-changed", action="store_true", help="go on though env, sources or networks are others than before"
+    )
+    parser.add_argument(
+        "--max-restarts", metavar="N", type=int, default=0, help="start again up to N times when the run fails"
+    )
     parser.add_argument("--track", action="store_true", help="also report to Weights & Biases")
     parser.add_argument("--profile", action="store_true", help="leave a profiler's trace of some iterations in the run")
     parser.add_argument("--dry-run", action="store_true", help="tell the memory needed, make two steps, leave nothing")
 
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
-    resume = None if options.resume is None else Path(options.resume)
-    if resume is not None and options.run_name is not None:
-        raise ConfigError("command line: --run-name names a new run, but --resume goes on in its own folder. Give one.")
+    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     check_run_name(options.run_name)
+    _check_resume(options, is_rank)
+    resume = _resumed(options)
     if resume is None or options.config is not None:
         path = needed_config(options, folder)
     else:
         path = _resolved_config_of(resume)
-    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if is_rank:
         overrides = [*overrides, ("trainer.num_gpus", os.environ["WORLD_SIZE"])]
     config = config_of(path, options, overrides)
@@ -45,17 +55,74 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     if resume is None:
         check_runs_folder(Path(config.saving.basedir))
-    if config.trainer.num_gpus > 1 and not is_rank:
-        from trainers.learning.distributed import launch
-
-        return launch(options.again, config.trainer)
+    if options.resume == AUTO and not _is_launched():
+        resume = _newest_run(config, options, is_rank)
+    if (config.trainer.num_gpus > 1 or options.max_restarts) and not is_rank:
+        return _launch(config, options, resume)
 
     from trainers.trainer import Trainer
 
     source = path.read_text(encoding="utf-8-sig")
-    asked = {name: True for name in ("track", "profile") if getattr(options, name)}
-    Trainer(config, options.run_name, source, options.typed, resume, **asked).train()
+    asked = {name: True for name in ("track", "profile", "allow_changed") if getattr(options, name)}
+    trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
+    if _is_launched():
+        from trainers.run.again import tell_launcher
+
+        tell_launcher(trainer.run.path)
+    trainer.train()
     return 0
+
+
+def _check_resume(options: argparse.Namespace, is_rank: bool) -> None:
+    """Raises ConfigError where options contradict each other."""
+    if options.resume not in (None, AUTO) and options.run_name is not None:
+        raise ConfigError("command line: --run-name names a new run, but --resume goes on in its own folder. Give one.")
+    if options.max_restarts < 0:
+        raise ConfigError(f"command line: --max-restarts: expected a number from 0, got {options.max_restarts}.")
+    if options.max_restarts and is_rank and not _is_launched():
+        raise ConfigError("command line: --max-restarts: torchrun restarts its ranks. Tell it, and say --resume auto.")
+
+
+def _is_launched() -> bool:
+    """Whether this process is one that `_launch` started: that knows which run to go on with."""
+    return RESUME in os.environ
+
+
+def _resumed(options: argparse.Namespace) -> Path | None:
+    """The run to go on with, as far as it is known."""
+    given = os.environ.get(RESUME) or None if _is_launched() else options.resume
+    return None if given in (None, AUTO) else Path(given)
+
+
+def _newest_run(config: Config, options: argparse.Namespace, is_rank: bool) -> Path | None:
+    """What `--resume auto` means: the same for all ranks."""
+    from trainers.run.again import newest_run_of
+
+    def find() -> str | None:
+        found = newest_run_of(config, options.run_name, options.allow_import)
+        if found is None:
+            print(f"--resume auto: {config.saving.basedir} has no run of this config to go on with: a new one begins")
+        return None if found is None else str(found)
+
+    if is_rank:
+        from trainers.learning.distributed import join
+
+        found = join(config.trainer).first(find)
+    else:
+        found = find()
+    return None if found is None else Path(found)
+
+
+def _launch(config: Config, options: argparse.Namespace, resume: Path | None) -> int:
+    """Trains by processes of their own; the exit code."""
+    from trainers.learning.distributed import launch
+    from trainers.run.again import with_restarts
+
+    def start(run: Path | None, folder: Path) -> int:
+        variables = {RESUME: "" if run is None else str(run)}
+        return launch(options.again, config.trainer, folder, variables)
+
+    return with_restarts(start, options.max_restarts, resume)
 
 
 def dry_run(config: Config, say: Callable[[str], None] = print) -> int:

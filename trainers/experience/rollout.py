@@ -10,6 +10,7 @@ import torch
 from trainers.acting.actor import Actor, Call, players_of, prepare_copy
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
+from trainers.learning.distributed import world
 from trainers.networks.features import Arrays
 from warpdrive.data_manager import DataManager
 from warpdrive.env import Env
@@ -169,6 +170,8 @@ class Rollout:
         of_env += own
         if self.active is not None:
             calls.append(prepare_copy(self.active[t + 1], self.env.data[ACTIVE]))
+        if world().size > 1:
+            calls.append(world().moved)
         return calls
 
     def slots(self, t: int) -> dict[str, torch.Tensor]:

@@ -19,20 +19,20 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from trainers.learning.heartbeat import HUNG, LAUNCH_FOLDER, LOST, Heartbeat
 from trainers.run.stop import Stopped, end_at_once, signal_name
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
 
 PATIENCE = datetime.timedelta(hours=1)
 """How long a rank waits for the others, which may be compiling kernels, or for the first to evaluate or to save."""
-LOST = 5
-"""Exit code of a rank that ended because another one had."""
 GRACE = 2
 """Seconds that a rank has for its own last words after another one ended."""
 LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -52,16 +52,21 @@ class World:
     with world.watched(): ...                        # a rank that dies ends them all
 
     All ranks must call the same methods in the same order. What is summed has the same bits on every rank.
+
+    Args:
+        seconds: `trainer.rank_timeout`; see heartbeat.py.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, seconds: float = 60) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
         self.lost = threading.Event()
         """Whether another rank has ended before its time."""
         self._hosts = self._neighbours = None
+        self._heart = Heartbeat(rank, size, seconds)
         if size > 1:  # torch's default group is that of the devices
+            self._heart.start()
             self._hosts = dist.new_group(backend="gloo", timeout=PATIENCE)
             self._neighbours = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=3650))
         self._vote: tuple[torch.Tensor, dist.Work] | None = None
@@ -73,6 +78,7 @@ class World:
         if self.size == 1:
             return tensors
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        self._meet_by(flat)
         dist.all_reduce(flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
         return tuple(part.view(one.shape).to(one.dtype) for part, one in zip(parts, tensors, strict=True))
@@ -81,6 +87,7 @@ class World:
         """Over all ranks, number by number."""
         if self.size > 1:
             tensor = tensor.clone()
+            self._meet_by(tensor)
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
@@ -114,9 +121,11 @@ class World:
         result, error = None, None
         if self.rank == 0:
             try:
-                result = call()
+                with self._heart.alone():
+                    result = call()
             except Exception as caught:
                 error = caught
+        self._meet()
         outcome = [result, error]
         dist.broadcast_object_list(outcome, src=0, group=self._hosts)
         if outcome[1] is not None:
@@ -127,6 +136,7 @@ class World:
         """Every rank's value, by rank."""
         if self.size == 1:
             return [value]
+        self._meet()
         values = [None] * self.size
         dist.all_gather_object(values, value, group=self._hosts)
         return values
@@ -135,6 +145,7 @@ class World:
         """The ranks' parts one after the other along the axis, on rank 0's host; None on the other ranks."""
         rows = tensor.detach().movedim(axis, 0).cpu().contiguous()
         own = rows.flatten().view(torch.uint8)  # gloo knows few dtypes
+        self._meet()
         parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
         dist.gather(own, parts, dst=0, group=self._hosts)
         if parts is None:
@@ -156,6 +167,8 @@ class World:
         if self.size == 1:
             return caught
         agreed = self._count_votes()
+        self._heart.is_alone = False  # an iteration has ended: all is compiled
+        self._meet()
         vote = torch.tensor([caught or 0])
         self._vote = vote, dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._hosts, async_op=True)
         return agreed
@@ -169,6 +182,21 @@ class World:
         return int(vote) or None
 
     # --------------------------------------------------------------------------------------- life and death
+
+    def moved(self) -> None:
+        """The main thread has got on: whoever waits for it waits for no rank that hangs."""
+        self._heart.moves += 1
+
+    def _meet(self) -> None:
+        """This rank is at the next place where all wait for each other."""
+        self._heart.arrived += 1
+
+    def _meet_by(self, tensor: torch.Tensor) -> None:
+        """Likewise, if hosts wait there: those of GPUs do not, and may have the sum in a graph."""
+        if tensor.is_cuda:
+            self.moved()
+        else:
+            self._meet()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -191,6 +219,8 @@ class World:
     def _leave(self, watch: threading.Thread) -> None:
         """Waits until every rank leaves: the first sends the word around, so it has said all that it had to say."""
         self._count_votes()
+        self._meet()
+        self._heart.is_alone = True  # what a script does after the training may take long
         if self.rank == 0:
             self._send(0)
         watch.join()
@@ -210,7 +240,7 @@ class World:
         with contextlib.suppress(RuntimeError):
             self._send(dead + 1)
         time.sleep(GRACE)
-        if dead == before:
+        if dead == before and not self._heart.has_verdict():
             print(f"error: rank {dead} of {self.size} has ended: so do the others.", file=sys.stderr, flush=True)
         os._exit(LOST)  # the main thread may be waiting for the device, which waits for the rank that is gone
 
@@ -226,6 +256,7 @@ class World:
         """Gives back the exit code. One of several ranks ends here, and at once: NCCL would wait for every CUDA graph
         that holds a collective, and after a failure for ranks that are gone. A script of your own calls it last."""
         if self.size > 1:
+            self._heart.stop()
             end_at_once(code)
         return code
 
@@ -252,10 +283,10 @@ def join(settings: TrainerConfig) -> World:
             f"trainer.num_gpus is {settings.num_gpus}, but there {'are' if size > 1 else 'is'} {size} of this process. "
             f"Start the run by train.py, or by torchrun --nproc-per-node {settings.num_gpus}."
         )
+    _end_with_parent()
     if size > 1 and _world.size == 1:
         rank = int(os.environ["RANK"])
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        _end_with_parent()
         _set_defaults(NO_MULTICAST)
         if uses_gpu(settings):
             check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
@@ -263,7 +294,7 @@ def join(settings: TrainerConfig) -> World:
             dist.init_process_group("nccl", timeout=PATIENCE, device_id=torch.device("cuda", local_rank))
         else:
             dist.init_process_group("gloo", timeout=PATIENCE)
-        _world = World(rank, size, local_rank)
+        _world = World(rank, size, local_rank, settings.rank_timeout)
     return _world
 
 
@@ -291,12 +322,20 @@ def check_gpus(num_gpus: int) -> None:
         )
 
 
-def launch(command: Sequence[str], settings: TrainerConfig) -> int:
+def launch(
+    command: Sequence[str],
+    settings: TrainerConfig,
+    folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> int:
     """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
 
     Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a second one ends them
     at once. A signal that is ignored here, such as SIGHUP under nohup, stays ignored.
 
+    Args:
+        folder: where ranks leave word for this process ($WARPDRIVE_LAUNCH_FOLDER); one of its own if not given.
+        variables: of the environment, besides those of this process.
     Returns:
         The exit code of the run: that of the rank which failed first, by its own doing.
     Raises:
@@ -307,9 +346,11 @@ def launch(command: Sequence[str], settings: TrainerConfig) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     num_ranks = settings.num_gpus
-    if settings.device != "cpu" and settings.env_backend != "cpu":
+    if uses_gpu(settings) or (num_ranks > 1 and "cpu" not in (settings.device, settings.env_backend)):
         check_gpus(num_ranks)
-    with _restored_process(), tempfile.TemporaryDirectory() as folder:
+    with _restored_process(), tempfile.TemporaryDirectory() as logs:
+        folder = Path(logs) if folder is None else folder
+        os.environ.update({**(variables or {}), LAUNCH_FOLDER: str(folder)})
         _set_defaults(NO_MULTICAST)
         share = str(max(1, len(os.sched_getaffinity(0)) // num_ranks))
         _set_defaults({"OMP_NUM_THREADS": share, "WARPDRIVE_NUM_THREADS": share, "GLOO_SOCKET_IFNAME": "lo"})
@@ -323,7 +364,7 @@ def launch(command: Sequence[str], settings: TrainerConfig) -> int:
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
         heeded = (number for number in LAUNCHER_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
         config.signals_to_handle = ",".join(number.name for number in heeded)
@@ -334,7 +375,7 @@ def launch(command: Sequence[str], settings: TrainerConfig) -> int:
                 print(f"stopped by {signal_name(stopped.sigval)}", file=sys.stderr)
             return 128 + stopped.sigval
         except ChildFailedError as failed:
-            return _told(failed.failures)
+            return 1 if (folder / HUNG).exists() else _told(failed.failures)
     return 0
 
 

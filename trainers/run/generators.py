@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,6 +62,20 @@ def prepare_generators(states: Any, file: Path | str, minibatches: Mapping[str, 
             call()
 
     return restore
+
+
+def new_of_ranks(states: Any, minibatches: dict[str, torch.Generator], seed: int, iteration: int) -> Callable[[], None]:
+    """Takes those generators out of `minibatches` that a checkpoint of another number of ranks knows nothing of; the
+    result seeds them, each by its name and by the iterations made."""
+    known = states.get("minibatches", {}) if isinstance(states, dict) else {}
+    new = {name: minibatches.pop(name) for name in list(minibatches) if name not in known}
+
+    def reseed() -> None:
+        for name, generator in new.items():
+            digest = hashlib.sha256(f"{seed} {iteration} {name}".encode()).digest()
+            generator.manual_seed(int.from_bytes(digest[:8]) >> 1)
+
+    return reseed
 
 
 def _prepare(

@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -171,6 +172,24 @@ class RunFolder:
     def note(self, line: str) -> None:
         """Keeps a line in log.txt."""
         self._write(lambda: _append_rotated(self.path / "log.txt", line))
+
+    def add_to_history(
+        self,
+        env_steps: int,
+        num_ranks: int,
+        checkpoint: Path | None = None,
+        changed: Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> None:
+        """Adds a start of the run to history.jsonl: from where, by which version, and what has changed since then."""
+        entry = {
+            "time": _now().astimezone().isoformat(timespec="seconds"),
+            "version": __version__,
+            "env_steps": env_steps,
+            "checkpoint": None if checkpoint is None else checkpoint.name,
+            "num_gpus": num_ranks,
+            "changed": {key: {"was": was, "is": now} for key, (was, now) in (changed or {}).items()},
+        }
+        self._write(lambda: disk.append(self.path / "history.jsonl", json.dumps(entry)))
 
     def _print(self, line: str, style: str | None) -> None:
         try:

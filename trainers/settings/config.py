@@ -68,6 +68,10 @@ class TrainerConfig:
     num_gpus: Count = 1
     """GPUs to train on, one process each; with device: cpu, processes. num_envs and train_batch_size are of all of
     them. Under torchrun, the ranks that it started, on all machines."""
+    rank_timeout: Annotated[float, Between(1)] = 60.0
+    """Seconds within which a rank that hangs while the others wait for it is found, and the run ended. A rank that
+    lives has ten times as long for its first iteration, which compiles, and the first rank for what it does alone:
+    evaluations, checkpoints."""
 
     @property
     def num_steps(self) -> int:

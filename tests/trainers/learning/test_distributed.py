@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,7 +165,7 @@ saving: {model_params_save_freq: 5}
 """
 
 
-def test_two_ranks_resume_bit_for_bit_and_not_on_one(tmp_path, capsys):
+def test_two_ranks_resume_bit_for_bit_and_one_goes_on_with_what_they_saved(tmp_path, capsys):
     """With minibatches, whose generators differ among the ranks."""
     config = tmp_path / "ppo.yaml"
     config.write_text(PPO)
@@ -172,14 +173,59 @@ def test_two_ranks_resume_bit_for_bit_and_not_on_one(tmp_path, capsys):
     assert process.communicate()[1] == ""
     halfway, end = (tmp_path / "a" / "checkpoints" / f"step_000000000{number}" for number in (400, 800))
     assert "tagger, rank 1" in load_checkpoint(halfway).rng["minibatches"]
-    assert main(["train", "--resume", str(halfway), "trainer.num_gpus=1"]) == 4
-    assert "trainer.num_gpus was 2 in the run that was saved, and is 1 in this one." in capsys.readouterr().err
+    alone = shutil.copytree(tmp_path / "a", tmp_path / "alone", symlinks=True) / "checkpoints" / halfway.name
+    assert main(["train", "--resume", str(alone), "trainer.num_gpus=1"]) == 0
+    said = capsys.readouterr().out
+    assert "changed since then: trainer.num_gpus was 2, is 1: the envs are shared out anew\n" in said
     whole = json.loads((end / "manifest.json").read_text())["files"]
     end.rename(tmp_path / "end")
     command = [sys.executable, str(ROOT / "examples" / "train.py"), "--resume", str(halfway)]
     process = subprocess.run(command, capture_output=True)
     assert (process.returncode, process.stderr) == (0, b"")
     assert json.loads((end / "manifest.json").read_text())["files"] == whole
+
+
+def test_two_ranks_go_on_with_what_one_saved_as_one_would(tmp_path):
+    config, runs = tmp_path / "ppo.yaml", tmp_path / "runs"
+    config.write_text(PPO)
+    words = [f"policy.{name}.{key}" for name in ("tagger", "runner") for key in ("num_minibatches=1", "lr=0.001")]
+    small = [word.replace("num_gpus=2", "num_gpus=1") for word in SMALL]
+    command = ["--config", str(config), *words, "--total-timesteps", "800", f"saving.basedir={runs}"]
+    assert main(["train", *command, *small, "--run-name=one"]) == 0
+    halfway, end = (Path("checkpoints", f"step_000000000{number}") for number in (400, 800))
+    shutil.copytree(runs / "one", runs / "two", symlinks=True)
+    resume = [sys.executable, str(ROOT / "examples" / "train.py"), "--resume", str(runs / "two" / halfway)]
+    process = subprocess.run([*resume, "trainer.num_gpus=2"], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "trainer.num_gpus was 1, is 2: the envs are shared out anew" in process.stdout
+    ours, theirs = (load_checkpoint(runs / run / end).tensors for run in ("two", "one"))
+    for file in ("policy.tagger", "policy.runner", "optim.tagger", "env"):
+        torch.testing.assert_close(ours[file], theirs[file], rtol=1e-4, atol=1e-4, msg=file)
+
+
+def test_a_rank_that_is_stopped_is_ended_and_all_start_again_from_the_newest_checkpoint(tmp_path):
+    words = ["--run-name=a", "--max-restarts=1", "trainer.rank_timeout=5", "saving.model_params_save_freq=1"]
+    process = train(TAG, *ENDLESS, *words, cwd=tmp_path)
+    try:
+        reports = (line for line in process.stdout if line.startswith("env steps "))
+        assert all(next(reports) for _ in range(2))  # the first iteration is saved
+        os.kill(ranks_of(process)[1], signal.SIGSTOP)
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "run folder: " in "".join(lines) and line.startswith("env steps "):
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    (line,) = errors.splitlines()
+    assert line.startswith("error: rank 1 of 2 hangs: ")
+    run = tmp_path / "a"
+    assert f"exit code 1: restart 1 of 1, from what {run} holds\n" in lines
+    assert any(line.startswith(f"resumed from {run}/checkpoints/step_") for line in lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize(

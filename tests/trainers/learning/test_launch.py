@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched_ranks import ranks_of
+from launched_ranks import IMPORTS, ranks_of
 from torch.distributed.launcher.api import LaunchConfig
 
 from trainers.learning.distributed import launch
@@ -18,17 +18,6 @@ from trainers.settings.config import TrainerConfig
 pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parents[3]
-
-IMPORTS = f"""
-import os, signal, sys, time
-sys.path[:0] = [{str(ROOT)!r}]
-import torch
-from trainers.settings.config import TrainerConfig
-from trainers.learning.distributed import join
-from warpdrive.errors import ConfigError
-world = join(TrainerConfig(num_gpus=int(os.environ["WORLD_SIZE"]), device="cpu"))
-rank = world.rank
-"""
 
 OF_THREE = """
 values = [torch.tensor([1.0, 2.0, 6.0]), torch.tensor([]), torch.tensor([-4.0, 9.0])]  # rank 1 has none

@@ -1,0 +1,45 @@
+"""A run that failed is started again from where it stood, as often as was asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from trainers.cli import main
+from trainers.run.again import RUN, with_restarts
+
+
+def starts(codes: list[int], max_restarts: int, run: Path, said: list[str]) -> list[Path | None]:
+    """What each start of a run goes on from, if they end with these codes; it is told where it trains at each start."""
+    began: list[Path | None] = []
+
+    def start(resume: Path | None, folder: Path) -> int:
+        began.append(resume)
+        (folder / RUN).write_text(str(run))
+        return codes[len(began) - 1]
+
+    assert with_restarts(start, max_restarts, None, said.append) == codes[len(began) - 1]
+    return began
+
+
+def test_it_goes_on_from_its_checkpoint_once_there_is_one_and_says_so(tmp_path):
+    said = []
+    assert starts([3, 0], 2, tmp_path, said) == [None, None]
+    assert said == ["exit code 3: restart 1 of 2, from the beginning, in a new folder: there is no checkpoint yet"]
+    (tmp_path / "checkpoints" / "step_000000000008").mkdir(parents=True)
+    assert starts([1, 1, 1, 0], 2, tmp_path, said) == [None, tmp_path, tmp_path]
+    assert said[1:] == [f"exit code 1: restart {n} of 2, from what {tmp_path} holds" for n in (1, 2)]
+
+
+@pytest.mark.parametrize("code", [0, 2, 4, 130, 143])
+def test_what_would_end_likewise_or_was_asked_to_end_is_not_started_again(code, tmp_path):
+    assert starts([code], 5, tmp_path, []) == [None]
+
+
+def test_restarts_that_make_no_sense_are_one_line(monkeypatch, capsys):
+    assert main(["train", "--config", "tag.yaml", "--max-restarts=-1"]) == 2
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "--config", "tag.yaml", "--max-restarts=1"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: command line: --max-restarts: expected a number from 0, got -1."
+    assert second.endswith("--max-restarts: torchrun restarts its ranks. Tell it, and say --resume auto.")

@@ -1,0 +1,130 @@
+"""A run that goes on says what has changed since: what alters its meaning is refused, unless it is allowed."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trainers.cli import main
+from trainers.run.checkpoint import list_checkpoints, load_checkpoint
+from trainers.run.identity import digests_of_sources
+from warpdrive.env import load_env
+
+YAML = """\
+name: cartpole
+trainer: {num_envs: 4, train_batch_size: 8, total_timesteps: 16, device: cpu}
+policy: {shared: {lr: 1e-3, num_minibatches: 1, model: {fc_dims: [8]}}}
+saving: {metrics_log_freq: 1}
+"""
+
+
+def test_an_envs_sources_are_its_classes_its_kernels_and_what_these_include():
+    env = load_env("simple_tag")
+    found = digests_of_sources(env)
+    own = [f"simple_tag/simple_tag.{ending}" for ending in ("cu", "cuh", "py")]
+    assert list(found) == ["mpe/mpe.cuh", "mpe/mpe.py", *own]
+    assert found["simple_tag/simple_tag.cu"] == hashlib.sha256(env.source.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with a config and the run `a` of it, of two iterations."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "pole.yaml").write_text(YAML)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "--config", "pole.yaml", "--run-name=a"]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(trained, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs" / "a"
+
+
+def go_on(run: Path, *words: str) -> int:
+    return main(["train", "--resume", str(run), *words])
+
+
+def history_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def test_another_source_or_network_is_refused_unless_allowed_and_changes_are_told_and_kept(run, monkeypatch, capsys):
+    manifest = list_checkpoints(run / "checkpoints")[-1] / "manifest.json"
+    sources = {"cartpole/cartpole.cu": "0" * 64}
+    monkeypatch.setattr("trainers.run.identity.digests_of_sources", lambda env: {**digests_of_sources(env), **sources})
+    activation = "policy.shared.model.activation=relu"
+    assert go_on(run, activation, "--total-timesteps", "24") == 4
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {manifest}: the env's source cartpole/cartpole.cu was SHA-256 ")
+    assert second == (
+        f"error: {manifest}: policy.shared.model.activation was nothing in the run that was saved, and is 'relu' in "
+        "this one. Leave it as it was, or say --allow-changed to go on so."
+    )
+    assert len(history_of(run)) == 1
+    assert go_on(run, "--allow-changed", activation, "--total-timesteps", "24", "policy.shared.lr=0.01") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed since then: ")]
+    assert [line.split()[3] for line in told] == [
+        "source", "policy.shared.lr", "policy.shared.model.activation", "trainer.total_timesteps",
+    ]  # fmt: skip
+    assert told[1] == "changed since then: policy.shared.lr was 0.001, is 0.01"
+    started, resumed = history_of(run)
+    assert (started["env_steps"], started["checkpoint"], started["changed"]) == (0, None, {})
+    assert (resumed["env_steps"], resumed["checkpoint"]) == (16, manifest.parent.name)
+    assert resumed["changed"]["trainer.total_timesteps"] == {"was": 16, "is": 24}
+
+
+def test_nothing_is_said_of_what_is_as_it_was_and_an_older_version_is_told(run, monkeypatch, capsys):
+    assert go_on(run) == 0
+    assert "changed" not in capsys.readouterr().out
+    monkeypatch.setattr("trainers.run.identity.__version__", "99.0")
+    assert go_on(run) == 0
+    was = load_checkpoint(run / "checkpoints" / "last").progress["version"]
+    assert f"changed since then: version was '{was}', is '99.0'\n" in capsys.readouterr().out
+
+
+def test_envs_and_seeds_that_do_not_fit_are_refused_whatever_is_allowed(run, capsys):
+    for word in ("trainer.seed=2", "trainer.num_envs=2"):
+        assert go_on(run, "--allow-changed", word) == 4
+        assert capsys.readouterr().err.endswith("in this one. Leave it as it was.\n")
+
+
+def auto(*words: str) -> int:
+    return main(["train", "--config", "pole.yaml", "--resume", "auto", *words])
+
+
+def test_auto_goes_on_with_the_newest_run_of_a_config_or_starts_one(run, capsys):
+    runs = run.parent
+    (runs / "strange").mkdir()
+    (runs / "strange" / "config.resolved.yaml").write_text("name: [")
+    assert auto("--total-timesteps", "24") == 0
+    assert "resumed from" in capsys.readouterr().out
+    assert auto("--total-timesteps", "24") == 0
+    assert "nothing left to train: the run has made 24 env steps already" in capsys.readouterr().out
+    assert {path.name for path in runs.iterdir()} == {"a", "strange"}
+    assert auto("policy.shared.lr=0.01", "--run-name=b") == 0
+    out = capsys.readouterr().out
+    assert "--resume auto: runs has no run of this config to go on with: a new one begins" in out
+    shutil.rmtree(runs / "b" / "checkpoints")
+    assert auto("policy.shared.lr=0.01", "--run-name=b") == 0  # killed before its first checkpoint
+    assert {path.name for path in runs.iterdir()} == {"a", "b", "b-2", "strange"}
+    assert auto("--run-name=a", "--total-timesteps", "32") == 0
+    assert "resumed from" in capsys.readouterr().out
+
+
+def test_auto_does_not_begin_beside_a_run_that_trains(run, capsys):
+    import fcntl
+
+    shutil.rmtree(run / "checkpoints")
+    with (run / "run.lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write('{"pid": 7, "host": "there", "started": "today"}\n')
+        lock.flush()
+        assert auto() == 3
+    assert "process 7 on there, started today, is training here." in capsys.readouterr().err
+    assert [path.name for path in run.parent.iterdir()] == ["a"]

@@ -1,0 +1,166 @@
+"""What a run is: the env and its sources, the networks, every key. A run that goes on says which of it has changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainers.run.manifest import sha256
+from trainers.settings.config import Config
+from warpdrive.backends.base import KERNELS_FOLDER, Source
+from warpdrive.config import shown, to_plain
+from warpdrive.env import Env
+from warpdrive.errors import CheckpointError, printable
+from warpdrive.version import __version__
+
+FIXED = ("trainer.num_envs", "trainer.train_batch_size", "trainer.seed", "trainer.device")
+"""Without these as they were, what a checkpoint holds has no meaning."""
+NUM_RANKS = "trainer.num_gpus"
+SOURCE = "source."
+"""Begins the key of a file that the env is made of; its value is a SHA-256."""
+
+_OF_NETWORKS = re.compile(
+    r"policy\.[^.]+\.(algorithm|agent_id|normalize_observation|central_critic|model\.(?!model_ckpt_filepath).+)"
+)
+_NOT_TOLD = re.compile(
+    r"trainer\.(num_gpus|num_envs|train_batch_size|seed|device|env_backend)|saving\.(basedir|name|tag)"
+    r"|policy\.[^.]+\.model\.model_ckpt_filepath"
+)
+"""Keys that `identity_of` has, or that only say where a run is and what it began with."""
+
+
+@dataclass
+class Changes:
+    """What is another than in the run that was saved."""
+
+    refused: list[str] = field(default_factory=list)
+    """A line each, which says what, and the way out."""
+    allowed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """key -> what it was, what it is."""
+
+    of_ranks: tuple[int, int] | None = None
+    """How many ranks there were, and are, where that is another number."""
+
+    def lines(self) -> list[str]:
+        """Of what is allowed: which key, was, is."""
+        lines = [_line(key, was, now) for key, (was, now) in self.allowed.items()]
+        if self.of_ranks is not None:
+            was, now = self.of_ranks
+            lines.append(f"{NUM_RANKS} was {shown(was)}, is {now}: the envs are shared out anew")
+        return lines
+
+
+def identity_of(config: Config, env: Env, device: str, num_ranks: int) -> dict[str, Any]:
+    """What a run and the one that goes on from it must agree on: key -> value, as JSON takes it."""
+    settings = config.trainer
+    return {
+        "name": config.name,
+        **{f"env.{key}": value for key, value in to_plain(env.config).items()},
+        **{f"{SOURCE}{name}": digest for name, digest in digests_of_sources(env).items()},
+        "trainer.num_envs": settings.num_envs,
+        "trainer.train_batch_size": settings.train_batch_size,
+        "trainer.seed": settings.seed,
+        "trainer.device": device,
+        NUM_RANKS: num_ranks,
+    }
+
+
+def digests_of_sources(env: Env) -> dict[str, str]:
+    """SHA-256 of the files that an env is made of: its classes', its kernels', and what these include."""
+    kernels = Path(env.source)
+    files = [file for kind in type(env).__mro__ if kind is not Env and (file := _file_of(kind)) is not None]
+    if kernels.is_file():
+        text = kernels.read_text(errors="replace")
+        files += [kernels, *Source(str(kernels), text, "", {}).included_files()]
+    ours = {file.resolve() for file in files if file.resolve().parent != KERNELS_FOLDER}
+    return {f"{file.parent.name}/{file.name}": sha256(file.read_bytes()) for file in sorted(ours)}
+
+
+def _file_of(kind: type) -> Path | None:
+    if not issubclass(kind, Env):
+        return None
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return Path(file) if file is not None and Path(file).is_file() else None
+
+
+def progress_of(config: Config, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's `progress` holds, for `changes_since`."""
+    return {"run": dict(identity), "config": _settings_of(config), "version": __version__}
+
+
+def changes_since(
+    progress: Mapping[str, Any], config: Config, identity: Mapping[str, Any], manifest: Path, allow: bool
+) -> Changes:
+    """What differs between the run that was saved and this one. What was not kept then is not compared.
+
+    Args:
+        progress: of the checkpoint.
+        manifest: where it stands, for messages.
+        allow: whether the env, its sources and the networks may be others (--allow-changed).
+    Raises:
+        CheckpointError: it does not say what the run was made with.
+    """
+    run, before = progress.get("run"), progress.get("config", {})
+    for key, value in (("run", run), ("config", before)):
+        if not isinstance(value, dict):
+            message = f"expected progress.{key} to say what the run was made with, got {shown(value)}."
+            raise CheckpointError(f"{manifest}: {message}")
+    changes = Changes()
+    here = json.loads(json.dumps(dict(identity)))  # as the other was read
+    for key in dict.fromkeys([*here, *(key for key in run if key.startswith((SOURCE, "env.")))]):
+        was, now = run.get(key), here.get(key)
+        if was == now or key == NUM_RANKS or (key.startswith(SOURCE) and not _has_sources(run)):
+            continue
+        _add(changes, key, was, now, manifest, is_fixed=key in FIXED, is_allowed=allow)
+    was, now = flat(before), flat(_settings_of(config))
+    for key in sorted(was.keys() & now.keys()):
+        if was[key] != now[key] and not _NOT_TOLD.fullmatch(key):
+            is_allowed = allow or not _OF_NETWORKS.fullmatch(key)
+            _add(changes, key, was[key], now[key], manifest, is_fixed=False, is_allowed=is_allowed)
+    if (num_ranks := run.get(NUM_RANKS, 1)) != here[NUM_RANKS]:
+        changes.of_ranks = num_ranks, here[NUM_RANKS]
+    if (version := progress.get("version", __version__)) != __version__:
+        changes.allowed["version"] = (version, __version__)
+    return changes
+
+
+def _settings_of(config: Config) -> dict[str, Any]:
+    """All keys but the env's, as JSON takes them."""
+    plain = to_plain(config)
+    return json.loads(json.dumps({key: plain[key] for key in plain if key not in ("name", "env")}, default=str))
+
+
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones, in order."""
+    found: dict[str, Any] = {}
+    for key, value in sorted(mapping.items()):
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _add(changes: Changes, key: str, was: Any, now: Any, manifest: Path, is_fixed: bool, is_allowed: bool) -> None:
+    if is_allowed and not is_fixed:
+        changes.allowed[key] = (was, now)
+        return
+    way_out = "Leave it as it was." if is_fixed else "Leave it as it was, or say --allow-changed to go on so."
+    if key.startswith(SOURCE):
+        text = f"the env's {_line(key, was, now)}"
+    else:
+        text = f"{printable(key)} was {shown(was)} in the run that was saved, and is {shown(now)} in this one"
+    changes.refused.append(f"{manifest}: {text}. {way_out}")
+
+
+def _has_sources(run: Mapping[str, Any]) -> bool:
+    return any(key.startswith(SOURCE) for key in run)
+
+
+def _line(key: str, was: Any, now: Any) -> str:
+    if key.startswith(SOURCE):
+        begins = [f"SHA-256 {one[:12]}..." if isinstance(one, str) else "not part of it" for one in (was, now)]
+        return f"source {printable(key.removeprefix(SOURCE))} was {begins[0]}, is {begins[1]}"
+    return f"{printable(key)} was {shown(was)}, is {shown(now)}"
