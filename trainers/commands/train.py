@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     from trainers.trainer import Trainer
 
-    source = path.read_text(encoding="utf-8-sig")
+    source = path.read_text(encoding="utf-8-sig") if resume is None else None
     asked = {name: True for name in ("track", "profile") if getattr(options, name)}
     Trainer(config, options.run_name, source, options.typed, resume, **asked).train()
     return 0

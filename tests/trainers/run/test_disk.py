@@ -9,7 +9,7 @@ from trainers_runs import reports_of
 
 from trainers.cli import main
 from trainers.errors import NotSavedError, RunFolderError
-from trainers.run import checkpoint, disk
+from trainers.run import checkpoint, disk, reading
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
@@ -93,14 +93,14 @@ def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_
     [
         (os.mkfifo, "no plain file"),
         (os.mkdir, "a folder, no file"),
-        (lambda path: path.symlink_to("/dev/zero"), "no plain file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a link, and what lies elsewhere"),
     ],
     ids=["pipe", "folder", "device"],
 )
 def test_what_is_no_plain_file_is_not_read(tmp_path, make, what):
     make(tmp_path / "rng.json")
     with pytest.raises(CheckpointError, match=rf"rng\.json: {what}"):
-        disk.read(tmp_path / "rng.json")
+        reading.read(tmp_path / "rng.json")
 
 
 def test_a_full_disk_is_said_once_until_there_is_room_again(tiny, monkeypatch, capsys):

@@ -90,7 +90,9 @@ def test_what_is_no_report_does_not_keep_a_run_from_going_on(whole, tmp_path):
     file = place / "metrics.jsonl"
     reports = file.read_bytes()
     junk = [b"5", b"[1]", b"\xff\xfe\x00", b'{"time/total_timesteps": null}', b'{"time/total_timesteps": "x"}', b"{}"]
-    odd = b'{"time/total_timesteps": 900, "rollout/tagger/ep_rew_mean": "x"}\n'
+    junk += [b"[" * 100_000, b'{"time/total_timesteps": 1' + b"0" * 400 + b"}", b"1" * 5000]
+    odd = b'{"time/total_timesteps": 900, "rollout/tagger/ep_rew_mean": "x", "rollout/ep_rew_mean": 1'
+    odd += b"0" * 400 + b"}\n"
     file.write_bytes(b"\n".join(junk) + b"\n" + reports + odd + b'{"time/tot')
     assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 0
     lines = file.read_bytes().splitlines(keepends=True)
@@ -103,8 +105,8 @@ def test_metrics_that_are_a_folder_are_one_line(whole, tmp_path, capsys):
     file = place / "metrics.jsonl"
     file.unlink()
     file.mkdir()
-    assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 3
-    assert capsys.readouterr().err == f"error: {file}: is no file, so no report can be written. Move it away.\n"
+    assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 4
+    assert capsys.readouterr().err == f"error: {file}: a folder, no file. Name the file in it.\n"
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, device, capsys):
