@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from trainers.settings.arguments import add_allow_import
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 HELP = "write a trained policy as ONNX, or as a torch.export program"
 
@@ -48,14 +48,14 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         actor = PortablePolicy(policies[name], env, name, options.value)
         real = real_inputs(env, name, arrays)
         written = export_policy(actor, path, options.format, provenance(env, name, saved), real)
-        print(f"{from_here(written.path)}: {path.stat().st_size:,} bytes")
-        print(f"  takes {_list(actor.inputs)}")
-        print(f"  gives {_list(actor.outputs)}")
+        tell(f"{from_here(written.path)}: {path.stat().st_size:,} bytes")
+        tell(f"  takes {_list(actor.inputs)}")
+        tell(f"  gives {_list(actor.outputs)}")
         if written.differences is None:
-            print("  not checked: pip install 'warpdrive[onnx]' brings onnxruntime, which would")
+            tell("  not checked: pip install 'warpdrive[onnx]' brings onnxruntime, which would")
         else:
             worst = max(written.differences, key=written.differences.get)
-            print(
+            tell(
                 f"  largest difference from the policy: {written.differences[worst]:.1e} ({worst}), "
                 f"over {written.num_rows:,} rows"
             )

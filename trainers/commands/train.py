@@ -11,7 +11,7 @@ from pathlib import Path
 from trainers.run.disk import check_runs_folder
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, check_run_name
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 HELP = "train the policies of an env, as a YAML file says"
 CHEAP_SAMPLES = 1 << 20
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     return 0
 
 
-def dry_run(config: Config, say: Callable[[str], None] = print) -> int:
+def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     """Makes all of a run but its folder: tells what memory it takes, steps the envs twice, and learns once if cheap.
 
     Of several GPUs, one rank's share is made, on one of them.

@@ -13,7 +13,7 @@ from trainers.run.disk import from_here, written
 from trainers.run.reading import NOT_FOLLOWED
 from trainers.settings.arguments import output_file
 from warpdrive.drawing import arrays_to_draw
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 from warpdrive.gif import write_gif
 from warpdrive.player import film_of, player_html, rounding
 
@@ -62,4 +62,4 @@ def write_media(players: Players, episodes: Sequence[Mapping[str, np.ndarray]], 
                 beside.write_text(player_html(films, players.title), encoding="utf-8")
         if path.suffix.lower() != ".gif":
             note = f", positions to within {max(map(rounding, films)):.1g}"
-        print(f"drawn in {from_here(path)} ({path.stat().st_size / 1000:.0f} KB{note})")
+        tell(f"drawn in {from_here(path)} ({path.stat().st_size / 1000:.0f} KB{note})")

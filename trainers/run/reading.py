@@ -13,7 +13,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from trainers.report.statistics import has
 from warpdrive.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
@@ -134,6 +133,8 @@ def read_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         CheckpointError: it is a link, no plain file, or far larger than a run lets it become.
     """
+    from trainers.report.statistics import has  # with numpy, which the command line's help does without
+
     path, reports = folder / METRICS, []
     if not os.path.lexists(path):
         return []

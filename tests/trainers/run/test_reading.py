@@ -1,15 +1,20 @@
 """Only plain files of a run's own are read, and a run writes only where it began."""
 
+import ast
 import os
 import shutil
+from pathlib import Path
 
 import pytest
+from test_no_pickle import names_used
 
 from trainers.cli import main
 from trainers.errors import RunFolderError
 from trainers.run import checkpoint, disk, reading
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_links_are_followed_up_to_a_run_and_last_alone_inside_of_it(tmp_path):
@@ -123,10 +128,18 @@ def test_control_characters_of_names_reach_no_terminal(tiny, tmp_path, capsys):
     trainer.train()
     odd = trainer.run.path.rename(tmp_path / "runs" / "a\x1b[2Jb")
     capsys.readouterr()
-    for command in ("eval", "play", "render", "plot", "export"):
-        main([command, str(odd)])
+    for words in (["eval", odd, "--episodes=2"], ["play", odd, "--episodes=2", "--html"], ["plot", odd]):
+        assert main(list(map(str, words))) == 0
     main(["train", "--resume", str(odd), "--total-timesteps", "240"])
     main(["train", "--config", f"{odd}/config.resolved.yaml", "--run-name", "\x1b"])
+    main(["config", "check", f"{odd}/config.resolved.yaml", "name=\x1b", "\x1b=1"])
     said = capsys.readouterr()
     assert r"a\x1b[2Jb" in said.out
     assert "\x1b" not in said.out + said.err
+
+
+def test_what_commands_print_is_told_with_escapes():
+    """`tell` writes them; `print` is for what has its own, or none."""
+    files = [*(ROOT / "trainers" / "commands").glob("*.py"), ROOT / "trainers" / "report" / "media.py"]
+    bare = {file.name for file in files if "print" in names_used(ast.parse(file.read_text(encoding="utf-8")))}
+    assert bare == {"doctor.py"}
