@@ -20,7 +20,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +103,7 @@ def save_checkpoint(
     beside = disk.temporary(place)
     num_bytes = SPARE_BYTES + sum(one.nbytes for ones in tensors.values() for one in ones.values())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(folder)
         disk.remove_leftovers(folder)
         if disk.free_bytes(folder) < num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -297,8 +296,7 @@ def set_aside_after(place: Path) -> list[Path]:
     renamed = []
     for later in list_checkpoints(place.parent):
         if later.name > place.name:
-            aside = later.with_name(f"{_ASIDE}{later.name}")
-            shutil.rmtree(aside, ignore_errors=True)
+            aside = disk.free_name(later.with_name(f"{_ASIDE}{later.name}"))
             later.rename(aside)
             renamed.append(aside)
     _point_links(place.parent)

@@ -81,6 +81,7 @@ def dump_crash(trainer: Trainer, error: NonFiniteError) -> Path:
             small = {name: one.cpu().contiguous() for name, one in ones.items() if one.nbytes <= MAX_BYTES}
             disk.write(beside / f"{file}.safetensors", tensors_to_bytes(small))
         disk.write(beside / "crash.json", (json.dumps(report, indent=1) + "\n").encode())
+        disk.flush_folder(beside)
         disk.replace_folder(beside, place)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -75,6 +75,23 @@ def append(path: Path, line: str) -> None:
             raise
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, and waits until their names are on the disk."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        flush_folder(one.parent)
+
+
+def free_name(path: Path) -> Path:
+    """The path itself, or the first of <name>-2, <name>-3 and so on that is not there."""
+    number, found = 1, path
+    while os.path.lexists(found):
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
+
+
 def flush_folder(path: Path) -> None:
     """Waits until the names in a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -167,11 +184,12 @@ def make_numbered(basedir: Path, name: str, what: str) -> Path:
         ConfigError: 999 are there.
     """
     try:
-        basedir.mkdir(parents=True, exist_ok=True)
+        make_folder(basedir)
         for number in range(1, 1000):
             path = basedir / (name if number == 1 else f"{name}-{number}")
             try:
                 path.mkdir()
+                flush_folder(basedir)
                 return path
             except FileExistsError:
                 continue

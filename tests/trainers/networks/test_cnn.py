@@ -100,4 +100,4 @@ def test_statistics_of_observations_are_refused_before_anything_is_made(monkeypa
     trainer = {"num_envs": 2, "train_batch_size": 20, "total_timesteps": 20, "device": "cpu"}
     policy = {"agent": {"normalize_observation": True, "model": {"type": "cnn"}}}
     with pytest.raises(ConfigError, match=r"^policy.agent.normalize_observation: a cnn sees arrays, and scales images"):
-        read_config({"name": "corners:Corners", "trainer": trainer, "policy": policy})
+        read_config({"name": "corners:Corners", "trainer": trainer, "policy": policy}, allow_import=True)

@@ -36,6 +36,17 @@ def test_a_result_is_whole_or_the_old_one_and_the_error_names_it(tmp_path, monke
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.png", "new")]
 
 
+def test_new_folders_are_on_the_disk_with_all_that_are_made_above_them(tmp_path, monkeypatch):
+    """fsync of the folder that holds a name keeps the name."""
+    flushed = []
+    monkeypatch.setattr(disk, "flush_folder", flushed.append)
+    disk.make_numbered(tmp_path / "a" / "b", "run", "runs")
+    assert set(flushed) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+    flushed.clear()
+    checkpoint.save_checkpoint(tmp_path / "a" / "b" / "run" / "checkpoints", 1, {"env": {}}, {}, {})
+    assert tmp_path / "a" / "b" / "run" in flushed
+
+
 def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):
     """A file may grow to 64 KiB here: the second line fits in part."""
     path = tmp_path / "log.txt"

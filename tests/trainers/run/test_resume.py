@@ -200,6 +200,16 @@ def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(whole, tmp_
     assert [line["time/total_timesteps"] for line in lines] == [400, 800, 960, 1040]
 
 
+def test_going_back_twice_keeps_what_was_set_aside_before(tmp_path):
+    """A checkpoint of 60 env steps is set aside, another one is made, and that is set aside, too."""
+    for number in (1, 2):
+        places = [checkpoint.save_checkpoint(tmp_path, steps, {"env": {}}, {}, {"time": number}) for steps in (30, 60)]
+        aside = checkpoint.set_aside_after(places[0])
+        assert [one.name for one in aside] == ["abandoned_step_000000000060" + "-2" * (number - 1)]
+    times = [checkpoint.load_checkpoint(one).progress["time"] for one in sorted(tmp_path.glob("abandoned_*"))]
+    assert times == [1, 2]
+
+
 def test_a_checkpoint_that_was_set_aside_is_played_but_not_resumed_under_that_name(whole, tmp_path, device, capsys):
     place = whole("a2c", tmp_path)
     older, newest = checkpoint.list_checkpoints(place / "checkpoints")

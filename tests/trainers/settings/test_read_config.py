@@ -59,7 +59,7 @@ def test_a_group_called_shared_is_refused(monkeypatch):
     """Its metrics would have the names of those of all agents."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     with pytest.raises(ConfigError) as caught:
-        read_config({"name": "odd_spaces:GroupCalledShared", "trainer": {"total_timesteps": 10_000}})
+        read_config({"name": "odd_spaces:GroupCalledShared", "trainer": {"total_timesteps": 10_000}}, allow_import=True)
     assert str(caught.value) == (
         "name: a group of its agents is called 'shared', which means all agents here. Call it otherwise."
     )
