@@ -1,4 +1,5 @@
 """Run folders from strangers: links, pipes, files without end. Each is refused in a line, and what it leads to is left.
+And compiled kernels from strangers: none is loaded.
 
 python benchmarks/foreign_folders.py             # some seconds
 """
@@ -6,6 +7,8 @@ python benchmarks/foreign_folders.py             # some seconds
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import io
 import json
 import os
@@ -15,11 +18,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from trainers import cli
 from trainers.run import checkpoint, manifest
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive import cache
 
 SIZES = {"num_envs": 4, "train_batch_size": 8, "total_timesteps": 8, "device": "cpu"}
 CONFIG = {"name": "cartpole", "trainer": SIZES, "policy": {"shared": {"lr": 1e-3, "model": {"fc_dims": [8]}}}}
@@ -142,8 +147,25 @@ def foreign_folders(folder: Path) -> dict[str, Any]:
     return {"tried": len(found), "refused": len(found) - len(wrong), "not_refused": wrong}
 
 
+def forged_kernels(folder: Path) -> dict[str, Any]:
+    """How many entries of the cache that were cut, exchanged or forged were built again, of how many."""
+    variables = {"WARPDRIVE_CACHE": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
+    with mock.patch.dict(os.environ, variables):
+        path = cache.cached("key", ".so", lambda: b"kernel")
+        good = path.read_bytes()
+        of_another_name = cache.cached("other", ".so", lambda: b"kernel").read_bytes()
+        sums = [getattr(hashlib, name)(b"other").digest() for name in ("sha256", "sha3_256", "blake2s")]
+        keys = [hmac.digest(key, b"key.so\0other", "sha256") for key in (b"", bytes(32), b"key.so", good[-32:])]
+        forged = [b"", good[:-1], b"other" + good[-32:], of_another_name, *(b"other" + end for end in sums + keys)]
+        built: list[int] = []
+        for content in forged:
+            path.write_bytes(content)
+            cache.cached("key", ".so", lambda: built.append(1) or b"kernel")
+        return {"tried": len(forged), "built_again": len(built), "is_whole": path.read_bytes() == good}
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        result = foreign_folders(Path(temporary))
-    print(json.dumps(result, indent=1))
-    sys.exit(bool(result["not_refused"]))
+        folders, kernels = foreign_folders(Path(temporary)), forged_kernels(Path(temporary))
+    print(json.dumps({"folders": folders, "kernels": kernels}, indent=1))
+    sys.exit(folders["tried"] > folders["refused"] or kernels["tried"] > kernels["built_again"])
