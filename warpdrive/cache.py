@@ -60,7 +60,7 @@ def why_not_safe(folder: Path) -> str | None:
         found = place.stat()
         if found.st_uid not in (os.getuid(), 0):
             return f"{place} belongs to another user"
-        is_shared = place != folder and found.st_mode & stat.S_ISVTX  # as of temporary files: what is ours there, only we replace
+        is_shared = place != folder and found.st_mode & stat.S_ISVTX  # where only its owner replaces what is there
         by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
         if (by_group or found.st_mode & stat.S_IWOTH) and not is_shared:
             return f"{place} can be written by others (mode {stat.S_IMODE(found.st_mode):04o})"
