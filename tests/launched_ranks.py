@@ -1,6 +1,9 @@
-"""Which processes a launcher started, and what code of theirs begins with."""
+"""Which processes a launcher started, what code of theirs begins with, and where a process listens."""
 
+import contextlib
 import re
+import socket
+import struct
 import subprocess
 from pathlib import Path
 
@@ -29,4 +32,21 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
             continue  # it is gone
         if parent == process.pid:
             found |= {int(one[5:]): int(folder.name) for one in variables if one.startswith("RANK=")}
+    return found
+
+
+def listening(process: int) -> list[str]:
+    """The addresses at which a process waits for connections by TCP, of IPv6 as the kernel tells them."""
+    own = set()
+    for one in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it is closed by now
+            own.add(str(one.readlink()))
+    found = []
+    for version in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{version}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                address = words[1].partition(":")[0]
+                is_4 = version == "tcp"
+                found.append(socket.inet_ntoa(struct.pack("<I", int(address, 16))) if is_4 else f"IPv6 {address}")
     return found

@@ -61,7 +61,7 @@ def tiny_config(folder: Path, device: str, **changes: object) -> Config:
         "policy": {"tagger": {"lr": 0.01}, "runner": {"model": {"fc_dims": [8]}}},
         "saving": {"basedir": str(folder / "runs"), "metrics_log_freq": 1},
     }  # fmt: skip
-    return read_config(changed(mapping, **changes))
+    return read_config(changed(mapping, **changes), allow_import=True)
 
 
 def changed(mapping: dict, **changes: object) -> dict:

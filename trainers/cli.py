@@ -19,7 +19,7 @@ from trainers.errors import RunFolderError
 from trainers.run.stop import Stopped, end_at_once
 from trainers.settings.arguments import Parser, parse
 from warpdrive.config import did_you_mean, shown
-from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError
+from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError, tell
 from warpdrive.version import __version__
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
             where = f"rank {rank}: " if rank else ""
             with contextlib.suppress(OSError):  # a full disk behind stderr changes no exit code
                 for line in _lines(error, code):
-                    print(f"error: {where}{line}", file=sys.stderr)
+                    tell(f"error: {where}{line}", file=sys.stderr)
         if is_gpu_lost:
             end_at_once(code)
     return code if (ranks := _ranks()) is None else ranks.end(code)

@@ -281,7 +281,9 @@ class Trainer:
             CheckpointError: a policy or its optimiser holds a NaN or an infinity. The older checkpoints stay.
             NonFiniteError: the run met one since the last report. They stay, too.
             NotSavedError: the disk is full or cannot be written. They stay, too.
+            RunFolderError: the run folder is another one than at the start. Nothing was written.
         """
+        self.world.first(self.run.check_place)
         tensors = {}
         for name, policy in self.policies.items():
             tensors[f"policy.{name}"] = policy.state_dict()
@@ -347,7 +349,7 @@ class Trainer:
                 checkpoint.load_checkpoint(place)
             except CheckpointError as error:
                 if place == candidates[-1]:
-                    if place == Path(path).resolve():
+                    if place == checkpoint.place_of(path):
                         raise
                     found = str(error).removesuffix(" Use an older checkpoint.")
                     raise CheckpointError(f"{found} No checkpoint of this run is whole. Train anew.") from None
@@ -363,8 +365,7 @@ class Trainer:
         self.run.add_to_history(self.env_steps, self.world.size, place, changes.allowed)
 
     def _go_on_after(self, place: Path) -> None:
-        self.run.accept()
-        self.run.go_back_to(self.env_steps)
+        self.run.accept(self.env_steps)
         for aside in checkpoint.set_aside_after(place):
             self.run.say(f"a later checkpoint was set aside: {aside}")
 

@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import sys
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warpdrive import nvidia_driver
-from warpdrive.cache import cache_folder
+from warpdrive.cache import asked_folder, cache_folder, why_not_safe
 from warpdrive.distribution import DISTRIBUTION, pip_install
 from warpdrive.errors import BackendError
 from warpdrive.findings import OK, PROBLEM, WARNING, WOULD_RUN, Finding, Torch, dotted, one_line
@@ -137,7 +138,7 @@ def check_driver(driver: NvidiaDriver) -> list[Finding]:
     if driver.closed_files:
         text = f"{', '.join(driver.closed_files)} cannot be opened by this user, so no GPU can be used."
         group = _group_of(driver.closed_files[0])
-        fix = f"sudo usermod -aG {group} $USER and log in anew, or ask whoever runs the machine"
+        fix = f"sudo usermod -aG {shlex.quote(group)} $USER and log in anew, or ask whoever runs the machine"
         return [Finding("driver", PROBLEM, text, fix)]
     if isinstance(driver.error, str):
         if not driver.is_gpu_here:
@@ -237,6 +238,11 @@ def _runs_on(archs: Iterable[str], capability: tuple[int, int]) -> bool:
 def check_cache() -> Finding:
     """The folder of compiled kernels: ours, closed to others, and with room for a file."""
     try:
+        with contextlib.suppress(OSError):  # told below
+            asked = asked_folder()
+            if asked.is_dir() and (why := why_not_safe(asked.resolve())) is not None:
+                fix = f"chmod 700 {shlex.quote(str(asked))} if it is yours, or set WARPDRIVE_CACHE to a folder of yours"
+                return Finding("cache", WARNING, f"{why}, so {cache_folder()} is used instead.", fix)
         folder = cache_folder()
         with tempfile.NamedTemporaryFile(dir=folder, prefix="doctor", suffix=".tmp") as file:
             file.write(bytes(65536))
@@ -246,7 +252,7 @@ def check_cache() -> Finding:
         return Finding("cache", PROBLEM, text, f"set WARPDRIVE_CACHE{fix}".rstrip("."))
     except OSError as error:
         text = f"nothing can be written into {folder} ({error.strerror})."
-        fix = f"make room there (rm {folder}/*), or set WARPDRIVE_CACHE to another folder"
+        fix = f"make room there (rm {shlex.quote(str(folder))}/*), or set WARPDRIVE_CACHE to another folder"
         return Finding("cache", PROBLEM, text, fix)
     sizes = []
     for entry in os.scandir(folder):
@@ -254,11 +260,9 @@ def check_cache() -> Finding:
             sizes.append(entry.stat(follow_symlinks=False).st_size)
     text = f"{folder}, {len(sizes):,} files, {sum(sizes) / 1e6:,.0f} MB"
     mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & 0o022:
-        text += f", can be written by others (mode {mode:04o}): they could put code into your runs."
-        return Finding("cache", PROBLEM, text, f"chmod 700 {folder}")
     if mode & 0o055:
-        return Finding("cache", WARNING, f"{text}, can be read by others (mode {mode:04o}).", f"chmod 700 {folder}")
+        fix = f"chmod 700 {shlex.quote(str(folder))}"
+        return Finding("cache", WARNING, f"{text}, can be read by others (mode {mode:04o}).", fix)
     return Finding("cache", OK, text)
 
 
@@ -280,7 +284,7 @@ def check_disks() -> list[Finding]:
 
 
 def _existing_cache() -> Path:
-    folder = Path(os.environ.get("WARPDRIVE_CACHE") or Path.home() / ".cache" / "warpdrive").absolute()
+    folder = asked_folder()
     return next((place for place in [folder, *folder.parents] if place.exists()), Path("/"))
 
 

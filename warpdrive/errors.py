@@ -1,5 +1,9 @@
 """Every error the framework raises on purpose. One base class, so `except WarpDriveError` catches all."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 def printable(text: str, keep: str = "") -> str:
     """`text` with what could steer a terminal, or break a line, written as escapes: \\x1b, \\n, \\u2028.
@@ -12,6 +16,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(
         one if one.isprintable() or one in keep else one.encode("unicode_escape").decode("ascii") for one in text
     )
+
+
+def tell(text: str, **how: Any) -> None:
+    """`print`, but for control characters, which a name may have brought: they are written as escapes."""
+    print(printable(text, keep="\n\t"), **how)
 
 
 class WarpDriveError(Exception):

@@ -136,12 +136,12 @@ def test_ranks_decide_by_the_same_metrics_and_stop_together(tmp_path):
 
 def test_a_best_metric_that_no_callback_reports_is_told(tmp_path, capsys):
     saving = {"basedir": str(tmp_path), "best_metric": "curriculum/rised"}
-    Trainer(read_config(changed(CONFIG, saving=saving, trainer__total_timesteps=256))).train()
+    Trainer(read_config(changed(CONFIG, saving=saving, trainer__total_timesteps=256), allow_import=True)).train()
     assert "warning: saving.best_metric: 'curriculum/rised' was in no report, so no" in capsys.readouterr().out
 
 
 def test_an_algorithms_own_figures_are_explained():
-    found = metrics_of(read_config(CONFIG), ["reader"])
+    found = metrics_of(read_config(CONFIG, allow_import=True), ["reader"])
     assert found["train/reader/policy_loss"] == "mean of -log_prob * return"
 
 
@@ -169,9 +169,10 @@ def test_policies_are_loaded_in_python_as_they_were_saved_and_the_page_on_runs_s
     ("page", "file"), [("own_algorithm", "reinforce"), ("own_network", "nets"), ("callbacks", "curriculum")]
 )
 def test_pages_show_the_package_as_it_is(page, file):
-    assert f"```python\n{(HERE / 'my_package' / file).with_suffix('.py').read_text()}```" in (
-        DOCS / f"{page}.md"
-    ).read_text()
+    assert (
+        f"```python\n{(HERE / 'my_package' / file).with_suffix('.py').read_text()}```"
+        in (DOCS / f"{page}.md").read_text()
+    )
 
 
 def test_the_package_imports_nothing_private():
@@ -198,7 +199,7 @@ def test_two_armed_bandit_is_learned(tmp_path, device):
     """With gamma 0 each step is a bandit of two arms, and the picture says which of them pays."""
     saving = {"basedir": str(tmp_path), "metrics_log_freq": 40}
     changes = {"trainer__device": device, "trainer__total_timesteps": 10_240, "callbacks": [], "saving": saving}
-    trainer = Trainer(read_config(changed(CONFIG, **changes)))
+    trainer = Trainer(read_config(changed(CONFIG, **changes), allow_import=True))
     trainer.train()
     assert trainer.run.metrics[-1]["rollout/ep_rew_mean"] > 3  # over the whole run; 2 by chance, 4 at most
     assert trainer.rollout.reward.mean().item() > 0.95
@@ -224,7 +225,9 @@ def test_fused_kernels_do_not_stand_in_for_a_variant_that_does_not_ask_for_them(
     policy = {"shared": {"algorithm": f"variants:{name}", "num_epochs": 1}}
     sizes = {"num_envs": 8, "train_batch_size": 80, "total_timesteps": 80, "device": "cpu", "precision": "bf16"}
     saving = {"basedir": str(tmp_path)}
-    trainer = Trainer(read_config({"name": "cartpole", "trainer": sizes, "policy": policy, "saving": saving}))
+    trainer = Trainer(
+        read_config({"name": "cartpole", "trainer": sizes, "policy": policy, "saving": saving}, allow_import=True)
+    )
     group, algorithm = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
     assert (group.actor.path, algorithm.path) == (path, path)
     assert ("is_variant" in trainer.iterate()["shared"]) == (name == "Variant")
@@ -234,7 +237,7 @@ def test_fused_kernels_do_not_stand_in_for_a_variant_that_does_not_ask_for_them(
 def test_weights_are_the_same_for_the_same_seed_and_others_for_another(tmp_path):
     def weights(seed: int) -> torch.Tensor:
         config = changed(CONFIG, saving={"basedir": str(tmp_path)}, trainer__seed=seed, callbacks=[])
-        return Trainer(read_config(config)).policies["reader"].network.body[0].weight
+        return Trainer(read_config(config, allow_import=True)).policies["reader"].network.body[0].weight
 
     torch.rand(1)  # whoever has drawn before
     first, same, other = weights(1), weights(1), weights(2)
@@ -243,7 +246,7 @@ def test_weights_are_the_same_for_the_same_seed_and_others_for_another(tmp_path)
 
 # ------------------------------------------------------------------------------------------------- what is refused
 
-BROKEN = '''
+BROKEN = """
 import torch
 from torch import nn
 from trainers.algorithms.algorithm import Algorithm
@@ -282,7 +285,7 @@ BadConfigConfig = dict
 class Picky(Callback):
     def __init__(self, start):
         if start < 0: raise ValueError(f"start must be at least 0, got {start}")
-'''
+"""
 
 
 @pytest.fixture
@@ -331,7 +334,7 @@ def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(key, 
         reader["model"]["type"] = name
         reader["model"].pop("channels")
     with pytest.raises(ConfigError) as caught:
-        read_config(config)
+        read_config(config, allow_import=True)
     (told,) = str(caught.value).splitlines()
     place = "callbacks[0]" if key == "callbacks" else f"policy.reader.{key}"
     assert told.startswith(f"{place}: ") and line in told
@@ -340,6 +343,6 @@ def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(key, 
 @pytest.mark.usefixtures("broken")
 def test_a_callback_that_cannot_be_made_says_why(tmp_path):
     callbacks = [{"broken:Picky": {"start": -1}}]
-    config = read_config(changed(CONFIG, callbacks=callbacks, saving={"basedir": str(tmp_path)}))
+    config = read_config(changed(CONFIG, callbacks=callbacks, saving={"basedir": str(tmp_path)}), allow_import=True)
     with pytest.raises(ConfigError, match="callback 'broken:Picky': start must be at least 0, got -1"):
         Trainer(config)

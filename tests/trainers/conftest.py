@@ -95,7 +95,11 @@ def make_trainer(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -
         trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": iterations * size}
         trainer |= {"device": device, **({} if seed is None else {"seed": seed})}
         saving = {"basedir": str(tmp_path), "metrics_log_freq": log_freq}
-        return Trainer(read_config({"name": name, "env": env, "trainer": trainer, "policy": policy, "saving": saving}))
+        return Trainer(
+            read_config(
+                {"name": name, "env": env, "trainer": trainer, "policy": policy, "saving": saving}, allow_import=True
+            )
+        )
 
     return make
 

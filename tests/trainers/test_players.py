@@ -40,7 +40,7 @@ def make_run(tmp_path_factory, device):
         config = {"name": name, "env": env, "trainer": settings, "policy": policy or {"tagger": {}, "runner": {}}}
         config["saving"] = {"basedir": str(tmp_path_factory.mktemp("runs")), "metrics_log_freq": 1}
         config["evaluation"] = {"num_episodes": 9, "greedy": False}
-        made = Trainer(read_config(config))
+        made = Trainer(read_config(config, allow_import=True))
         made.train()
         return made.run.path
 

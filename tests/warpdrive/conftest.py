@@ -10,6 +10,7 @@ from warpdrive.backends import cuda
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "cache"
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import namedtuple
 from pathlib import Path
@@ -166,10 +167,16 @@ def test_a_cache_that_is_open_to_others_or_not_ones_own_is_told(own_cache, monke
     own_cache.mkdir()
     own_cache.chmod(0o755)
     assert has(doctor.check_cache(), WARNING, "can be read by others (mode 0755)", f"chmod 700 {own_cache}")
+    monkeypatch.setattr(tempfile, "tempdir", str(own_cache.parent))
     own_cache.chmod(0o777)
-    assert has(doctor.check_cache(), PROBLEM, "can be written by others (mode 0777)", f"chmod 700 {own_cache}")
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert has(doctor.check_cache(), PROBLEM, "belongs to another user", "set WARPDRIVE_CACHE to a folder of yours")
+    private = own_cache.parent / f"warpdrive-{os.getuid()}"
+    text = f"can be written by others (mode 0777), so {private} is used instead"
+    assert has(doctor.check_cache(), WARNING, text, f"chmod 700 {own_cache} if it is yours")
+    odd = own_cache.rename(own_cache.with_name("of mine; rm -rf x"))
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(odd))
+    assert has(doctor.check_cache(), WARNING, text, f"chmod 700 '{odd}' if it is yours")
+    odd.chmod(0o755)
+    assert doctor.check_cache().fix == f"chmod 700 '{odd}'"
     monkeypatch.setenv("WARPDRIVE_CACHE", "/proc/nothing")
     assert has(doctor.check_cache(), PROBLEM, "/proc/nothing", "set WARPDRIVE_CACHE to a folder of yours")
 

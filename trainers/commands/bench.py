@@ -13,7 +13,7 @@ from typing import Any
 
 from trainers.run.disk import written
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 COLUMNS = {"env": "env", "rollout": "env + policy", "train": "env + policy + learner"}
 
@@ -45,14 +45,14 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         results = {**describe(trainer, path.name, changed), **found, "peak_process_mb": round(_peak_process_mb(), 1)}
         machine = machine_of(trainer.backend)
         players = {name: group.actor.who_plays for name, group in trainer.rollout.groups.items()}
-    print(table(results))
+    tell(table(results))
     if config.trainer.precision == "bf16":
-        print("\n".join(f"policy {name}: {player}" for name, player in players.items()))
+        tell("\n".join(f"policy {name}: {player}" for name, player in players.items()))
     if options.json is not None:
         report = {"command": shlex.join(options.typed), **machine, "results": results}
         with written(options.json) as beside:
             beside.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        print(f"written to {options.json}")
+        tell(f"written to {options.json}")
     return 0
 
 

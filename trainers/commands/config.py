@@ -15,7 +15,7 @@ from trainers.settings.arguments import (
     names_of_configs,
     needed_config,
 )
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +36,9 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
             config = config_of(find_config(name, folder), options, overrides)
             env = load_env(config.name, config.env)
             why = why_no_best(config, env.groups)
-            print(f"{name}: ok" + ("" if why is None else f"; {why}"))
+            tell(f"{name}: ok" + ("" if why is None else f"; {why}"))
             for line in warnings_of(config, env):
-                print(f"{name}: {line}")
+                tell(f"{name}: {line}")
         except ConfigError as error:
             wrong += str(error).splitlines()
     if wrong:
@@ -54,5 +54,5 @@ def show(path: Path, options: argparse.Namespace, overrides: Overrides) -> int:
 
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env).config
-    print(dump_yaml({**to_plain(config), "env": to_plain(env)}), end="")
+    tell(dump_yaml({**to_plain(config), "env": to_plain(env)}), end="")
     return 0

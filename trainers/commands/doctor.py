@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from trainers.settings.arguments import Overrides, refuse_overrides
+from warpdrive.errors import printable, tell
 
 CAN_TRAIN, NOTHING_CAN = 0, 3
 
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     report = examine()
     if options.json:
         findings = [dataclasses.asdict(finding) for finding in report.findings]
-        print(json.dumps({"can_train": report.can_train, "findings": findings}, indent=1))
+        tell(json.dumps({"can_train": report.can_train, "findings": findings}, indent=1))
     else:
         has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         width = max(len(finding.subject) for finding in report.findings)
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
             state = f"{finding.state:7}"
             if has_colour:
                 state = f"\033[{_COLOURS[finding.state]}m{state}\033[0m"
-            print(f"{state}  {finding.subject:{width}}  {finding.text}")
+            print(f"{state}  {finding.subject:{width}}  {printable(finding.text)}")
             if finding.fix:
-                print(f"{'':7}  {'':{width}}  fix: {finding.fix}")
+                print(f"{'':7}  {'':{width}}  fix: {printable(finding.fix)}")
     return CAN_TRAIN if report.can_train else NOTHING_CAN

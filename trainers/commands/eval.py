@@ -22,7 +22,7 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
 
     from trainers.players import table
     from warpdrive.backends import choose_backend
-    from warpdrive.errors import ConfigError
+    from warpdrive.errors import ConfigError, tell
 
     if overrides:
         raise ConfigError(f"command line: {overrides[0][0]}: eval takes runs as they were made, no keys of a config.")
@@ -32,13 +32,13 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
     find = _scores if options.against is None else _cross_scores
     results, rows = find(options, backend)
     if options.json:
-        print(json.dumps(results, indent=1, allow_nan=False))
+        tell(json.dumps(results, indent=1, allow_nan=False))
     else:
-        print(table(rows))
+        tell(table(rows))
         seeds = " and ".join(dict.fromkeys(str(r["seed"]) for r in results))
         modes = " and ".join(dict.fromkeys("greedy" if r["greedy"] else "stochastic" for r in results))
         counts = " and ".join(dict.fromkeys(str(r["episodes"]) for r in results))
-        print(f"{counts} episodes each, seed {seeds}, {modes}, on {backend.device}")
+        tell(f"{counts} episodes each, seed {seeds}, {modes}, on {backend.device}")
     return 0
 
 

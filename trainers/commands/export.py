@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainers.settings.arguments import Overrides, add_allow_import, refuse_overrides
 from warpdrive.distribution import pip_install
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,14 +46,14 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         actor = PortablePolicy(policies[name], env, name, options.value)
         real = real_inputs(env, name, arrays)
         written = export_policy(actor, path, options.format, provenance(env, name, saved), real)
-        print(f"{from_here(written.path)}: {path.stat().st_size:,} bytes")
-        print(f"  takes {_list(actor.inputs)}")
-        print(f"  gives {_list(actor.outputs)}")
+        tell(f"{from_here(written.path)}: {path.stat().st_size:,} bytes")
+        tell(f"  takes {_list(actor.inputs)}")
+        tell(f"  gives {_list(actor.outputs)}")
         if written.differences is None:
-            print(f"  not checked: {pip_install('onnx')} brings onnxruntime, which would")
+            tell(f"  not checked: {pip_install('onnx')} brings onnxruntime, which would")
         else:
             worst = max(written.differences, key=written.differences.get)
-            print(
+            tell(
                 f"  largest difference from the policy: {written.differences[worst]:.1e} ({worst}), "
                 f"over {written.num_rows:,} rows"
             )

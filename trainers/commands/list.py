@@ -12,7 +12,7 @@ from trainers import algorithms, networks
 from trainers.settings.arguments import Overrides, add_allow_import, config_of, find_config, refuse_overrides
 from warpdrive.config import shown
 from warpdrive.env_names import env_files
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 KINDS = {
     "envs": "name: tag_gridworld",
@@ -40,14 +40,14 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     kinds = list(KINDS) if options.kind == "all" else [options.kind]
     found = {kind: {name: first_line(file) for name, file in files_of(kind).items()} for kind in kinds}
     if options.json:
-        print(json.dumps(found, indent=2))
+        tell(json.dumps(found, indent=2))
         return 0
     width = max(len(name) for lines in found.values() for name in lines)
     tables = []
     for kind, lines in found.items():
         rows = [f"  {name:{width}}  {line}".rstrip() for name, line in lines.items()]
         tables.append("\n".join([f"{kind} ({KINDS[kind]})", *rows]))
-    print("\n\n".join(tables))
+    tell("\n\n".join(tables))
     return 0
 
 
@@ -69,11 +69,11 @@ def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Pat
         may = metrics_to_go_by([*config.policy, *groups], groups, config.evaluation)
         last = why_no_best(config, groups) or f"The best checkpoint is told by {best_metric(config, groups)}."
     if options.json:
-        print(json.dumps({METRICS: found, "best_metric": may}, indent=2))
+        tell(json.dumps({METRICS: found, "best_metric": may}, indent=2))
         return 0
     width = max(map(len, found))
     rows = [f"{'*' if name in may else ' '} {name:{width}}  {line}" for name, line in found.items()]
-    print("\n".join([f"{METRICS} (* saving.best_metric: rollout/ep_rew_mean)", *rows, *filter(None, [last])]))
+    tell("\n".join([f"{METRICS} (* saving.best_metric: rollout/ep_rew_mean)", *rows, *filter(None, [last])]))
     return 0
 
 

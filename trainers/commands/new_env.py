@@ -17,7 +17,7 @@ from trainers.errors import RunFolderError
 from trainers.run.disk import why_not_written
 from trainers.settings.arguments import Overrides, refuse_overrides
 from warpdrive.config import shown
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "templates" / "my_env"
 """An env as any other, called my_env; each file of it is copied under the new name."""
@@ -35,15 +35,15 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     name, place = options.name, Path(options.folder)
     check_name(name)
     make_env(name, place)
-    print(f"made {place / name}: {name}.py (what there is), {name}.cu (what happens), a test and a YAML file\n\nNext:")
+    tell(f"made {place / name}: {name}.py (what there is), {name}.cu (what happens), a test and a YAML file\n\nNext:")
     if place.resolve() != Path.cwd():
-        print(f"  cd {shlex.quote(options.folder)}")
+        tell(f"  cd {shlex.quote(options.folder)}")
     if importlib.util.find_spec("pytest") is None:
-        print("  pip install pytest")
-    print(f"  python -m pytest {name}")
-    print(f"  python -m warpdrive.testing {name}.{name}:{class_name(name)}")
-    print(f"  warpdrive train --config {name}/{name}.yaml --allow-import")
-    print(f"\nThen change {name}.py and {name}.cu into your game. The project's docs/write_an_env.md tells how.")
+        tell("  pip install pytest")
+    tell(f"  python -m pytest {name}")
+    tell(f"  python -m warpdrive.testing {name}.{name}:{class_name(name)}")
+    tell(f"  warpdrive train --config {name}/{name}.yaml --allow-import")
+    tell(f"\nThen change {name}.py and {name}.cu into your game. The project's docs/write_an_env.md tells how.")
     return 0
 
 

@@ -47,7 +47,7 @@ def play_and_draw(
     )
     from trainers.report.media import check_can_be_drawn, files_to_write, write_media
     from warpdrive.backends import choose_backend
-    from warpdrive.errors import ConfigError
+    from warpdrive.errors import ConfigError, tell
 
     renders = num_episodes is not None
     first = check_at_least(0, "--env-index", options.env_index)
@@ -71,8 +71,8 @@ def play_and_draw(
         evaluation = Evaluation(players.env, players.policies, num_played, seed, backend, greedy, record=drawn)
         score = evaluation.play()
     if not renders:
-        print(f"{players.title}: {num_played} episodes, seed {seed}, {players.how(greedy)}, on {backend.device}")
-        print(table([COLUMNS, *score_rows(score)]))
+        tell(f"{players.title}: {num_played} episodes, seed {seed}, {players.how(greedy)}, on {backend.device}")
+        tell(table([COLUMNS, *score_rows(score)]))
     write_media(players, evaluation.recorded, paths)
     if options.open:
         import webbrowser

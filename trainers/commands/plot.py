@@ -28,7 +28,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     from trainers.players import check_at_least
     from trainers.report import plot
-    from warpdrive.errors import ConfigError
+    from warpdrive.errors import ConfigError, tell
 
     refuse_overrides("plot", overrides)
     check_at_least(1, "--smooth", options.smooth)
@@ -43,19 +43,19 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     if not runs:
         raise errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
     for error in errors:
-        print(f"left out: {error}", file=sys.stderr)
+        tell(f"left out: {error}", file=sys.stderr)
     for names in plot.same_seeds(runs):
-        print(f"warning: {', '.join(names)} have the same seed, and count as {len(names)} seeds", file=sys.stderr)
+        tell(f"warning: {', '.join(names)} have the same seed, and count as {len(names)} seeds", file=sys.stderr)
     panels = []
     for metric in options.metric or plot.default_metrics(runs):
         panel, lacking = plot.panel_of(runs, metric, options.x, options.smooth)
         panels.append(panel)
         if lacking:
-            print(f"left out of {metric}, which they have not reported: {', '.join(lacking)}", file=sys.stderr)
+            tell(f"left out of {metric}, which they have not reported: {', '.join(lacking)}", file=sys.stderr)
     plot.draw_panels(panels, paths, plot.X_LABELS[options.x])
     if any(line.num_seeds > 1 for panel in panels for line in panel.lines):
-        print("interquartile means over seeds, with 95 % stratified bootstrap intervals")
-    print(f"drawn in {' and '.join(map(str, paths))}")
+        tell("interquartile means over seeds, with 95 % stratified bootstrap intervals")
+    tell(f"drawn in {' and '.join(map(str, paths))}")
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainers.run.disk import check_runs_folder
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, check_run_name
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell
 
 AUTO = "auto"
 """What --resume is given instead of a run."""
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     from trainers.trainer import Trainer
 
-    source = path.read_text(encoding="utf-8-sig")
+    source = path.read_text(encoding="utf-8-sig") if resume is None else None
     asked = {name: True for name in ("track", "profile", "allow_changed") if getattr(options, name)}
     trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
     if _is_launched():
@@ -101,7 +101,7 @@ def _newest_run(config: Config, options: argparse.Namespace, is_rank: bool) -> P
     def find() -> str | None:
         found = newest_run_of(config, options.run_name, options.allow_import)
         if found is None:
-            print(f"--resume auto: {config.saving.basedir} has no run of this config to go on with: a new one begins")
+            tell(f"--resume auto: {config.saving.basedir} has no run of this config to go on with: a new one begins")
         return None if found is None else str(found)
 
     if is_rank:
@@ -125,7 +125,7 @@ def _launch(config: Config, options: argparse.Namespace, resume: Path | None) ->
     return with_restarts(start, options.max_restarts, resume)
 
 
-def dry_run(config: Config, say: Callable[[str], None] = print) -> int:
+def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     """Makes all of a run but its folder: tells what memory it takes, steps the envs twice, and learns once if cheap.
 
     Of several GPUs, one rank's share is made, on one of them.

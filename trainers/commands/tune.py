@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
-from warpdrive.errors import BackendError, ConfigError, WarpDriveError
+from warpdrive.errors import BackendError, ConfigError, WarpDriveError, tell
 
 if TYPE_CHECKING:
     from trainers.settings.config import Config
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     def ended(trial: Trial) -> None:
         figure = "" if trial.figure is None else f", {trial.figure:+.3f}"
         words = trial.reason or _in_words(changed[trial.number])
-        print(f"trial {trial.number} {trial.state} after {trial.env_steps:,} env steps{figure}: {words}", flush=True)
+        tell(f"trial {trial.number} {trial.state} after {trial.env_steps:,} env steps{figure}: {words}", flush=True)
         write_csv(place / "trials.csv", search.trials, metric, changed)
 
     of_episodes = 0 if metric.startswith("eval/") else (env.episode_length or 0) * settings.num_envs
@@ -88,8 +88,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     shares = shares_of_cores(search.num_jobs)
     place = make_folder(Path(config.saving.basedir), config.saving.name or config.name)
     at_once = "" if search.num_jobs == 1 else f", {search.num_jobs} at once"
-    print(f"{path.name}: {options.trials} trials of {num_steps:,} env steps{at_once}, the best by {metric}")
-    print(f"searched: {', '.join(space)}\nfolder: {place}", flush=True)
+    tell(f"{path.name}: {options.trials} trials of {num_steps:,} env steps{at_once}, the best by {metric}")
+    tell(f"searched: {', '.join(space)}\nfolder: {place}", flush=True)
     end = None if options.seconds is None else time.monotonic() + options.seconds
     with StopSignals() as stop:
         search.run(options.trials, lambda: stop.caught is not None or (end is not None and time.monotonic() >= end))
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     conclude = partial(_conclude, search.trials, metric, place, output or place / "best.yaml")
     if stop.caught is None:
         return conclude(config_with(path, overrides), changed)
-    print(f"stopped by {signal_name(stop.caught)} after {len(search.trials)} trials, in {place}")
+    tell(f"stopped by {signal_name(stop.caught)} after {len(search.trials)} trials, in {place}")
     if any(trial.counts for trial in search.trials):
         conclude(config_with(path, overrides), changed)
     raise Stopped(stop.caught)
@@ -111,12 +111,12 @@ def _conclude(
     from trainers.tuning.results import draw, in_order, rows_of, write_config
     from warpdrive.config_file import override
 
-    print(table(rows_of(trials, metric, {number: _in_words(one) for number, one in changed.items()})))
+    tell(table(rows_of(trials, metric, {number: _in_words(one) for number, one in changed.items()})))
     try:
         draw(place / "trials.png", trials, metric)
-        print(f"drawn in {place / 'trials.png'}")
+        tell(f"drawn in {place / 'trials.png'}")
     except BackendError as error:
-        print(f"no picture: {error}", file=sys.stderr)
+        tell(f"no picture: {error}", file=sys.stderr)
     best = next(iter(in_order(trials)), None)
     if best is None or not best.counts:
         if failed := [trial for trial in trials if trial.reason]:
@@ -128,8 +128,8 @@ def _conclude(
     compared = f", as given {given:+.3f}" if best.number and given is not None else ""
     told = f"trial {best.number} of {len(trials)}, {metric} {best.figure:+.3f}{compared}"
     write_config(output, section, f"Found by warpdrive tune: {told}.")
-    print(f"best: {told}" + ("" if best.number else ": none was better than the config as given"))
-    print(f"written to {output}\nwarpdrive train --config {shlex.quote(str(output))}")
+    tell(f"best: {told}" + ("" if best.number else ": none was better than the config as given"))
+    tell(f"written to {output}\nwarpdrive train --config {shlex.quote(str(output))}")
     return 0
 
 

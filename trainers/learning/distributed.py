@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainers.learning import messages
 from trainers.learning.heartbeat import HUNG, LAUNCH_FOLDER, LOST, Heartbeat
 from trainers.run.stop import Stopped, end_at_once, signal_name
 from trainers.settings.config import TrainerConfig
@@ -39,6 +40,8 @@ LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 """What torchrun's launcher takes for itself, and passes on to the ranks."""
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Keeps NVLink multicast off: a process that dies with it on can leave the GPUs of its machine unusable."""
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Lets ranks of one machine listen on its loopback interface alone."""
 
 Number = torch.Tensor | int
 
@@ -115,7 +118,7 @@ class World:
     # --------------------------------------------------------------------------------------- among the hosts
 
     def first(self, call: Callable[[], Any]) -> Any:
-        """What `call` gives on rank 0, which alone makes it; if it raises there, all raise that."""
+        """What `call` gives on rank 0, which alone makes it; if it raises there, all raise that. See messages.py."""
         if self.size == 1:
             return call()
         result, error = None, None
@@ -126,20 +129,17 @@ class World:
             except Exception as caught:
                 error = caught
         self._meet()
-        outcome = [result, error]
-        dist.broadcast_object_list(outcome, src=0, group=self._hosts)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
+        told, of_first = messages.broadcast([result, error], self._hosts)
+        if of_first is not None:
+            raise of_first if error is None else error
+        return told
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
         if self.size == 1:
             return [value]
         self._meet()
-        values = [None] * self.size
-        dist.all_gather_object(values, value, group=self._hosts)
-        return values
+        return messages.gather(value, self._hosts)
 
     def whole(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         """The ranks' parts one after the other along the axis, on rank 0's host; None on the other ranks."""
@@ -288,6 +288,8 @@ def join(settings: TrainerConfig) -> World:
         rank = int(os.environ["RANK"])
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         _set_defaults(NO_MULTICAST)
+        if int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size:
+            _set_defaults(ON_LOOPBACK)
         if uses_gpu(settings):
             check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
             torch.cuda.set_device(local_rank)
@@ -345,6 +347,8 @@ def launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from trainers.learning import loopback
+
     num_ranks = settings.num_gpus
     if uses_gpu(settings) or (num_ranks > 1 and "cpu" not in (settings.device, settings.env_backend)):
         check_gpus(num_ranks)
@@ -353,16 +357,15 @@ def launch(
         os.environ.update({**(variables or {}), LAUNCH_FOLDER: str(folder)})
         _set_defaults(NO_MULTICAST)
         share = str(max(1, len(os.sched_getaffinity(0)) // num_ranks))
-        _set_defaults({"OMP_NUM_THREADS": share, "WARPDRIVE_NUM_THREADS": share, "GLOO_SOCKET_IFNAME": "lo"})
+        _set_defaults({"OMP_NUM_THREADS": share, "WARPDRIVE_NUM_THREADS": share, **ON_LOOPBACK})
         _set_defaults({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"})  # seconds, from Ctrl-C to the end of the iteration
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=num_ranks,
             run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
+            rdzv_backend=loopback.LOOPBACK,
+            local_addr=loopback.ADDRESS,
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )

@@ -10,10 +10,15 @@ import numpy as np
 
 from trainers.players import Players
 from trainers.run.disk import from_here, written
+from trainers.run.reading import NOT_FOLLOWED
 from trainers.settings.arguments import output_file
 from warpdrive.drawing import arrays_to_draw
+from warpdrive.errors import ConfigError, tell
 from warpdrive.gif import write_gif
 from warpdrive.player import film_of, player_html, rounding
+
+MEDIA = "media"
+"""The folder, in the run folder."""
 
 
 def check_can_be_drawn(players: Players) -> None:
@@ -26,7 +31,8 @@ def files_to_write(players: Players, options: argparse.Namespace, is_asked: bool
     """Where `--html`, `--gif` and `--output` say that episodes go; the HTML file if none does and `is_asked`.
 
     Raises:
-        ConfigError: the folder is missing, or the file's ending is neither .html nor .gif.
+        ConfigError: the folder is missing, or the file's ending is neither .html nor .gif; or the run's media is a
+            link.
     """
     html, gif = getattr(options, "html", False), options.gif
     if options.output is not None:
@@ -37,7 +43,9 @@ def files_to_write(players: Players, options: argparse.Namespace, is_asked: bool
     if players.run is None:
         place = Path(f"episode_{players.env.name}")
     else:
-        place = players.run / "media" / f"episode_{players.checkpoint.name.removeprefix('step_')}"
+        place = players.run / MEDIA / f"episode_{players.checkpoint.name.removeprefix('step_')}"
+        if place.parent.is_symlink():
+            raise ConfigError(f"{place.parent}: {NOT_FOLLOWED}. Remove it, or name a file by --output.")
     return [place.with_suffix(ending) for ending in endings]
 
 
@@ -54,4 +62,4 @@ def write_media(players: Players, episodes: Sequence[Mapping[str, np.ndarray]], 
                 beside.write_text(player_html(films, players.title), encoding="utf-8")
         if path.suffix.lower() != ".gif":
             note = f", positions to within {max(map(rounding, films)):.1g}"
-        print(f"drawn in {from_here(path)} ({path.stat().st_size / 1000:.0f} KB{note})")
+        tell(f"drawn in {from_here(path)} ({path.stat().st_size / 1000:.0f} KB{note})")

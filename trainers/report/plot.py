@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,12 @@ import numpy as np
 from trainers.report.statistics import common_places, has, interval, iqm, returns_by_group
 from trainers.run.disk import written
 from trainers.run.manifest import RESOLVED_CONFIG
+from trainers.run.reading import METRICS, read, read_reports
 from warpdrive.config import did_you_mean
-from warpdrive.config_file import load_yaml
+from warpdrive.config_file import MAX_FILE_BYTES, load_yaml
 from warpdrive.distribution import pip_install
 from warpdrive.drawing import PALETTE
-from warpdrive.errors import BackendError, ConfigError
+from warpdrive.errors import BackendError, CheckpointError, ConfigError
 
 STEPS, TIME = "steps", "time"
 X_LABELS = {STEPS: "env steps", TIME: "seconds of training"}
@@ -87,25 +89,21 @@ def read_run(path: Path) -> Run:
     Raises:
         ConfigError: there is no such run, or no report in it yet.
     """
-    folder = path.parent if path.name == "metrics.jsonl" else path
-    file = folder / "metrics.jsonl"
+    folder = path.parent if path.name == METRICS else path
+    file = folder / METRICS
     if not folder.is_dir():
         others = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
         raise ConfigError(f"{path}: no such run.{did_you_mean(folder.name, others)}")
-    if not file.is_file():
-        if file.exists():
-            raise ConfigError(f"{path}: its metrics.jsonl is no file. Give another run.")
-        raise ConfigError(f"{path}: no run folder: it has no metrics.jsonl. Give a folder such as runs/<name>.")
-    metrics = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            report = json.loads(line)
-        except ValueError:
-            continue  # the line that is being written
-        if isinstance(report, dict) and has(report, "time/total_timesteps"):
-            metrics.append(report)
+    if not os.path.lexists(file):
+        raise ConfigError(f"{path}: no run folder: it has no {METRICS}. Give a folder such as runs/<name>.")
+    try:
+        metrics = [report for _, report in read_reports(folder)]
+        if os.path.lexists(folder / RESOLVED_CONFIG):
+            read(folder / RESOLVED_CONFIG, max_bytes=MAX_FILE_BYTES)
+    except CheckpointError as error:
+        raise ConfigError(f"{error} Give another run.") from None
     if not metrics:
-        raise ConfigError(f"{path}: has no report in metrics.jsonl yet. Wait for the first, or look into its log.txt.")
+        raise ConfigError(f"{path}: has no report in {METRICS} yet. Wait for the first, or look into its log.txt.")
     config = folder / RESOLVED_CONFIG
     settings = _flat(load_yaml(config)) if config.exists() else {}
     telling = {key: value for key, value in settings.items() if not _is_ignored(key)}

@@ -73,6 +73,8 @@ class Profile:
         folder = trainer.run.path / "profile"
         try:
             folder.mkdir(exist_ok=True)
+            for name in ("trace.json", "top.txt"):  # a link would lead out of the run folder
+                (folder / name).unlink(missing_ok=True)
             trace.export_chrome_trace(str(folder / "trace.json"))
             table = table_of(trace.events(), trainer.backend.name == "cuda", num_iterations)
             (folder / "top.txt").write_text(table, encoding="utf-8")

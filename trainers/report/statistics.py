@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -74,6 +75,6 @@ def common_places(series: Sequence[Series], most: int | None = None) -> tuple[np
 
 
 def has(metrics: Mapping[str, float], name: str) -> bool:
-    """Whether a report has a number of this name; a NaN is null there."""
+    """Whether a report has a number of this name; a NaN is null there, and what no float holds is none."""
     value = metrics.get(name)
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max

@@ -20,7 +20,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +35,23 @@ from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
+from trainers.run.free_memory import free_bytes
 from trainers.run.manifest import MANIFEST, RESOLVED_CONFIG, RNG, make_manifest, read_manifest, sha256, to_json
+from trainers.run.reading import (
+    BEST,
+    CHECKPOINTS,
+    LAST,
+    MAX_JSON_BYTES,
+    check_files_and_folders,
+    check_folder,
+    place_of,
+    read,
+)
+from warpdrive.config_file import MAX_FILE_BYTES
 from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
 from warpdrive.layout import FINAL
 
-LAST = "last"
-BEST = "best"
 NUM_KEPT = 3
 SPARE_BYTES = 1 << 16
 """Of the disk, for what a checkpoint takes besides its tensors: names, JSON, unfilled blocks."""
@@ -95,7 +104,7 @@ def save_checkpoint(
     beside = disk.temporary(place)
     num_bytes = SPARE_BYTES + sum(one.nbytes for ones in tensors.values() for one in ones.values())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(folder)
         disk.remove_leftovers(folder)
         if disk.free_bytes(folder) < num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -128,14 +137,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: names the file that is missing, damaged or unknown.
     """
-    path = Path(path)
-    if not path.is_dir():
+    if not Path(path).is_dir():
         raise CheckpointError(f"{path}: no such checkpoint. It is a folder, such as checkpoints/step_000001000000.")
-    path = path.resolve()
+    path = place_of(path)
+    check_folder(path)
     manifest = read_manifest(path / MANIFEST)
+    _check_it_fits(path, manifest["files"])
     contents = {}
     for name, expected in manifest["files"].items():
-        content = disk.read(path / name, expected["bytes"])
+        content = read(path / name, expected["bytes"], MAX_JSON_BYTES if name == RNG else None, levels=3)
         if sha256(content) != expected["sha256"]:
             raise CheckpointError(f"{path / name}: damaged: it is not what was written. Use an older checkpoint.")
         contents[name] = content
@@ -149,6 +159,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / RNG}: no JSON ({error}). Use an older checkpoint.") from None
     return Checkpoint(path, manifest["progress"], tensors, rng)
+
+
+def _check_it_fits(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises CheckpointError if a checkpoint says that it holds more than this machine could read."""
+    needed, free = sum(one["bytes"] for one in files.values()), free_bytes(torch.device("cpu"))
+    if free is not None and needed > free:
+        raise CheckpointError(
+            f"{path / MANIFEST}: {needed / 2**20:,.0f} MiB are to be read, and {free / 2**20:,.0f} MiB of memory are "
+            "free. Read it on a larger machine."
+        )
 
 
 def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
@@ -223,21 +243,23 @@ def run_folder_of(path: Path) -> Path:
     path = Path(path)
     if path.is_symlink() and not path.exists():
         raise CheckpointError(f"{path}: leads nowhere ({path.readlink()}). Give the run folder instead.")
-    path = path.resolve()
+    path = place_of(path)
     folder = path.parent.parent if _is_checkpoint(path) else path
-    has_config = (folder / RESOLVED_CONFIG).exists()
-    if (folder / "checkpoints").is_dir() and not has_config:
+    has_config = os.path.lexists(folder / RESOLVED_CONFIG)
+    if (folder / CHECKPOINTS).is_dir() and not has_config:
         raise CheckpointError(
             f"{folder}: its {RESOLVED_CONFIG} is missing, which says what was trained. Put it back; "
             "`warpdrive config show` prints it anew from the config that the run was started with."
         )
-    if (path != folder and path.parent.name != "checkpoints") or not has_config:
+    if (path != folder and path.parent.name != CHECKPOINTS) or not has_config:
         raise CheckpointError(
             f"{path}: no run folder. Give one, such as runs/<name>, or a checkpoint in it; a policy alone is "
             "taken over by policy.<name>.model.model_ckpt_filepath."
         )
-    if not list_checkpoints(folder / "checkpoints"):
+    read(folder / RESOLVED_CONFIG, max_bytes=MAX_FILE_BYTES)
+    if not list_checkpoints(folder / CHECKPOINTS):
         raise CheckpointError(f"{folder}: holds no checkpoint. Train anew.")
+    check_folder(folder / CHECKPOINTS)
     return folder
 
 
@@ -248,7 +270,9 @@ def run_folder_to_resume(path: Path) -> Path:
         CheckpointError: it is neither; or a checkpoint under another name, such as one that was set aside: which
             checkpoints come after it is told by the names.
     """
-    folder, path = run_folder_of(path), Path(path).resolve()
+    folder, path = run_folder_of(path), place_of(path)
+    for one in (folder, folder / CHECKPOINTS):
+        check_files_and_folders(one)
     if path != folder and not _FOLDER.fullmatch(path.name):
         step = re.search(_FOLDER.pattern, path.name)
         name = step.group() if step else "step_<env steps>"
@@ -261,8 +285,8 @@ def run_folder_to_resume(path: Path) -> Path:
 
 def candidates(path: Path) -> list[Path]:
     """The checkpoints to resume from, best first: the one given, or a run folder's from the newest on."""
-    path = Path(path).resolve()
-    return [path] if _is_checkpoint(path) else list_checkpoints(path / "checkpoints")[::-1]
+    path = place_of(path)
+    return [path] if _is_checkpoint(path) else list_checkpoints(path / CHECKPOINTS)[::-1]
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -278,8 +302,7 @@ def set_aside_after(place: Path) -> list[Path]:
     renamed = []
     for later in list_checkpoints(place.parent):
         if _age(later) > _age(place):
-            aside = later.with_name(f"{_ASIDE}{later.name}")
-            shutil.rmtree(aside, ignore_errors=True)
+            aside = disk.free_name(later.with_name(f"{_ASIDE}{later.name}"))
             later.rename(aside)
             renamed.append(aside)
     _point_links(place.parent)
@@ -307,7 +330,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: it is missing, damaged, or no safetensors file.
     """
-    return _from_bytes(path, disk.read(path))
+    return _from_bytes(path, read(place_of(path), levels=1, told=path))
 
 
 def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> None:

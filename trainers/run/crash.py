@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save as tensors_to_bytes
 
-from trainers.errors import NonFiniteError
+from trainers.errors import NonFiniteError, RunFolderError
 from trainers.run import checkpoint, disk
 from warpdrive.config import to_plain
 
@@ -43,7 +43,7 @@ def dumps_crash(trainer: Trainer) -> Iterator[None]:
     except NonFiniteError as error:
         try:
             folder = dump_crash(trainer, error)
-        except (OSError, RuntimeError) as failure:  # of a full disk, or of a device that is lost: the error goes first
+        except (OSError, RuntimeError, RunFolderError) as failure:  # a full disk, a lost device: the error goes first
             trainer.run.say(f"warning: no crash dump could be written ({failure})", style="yellow")
         else:
             trainer.run.say(f"crash dump: {folder}")
@@ -55,7 +55,9 @@ def dump_crash(trainer: Trainer, error: NonFiniteError) -> Path:
 
     Raises:
         OSError: it cannot be written.
+        RunFolderError: the run folder is another one than at the start.
     """
+    trainer.run.check_place()
     place = trainer.run.path / CRASH
     env = error.place.get("env")
     local_env = None if env is None else env - trainer.env.first_env
@@ -79,6 +81,7 @@ def dump_crash(trainer: Trainer, error: NonFiniteError) -> Path:
             small = {name: one.cpu().contiguous() for name, one in ones.items() if one.nbytes <= MAX_BYTES}
             disk.write(beside / f"{file}.safetensors", tensors_to_bytes(small))
         disk.write(beside / "crash.json", (json.dumps(report, indent=1) + "\n").encode())
+        disk.flush_folder(beside)
         disk.replace_folder(beside, place)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

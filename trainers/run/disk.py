@@ -7,13 +7,13 @@ import errno
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainers.errors import RunFolderError
-from warpdrive.errors import CheckpointError, ConfigError
+from trainers.run.reading import open_own
+from warpdrive.errors import ConfigError
 
 TEMPORARY = ".tmp-"
 """How the names of files and folders begin that are not whole yet, or not wanted any more."""
@@ -21,30 +21,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What a full disk and an exhausted quota say."""
 
 _REPLACED = re.compile(r"\.tmp-(.+)-replaced-[0-9]+")
-
-
-def read(path: Path, num_bytes: int | None = None) -> bytes:
-    """A file of a checkpoint.
-
-    Args:
-        num_bytes: how many it must have; a file of another length is not read.
-    Raises:
-        CheckpointError: it is missing, no plain file, or of another length.
-    """
-    path = Path(path)
-    try:
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
-            raise CheckpointError(f"{path}: a folder, no file. Name the file in it.")
-        if not stat.S_ISREG(found.st_mode):  # a pipe or a device might never end
-            raise CheckpointError(f"{path}: no plain file.")
-        if num_bytes is not None and found.st_size != num_bytes:
-            raise CheckpointError(f"{path}: damaged: {found.st_size} bytes of {num_bytes}. Use an older checkpoint.")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
 
 
 def write(path: Path, content: bytes) -> None:
@@ -88,7 +64,7 @@ def written(path: Path) -> Iterator[Path]:
 
 def append(path: Path, line: str) -> None:
     """Adds a whole line, or nothing where the disk is full."""
-    with path.open("ab", buffering=0) as file:
+    with open(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         content = (line + "\n").encode("utf-8", "backslashreplace")
         try:
@@ -97,6 +73,23 @@ def append(path: Path, line: str) -> None:
         except OSError:
             file.truncate(size)
             raise
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, and waits until their names are on the disk."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        flush_folder(one.parent)
+
+
+def free_name(path: Path) -> Path:
+    """The path itself, or the first of <name>-2, <name>-3 and so on that is not there."""
+    number, found = 1, path
+    while os.path.lexists(found):
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
 
 
 def flush_folder(path: Path) -> None:
@@ -191,11 +184,12 @@ def make_numbered(basedir: Path, name: str, what: str) -> Path:
         ConfigError: 999 are there.
     """
     try:
-        basedir.mkdir(parents=True, exist_ok=True)
+        make_folder(basedir)
         for number in range(1, 1000):
             path = basedir / (name if number == 1 else f"{name}-{number}")
             try:
                 path.mkdir()
+                flush_folder(basedir)
                 return path
             except FileExistsError:
                 continue

@@ -13,13 +13,21 @@ import weakref
 from pathlib import Path
 
 from trainers.errors import RunFolderError
+from trainers.run.reading import open_own
 from warpdrive.errors import printable
 
 LOCK = "run.lock"
 PATIENCE = 1.0
 """Seconds that the holder of a lock has to write who it is."""
+MAX_BYTES = 4096
+"""Of run.lock."""
+
+_BEGIN = b'{"pid": '
 
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+_NOT_OURS = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EMLINK, errno.ENXIO)
+"""What `open_own` says of a file that no run made."""
 
 
 class RunLock:
@@ -29,8 +37,22 @@ class RunLock:
         self.path = path
         self.warning = warning
         """Why nothing is locked: the file system knows no locks."""
+        self._inodes = {one: _inode(one) for one in (path.parent, path)}
         if descriptor is not None:
             weakref.finalize(self, _release, descriptor, os.getpid())
+
+    def is_in_place(self) -> bool:
+        """Whether the folder and run.lock are the same ones as at the start."""
+        return all(_inode(path) == inode for path, inode in self._inodes.items())
+
+    def check(self) -> None:
+        """Raises RunFolderError if they are not: then another process may train there, or the folder is another's."""
+        for path, inode in self._inodes.items():
+            if _inode(path) != inode:
+                raise RunFolderError(
+                    f"{path}: was moved, removed or replaced while the run trained, so nothing more is written there. "
+                    "Put it back where it was, and resume the run."
+                )
 
 
 _held: weakref.WeakValueDictionary[tuple[Path, int], RunLock] = weakref.WeakValueDictionary()
@@ -48,14 +70,19 @@ def lock_run(folder: Path) -> RunLock:
             written.
     """
     path = folder.resolve() / LOCK
-    if (ours := _held.get((path, os.getpid()))) is not None:
+    if (ours := _held.get((path, os.getpid()))) is not None and ours.is_in_place():
         return ours
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
+        if error.errno in _NOT_OURS:
+            raise RunFolderError(f"{path}: {error.strerror}. Remove it.") from None
         raise RunFolderError(
             f"{folder}: cannot be written ({error.strerror}). Copy the run to where you may write, and resume it there."
         ) from None
+    if not _is_of_a_run(descriptor):
+        os.close(descriptor)
+        raise RunFolderError(f"{path}: holds something else than who trains here. Move it away.")
     warning = None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,6 +104,20 @@ def lock_run(folder: Path) -> RunLock:
     return lock
 
 
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_of_a_run(descriptor: int) -> bool:
+    """Whether it may be emptied: it is empty, or holds what `_write_holder` wrote, perhaps a part of it."""
+    begin = os.pread(descriptor, len(_BEGIN), 0).rstrip(b"\0")  # zeros are what a power cut may leave
+    return os.fstat(descriptor).st_size <= MAX_BYTES and _BEGIN.startswith(begin)
+
+
 def _write_holder(descriptor: int) -> None:
     started = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
@@ -92,7 +133,7 @@ def _read_holder(descriptor: int) -> str:
     """Who has the lock, in words."""
     for _ in range(20):
         try:
-            holder = json.loads(os.pread(descriptor, 4096, 0))
+            holder = json.loads(os.pread(descriptor, MAX_BYTES, 0))
             return printable(f"process {holder['pid']} on {holder['host']}, started {holder['started']},")
         except (ValueError, KeyError, TypeError):  # it has the lock, and is about to write
             time.sleep(PATIENCE / 20)

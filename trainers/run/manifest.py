@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainers.run import disk
+from trainers.run.reading import MAX_JSON_BYTES, read
 from warpdrive.errors import CheckpointError
 from warpdrive.version import __version__
 
@@ -45,7 +45,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, damaged or unknown.
     """
-    content = disk.read(path)
+    content = read(path, max_bytes=MAX_JSON_BYTES, levels=3)
     damaged = CheckpointError(f"{path}: damaged: it is not what was written. Use an older checkpoint.")
     try:
         manifest = json.loads(content)
@@ -66,8 +66,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if RNG not in files:
         raise CheckpointError(f"{path}: 'files' lacks {RNG}.")
     for name, expected in files.items():
-        if Path(name).name != name or not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+        is_name = Path(name).name == name and name.isprintable()
+        if not is_name or not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
             raise CheckpointError(f"{path}: 'files' says nothing of use about {name!r}.")
+        if type(expected["bytes"]) is not int or expected["bytes"] < 0:
+            raise CheckpointError(f"{path}: 'files' says nothing of use about the length of {name!r}.")
     return manifest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
+import errno
 import functools
 import importlib.util
 import json
@@ -29,6 +30,7 @@ from trainers.report.statistics import has, returns_by_group
 from trainers.run import disk
 from trainers.run.checkpoint import RESOLVED_CONFIG
 from trainers.run.lock import RunLock, lock_run
+from trainers.run.reading import CHECKPOINTS, ENV_STEPS, MAX_METRICS_BYTES, METRICS, check_folder, read_reports
 from trainers.settings.config import Config, check_run_name
 from trainers.settings.outside import class_name
 from warpdrive.backends.base import Backend
@@ -38,8 +40,6 @@ from warpdrive.version import __version__
 
 MAX_LOG_BYTES = 10 << 20
 """Of log.txt; then it becomes log.1.txt, in place of an older one, and a new one begins."""
-MAX_METRICS_BYTES = 64 << 20
-"""Of metrics.jsonl; then every second of its lines is taken out, so that it goes on telling of the whole run."""
 MAX_CURVE_POINTS = 2000
 """Of the learning curve that is kept in memory; then every second of them is taken out."""
 NUM_KEPT = 20
@@ -91,16 +91,31 @@ class RunFolder:
         if self._lock is not None and self._lock.warning is not None:
             self.say(f"warning: {self._lock.warning}", style="yellow")
 
-    def accept(self) -> None:
-        """Writes what waited: a run that could not be resumed leaves its folder as it was."""
+    def accept(self, env_steps: int) -> None:
+        """Writes what waited: a run that could not be resumed leaves its folder as it was.
+
+        Args:
+            env_steps: of the checkpoint. What came after it is taken out of metrics.jsonl: the run makes it anew.
+        Raises:
+            CheckpointError: metrics.jsonl is a link, no plain file, or far too large; then nothing was written.
+        """
+        reports = read_reports(self.path)
         waiting, self._waiting = self._waiting or [], None
         for write in waiting:
             write()
+        kept = []
+        for line, metrics in reports:
+            if metrics[ENV_STEPS] <= env_steps:
+                kept.append(line)
+                self._remember({name: metrics[name] if has(metrics, name) else math.nan for name in metrics})
+        _replace(self.path / METRICS, "".join(f"{line}\n" for line in kept))
 
     def _take_lock(self) -> None:
         self._lock = lock_run(self.path)
-        for folder in (self.path, self.checkpoints):
-            disk.remove_leftovers(folder)
+        disk.remove_leftovers(self.path)
+        if os.path.lexists(self.checkpoints):
+            check_folder(self.checkpoints)
+            disk.remove_leftovers(self.checkpoints)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -128,20 +143,30 @@ class RunFolder:
             self._waiting.append(lambda: self._write(write, is_needed))
             return
         try:
+            if self._lock is not None and not self._lock.is_in_place():
+                raise OSError(errno.ENOENT, "it was moved, removed or replaced")
             write()
         except OSError as error:
             if is_needed:
                 raise
             if not self._misses:
                 reason = disk.why_not_written(error, self.path)
-                self._print(f"warning: {self.path}: lines of its logs are lost ({reason}). Training goes on.", "yellow")
+                line = f"warning: {self.path}: lines of its logs are lost ({reason}). Training goes on."
+                self._print(printable(line), "yellow")
             self._misses = True
         else:
             self._misses = False
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
+
+    def check_place(self) -> None:
+        """Raises RunFolderError if the folder is not the one any more that the run began in: nothing may be written."""
+        if self._lock is not None:
+            self._lock.check()
+        if os.path.islink(self.checkpoints):
+            raise RunFolderError(f"{self.checkpoints}: became a link while the run trained. Remove it, and resume.")
 
     def write_machine(self, backend: Backend) -> None:
         """env.json: enough to tell two machines apart."""
@@ -215,32 +240,12 @@ class RunFolder:
         self._curve.add(metrics)
 
     def _append_metrics(self, metrics: Mapping[str, float]) -> None:
-        path = self.path / "metrics.jsonl"
+        path = self.path / METRICS
         append_jsonl(path, metrics)
         if path.stat().st_size > MAX_METRICS_BYTES:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             _replace(path, "".join(lines[:-1:2] + lines[-1:]))
             self.say(f"metrics.jsonl reached {MAX_METRICS_BYTES >> 20} MiB: every second of its lines was taken out")
-
-    def go_back_to(self, env_steps: int) -> None:
-        """Takes out of metrics.jsonl what came after a checkpoint: the run that goes on from it makes it anew."""
-        path = self.path / "metrics.jsonl"
-        if path.exists() and not path.is_file():
-            raise RunFolderError(f"{path}: is no file, so no report can be written. Move it away.")
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        kept = []
-        for line in lines:
-            try:
-                metrics = json.loads(line)
-            except ValueError:
-                continue  # cut off when the run was killed
-            if not isinstance(metrics, dict) or not has(metrics, "time/total_timesteps"):
-                continue  # no report: a crash of the machine, or somebody's hand
-            if metrics["time/total_timesteps"] <= env_steps:
-                kept.append(line)
-                metrics = {name: metrics[name] if has(metrics, name) else math.nan for name in metrics}
-                self._remember(metrics)
-        _replace(path, "".join(f"{line}\n" for line in kept))
 
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps, as `warpdrive plot` draws them.

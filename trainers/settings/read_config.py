@@ -44,7 +44,7 @@ TOP_KEYS = [field.name for field in dataclasses.fields(Config)]
 def read_config(
     source: str | Path | Mapping[str, Any],
     overrides: Sequence[tuple[str, str]] = (),
-    allow_import: bool = True,
+    allow_import: bool = False,
 ) -> Config:
     """Reads and checks a config.
 
@@ -52,7 +52,7 @@ def read_config(
         source: a YAML file, or the mapping that one would hold.
         overrides: (dotted key, YAML value) pairs that replace what the file says.
         allow_import: whether it may name what is imported from outside: an env, "my_package.soccer:Soccer", an
-            algorithm, a network, callbacks.
+            algorithm, a network, callbacks. To import a module is to run it: ask for it where you know the config.
     Raises:
         ConfigError: every mistake, one a line.
     """

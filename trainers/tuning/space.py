@@ -48,7 +48,7 @@ RANGES: Space = {
 
 
 def space_of(
-    given: Mapping[str, Any], config: Config, metric: str, fixed: Iterable[str] = (), allow_import: bool = True
+    given: Mapping[str, Any], config: Config, metric: str, fixed: Iterable[str] = (), allow_import: bool = False
 ) -> Space:
     """The keys to search, and their values that fit the rest of the config.
 

@@ -59,7 +59,7 @@ def make_trainer(tmp_path, monkeypatch) -> Callable[..., Trainer]:
         trainer = {"num_envs": 64, "train_batch_size": 64 * 20, "total_timesteps": 10**6, "device": device}
         saving = {"basedir": str(tmp_path)}
         settings = {**RUNS[run].get("trainer", {}), **trainer, "cuda_graphs": graphs}
-        return Trainer(read_config({**RUNS[run], "trainer": settings, "saving": saving}))
+        return Trainer(read_config({**RUNS[run], "trainer": settings, "saving": saving}, allow_import=True))
 
     return make
 

@@ -17,7 +17,7 @@ SECOND_FEATURE = "        observation[2 * i + 1] = moved[(agent + 1) % NUM_AGENT
 def trainer_of(folder, device: str) -> Trainer:
     trainer = {"num_envs": 4, "train_batch_size": 24, "total_timesteps": 48, "device": device}
     config = {"name": "planted_env:Planted", "env": {"folder": str(folder)}, "trainer": trainer}
-    return Trainer(read_config({**config, "saving": {"basedir": str(folder)}}))
+    return Trainer(read_config({**config, "saving": {"basedir": str(folder)}}, allow_import=True))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def play(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping
 
     def make(mapping: Mapping[str, Any]) -> Played:
         trainer = {**mapping.get("trainer", {}), "total_timesteps": 1, "num_episodes": None}
-        config = read_config({**mapping, "trainer": trainer})
+        config = read_config({**mapping, "trainer": trainer}, allow_import=True)
         env = load_env(config.name, config.env)
         generator, policies = torch.Generator().manual_seed(0), {}
         for name, one in config.policy.items():

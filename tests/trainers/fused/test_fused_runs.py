@@ -33,7 +33,9 @@ def make(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
     ) -> Trainer:
         settings = {"num_envs": NUM_ENVS, "train_batch_size": SIZE, "total_timesteps": num_iterations * SIZE}
         saving = {"basedir": str(tmp_path), "metrics_log_freq": report, "model_params_save_freq": save}
-        config = read_config({**run, "trainer": {**settings, "device": device, "seed": 3}, "saving": saving})
+        config = read_config(
+            {**run, "trainer": {**settings, "device": device, "seed": 3}, "saving": saving}, allow_import=True
+        )
         object.__setattr__(config.trainer, "precision", precision)
         trainer = Trainer(config, resume=resume)
         path = "torch" if precision == TORCH else "fused"

@@ -31,4 +31,4 @@ def test_episodes_without_end_report_no_returns(make_trainer):
 
 def test_length_in_episodes_is_refused_where_none_ends(make_trainer):
     with pytest.raises(ConfigError, match=r"trainer\.num_episodes: the episodes of 'two_signs:TwoSigns' have no fixed"):
-        read_config({"name": SIGNS, "trainer": {"num_episodes": 3}})
+        read_config({"name": SIGNS, "trainer": {"num_episodes": 3}}, allow_import=True)

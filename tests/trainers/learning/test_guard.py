@@ -52,7 +52,9 @@ def config_of(
 @pytest.fixture
 def make_faulty(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
     monkeypatch.syspath_prepend(HERE / "envs")
-    return lambda algorithm, **changes: Trainer(read_config(config_of(tmp_path, device, algorithm, **changes)))
+    return lambda algorithm, **changes: Trainer(
+        read_config(config_of(tmp_path, device, algorithm, **changes), allow_import=True)
+    )
 
 
 def learned(trainer: Trainer) -> dict[str, torch.Tensor]:

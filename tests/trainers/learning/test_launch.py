@@ -1,6 +1,7 @@
 """Ranks that are launched sum, agree and end together; a launch leaves its process as it was."""
 
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -20,6 +21,17 @@ pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[3]
 
 OF_THREE = """
+from launched_ranks import listening
+import torch.distributed.distributed_c10d as c10d
+def refuse(*_):
+    sys.exit("a pickle was read")
+c10d._tensor_to_object = refuse
+world.gather(rank)  # all have their sockets
+for process in (os.getpid(), os.getppid()):
+    addresses = listening(process)
+    assert addresses and set(addresses) == {"127.0.0.1"}, addresses
+world.gather(rank)
+
 values = [torch.tensor([1.0, 2.0, 6.0]), torch.tensor([]), torch.tensor([-4.0, 9.0])]  # rank 1 has none
 everything, own = torch.cat(values), values[rank]
 zero = torch.zeros(())
@@ -68,8 +80,11 @@ with world.watched():
 """
 
 
-def test_ranks_sum_average_share_and_agree_and_one_that_waits_for_a_dead_one_ends(capfd):
-    """It would sleep for longer than a test may take."""
+def test_ranks_sum_average_share_and_agree_and_one_that_waits_for_a_dead_one_ends(capfd, monkeypatch):
+    """It would sleep for longer than a test may take. All listen to their own machine alone, and no pickle is read."""
+    monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("a pickle was read"))
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     assert launch(["-c", IMPORTS + OF_THREE + BLOCKED], TrainerConfig(num_gpus=3, device="cpu")) == 1
     first, second = capfd.readouterr().err.splitlines()
     assert first == "error: rank 1 of 3 has ended: so do the others."

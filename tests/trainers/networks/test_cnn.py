@@ -75,7 +75,7 @@ def test_an_image_that_it_cannot_see_is_told_with_its_place(tmp_path, monkeypatc
         "policy:\n  all:\n    model:\n      type: cnn\n      conv: nature\n"
     )
     with pytest.raises(ConfigError) as caught:
-        read_config(tmp_path / "a.yaml")
+        read_config(tmp_path / "a.yaml", allow_import=True)
     place = f"{tmp_path}/a.yaml:{6 if key == 'type' else 7}: policy.all.model.{key}: "
     assert str(caught.value).startswith(place) and line in str(caught.value) and "\n" not in str(caught.value)
 
@@ -100,4 +100,4 @@ def test_statistics_of_observations_are_refused_before_anything_is_made(monkeypa
     trainer = {"num_envs": 2, "train_batch_size": 20, "total_timesteps": 20, "device": "cpu"}
     policy = {"agent": {"normalize_observation": True, "model": {"type": "cnn"}}}
     with pytest.raises(ConfigError, match=r"^policy.agent.normalize_observation: a cnn sees arrays, and scales images"):
-        read_config({"name": "corners:Corners", "trainer": trainer, "policy": policy})
+        read_config({"name": "corners:Corners", "trainer": trainer, "policy": policy}, allow_import=True)

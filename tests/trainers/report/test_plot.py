@@ -173,7 +173,7 @@ def test_a_run_that_is_not_there_or_in_which_no_episode_has_ended_is_refused(mak
     with pytest.raises(ConfigError, match="no run folder: it has no metrics.jsonl"):
         run(metrics.parent)
     metrics.mkdir()
-    with pytest.raises(ConfigError, match="its metrics.jsonl is no file. Give another run"):
+    with pytest.raises(ConfigError, match="metrics.jsonl: a folder, no file.* Give another run"):
         run(metrics.parent)
 
 

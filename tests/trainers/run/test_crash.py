@@ -28,7 +28,7 @@ def crashed(tmp_path, device, monkeypatch):
             "policy": {"first": {}, "others": {}},
             "saving": {"basedir": str(tmp_path), "metrics_log_freq": log_freq, "model_params_save_freq": save_freq},
         }
-        trainer = Trainer(read_config(config))
+        trainer = Trainer(read_config(config, allow_import=True))
         with pytest.raises(NonFiniteError):
             trainer.train()
         return trainer

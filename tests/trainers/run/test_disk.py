@@ -9,7 +9,7 @@ from trainers_runs import reports_of
 
 from trainers.cli import main
 from trainers.errors import NotSavedError, RunFolderError
-from trainers.run import checkpoint, disk
+from trainers.run import checkpoint, disk, reading
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
@@ -34,6 +34,17 @@ def test_a_result_is_whole_or_the_old_one_and_the_error_names_it(tmp_path, monke
     with disk.written(path) as beside:
         beside.write_text("new")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.png", "new")]
+
+
+def test_new_folders_are_on_the_disk_with_all_that_are_made_above_them(tmp_path, monkeypatch):
+    """fsync of the folder that holds a name keeps the name."""
+    flushed = []
+    monkeypatch.setattr(disk, "flush_folder", flushed.append)
+    disk.make_numbered(tmp_path / "a" / "b", "run", "runs")
+    assert set(flushed) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+    flushed.clear()
+    checkpoint.save_checkpoint(tmp_path / "a" / "b" / "run" / "checkpoints", 1, {"env": {}}, {}, {})
+    assert tmp_path / "a" / "b" / "run" in flushed
 
 
 def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):
@@ -93,14 +104,14 @@ def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_
     [
         (os.mkfifo, "no plain file"),
         (os.mkdir, "a folder, no file"),
-        (lambda path: path.symlink_to("/dev/zero"), "no plain file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a link, and what lies elsewhere"),
     ],
     ids=["pipe", "folder", "device"],
 )
 def test_what_is_no_plain_file_is_not_read(tmp_path, make, what):
     make(tmp_path / "rng.json")
     with pytest.raises(CheckpointError, match=rf"rng\.json: {what}"):
-        disk.read(tmp_path / "rng.json")
+        reading.read(tmp_path / "rng.json")
 
 
 def test_a_full_disk_is_said_once_until_there_is_room_again(tiny, monkeypatch, capsys):

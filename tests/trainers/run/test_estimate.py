@@ -28,7 +28,7 @@ def config_of(tmp_path: Path, name: str, num_envs: int, policy: dict, env: dict 
     trainer = {"num_envs": num_envs, "train_batch_size": 20 * num_envs, "total_timesteps": 10**6, "device": "cpu"}
     saving = {"basedir": str(tmp_path / "runs")}
     sections = {"name": name, "env": env or {}, "trainer": trainer | more, "policy": policy, "saving": saving}
-    return read_config(sections)
+    return read_config(sections, allow_import=True)
 
 
 def live_tensors() -> list[torch.Tensor]:

@@ -90,7 +90,9 @@ def test_what_is_no_report_does_not_keep_a_run_from_going_on(whole, tmp_path):
     file = place / "metrics.jsonl"
     reports = file.read_bytes()
     junk = [b"5", b"[1]", b"\xff\xfe\x00", b'{"time/total_timesteps": null}', b'{"time/total_timesteps": "x"}', b"{}"]
-    odd = b'{"time/total_timesteps": 900, "rollout/tagger/ep_rew_mean": "x"}\n'
+    junk += [b"[" * 100_000, b'{"time/total_timesteps": 1' + b"0" * 400 + b"}", b"1" * 5000]
+    odd = b'{"time/total_timesteps": 900, "rollout/tagger/ep_rew_mean": "x", "rollout/ep_rew_mean": 1'
+    odd += b"0" * 400 + b"}\n"
     file.write_bytes(b"\n".join(junk) + b"\n" + reports + odd + b'{"time/tot')
     assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 0
     lines = file.read_bytes().splitlines(keepends=True)
@@ -103,8 +105,8 @@ def test_metrics_that_are_a_folder_are_one_line(whole, tmp_path, capsys):
     file = place / "metrics.jsonl"
     file.unlink()
     file.mkdir()
-    assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 3
-    assert capsys.readouterr().err == f"error: {file}: is no file, so no report can be written. Move it away.\n"
+    assert main(["train", "--resume", str(place), "--total-timesteps", "2000"]) == 4
+    assert capsys.readouterr().err == f"error: {file}: a folder, no file. Name the file in it.\n"
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, device, capsys):
@@ -196,6 +198,16 @@ def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(whole, tmp_
     assert f"resumed from {older.parent / 'step_000000000960'}, after 960 env steps" in capsys.readouterr().out
     lines = reports_of(place)
     assert [line["time/total_timesteps"] for line in lines] == [400, 800, 960, 1040]
+
+
+def test_going_back_twice_keeps_what_was_set_aside_before(tmp_path):
+    """A checkpoint of 60 env steps is set aside, another one is made, and that is set aside, too."""
+    for number in (1, 2):
+        places = [checkpoint.save_checkpoint(tmp_path, steps, {"env": {}}, {}, {"time": number}) for steps in (30, 60)]
+        aside = checkpoint.set_aside_after(places[0])
+        assert [one.name for one in aside] == ["abandoned_step_000000000060" + "-2" * (number - 1)]
+    times = [checkpoint.load_checkpoint(one).progress["time"] for one in sorted(tmp_path.glob("abandoned_*"))]
+    assert times == [1, 2]
 
 
 def test_a_checkpoint_that_was_set_aside_is_played_but_not_resumed_under_that_name(whole, tmp_path, device, capsys):

@@ -17,7 +17,9 @@ ENVS = Path(__file__).parents[2] / "warpdrive" / "envs"
 def config(tmp_path, monkeypatch, device):
     monkeypatch.syspath_prepend(ENVS)
     trainer = {"num_envs": 20, "train_batch_size": 160, "total_timesteps": 16_000, "device": device}
-    return read_config({"name": "maze.maze:Maze", "trainer": trainer, "saving": {"basedir": str(tmp_path)}})
+    return read_config(
+        {"name": "maze.maze:Maze", "trainer": trainer, "saving": {"basedir": str(tmp_path)}}, allow_import=True
+    )
 
 
 def test_what_is_set_in_a_run_holds_from_the_next_step_on_and_in_what_is_resumed(config):

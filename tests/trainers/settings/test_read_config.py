@@ -1,5 +1,6 @@
 """What a config means; what is wrong with one: tests/bad_configs.py, tried by test_bad_inputs.py."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,14 @@ def test_a_group_called_shared_is_refused(monkeypatch):
     """Its metrics would have the names of those of all agents."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
     with pytest.raises(ConfigError) as caught:
-        read_config({"name": "odd_spaces:GroupCalledShared", "trainer": {"total_timesteps": 10_000}})
+        read_config({"name": "odd_spaces:GroupCalledShared", "trainer": {"total_timesteps": 10_000}}, allow_import=True)
     assert str(caught.value) == (
         "name: a group of its agents is called 'shared', which means all agents here. Call it otherwise."
     )
+
+
+def test_what_a_config_names_from_outside_is_imported_only_if_that_is_allowed():
+    config = {"name": "antigravity:Flight", "trainer": {"total_timesteps": 10_000}}
+    with pytest.raises(ConfigError, match=r"imports code from outside\. Allow it with .*allow_import=True"):
+        read_config(config)
+    assert "antigravity" not in sys.modules

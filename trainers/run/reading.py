@@ -1,0 +1,185 @@
+"""What is read of a run folder, which may come from anybody.
+
+What lies in a run folder is its own: no link in it is followed, but for `last` and `best`, which name a checkpoint
+beside them. What is no plain file, or larger than it may be, is refused before any of it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from warpdrive.errors import CheckpointError
+
+CHECKPOINTS = "checkpoints"
+LAST = "last"
+BEST = "best"
+MAX_JSON_BYTES = 64 << 20
+"""Of a manifest, and of the generators' states."""
+MAX_METRICS_BYTES = 64 << 20
+"""Of metrics.jsonl; then every second of its lines is taken out, so that it goes on telling of the whole run."""
+METRICS = "metrics.jsonl"
+ENV_STEPS = "time/total_timesteps"
+
+NOT_FOLLOWED = "is a link, and what lies elsewhere is not this run's"
+REASONS = {
+    errno.ELOOP: NOT_FOLLOWED,
+    errno.ENOTDIR: "lies in what is a link or no folder",
+    errno.EISDIR: "a folder, no file",
+    errno.ENXIO: "no plain file",
+}
+"""What is said where the system's words say less."""
+
+
+def place_of(path: Path) -> Path:
+    """Where a path leads that somebody gave. Links are followed up to a run folder, none in its `checkpoints`: of
+    these, `last` and `best` are the names beside them that they say.
+
+    Raises:
+        CheckpointError: `last` or `best` leads out of its folder.
+    """
+    path = Path(path).absolute()
+    for levels in (1, 2):  # a checkpoint, or a file in one
+        if len(path.parts) > levels + 1 and path.parents[levels - 1].name == CHECKPOINTS:
+            folder = path.parents[levels].resolve() / CHECKPOINTS
+            name, *file = path.parts[-levels:]
+            return folder.joinpath(target_of(folder / name) or name, *file)
+    return Path(os.path.realpath(path))
+
+
+def target_of(link: Path) -> str | None:
+    """The name beside it that `last` or `best` stands for; None if it is no link, or another one.
+
+    Raises:
+        CheckpointError: it leads out of its folder.
+    """
+    if link.name not in (LAST, BEST) or not link.is_symlink():
+        return None
+    target = os.readlink(link)
+    if target in ("", ".", "..") or "/" in target:
+        raise CheckpointError(f"{link}: leads out of its folder ({target}). Give a checkpoint by its name.")
+    return target
+
+
+def check_folder(path: Path) -> None:
+    """Raises CheckpointError if a folder of a run is missing, a link or no folder."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
+    if stat.S_ISLNK(mode):
+        raise CheckpointError(f"{path}: {NOT_FOLLOWED}. Put the folder itself there.")
+    if not stat.S_ISDIR(mode):
+        raise CheckpointError(f"{path}: is no folder. Move it away.")
+
+
+def check_files_and_folders(folder: Path) -> None:
+    """Raises CheckpointError if there is anything else in a run folder, or in its `checkpoints`, that is to be written:
+    a link, but for our own two, a pipe, a device."""
+    ours = (LAST, BEST) if folder.name == CHECKPOINTS else ()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or entry.name in ours:
+                continue
+            wrong = NOT_FOLLOWED if stat.S_ISLNK(mode) else "is neither a plain file nor a folder"
+            raise CheckpointError(f"{entry.path}: {wrong}. Remove it, or put a copy there.")
+
+
+def read(
+    path: Path,
+    num_bytes: int | None = None,
+    max_bytes: int | None = None,
+    levels: int = 1,
+    told: Path | None = None,
+) -> bytes:
+    """A file of a run folder or of a checkpoint.
+
+    Args:
+        num_bytes: how many it must have; a file of another length is not read.
+        max_bytes: how many it may have at most; likewise.
+        levels: how many names, the last ones of the path, are the run's: none of them may be a link.
+        told: its name in messages, if that is another one.
+    Raises:
+        CheckpointError: it is missing, a link, no plain file, or of another length.
+    """
+    told = path if told is None else told
+    try:
+        with open(open_own(path, os.O_RDONLY, levels), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if num_bytes is not None and size != num_bytes:
+                raise CheckpointError(f"{told}: damaged: {size} bytes of {num_bytes}. Use an older checkpoint.")
+            if max_bytes is not None and size > max_bytes:
+                most = f"of such a file at most {max_bytes / 2**20:,.0f} MiB are read"
+                raise CheckpointError(f"{told}: has {size / 2**20:,.0f} MiB; {most}. Is it the right one?")
+            return file.read(size)
+    except FileNotFoundError:
+        raise CheckpointError(f"{told}: no such file.") from None
+    except IsADirectoryError:
+        raise CheckpointError(f"{told}: a folder, no file. Name the file in it.") from None
+    except OSError as error:
+        raise CheckpointError(f"{told}: {error.strerror}.") from None
+
+
+def read_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of a run's metrics.jsonl that are reports, and what they say; [] if it has none.
+
+    What is no report is left out: a line that was cut off, a crash of the machine, somebody's hand.
+
+    Raises:
+        CheckpointError: it is a link, no plain file, or far larger than a run lets it become.
+    """
+    from trainers.report.statistics import has  # with numpy, which the command line's help does without
+
+    path, reports = folder / METRICS, []
+    if not os.path.lexists(path):
+        return []
+    for line in read(path, max_bytes=2 * MAX_METRICS_BYTES).decode("utf-8", "replace").splitlines():
+        try:
+            report = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(report, dict) and has(report, ENV_STEPS):
+            reports.append((line, report))
+    return reports
+
+
+def open_own(path: Path, flags: int, levels: int = 1) -> int:
+    """The descriptor of a plain file, opened by no link in the last `levels` names of its path; never waits.
+
+    Raises:
+        OSError: there is none, or it is something else, or, where it is to be written, has a second name; `strerror`
+            goes on with the sentence that the name begins.
+    """
+    path = path.absolute()
+    levels = min(levels, len(path.parts) - 1)
+    *folders, name = path.parts[-levels:]
+    safely = os.O_NOFOLLOW | os.O_CLOEXEC
+    inside = os.open(path.parents[levels - 1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            below = os.open(folder, os.O_PATH | os.O_DIRECTORY | safely, dir_fd=inside)
+            os.close(inside)
+            inside = below
+        descriptor = os.open(name, flags | os.O_NONBLOCK | safely, 0o644, dir_fd=inside)
+    except OSError as error:
+        reason = REASONS.get(error.errno, f"cannot be opened: {error.strerror}")
+        raise OSError(error.errno, reason) from None
+    finally:
+        os.close(inside)
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise OSError(errno.EISDIR, REASONS[errno.EISDIR])
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "no plain file")
+        if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
+            raise OSError(errno.EMLINK, "has a second name (a hard link), which would be written, too")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
