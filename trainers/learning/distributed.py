@@ -123,6 +123,22 @@ class World:
             raise outcome[1]
         return outcome[0]
 
+    def together(self, call: Callable[[], Any]) -> None:
+        """All ranks make the call; if it raises on rank 0, all raise that."""
+        error = None
+        try:
+            call()
+        except Exception as caught:
+            if self.size == 1 or self.rank:
+                raise
+            error = caught
+
+        def outcome() -> None:
+            if error is not None:
+                raise error
+
+        self.first(outcome)
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
         if self.size == 1:
@@ -131,15 +147,23 @@ class World:
         dist.all_gather_object(values, value, group=self._hosts)
         return values
 
-    def whole(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        """The ranks' parts one after the other along the axis, on rank 0's host; None on the other ranks."""
-        rows = tensor.detach().movedim(axis, 0).cpu().contiguous()
-        own = rows.flatten().view(torch.uint8)  # gloo knows few dtypes
-        parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(own, parts, dst=0, group=self._hosts)
-        if parts is None:
-            return None
-        return torch.cat(parts).view(tensor.dtype).view(-1, *rows.shape[1:]).movedim(0, axis).contiguous()
+    def in_turn(self, own: Iterator[memoryview], num_bytes: int, size: int) -> Iterator[memoryview]:
+        """The ranks' bytes one after the other, on rank 0; on the other ranks nothing: they send theirs.
+
+        Args:
+            own: this rank's, in pieces of `size` bytes; the last may be smaller.
+            num_bytes: how many they are, the same on every rank.
+        """
+        if self.rank:
+            for piece in own:
+                dist.send(torch.frombuffer(piece, dtype=torch.uint8), 0, group=self._hosts)
+            return
+        yield from own
+        for rank in range(1, self.size):
+            for begin in range(0, num_bytes, size):
+                piece = torch.empty(min(size, num_bytes - begin), dtype=torch.uint8)
+                dist.recv(piece, rank, group=self._hosts)
+                yield piece.numpy().data
 
     def part(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         """This rank's part of a tensor that holds those of all ranks along the axis."""
