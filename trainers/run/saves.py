@@ -78,8 +78,8 @@ class Saves:
         """A checkpoint of now, whole on the disk before anything goes on. Raises what `Trainer.save` does."""
         self.world.first(self._end)
         place = self.world.first(self.trainer.begin_save())
-        self.iteration = self.trainer.iteration
-        self._saved(place)
+        self.iteration, self._since = self.trainer.iteration, self.now()
+        self._noted()
         self.trainer.callbacks.saved(self.trainer, place)
         return place
 
@@ -119,12 +119,13 @@ class Saves:
             return
         if writing.error is not None:
             raise writing.error
-        self._saved(writing.place)
+        self._noted()
         self.trainer.reporter.saved(writing.place)
         self.trainer.callbacks.saved(self.trainer, writing.place, is_first_alone=True)
 
-    def _saved(self, place: Path) -> None:
-        self._since, self._is_told = self.now(), False
+    def _noted(self) -> None:
+        """A checkpoint was written: from now on a full disk is said again."""
+        self._is_told = False
         self.run.has_room_again()
 
     def _tell(self, error: NotSavedError) -> None:
