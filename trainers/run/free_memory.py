@@ -50,15 +50,15 @@ def _left_to_groups(root: Path) -> Iterator[int]:
     """Of what this process's control group may have, and each one around it: a container, a job, a session."""
     paths = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            paths[_V2] = path
+        _, controllers, path = f"{line}::".split(":", 2)
+        if not controllers:
+            paths[_V2] = path.removesuffix("::")
         elif "memory" in controllers.split(","):
-            paths[_V1] = path
+            paths[_V1] = path.removesuffix("::")
     for line in _text(root / "proc/self/mountinfo").splitlines():
         mount, _, source = line.partition(" - ")
-        top, place = (_unescaped(word) for word in mount.split()[3:5])
-        system, _, options = source.split(" ", 2)
+        _, _, _, top, place, *_ = [*map(_unescaped, mount.split()), *5 * [""]]
+        system, _, options, *_ = [*source.split(), *3 * [""]]
         kind = {"cgroup2": _V2, "cgroup": _V1 if "memory" in options.split(",") else None}.get(system)
         if kind in paths:
             yield from _left_up_from(paths[kind], top, root / place.lstrip("/"), kind)

@@ -136,8 +136,8 @@ class RunFolder:
                 raise
             if not self._is_told:
                 reason = disk.why_not_written(error, self.path)
-                line = f"warning: {self.path}: its logs cannot be written ({reason}). Training goes on, and the reports "
-                self._print(f"{line}wait until they can.", "yellow")
+                line = f"warning: {self.path}: its logs cannot be written ({reason}). Training goes on, and reports"
+                self._print(f"{line} wait until they can.", "yellow")
             self._is_told = True
 
     def has_room_again(self) -> None:

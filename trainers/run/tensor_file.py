@@ -77,9 +77,9 @@ def sha256_of(tensors: Mapping[str, torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-def pieces(tensor: torch.Tensor, size: int = PIECE) -> Iterator[memoryview]:
-    """The bytes of a tensor, in order, at most so many at once; each piece is good until the next is asked for."""
-    buffer = None
+def pieces(tensor: torch.Tensor, size: int | None = None) -> Iterator[memoryview]:
+    """The bytes of a tensor, in order, PIECE or so many at once; each piece is good until the next is asked for."""
+    size, buffer = size or PIECE, None
     for part in _flat_parts(tensor.detach(), size):
         if part.device.type == "cpu":
             yield part.numpy().data
