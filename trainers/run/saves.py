@@ -103,6 +103,11 @@ class Saves:
         except NotSavedError as error:
             self._tell(error)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint was begun that nobody knows yet to be whole."""
+        return self._writing is not None
+
     def poll(self) -> None:
         """Takes note of a checkpoint that is written; nobody waits."""
         if self._writing is not None and not self._writing.is_alive():
