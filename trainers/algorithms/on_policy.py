@@ -130,9 +130,8 @@ class OnPolicy(Algorithm):
         whole = 16 * num_samples if config.normalize_return else 0
         if config.normalize_observation:
             making, own, taking = _bytes_of_statistics(actor, length)
-            last = chunk * own if num_minibatches == 1 else 0  # what was learned from, still there
-            ending = of_end * max(taking, making + own * (of_end < num_samples))
-            whole = max(whole, ending + last + 8 * num_samples)
+            ending = of_end * max(taking, making + own * (of_end < num_samples))  # with the samples before, if any
+            whole = max(whole, ending + 8 * num_samples)
         of_kernels = bytes_of_learner(actor, num_samples, getattr(config, "num_epochs", 1), num_minibatches)
         if of_kernels is not None:
             return {**found, **of_kernels, WORK: whole}
