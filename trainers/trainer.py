@@ -184,6 +184,7 @@ class Trainer:
             Stopped: it was ended so.
         """
         self.reporter.announce()
+        self.saves.wait()  # a run that was ended at once may have left one behind
         started_at, started_iteration = time.perf_counter(), self.iteration
         try:
             with (

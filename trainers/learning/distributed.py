@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainers.run.stop import Stopped, end_at_once, signal_name
+from trainers.run.stop import Stopped, end_at_once, save_passed_on, signal_name
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
 
@@ -319,7 +319,8 @@ def launch(command: Sequence[str], settings: TrainerConfig) -> int:
     """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
 
     Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a second one ends them
-    at once. A signal that is ignored here, such as SIGHUP under nohup, stays ignored.
+    at once. SIGUSR1, which asks for a checkpoint, goes to all that train. A signal that is ignored here, such as SIGHUP
+    under nohup, stays ignored.
 
     Returns:
         The exit code of the run: that of the rank which failed first, by its own doing.
@@ -333,7 +334,7 @@ def launch(command: Sequence[str], settings: TrainerConfig) -> int:
     num_ranks = settings.num_gpus
     if settings.device != "cpu" and settings.env_backend != "cpu":
         check_gpus(num_ranks)
-    with _restored_process(), tempfile.TemporaryDirectory() as folder:
+    with _restored_process(), save_passed_on(), tempfile.TemporaryDirectory() as folder:
         _set_defaults(NO_MULTICAST)
         share = str(max(1, len(os.sched_getaffinity(0)) // num_ranks))
         _set_defaults({"OMP_NUM_THREADS": share, "WARPDRIVE_NUM_THREADS": share, "GLOO_SOCKET_IFNAME": "lo"})

@@ -59,7 +59,7 @@ class Saves:
             yield
         except BaseException as error:
             if type(error) is not KeyboardInterrupt:
-                self._end()
+                self.wait()
             raise
         finally:
             self.free_room()
@@ -76,7 +76,7 @@ class Saves:
 
     def save(self) -> Path:
         """A checkpoint of now, whole on the disk before anything goes on. Raises what `Trainer.save` does."""
-        self.world.first(self._end)
+        self.world.first(self.wait)
         place = self.world.first(self.trainer.begin_save())
         self.iteration, self._since = self.trainer.iteration, self.now()
         self._noted()
@@ -95,7 +95,7 @@ class Saves:
             if not begin:
                 self.trainer.reporter.saved(self.trainer.save())
                 return
-            self.world.first(self._end)
+            self.world.first(self.wait)
             finish = self.trainer.begin_save()
             if self.world.rank == 0:
                 self._writing = _Writing(finish)
@@ -111,9 +111,9 @@ class Saves:
     def poll(self) -> None:
         """Takes note of a checkpoint that is written; nobody waits."""
         if self._writing is not None and not self._writing.is_alive():
-            self._end()
+            self.wait()
 
-    def _end(self) -> None:
+    def wait(self) -> None:
         """Waits for the checkpoint that was begun, if any; on the first rank."""
         if self._writing is None:
             return

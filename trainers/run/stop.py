@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -95,6 +97,28 @@ class StopSignals:
     def _give_back(self) -> None:
         while self._before:
             signal.signal(*self._before.popitem())
+
+
+@contextlib.contextmanager
+def save_passed_on() -> Iterator[None]:
+    """While it is entered, SAVE goes on to the children of this process that heed it: the ranks that are training."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(SAVE) != signal.SIG_DFL:
+        yield
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+        for pid in children:
+            with contextlib.suppress(OSError):
+                caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+                if int(caught.group(1), 16) >> (number - 1) & 1:
+                    os.kill(int(pid), number)
+
+    signal.signal(SAVE, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(SAVE, signal.SIG_DFL)
 
 
 def signal_name(number: int) -> str:

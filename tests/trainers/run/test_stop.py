@@ -1,5 +1,6 @@
 import contextlib
 import signal
+import subprocess
 import threading
 from unittest.mock import Mock
 
@@ -8,7 +9,7 @@ import pytest
 from trainers import trainer as trainer_module
 from trainers.cli import main
 from trainers.run import checkpoint, disk
-from trainers.run.stop import SAVE, SIGNALS, Stopped, StopSignals
+from trainers.run.stop import SAVE, SIGNALS, Stopped, StopSignals, save_passed_on
 from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
@@ -75,6 +76,24 @@ def test_signals_that_are_ignored_stay_ignored_and_the_others_do_afterwards_what
         assert stop.caught is None
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_launcher_passes_the_wish_to_save_on_to_the_ranks_that_heed_it():
+    """And to no other child: it would be ended by it."""
+    code = "trap 'exit 7' USR1; echo; while :; do sleep 0.05; done"
+    heeds = subprocess.Popen(["bash", "-c", code], stdout=subprocess.PIPE)
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        assert heeds.stdout.readline() == b"\n"
+        with save_passed_on():
+            signal.raise_signal(SAVE)
+            assert heeds.wait(60) == 7
+        assert other.poll() is None
+        assert signal.getsignal(SAVE) == signal.SIG_DFL
+    finally:
+        heeds.kill()
+        other.kill()
+        heeds.stdout.close()
 
 
 def test_another_thread_trains_without_handlers():
