@@ -16,9 +16,6 @@ from trainers.run.stop import SAVE, StopSignals
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
 
-RESERVED = f"{disk.TEMPORARY}reserved"
-"""Of the run folder while it trains: a file that takes the room of the last checkpoint."""
-
 
 class Saves:
     """The checkpoints of a run.
@@ -45,6 +42,8 @@ class Saves:
         """Seconds, by which checkpoints are due and a second signal may be waited for."""
         self.iteration: int | None = None
         """That was saved last, whole; None if none is in this run's folder."""
+        self.reserved = disk.temporary(self.run.path / "reserved")
+        """A file that takes the room of the last checkpoint while the run trains."""
         self._since = self.now()
         self._writing: _Writing | None = None
         self._is_told = False
@@ -145,7 +144,7 @@ class Saves:
         if self.world.rank:
             return
         try:
-            disk.reserve(self.run.path / RESERVED, num_bytes)
+            disk.reserve(self.reserved, num_bytes)
         except OSError as error:
             reason = disk.why_not_written(error, self.run.path, num_bytes)
             line = f"warning: {self.run.checkpoints}: no room for the last checkpoint ({reason}). Make room before the"
@@ -155,7 +154,7 @@ class Saves:
         """The last checkpoint is to be written."""
         if self.world.rank == 0:
             with contextlib.suppress(OSError):
-                (self.run.path / RESERVED).unlink(missing_ok=True)
+                self.reserved.unlink(missing_ok=True)
 
 
 class _Writing(threading.Thread):

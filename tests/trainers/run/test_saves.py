@@ -10,7 +10,6 @@ from trainers_runs import config_of
 
 from trainers.callbacks import Callback
 from trainers.run import checkpoint, disk
-from trainers.run.saves import RESERVED
 from trainers.run.stop import SAVE
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -201,7 +200,7 @@ def test_when_a_run_is_saved_does_not_change_it(tmp_path, device, at_once, run):
 def test_the_last_checkpoint_has_its_room_while_a_run_trains_and_no_longer(tiny, monkeypatch):
     """The disk has room for the reserved file, and then for nothing more until that is gone."""
     trainer = Trainer(tiny(saving__model_params_save_freq=1))
-    reserved, free, seen = trainer.run.path / RESERVED, disk.free_bytes, []
+    reserved, free, seen = trainer.saves.reserved, disk.free_bytes, []
 
     def left(folder):
         seen.append(reserved.exists() and reserved.stat().st_blocks * 512)
