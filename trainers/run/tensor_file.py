@@ -22,6 +22,9 @@ from trainers.learning.distributed import World
 PIECE = 16 << 20
 """Bytes of the buffer through which tensors of a GPU and of other ranks travel."""
 
+SMALL = 1 << 20
+"""Bytes; what is smaller is not written by itself."""
+
 _DTYPES = {
     torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64", torch.float32: "F32",
     torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16",
@@ -50,8 +53,8 @@ def write_tensors(
     shapes = {name: _whole_shape(tensors[name], world, axes.get(name)) for name in names}
     try:
         with path.open("wb") as file:
-            file.write(_header(names, {name: tensors[name].dtype for name in names}, shapes))
-            for piece in parts:
+            header = _header(names, {name: tensors[name].dtype for name in names}, shapes)
+            for piece in _joined(header, parts):
                 file.write(piece)
     except OSError:
         for _ in parts if world.size > 1 else ():  # the others send on
@@ -87,6 +90,20 @@ def pieces(tensor: torch.Tensor, size: int | None = None) -> Iterator[memoryview
         if buffer is None:
             buffer = torch.empty(min(size, tensor.nbytes), dtype=torch.uint8, pin_memory=part.is_cuda)
         yield buffer[: len(part)].copy_(part).numpy().data
+
+
+def _joined(first: bytes, parts: Iterator[memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes; small pieces, of which a checkpoint has many, are put together."""
+    small = bytearray(first)
+    for piece in parts:
+        if len(small) + len(piece) > SMALL:
+            yield bytes(small)
+            small.clear()
+        if len(piece) > SMALL:
+            yield piece
+        else:
+            small += piece
+    yield bytes(small)
 
 
 def _flat_parts(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
