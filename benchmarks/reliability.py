@@ -286,7 +286,7 @@ def _train_on_full_disks(number: int, folder: Path, fault: Fault) -> tuple[list[
                 places.extend(calls[turn : turn + 1])
                 checkpoint.load_checkpoint(before)
                 is_told = "not saved: the disk is full: 0.1 MB needed, " in str(error)
-                survived.append(is_told and not leftovers(trainer.run.path))
+                survived.append(is_told and set(leftovers(trainer.run.path)) <= {trainer.saves.reserved.name})
                 raise
 
     trainer.save = spoiled

@@ -27,6 +27,7 @@ from trainers.experience.samples import Samples
 from trainers.fused import plan
 from trainers.learning.distributed import world
 from trainers.run import checkpoint
+from trainers.run.tensor_file import write_tensors
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
@@ -108,10 +109,10 @@ def main(out: str, device: str, *runs: str) -> None:
         }
         checkpoint.check_ranks_agree({"policies": tensors}, trainer.world)
         trainer.rollout.end()
-        env = checkpoint.whole_arrays(checkpoint.arrays_of(trainer.env.data), trainer.world)
+        arrays, path = checkpoint.arrays_of(trainer.env.data), Path(f"{out}/{run}.env.safetensors")
+        write_tensors(path, arrays, trainer.world, checkpoint.axes_of_ranks(checkpoint.ENV, arrays, trainer.world))
         if world().rank == 0:
             save_file(tensors, f"{out}/{run}.safetensors")
-            save_file({name: one.cpu().contiguous() for name, one in env.items()}, f"{out}/{run}.env.safetensors")
             Path(f"{out}/{run}.json").write_text(json.dumps(report))
     world().end(0)
 

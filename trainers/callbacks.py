@@ -109,15 +109,15 @@ class Callbacks:
         self._end_if_stopped(trainer)
         return found
 
-    def saved(self, trainer: Trainer, place: Path) -> None:
-        """A checkpoint is written."""
+    def saved(self, trainer: Trainer, place: Path, is_first_alone: bool = False) -> None:
+        """A checkpoint is written. Of several ranks all are here, or the first alone."""
 
         def call_all() -> None:
             for name in self._by_name:
                 self._call(name, "on_checkpoint", trainer, place)
 
         if self:
-            trainer.world.first(call_all)
+            call_all() if is_first_alone else trainer.world.first(call_all)
 
     def stop(self) -> None:
         """The iteration under way is to be the last."""

@@ -16,7 +16,7 @@ from trainers.acting.actor import make_actors
 from trainers.algorithms import check_algorithm, find_algorithm
 from trainers.algorithms.algorithm import Algorithm, Clock
 from trainers.callbacks import Callback, Callbacks
-from trainers.errors import NotSavedError, describe_device_fault, is_device_fault
+from trainers.errors import describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout, max_truncations
 from trainers.experience.spec import spec_of
@@ -37,7 +37,8 @@ from trainers.run.estimate import check_memory, explains_shortage
 from trainers.run.generators import generator_states, new_of_ranks, prepare_generators, seed_everything
 from trainers.run.identity import Changes, changes_since, identity_of, progress_of
 from trainers.run.run_folder import RunFolder
-from trainers.run.stop import Stopped, StopSignals, signal_name
+from trainers.run.saves import Saves
+from trainers.run.stop import SAVE, Stopped, StopSignals, signal_name
 from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name, total_env_steps
 from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.base import Backend
@@ -156,10 +157,10 @@ class Trainer:
         if config.evaluation.eval_freq and self.world.rank == 0:
             self.evaluation = self.make_evaluation()
         self.iteration = 0
-        self._saved_at: int | None = None  # the iteration
-        self._is_told_unsaved = self._was_looked_at = False
+        self._was_looked_at = False
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
         self.reporter = Reporter(self, self.timing, track)
+        self.saves = Saves(self)
         self.profile = Profile(self) if profile else None
         self.env.reset()
         self.rollout.begin()
@@ -182,20 +183,23 @@ class Trainer:
     def train(self) -> None:
         """Runs all iterations that are left; reports, and saves as often as the config says and at the end.
 
-        Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint; a second one ends it at once.
+        Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint; a second Ctrl-C ends it at once.
+        SIGUSR1 saves it.
 
         Raises:
             Stopped: it was ended so.
         """
         self.reporter.announce()
+        self.saves.wait()  # a run that was ended at once may have left one behind
         started_at, started_iteration = time.perf_counter(), self.iteration
         try:
             with (
                 self.run.locked(),
-                StopSignals() as stop,
+                StopSignals(self.config.saving.grace_seconds, self.saves.now, heeds_save=True) as stop,
                 self.world.watched(),
                 dumps_crash(self),
                 self.reporter.live(),
+                self.saves.kept(),
             ):
                 self._train(stop)
         except Exception as error:
@@ -219,13 +223,19 @@ class Trainer:
             if is_last or is_best or (freq and self.iteration % freq == 0):
                 reporter.flush()
                 if is_last:
+                    self.saves.free_room()
                     reporter.saved(self.save())
                 else:
-                    self._save_if_possible()
-            caught = self.world.agree_on(stop.caught)
-            if caught is not None and not is_last:
+                    self.saves.save_if_possible()
+            self.saves.poll()
+            caught = self.world.agree_on(self.saves.asked(stop))
+            if caught == SAVE and not is_last:
                 reporter.flush()
-                is_saved = self._saved_at == self.iteration
+                self.saves.save_if_possible(begin=True)
+            elif caught is not None and not is_last:
+                reporter.flush()
+                self.saves.free_room()
+                is_saved = self.saves.iteration == self.iteration
                 place = self.run.checkpoints / checkpoint.LAST if is_saved else reporter.saved(self.save())
                 name = signal_name(caught)
                 self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
@@ -283,48 +293,45 @@ class Trainer:
             NotSavedError: the disk is full or cannot be written. They stay, too.
             RunFolderError: the run folder is another one than at the start. Nothing was written.
         """
+        return self.saves.save()
+
+    def begin_save(self) -> Callable[[], Path]:
+        """Writes a checkpoint up to where training may go on; what it gives does the rest, see `begin_checkpoint`."""
         self.world.first(self.run.check_place)
-        tensors = {}
-        for name, policy in self.policies.items():
-            tensors[f"policy.{name}"] = policy.state_dict()
-        tensors |= self._states()
+        learned = self._learned()
         checkpoint.check_finite(
-            tensors,
+            learned,
             f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
             "Are the env's rewards and observations finite? Else lower the policy's lr.",
         )
-        checkpoint.check_ranks_agree(tensors, self.world)
+        checkpoint.check_ranks_agree(learned, self.world)
         self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
-        tensors["env"] = checkpoint.whole_arrays(checkpoint.arrays_of(self.env.data), self.world)
         progress = {"iteration": self.iteration, **progress_of(self.config, self._identity)}
         progress |= self.callbacks.progress()
         rng = generator_states(self._generators())
         for states in self.world.gather(rng["minibatches"]):
             rng["minibatches"] |= states
         figure = latest_figure(self.config, self.env.groups, self.run.metrics)
-        num_kept = self.config.saving.num_checkpoints
-        arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress, num_kept, figure)
-        place = self.world.first(lambda: checkpoint.save_checkpoint(*arguments))
-        self._saved_at = self.iteration
-        self.callbacks.saved(self, place)
-        return place
+        tensors = {**learned, checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
+        arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress)
+        return checkpoint.begin_checkpoint(*arguments, self.config.saving.num_checkpoints, figure, self.world)
+
+    def num_bytes_of_checkpoint(self) -> int:
+        """Of the disk, of all ranks together."""
+        tensors = {**self._learned(), checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
+        return checkpoint.num_bytes_of_checkpoint(tensors, self.world)
+
+    def _learned(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        """What a checkpoint holds besides the envs, by file: live tensors."""
+        found = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
+        return {**found, **self._states()}
 
     def _states(self) -> dict[str, Mapping[str, torch.Tensor]]:
         """What the algorithms' checkpoints hold, by file."""
         return {
             f"{file}.{name}": tensors for name, one in self.algorithms.items() for file, tensors in one.state().items()
         }
-
-    def _save_if_possible(self) -> None:
-        """A run outlives a full disk: what cannot be saved now is said once, until one is saved again."""
-        try:
-            self.reporter.saved(self.save())
-            self._is_told_unsaved = False
-        except NotSavedError as error:
-            if not self._is_told_unsaved:
-                self.run.say(f"warning: {error} Training goes on. Make room: the next one may fit.", style="yellow")
-            self._is_told_unsaved = True
 
     def _generators(self) -> dict[str, torch.Generator]:
         """Of the minibatches' order; each rank has its own."""
@@ -377,9 +384,7 @@ class Trainer:
         """
         saved = checkpoint.load_checkpoint(path)
         manifest = saved.path / checkpoint.MANIFEST
-        into = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
-        into |= self._states()
-        into["env"] = checkpoint.arrays_of(self.env.data)
+        into = {**self._learned(), checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
         iteration = saved.progress.get("iteration")
         if type(iteration) is not int or not 0 <= iteration < 1 << 53:
             message = f"expected progress.iteration to be a whole number, got {shown(iteration)}."
@@ -412,7 +417,7 @@ class Trainer:
         for graphed in (one for phases in self.phases.values() for one in phases.values()):
             graphed.forget()
         self.iteration = iteration
-        self._saved_at = None  # not in this run's folder
+        self.saves.iteration = None  # not in this run's folder
         self.rollout.begin()
         return changes
 

@@ -21,8 +21,8 @@ NO_PAIR = "expected key=value, such as trainer."
         *((name, NO_GPU, "GPU") for name in ("throughput", "scaling", "host_fed")),
         *((name, f"--{option} 0", f"--{option} must be at least 1, got 0") for name, option in (
             ("multi_gpu", "gpus"), ("multi_gpu", "repeats"), ("multi_gpu", "iterations"), ("multi_gpu", "envs"),
-            ("throughput", "repeats"), ("host_fed", "repeats"), ("profile", "kernels"), ("learning", "seeds"),
-            ("learning", "jobs"), ("time_to_score", "seeds"),
+            ("throughput", "repeats"), ("host_fed", "repeats"), ("saving", "repeats"),
+            ("profile", "kernels"), ("learning", "seeds"), ("learning", "jobs"), ("time_to_score", "seeds"),
         )),
         *((name, "--device cpu precision", f"{NO_PAIR}") for name in (
             "throughput", "multi_gpu", "time_to_score", "host_fed", "scaling", "profile",

@@ -189,7 +189,7 @@ class DQN(Algorithm):
             batch = blank_transitions(actor)
             losses, *_ = losses_of(network, target, batch, config)
             counted.backward(losses.sum())
-        learning = gradient + config.batch_size * counted.most
+        learning = counted.most_of(config.batch_size)
         return {"ring": ring, "target": bytes_of(policy), "optimiser": 2 * gradient, WORK: max(adding, learning)}
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:

@@ -47,17 +47,21 @@ class Samples:
 def blank_samples(actor: Actor, length: int) -> Samples:
     """NUM_ROWS samples, all of them zeros, or NUM_ROWS sequences of a recurrent policy; to count bytes by."""
     spec, policy = actor.spec, actor.policy
-    number, memory, starts, shape = NUM_ROWS, None, None, (NUM_ROWS,)
+    number, memory, starts, shape, critic_input = NUM_ROWS, None, None, (NUM_ROWS,), None
     if policy.memory_size:
         number, shape = NUM_ROWS * length, (length, NUM_ROWS)
         memory, starts = torch.zeros(NUM_ROWS, policy.memory_size), torch.zeros(shape, dtype=torch.bool)
-    observation = actor.features.zeros(number)
-    if policy.memory_size:
-        observation = observation.view(*shape, -1)
+    # All are taken from one step of one env, by the way that real ones are: what is made on it counts, too.
+    index = torch.zeros(shape, dtype=torch.int64)
+    kept = spec.layout.kept.items()
+    seen = {name: torch.zeros(1, 1, *size, dtype=torch_dtype(dtype)) for name, (size, dtype) in kept}
+    if actor.central is not None:
+        active = torch.ones(shape, dtype=torch.bool) if spec.may_leave else None
+        critic_input = actor.central.take(seen, index, active)
     acts = spec.layout.actions[spec.acts.array]
     return Samples(
-        observation=observation,
-        critic_input=None if actor.central is None else torch.zeros(*shape, actor.central.num_features),
+        observation=actor.features.take(seen, index),
+        critic_input=critic_input,
         action=torch.zeros(number, *acts.shape, dtype=torch_dtype(acts.dtype)),
         log_prob=torch.zeros(number),
         value=torch.zeros(number),
@@ -66,5 +70,5 @@ def blank_samples(actor: Actor, length: int) -> Samples:
         weight=torch.ones(number) if spec.may_leave else None,
         memory=memory,
         starts=starts,
-        index=torch.zeros(number, dtype=torch.int64),
+        index=index.flatten(),
     )

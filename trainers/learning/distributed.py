@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from trainers.learning import messages
 from trainers.learning.heartbeat import HUNG, LAUNCH_FOLDER, LOST, Heartbeat
-from trainers.run.stop import Stopped, end_at_once, signal_name
+from trainers.run.stop import Stopped, end_at_once, save_passed_on, signal_name
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
 
@@ -134,6 +134,22 @@ class World:
             raise of_first if error is None else error
         return told
 
+    def together(self, call: Callable[[], Any]) -> None:
+        """All ranks make the call; if it raises on rank 0, all raise that."""
+        error = None
+        try:
+            call()
+        except Exception as caught:
+            if self.size == 1 or self.rank:
+                raise
+            error = caught
+
+        def outcome() -> None:
+            if error is not None:
+                raise error
+
+        self.first(outcome)
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
         if self.size == 1:
@@ -141,16 +157,24 @@ class World:
         self._meet()
         return messages.gather(value, self._hosts)
 
-    def whole(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        """The ranks' parts one after the other along the axis, on rank 0's host; None on the other ranks."""
-        rows = tensor.detach().movedim(axis, 0).cpu().contiguous()
-        own = rows.flatten().view(torch.uint8)  # gloo knows few dtypes
+    def in_turn(self, own: Iterator[memoryview], num_bytes: int, size: int) -> Iterator[memoryview]:
+        """The ranks' bytes one after the other, on rank 0; on the other ranks nothing: they send theirs.
+
+        Args:
+            own: this rank's, in pieces of `size` bytes; the last may be smaller.
+            num_bytes: how many they are, the same on every rank.
+        """
         self._meet()
-        parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(own, parts, dst=0, group=self._hosts)
-        if parts is None:
-            return None
-        return torch.cat(parts).view(tensor.dtype).view(-1, *rows.shape[1:]).movedim(0, axis).contiguous()
+        if self.rank:
+            for piece in own:
+                dist.send(torch.frombuffer(piece, dtype=torch.uint8), 0, group=self._hosts)
+            return
+        yield from own
+        for rank in range(1, self.size):
+            for begin in range(0, num_bytes, size):
+                piece = torch.empty(min(size, num_bytes - begin), dtype=torch.uint8)
+                dist.recv(piece, rank, group=self._hosts)
+                yield piece.numpy().data
 
     def part(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         """This rank's part of a tensor that holds those of all ranks along the axis."""
@@ -200,10 +224,8 @@ class World:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While it is entered, a rank that ends ends all: at once where its process died, after GRACE elsewhere.
-
-        Each rank waits for a word from the one before it. It comes when all is done; or the connection breaks.
-        """
+        """While it is entered, a rank that ends ends all: at once where its process died, after GRACE elsewhere. Each
+        waits for a word from the one before it, which comes when all is done; or the connection breaks."""
         if self.size == 1:
             yield
             return
@@ -333,7 +355,8 @@ def launch(
     """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
 
     Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a second one ends them
-    at once. A signal that is ignored here, such as SIGHUP under nohup, stays ignored.
+    at once. SIGUSR1, which asks for a checkpoint, goes to all that train. A signal that is ignored here, such as SIGHUP
+    under nohup, stays ignored.
 
     Args:
         folder: where ranks leave word for this process ($WARPDRIVE_LAUNCH_FOLDER); one of its own if not given.
@@ -352,7 +375,7 @@ def launch(
     num_ranks = settings.num_gpus
     if uses_gpu(settings) or (num_ranks > 1 and "cpu" not in (settings.device, settings.env_backend)):
         check_gpus(num_ranks)
-    with _restored_process(), tempfile.TemporaryDirectory() as logs:
+    with _restored_process(), save_passed_on(), tempfile.TemporaryDirectory() as logs:
         folder = Path(logs) if folder is None else folder
         os.environ.update({**(variables or {}), LAUNCH_FOLDER: str(folder)})
         _set_defaults(NO_MULTICAST)

@@ -20,15 +20,12 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
 from trainers.errors import NotSavedError
@@ -47,6 +44,7 @@ from trainers.run.reading import (
     place_of,
     read,
 )
+from trainers.run.tensor_file import num_bytes_of, sha256_of, tensors_of, write_tensors
 from warpdrive.config_file import MAX_FILE_BYTES
 from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
@@ -56,13 +54,14 @@ NUM_KEPT = 3
 SPARE_BYTES = 1 << 16
 """Of the disk, for what a checkpoint takes besides its tensors: names, JSON, unfilled blocks."""
 
+ENV = "env"
+"""The file of the envs' arrays."""
 TABLE = "table:"
 """Begins the name of a table, which has no axis of envs, among arrays that have one."""
 
 Tensors = Mapping[str, torch.Tensor]
 
 _ASIDE = "abandoned_"
-_COUNTS_OF_32_BITS = {"env_step", "running_length", "length_sum", "num_ended", "num_dropped"}
 _FOLDER = re.compile(r"step_([0-9]+)")
 
 
@@ -77,7 +76,12 @@ class Checkpoint:
     """What rng.json holds; see `generators.prepare_generators`."""
 
 
-def save_checkpoint(
+def save_checkpoint(folder: Path, env_steps: int, tensors: Mapping[str, Tensors], *what: Any, **more: Any) -> Path:
+    """Writes a checkpoint; see `begin_checkpoint`. Returns its folder."""
+    return begin_checkpoint(folder, env_steps, tensors, *what, **more)()
+
+
+def begin_checkpoint(
     folder: Path,
     env_steps: int,
     tensors: Mapping[str, Tensors],
@@ -85,50 +89,102 @@ def save_checkpoint(
     progress: Mapping[str, Any],
     num_kept: int = NUM_KEPT,
     figure: Figure | None = None,
-) -> Path:
-    """Writes a checkpoint into `folder`, lets `last` and `best` point to what they say, and removes older ones.
+    world: World | None = None,
+) -> Callable[[], Path]:
+    """Writes a checkpoint into `folder`, up to where the tensors may change again. The disk need not have it by then:
+    what is written waits in memory that the kernel gives back where it is needed, so that no copy is made here.
+
+    The result is called once, in any thread, on the first rank. It waits for the disk, sums up the files, lets `last`
+    and `best` point to what they say, and removes older checkpoints.
 
     Args:
         folder: the run's `checkpoints`; made if missing.
         env_steps: names the checkpoint.
-        tensors: file name without ending -> name -> tensor, on any device.
+        tensors: file name without ending -> name -> tensor, on any device; in "env" each rank's part of them.
         rng, progress: what JSON takes.
         num_kept: how many of the newest stay; the best stays, too.
         figure: the metric by which the best is found, and its value now.
     Returns:
-        Its folder.
+        What gives the checkpoint's folder.
     Raises:
-        NotSavedError: the disk is full or cannot be written; then the older checkpoints are as they were.
+        NotSavedError: the disk is full or cannot be written; then the older checkpoints are as they were. On all ranks,
+            or by the result.
     """
+    world = world or World()
     place = folder / f"step_{env_steps:012d}"
-    beside = disk.temporary(place)
-    num_bytes = SPARE_BYTES + sum(one.nbytes for ones in tensors.values() for one in ones.values())
-    try:
-        disk.make_folder(folder)
-        disk.remove_leftovers(folder)
-        if disk.free_bytes(folder) < num_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        try:
+    beside, num_bytes = disk.temporary(place), num_bytes_of_checkpoint(tensors, world)
+    rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too
+
+    def prepare() -> None:
+        with _told(place, num_bytes):
+            disk.make_folder(folder)
+            disk.remove_leftovers(folder)
+            if disk.free_bytes(folder) < num_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             beside.mkdir()
-            files = {f"{name}.safetensors": _to_bytes(ones) for name, ones in tensors.items()}
-            files[RNG] = to_json(rng)
-            for name, content in files.items():
-                disk.write(beside / name, content)
-            disk.write(beside / MANIFEST, make_manifest(files, env_steps, progress, figure))
+
+    def write() -> None:
+        with _told(place, num_bytes):
+            error = None
+            for name, ones in tensors.items():
+                try:
+                    write_tensors(beside / f"{name}.safetensors", ones, world, axes_of_ranks(name, ones, world))
+                except OSError as found:
+                    error = error or found
+                    if world.size == 1:
+                        break  # else all files are asked of all ranks
+            if error is not None:
+                raise error
+
+    def finish() -> Path:
+        with _told(place, num_bytes):
+            disk.write(beside / RNG, rng_content)
+            files = {f"{name}.safetensors": beside / f"{name}.safetensors" for name in tensors}
+            for path in files.values():
+                disk.flush(path)
+            content = make_manifest({**files, RNG: beside / RNG}, env_steps, progress, figure)
+            disk.write(beside / MANIFEST, content)
             disk.flush_folder(beside)
             disk.replace_folder(beside, place)
             _point_links(folder)
-        finally:
-            disk.remove_leftovers(folder)
+        checkpoints = list_checkpoints(folder)
+        for old in checkpoints[:-num_kept]:
+            if old.name != _target(folder / BEST):
+                with contextlib.suppress(OSError):  # the next save tries again
+                    disk.remove_folder(old)
+        return place
+
+    world.first(prepare)
+    world.together(write)
+    return finish
+
+
+@contextlib.contextmanager
+def _told(place: Path, num_bytes: int) -> Iterator[None]:
+    """While it is entered: what fails leaves nothing behind, and what fails for the disk's sake is a NotSavedError."""
+    try:
+        try:
+            yield
+        except BaseException:
+            disk.remove_leftovers(place.parent)
+            raise
     except OSError as error:
-        reason = disk.why_not_written(error, folder, num_bytes)
+        reason = disk.why_not_written(error, place.parent, num_bytes)
         raise NotSavedError(f"{place}: not saved: {reason}. The older checkpoints are as they were.") from error
-    checkpoints = list_checkpoints(folder)
-    for old in checkpoints[:-num_kept]:
-        if old.name != _target(folder / BEST):
-            with contextlib.suppress(OSError):  # the next save tries again
-                disk.remove_folder(old)
-    return place
+
+
+def num_bytes_of_checkpoint(tensors: Mapping[str, Tensors], world: World) -> int:
+    """That the disk must have room for."""
+    sizes = (num_bytes_of(ones, world, axes_of_ranks(name, ones, world)) for name, ones in tensors.items())
+    return SPARE_BYTES + sum(sizes)
+
+
+def axes_of_ranks(file: str, tensors: Tensors, world: World) -> dict[str, int]:
+    """Along which axes ranks have a part each, of the tensors of this file."""
+    if world.size == 1 or file != ENV:
+        return {}
+    axes = {name: _env_axis(name) for name in tensors}
+    return {name: axis for name, axis in axes.items() if axis is not None}
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -150,7 +206,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path / name}: damaged: it is not what was written. Use an older checkpoint.")
         contents[name] = content
     tensors = {
-        name.removesuffix(".safetensors"): _from_bytes(path / name, content)
+        name.removesuffix(".safetensors"): tensors_of(path / name, content)
         for name, content in contents.items()
         if name.endswith(".safetensors")
     }
@@ -175,7 +231,7 @@ def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
     """Raises CheckpointError, naming the file, if any rank has other parameters than the first."""
     if world.size == 1:
         return
-    first, *others = world.gather({name: sha256(_to_bytes(tensors)) for name, tensors in files.items()})
+    first, *others = world.gather({name: sha256_of(tensors) for name, tensors in files.items()})
     for rank, other in enumerate(others, 1):
         if differing := [name for name in first if other[name] != first[name]]:
             message = f"{differing[0]} is another one on rank {rank} than on rank 0, so nothing was saved."
@@ -194,22 +250,8 @@ def arrays_of_env(data: DataManager, env: int) -> dict[str, torch.Tensor]:
     return {name: data[name].select(axis, env) for name, axis in axes.items() if axis is not None}
 
 
-def whole_arrays(arrays: Tensors, world: World) -> dict[str, torch.Tensor]:
-    """The arrays of the envs of all ranks, on rank 0's host: as if one process had them all. {} on the others.
-
-    Nothing is copied on a device, which may be full; of one process on a CPU they are the arrays themselves.
-    """
-    if world.size == 1:
-        return {name: tensor.cpu() for name, tensor in arrays.items()}
-    whole = {}
-    for name, tensor in arrays.items():
-        axis = _env_axis(name)
-        whole[name] = tensor.cpu() if axis is None else world.whole(tensor, axis)
-    return whole if world.rank == 0 else {}
-
-
 def parts_of_arrays(arrays: Tensors, world: World) -> dict[str, torch.Tensor]:
-    """This rank's parts of what `whole_arrays` gave."""
+    """This rank's parts of the arrays of a checkpoint, which has those of all ranks as if they were one."""
     if world.size == 1:
         return dict(arrays)
     axes = {name: _env_axis(name) for name in arrays}
@@ -330,7 +372,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: it is missing, damaged, or no safetensors file.
     """
-    return _from_bytes(path, read(place_of(path), levels=1, told=path))
+    return tensors_of(path, read(place_of(path), levels=1, told=path))
 
 
 def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> None:
@@ -383,44 +425,19 @@ def check_files(expected: Iterable[str], checkpoint: Checkpoint) -> None:
 def check_finite(files: Mapping[str, Tensors], way_out: str) -> None:
     """Raises CheckpointError, naming file and tensor, if any number is a NaN or an infinity.
 
-    One small tensor travels to the host.
+    One small tensor travels to the host, and nothing of a tensor's size is made.
     """
     named = [(file, name, tensor) for file, ones in files.items() for name, tensor in ones.items()]
+    named = [one for one in named if one[2].is_floating_point() and one[2].numel()]
     if not named:
         return
-    are_finite = torch.stack([tensor.isfinite().all() for _, _, tensor in named]).tolist()
+    extremes = [torch.stack(_in_order(tensor.detach()).aminmax()).double() for _, _, tensor in named]  # NaNs spread
+    are_finite = torch.stack(extremes).isfinite().all(-1).tolist()
     for (file, name, _), is_finite in zip(named, are_finite, strict=True):
         if not is_finite:
             raise CheckpointError(f"{file}: '{name}' holds a NaN or an infinity. {way_out}")
 
 
-def _to_bytes(tensors: Tensors) -> bytes:
-    return tensors_to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-
-
-def _from_bytes(path: Path, content: bytes) -> dict[str, torch.Tensor]:
-    try:
-        return _of_this_version(tensors_from_bytes(content))
-    except (SafetensorError, ValueError, KeyError) as error:
-        # Not before: a file of safetensors begins with a length, whose bytes may look like a pickle's.
-        if content[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-            message = f"{path}: a pickle, which can run code when it is read. Only safetensors are."
-            raise CheckpointError(message) from None
-        raise CheckpointError(f"{path}: no complete safetensors file ({' '.join(str(error).split())}).") from None
-
-
-def _of_this_version(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of an older version as they are now: of a policy mean and square of returns, and Box actions in their own
-    unit; of the envs counts of 32 bits, of which the steps went on below 0."""
-    for name in _COUNTS_OF_32_BITS & tensors.keys():
-        if tensors[name].dtype == torch.int32:
-            tensors[name] = tensors[name].long() & 0xFFFFFFFF
-    if "value_norm.running_mean" in tensors:
-        mean, square = (tensors.pop(f"value_norm.running_{word}").double() for word in ("mean", "square"))
-        weight = tensors["value_norm.weight"] = tensors["value_norm.weight"].double()
-        mean, square = mean / weight.clamp_min(1e-9), square / weight.clamp_min(1e-9)
-        tensors |= {"value_norm.mean": mean, "value_norm.variance": (square - mean.square()).clamp_min(0.0)}
-    if "head.log_std" in tensors and "head.scale" not in tensors:
-        one = torch.ones_like(tensors["head.log_std"])
-        tensors |= {"head.centre": 0.0 * one, "head.scale": one}
-    return tensors
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """A view whose axes are as they lie in memory: to look at all of its numbers takes no copy."""
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)))

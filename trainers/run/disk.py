@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -29,6 +30,32 @@ def write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def flush(path: Path) -> None:
+    """Waits until a file that was written is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reserve(path: Path, num_bytes: int) -> None:
+    """Makes a file that takes so much room, where the file system can give room without writing; else an empty one.
+
+    Raises:
+        OSError: there is not so much; then there is no file.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate  # Python's own writes where this cannot be had
+        if fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(num_bytes)) and ctypes.get_errno() in FULL:
+            number = ctypes.get_errno()
+            path.unlink()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -94,11 +121,7 @@ def free_name(path: Path) -> Path:
 
 def flush_folder(path: Path) -> None:
     """Waits until the names in a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(path)
 
 
 def replace_link(link: Path, target: str) -> None:

@@ -27,6 +27,7 @@ from trainers.networks.policy import make_policy
 from trainers.report.metrics import new_sums
 from trainers.run.free_memory import free_bytes
 from trainers.run.num_bytes import WORK, bytes_of
+from trainers.run.tensor_file import PIECE
 from trainers.settings.config import SHARED, Config, PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.env import Env, load_env
@@ -91,6 +92,8 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     found = of_rollout(env, actors, num_envs, num_steps, max_truncations(env, num_steps), fields)
     found.add_tensors("env", new_sums(num_envs, env.num_agents, "meta"))
     works = [found.num_bytes.pop(WORK)]
+    # What a checkpoint travels through. (The envs' arrays lie in one run of memory each, and need none on a CPU.)
+    works.append(min(PIECE, max(bytes_of(actor.policy) for actor in actors.values())))
     for name, actor in actors.items():
         found.add_bytes(name, {"parameters": bytes_of(actor.policy)})
         if name in kinds:

@@ -20,11 +20,12 @@ RESOLVED_CONFIG = "config.resolved.yaml"
 
 
 def make_manifest(
-    files: Mapping[str, bytes], env_steps: int, progress: Mapping[str, Any], figure: tuple[str, float] | None = None
+    files: Mapping[str, Path], env_steps: int, progress: Mapping[str, Any], figure: tuple[str, float] | None = None
 ) -> bytes:
     """The manifest of these files, with a SHA-256 of itself.
 
     Args:
+        files: by name, where each lies now; they are read, piece by piece.
         figure: a metric and its value, by which the best checkpoint is found.
     """
     manifest = {
@@ -33,7 +34,7 @@ def make_manifest(
         "env_steps": env_steps,
         "progress": dict(progress),
         "figure": None if figure is None else {"metric": figure[0], "value": figure[1]},
-        "files": {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in sorted(files.items())},
+        "files": {name: _bytes_and_sum(path) for name, path in sorted(files.items())},
     }
     manifest["sha256"] = sha256(to_json(manifest))
     return to_json(manifest)
@@ -72,6 +73,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if type(expected["bytes"]) is not int or expected["bytes"] < 0:
             raise CheckpointError(f"{path}: 'files' says nothing of use about the length of {name!r}.")
     return manifest
+
+
+def _bytes_and_sum(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": found}
 
 
 def to_json(value: Any) -> bytes:

@@ -40,6 +40,8 @@ class Counted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._sizes: dict[int, int] = {}
+        self._fixed: dict[int, int] = {}
+        self._moments: set[tuple[int, int]] = set()
         self._most = 0
         self._is_backward = False
 
@@ -51,6 +53,11 @@ class Counted(TorchDispatchMode):
     def most(self) -> int:
         return self._most // NUM_ROWS
 
+    def most_of(self, num_rows: int) -> int:
+        """Bytes, at any time, of so many rows and of what does not grow with them, such as gradients: not all of these
+        are there when rows take the most."""
+        return max((of_rows * num_rows // NUM_ROWS + fixed for of_rows, fixed in self._moments), default=0)
+
     def backward(self, loss: torch.Tensor) -> None:
         """Makes gradients, which are added up in place."""
         self._is_backward = True
@@ -59,11 +66,14 @@ class Counted(TorchDispatchMode):
 
     def _made(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata in self._sizes or storage.nbytes() % NUM_ROWS:
+        if storage._cdata in self._sizes or storage._cdata in self._fixed:
             return
-        self._sizes[storage._cdata] = storage.nbytes()
-        self._most = max(self._most, sum(self._sizes.values()))
-        weakref.finalize(storage, self._sizes.pop, storage._cdata)
+        sizes = self._fixed if storage.nbytes() % NUM_ROWS else self._sizes
+        sizes[storage._cdata] = storage.nbytes()
+        weakref.finalize(storage, sizes.pop, storage._cdata)
+        of_rows = sum(self._sizes.values())
+        self._moments.add((of_rows, sum(self._fixed.values())))
+        self._most = max(self._most, of_rows)
 
 
 def _dispatch(

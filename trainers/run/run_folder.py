@@ -42,6 +42,8 @@ MAX_LOG_BYTES = 10 << 20
 """Of log.txt; then it becomes log.1.txt, in place of an older one, and a new one begins."""
 MAX_CURVE_POINTS = 2000
 """Of the learning curve that is kept in memory; then every second of them is taken out."""
+MAX_UNWRITTEN = 1000
+"""Reports that wait in memory for room on the disk; then every second of them is left out."""
 NUM_KEPT = 20
 """Reports that are kept in memory whole."""
 
@@ -73,7 +75,8 @@ class RunFolder:
         self.path = world().first(make_folder) if resumed is None else resumed
         self.is_silent = world().rank > 0
         self._lock: RunLock | None = None
-        self._misses = False
+        self._is_told = False
+        self._unwritten: list[Mapping[str, float]] = []
         world().first(self._take_lock)
         self.console = Console(highlight=False, soft_wrap=True)
         self.metrics: collections.deque[dict[str, float]] = collections.deque(maxlen=NUM_KEPT)
@@ -149,13 +152,17 @@ class RunFolder:
         except OSError as error:
             if is_needed:
                 raise
-            if not self._misses:
+            if not self._is_told:
                 reason = disk.why_not_written(error, self.path)
-                line = f"warning: {self.path}: lines of its logs are lost ({reason}). Training goes on."
-                self._print(printable(line), "yellow")
-            self._misses = True
-        else:
-            self._misses = False
+                line = f"warning: {self.path}: its logs cannot be written ({reason}). Training goes on, and reports"
+                self._print(printable(f"{line} wait until they can."), "yellow")
+            self._is_told = True
+
+    def has_room_again(self) -> None:
+        """A checkpoint was written: what cannot be written from now on is said again."""
+        if self._unwritten:
+            self._write(self._append_unwritten)
+        self._is_told = bool(self._unwritten)
 
     @property
     def checkpoints(self) -> Path:
@@ -240,8 +247,16 @@ class RunFolder:
         self._curve.add(metrics)
 
     def _append_metrics(self, metrics: Mapping[str, float]) -> None:
+        self._unwritten.append(dict(metrics))
+        if len(self._unwritten) > MAX_UNWRITTEN:
+            del self._unwritten[1:-1:2]
+        self._append_unwritten()
+
+    def _append_unwritten(self) -> None:
         path = self.path / METRICS
-        append_jsonl(path, metrics)
+        while self._unwritten:
+            append_jsonl(path, self._unwritten[0])
+            del self._unwritten[0]
         if path.stat().st_size > MAX_METRICS_BYTES:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             _replace(path, "".join(lines[:-1:2] + lines[-1:]))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; what `kill`, a scheduler or a shutdown sends; what a terminal sends when it is closed."""
+SAVE = signal.SIGUSR1
+"""Asks a run to save now and to go on."""
 
 
 def end_at_once(code: int) -> NoReturn:
@@ -37,12 +43,23 @@ class StopSignals:
         while stop.caught is None:
             ...
 
-    From then on signals do what they did before: a second Ctrl-C is a KeyboardInterrupt at once. Outside the
-    main thread, where Python allows no handlers, nothing is ever noted.
+    A later one does what it did before: a second Ctrl-C is a KeyboardInterrupt at once. But a SIGTERM or SIGHUP that
+    comes within the grace after the first signal is not heeded: who sends them in a row wants the run saved. Outside
+    the main thread, where Python allows no handlers, nothing is ever noted.
+
+    Args:
+        grace: seconds.
+        now: a clock, in seconds.
+        heeds_save: whether SAVE is noted, too, if nobody else handles it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = 0.0, now: Callable[[], float] = time.monotonic, heeds_save: bool = False) -> None:
         self.caught: int | None = None
+        self.grace = grace
+        self.now = now
+        self._heeds_save = heeds_save
+        self._caught_at = 0.0
+        self._is_save_asked = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -52,7 +69,15 @@ class StopSignals:
                 if before not in (None, signal.SIG_IGN):  # None: not Python's; ignored signals stay ignored: nohup
                     self._before[number] = before
                     signal.signal(number, self._note)
+            if self._heeds_save and signal.getsignal(SAVE) == signal.SIG_DFL:
+                self._before[SAVE] = signal.SIG_DFL
+                signal.signal(SAVE, self._note_save)
         return self
+
+    def take_save(self) -> bool:
+        """Whether SAVE was caught since this was asked last."""
+        asked, self._is_save_asked = self._is_save_asked, False
+        return asked
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -60,12 +85,40 @@ class StopSignals:
         self._give_back()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.caught = number
-        self._give_back()
+        if self.caught is None:
+            self.caught, self._caught_at = number, self.now()
+        elif number == signal.SIGINT or self.now() - self._caught_at >= self.grace:
+            self._give_back()
+            signal.raise_signal(number)
+
+    def _note_save(self, number: int, frame: FrameType | None) -> None:
+        self._is_save_asked = True
 
     def _give_back(self) -> None:
         while self._before:
             signal.signal(*self._before.popitem())
+
+
+@contextlib.contextmanager
+def save_passed_on() -> Iterator[None]:
+    """While it is entered, SAVE goes on to the children of this process that heed it: the ranks that are training."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(SAVE) != signal.SIG_DFL:
+        yield
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+        for pid in children:
+            with contextlib.suppress(OSError):
+                caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+                if int(caught.group(1), 16) >> (number - 1) & 1:
+                    os.kill(int(pid), number)
+
+    signal.signal(SAVE, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(SAVE, signal.SIG_DFL)
 
 
 def signal_name(number: int) -> str:

@@ -231,6 +231,12 @@ class SavingConfig:
     model_params_save_freq: Size = 0
     """Iterations from one checkpoint to the next; 0: one at the end. There is always one at the end, and one whenever
     an evaluation is the best so far by best_metric."""
+    minutes: Annotated[float, Between(0)] | None = 10.0
+    """Minutes from one checkpoint to the next, at most, whatever the iterations: written while training goes on. 0 or
+    null: none by the clock."""
+    grace_seconds: Annotated[float, Between(0)] = 30.0
+    """After a SIGTERM or SIGHUP, seconds in which another one is not heeded, so that the run is saved. A second Ctrl-C
+    ends it at any time."""
     num_checkpoints: Count = 3
     """How many of the newest checkpoints are kept; the best is kept besides."""
     best_metric: str | None = None

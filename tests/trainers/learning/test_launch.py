@@ -21,7 +21,11 @@ pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[3]
 
 OF_THREE = """
+from pathlib import Path
 from launched_ranks import listening
+from safetensors.torch import load_file
+from trainers.run import tensor_file
+from trainers.run.tensor_file import write_tensors
 import torch.distributed.distributed_c10d as c10d
 def refuse(*_):
     sys.exit("a pickle was read")
@@ -48,13 +52,21 @@ assert world.average(4, torch.tensor(float(rank)))[1] == 1.0 and world.total(4) 
 one, two = world.sum(torch.ones(2, 3), torch.tensor(rank))
 assert one.tolist() == [[3.0] * 3] * 2 and two == 3 and two.dtype == torch.int64
 
+tensor_file.PIECE, path = 7, Path(sys.argv[1]) / "whole"
 for dtype in (torch.bool, torch.uint32, torch.float64):
     for axis in (0, 1):
         every = torch.arange(6 * 6).view(6, 6, 1).to(dtype)
         part = world.part(every, axis)
         assert part.shape[axis] == 2
-        whole = world.whole(part, axis)
-        assert torch.equal(whole, every) if rank == 0 else whole is None
+        write_tensors(path, {"whole": part, "of the first": every}, world, {"whole": axis})
+        found = {} if rank else load_file(path)
+        assert rank or (torch.equal(found["whole"], every) and torch.equal(found["of the first"], every))
+for name in ("no folder/a", "/dev/full"):
+    try:
+        world.together(lambda: write_tensors(Path(name), {"whole": part}, world, {"whole": axis}))
+        sys.exit("nothing was raised")
+    except OSError:  # told by all, who went on sending
+        pass
 
 assert world.first(lambda: rank) == 0 and world.gather(rank) == [0, 1, 2]
 def fail():
@@ -80,12 +92,12 @@ with world.watched():
 """
 
 
-def test_ranks_sum_average_share_and_agree_and_one_that_waits_for_a_dead_one_ends(capfd, monkeypatch):
+def test_ranks_sum_average_share_and_agree_and_one_that_waits_for_a_dead_one_ends(capfd, monkeypatch, tmp_path):
     """It would sleep for longer than a test may take. All listen to their own machine alone, and no pickle is read."""
     monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("a pickle was read"))
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    assert launch(["-c", IMPORTS + OF_THREE + BLOCKED], TrainerConfig(num_gpus=3, device="cpu")) == 1
+    assert launch(["-c", IMPORTS + OF_THREE + BLOCKED, str(tmp_path)], TrainerConfig(num_gpus=3, device="cpu")) == 1
     first, second = capfd.readouterr().err.splitlines()
     assert first == "error: rank 1 of 3 has ended: so do the others."
     assert re.fullmatch(r"error: rank 1 \(process \d+\) was ended by SIGKILL: so is the run\.", second)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from programs import full_disk
+from safetensors.torch import save as tensors_to_bytes
 from safetensors.torch import save_file
 from trainers_runs import tiny_config
 
 from trainers.errors import NotSavedError
-from trainers.learning.distributed import World
 from trainers.run import checkpoint, disk, manifest
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
@@ -52,12 +52,6 @@ def test_counts_of_32_bits_of_an_older_version_are_read_also_where_they_went_on_
     loaded = checkpoint.load_checkpoint(place).tensors["env"]
     assert loaded["env_step"].tolist() == [5, 2**31 - 1, 2**31, 2**32 - 1]
     assert torch.equal(loaded["time_step"], steps)  # an env's own
-
-
-def test_arrays_of_one_process_are_not_copied_beside_themselves():
-    arrays = {"x": torch.zeros(3), "final_x": torch.zeros(1, 3)}
-    whole = checkpoint.whole_arrays(arrays, World())
-    assert {name: one.data_ptr() for name, one in whole.items()} == {n: one.data_ptr() for n, one in arrays.items()}
 
 
 def test_checkpoints_are_ordered_by_env_steps_as_numbers_also_beyond_twelve_digits(tmp_path):
@@ -141,7 +135,7 @@ def test_a_file_whose_length_looks_like_a_pickle_is_read(tmp_path, length):
     """Safetensors begin with the length of a header, lowest byte first: 0x0280 is the first two bytes of a pickle."""
     file = tmp_path / "a.safetensors"
     tensors = {"x" * (length - 56): torch.ones(1)}  # beside the name the header has 54 bytes, and 2 of padding
-    disk.write(file, checkpoint._to_bytes(tensors))
+    disk.write(file, tensors_to_bytes(tensors))
     assert file.read_bytes()[:2] == length.to_bytes(2, "little")
     assert checkpoint.load_tensors(file).keys() == tensors.keys()
 
@@ -169,7 +163,7 @@ def change_tensors(change):
     def content(old):
         tensors = checkpoint.tensors_from_bytes(old)
         change(tensors)
-        return checkpoint.tensors_to_bytes(tensors)
+        return tensors_to_bytes(tensors)
 
     return content
 

@@ -9,7 +9,7 @@ from trainers_runs import reports_of
 
 from trainers.cli import main
 from trainers.errors import NotSavedError, RunFolderError
-from trainers.run import checkpoint, disk, reading
+from trainers.run import checkpoint, disk, reading, run_folder
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
@@ -140,19 +140,35 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tiny, tmp_path, 
     assert checkpoint.load_checkpoint(trainer.run.checkpoints / "last").progress["iteration"] == 3
 
 
-def test_logs_that_cannot_be_written_are_said_once_and_missed(tiny, monkeypatch, capsys):
-    trainer = Trainer(tiny())
+@pytest.mark.parametrize("full_in", [(2,), (2, 4), (2, 3, 4, 5, 6), (5, 6)])
+def test_logs_that_cannot_be_written_are_said_once_until_a_checkpoint_is_saved_and_reports_come_later(
+    tiny, monkeypatch, capsys, full_in
+):
+    """The checkpoints of iterations 3 and 6 are written: the last one brings what still waits."""
+    trainer = Trainer(tiny(saving__model_params_save_freq=3, trainer__total_timesteps=360))
     append = disk.append
-
-    def sometimes(path, line):
-        append(path, line) if '"time/iterations": 2,' not in line else full_disk()
-
-    monkeypatch.setattr(disk, "append", sometimes)
+    is_full = lambda: trainer.iteration in full_in and trainer.saves.iteration != trainer.iteration  # noqa: E731
+    monkeypatch.setattr(disk, "append", lambda *line: full_disk() if is_full() else append(*line))
     trainer.train()
-    assert capsys.readouterr().out.count("lines of its logs are lost (the disk is full: ") == 1
-    lines = reports_of(trainer.run.path)
-    assert [line["time/iterations"] for line in lines] == [1, 3]
+    told = capsys.readouterr().out.count("its logs cannot be written (the disk is full: ")
+    assert told == (2 if 4 in full_in else 1)
+    assert [line["time/iterations"] for line in reports_of(trainer.run.path)] == [1, 2, 3, 4, 5, 6]
     assert (trainer.run.checkpoints / "last").is_dir()
+
+
+def test_reports_that_wait_for_room_do_not_fill_the_memory(tiny, monkeypatch):
+    """Every second is left out, and never the first or the newest."""
+    monkeypatch.setattr(run_folder, "MAX_UNWRITTEN", 4)
+    run = Trainer(tiny()).run
+    append = disk.append
+    monkeypatch.setattr(disk, "append", full_disk)
+    for number in range(12):
+        run.log({"time/total_timesteps": number})
+    monkeypatch.setattr(disk, "append", append)
+    run.has_room_again()
+    numbers = [line["time/total_timesteps"] for line in reports_of(run.path)]
+    assert len(numbers) <= 5
+    assert (numbers[0], numbers[-1]) == (0, 11)
 
 
 def test_whether_runs_have_a_place_is_tried_and_leaves_nothing(tmp_path):

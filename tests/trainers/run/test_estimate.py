@@ -74,6 +74,11 @@ CASES = {
                                             "runner": {"normalize_observation": True}}, {"num_taggers": 4}),
     "gaussian": ("pendulum", 300, {"shared": NORMS}),
     "central critic": ("simple_spread", 100, {"shared": {"algorithm": "MAPPO"}}),
+    "a central critic with statistics": ("tag_continuous", 4, {"shared": {"algorithm": "MAPPO"}
+                                                              | {"normalize_observation": True, "model": APART}}),
+    "a central critic of agents that leave": ("tag_continuous", 4, {"shared": {"algorithm": "MAPPO"}}),
+    "wide": ("cartpole", 50, {"shared": {"algorithm": "PPO", "model": {"fc_dims": [512, 512]}}}),
+    "wide DQN": ("cartpole", 20, {"shared": DQN | {"replay_ratio": 0.01, "model": {"fc_dims": [512, 512]}}}),
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
     "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),

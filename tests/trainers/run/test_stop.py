@@ -1,12 +1,15 @@
+import contextlib
 import signal
+import subprocess
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 from trainers import trainer as trainer_module
 from trainers.cli import main
 from trainers.run import checkpoint, disk
-from trainers.run.stop import SIGNALS, Stopped, StopSignals
+from trainers.run.stop import SAVE, SIGNALS, Stopped, StopSignals, save_passed_on
 from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
@@ -33,6 +36,38 @@ def test_the_first_signal_is_noted_and_the_second_acts_at_once(number):
             signal.raise_signal(number)
 
 
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize("later", SIGNALS)
+def test_within_the_grace_only_a_ctrl_c_is_heeded_after_the_first_signal(first, later):
+    seconds = 100.0
+    with StopSignals(grace=30, now=lambda: seconds) as stop:
+        signal.raise_signal(first)
+        seconds = 129.9
+        with pytest.raises(KeyboardInterrupt) if later == signal.SIGINT else contextlib.nullcontext():
+            signal.raise_signal(later)
+        seconds = 130.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(later)
+        assert stop.caught == first
+
+
+def test_the_signal_that_asks_for_a_save_is_noted_once_and_left_to_whoever_handles_it():
+    with StopSignals(heeds_save=True) as stop:
+        assert not stop.take_save()
+        signal.raise_signal(SAVE)
+        assert [stop.take_save(), stop.take_save(), stop.caught] == [True, False, None]
+    assert signal.getsignal(SAVE) == signal.SIG_DFL
+    theirs = Mock()
+    signal.signal(SAVE, theirs)
+    try:
+        with StopSignals(heeds_save=True) as stop:
+            signal.raise_signal(SAVE)
+            assert not stop.take_save()
+    finally:
+        signal.signal(SAVE, signal.SIG_DFL)
+    theirs.assert_called_once()
+
+
 def test_signals_that_are_ignored_stay_ignored_and_the_others_do_afterwards_what_they_did_before():
     """As nohup asks: the run goes on when its terminal is closed."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -41,6 +76,24 @@ def test_signals_that_are_ignored_stay_ignored_and_the_others_do_afterwards_what
         assert stop.caught is None
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_launcher_passes_the_wish_to_save_on_to_the_ranks_that_heed_it():
+    """And to no other child: it would be ended by it."""
+    code = "trap 'exit 7' USR1; echo; while :; do sleep 0.05; done"
+    heeds = subprocess.Popen(["bash", "-c", code], stdout=subprocess.PIPE)
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        assert heeds.stdout.readline() == b"\n"
+        with save_passed_on():
+            signal.raise_signal(SAVE)
+            assert heeds.wait(60) == 7
+        assert other.poll() is None
+        assert signal.getsignal(SAVE) == signal.SIG_DFL
+    finally:
+        heeds.kill()
+        other.kill()
+        heeds.stdout.close()
 
 
 def test_another_thread_trains_without_handlers():
@@ -84,6 +137,24 @@ def test_a_stopped_run_is_saved_once_and_goes_on_from_its_checkpoint(tiny, numbe
     resumed = Trainer(tiny())
     resumed.restore(trainer.run.checkpoints / "last")
     assert resumed.iteration == 2
+
+
+def test_signals_in_a_row_do_not_throw_the_work_away(tiny):
+    """As a scheduler sends them to every process of a job, and again while the last checkpoint is written."""
+    trainer = Trainer(tiny())
+    stop_in_iteration(trainer, 2, signal.SIGTERM)
+    begin_save = trainer.begin_save
+
+    def begin_and_be_hurried():
+        finish = begin_save()
+        signal.raise_signal(signal.SIGTERM)
+        return finish
+
+    trainer.begin_save = begin_and_be_hurried
+    with pytest.raises(Stopped) as caught:
+        trainer.train()
+    assert caught.value.exit_code == 143
+    assert checkpoint.load_checkpoint(trainer.run.checkpoints / "last").progress["iteration"] == 2
 
 
 def test_a_run_stopped_in_its_last_iteration_is_done(tiny):
