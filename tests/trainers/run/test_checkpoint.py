@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from programs import full_disk
+from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from safetensors.torch import save_file
 from trainers_runs import tiny_config
@@ -161,7 +162,7 @@ def change_tensors(change):
     """Contents of a file of tensors, after `change` was called with them."""
 
     def content(old):
-        tensors = checkpoint.tensors_from_bytes(old)
+        tensors = tensors_from_bytes(old)
         change(tensors)
         return tensors_to_bytes(tensors)
 

@@ -98,7 +98,8 @@ def test_a_run_whose_folder_becomes_another_stops_and_writes_nothing(tiny, chang
     run, iterate, found = trainer.run.path, trainer.iterate, []
 
     def files():
-        return {str(path): path.read_bytes() for path in run.parent.rglob("*") if path.is_file()}
+        kept = (path for path in run.parent.rglob("*") if not path.name.startswith(disk.TEMPORARY))
+        return {str(path): path.read_bytes() for path in kept if path.is_file()}
 
     def iterate_and_change():
         figures = iterate()
