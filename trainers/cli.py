@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
         The exit code: 0 ok, 1 it failed, 2 bad usage, config or env, 3 no GPU, memory, disk or package,
         4 bad checkpoint, 130 Ctrl-C, 141 nobody reads what it prints, 143 SIGTERM.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of each event that it frees on a lost GPU
     argv = list(sys.argv[1:] if argv is None else argv)
     show_traceback, rank = "--traceback" in argv, int(os.environ.get("RANK", 0))
     try:

@@ -24,7 +24,7 @@ HERE = Path(__file__).parents[1]
 NUM_STEPS, NUM_ENVS = 10, 8
 STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
 ALGORITHMS = {
-    "A2C": {"algorithm": "A2C", **STATISTICS},
+    "A2C": {"algorithm": "A2C", "num_minibatches": 1, **STATISTICS},
     "PPO": {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 1, **STATISTICS},
 }
 BOTH = pytest.mark.parametrize("algorithm", ALGORITHMS)

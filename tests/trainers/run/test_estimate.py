@@ -117,9 +117,11 @@ def test_estimate_of_fused_kernels_is_within_a_tenth_of_their_arrays(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_estimate_is_within_a_tenth_of_what_a_gpu_allocates(tmp_path, precision):
-    """Beside 64 MiB at most, of matrix libraries."""
+    """Beside what a matrix library takes at its first product."""
     policy = {"shared": {"algorithm": "PPO", "model": {"fc_dims": [64, 64], "shared_trunk": False}}}
     config = config_of(tmp_path, "tag_gridworld", 8000, policy, device="cuda", precision=precision, cuda_graphs=False)
+    gc.collect()  # what another test left would else be freed in between
+    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(config, "a")
@@ -128,7 +130,7 @@ def test_estimate_is_within_a_tenth_of_what_a_gpu_allocates(tmp_path, precision)
     torch.cuda.synchronize()
     found = estimate(config, device="cuda")
     allocated = torch.cuda.max_memory_allocated() - before
-    assert found.total - estimates.LIBRARIES == pytest.approx(allocated, rel=0.1, abs=64 << 20)
+    assert found.total - estimates.LIBRARIES == pytest.approx(allocated, rel=0.1)
 
 
 def test_a_run_that_cannot_fit_is_one_line_and_code_3(tmp_path, monkeypatch, capsys):
