@@ -343,15 +343,18 @@ class OnPolicy(Algorithm):
 def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int, int]:
     """Of a sample in memory: what it has while it is made, by itself, and at most, while statistics take it in."""
     from trainers.experience.samples import blank_samples
+    from trainers.networks.normalise import moments_of
     from trainers.run.num_bytes import Counted, runnable
 
     policy, length = runnable(actor.policy), min(length, 16)
     with Counted() as counted:
         samples = blank_samples(actor, length)
         making, own = counted.most, counted.now
-        policy.observation_norm.update(samples.observation.flatten(0, -2), samples.weight)
+        weight = None if samples.weight is None else samples.weight.unsqueeze(-1)
+        # As their `update` does, which would sum over ranks besides: but this is done on hosts.
+        moments_of(samples.observation.flatten(0, -2), weight, dim=0)
         if policy.critic_norm is not None:
-            policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
+            moments_of(samples.critic_input.flatten(0, -2), weight, dim=0)
     return making // length, own // length, counted.most // length
 
 
