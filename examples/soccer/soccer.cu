@@ -3,10 +3,10 @@
 #include "warpdrive.cuh"
 __device__ __forceinline__ float ahead(int agent) { return agent < NUM_AGENTS / 2 ? 1.0f : -1.0f; }
 // Everyone sees itself on the field, and the others and the ball (the last) from where it stands.
-__device__ __forceinline__ void observe(int env, const float* x, const float* y, float* observation)
+__device__ __forceinline__ void observe(long long env, const float* x, const float* y, float* observation)
 {
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
-        float* const row = observation + ((long long)env * NUM_AGENTS + agent) * NUM_FEATURES;
+        float* const row = observation + (env * NUM_AGENTS + agent) * NUM_FEATURES;
         for (int i = 0; i <= NUM_AGENTS; ++i) {
             row[2 * i] = ahead(agent) * (i == agent ? 2.0f * x[i] / LENGTH - 1.0f : (x[i] - x[agent]) / LENGTH);
             row[2 * i + 1] = (i == agent ? y[i] : y[i] - y[agent]) / WIDTH;
@@ -19,12 +19,10 @@ __device__ __forceinline__ void observe(int env, const float* x, const float* y,
 extern "C" __global__ void soccer_step(const int* action, float* x, float* y, int* time_step, float* observation,
                                        float* reward, bool* terminated, bool* truncated)
 {
-    const int env = env_index();
-    const long long first = (long long)env * (NUM_AGENTS + 1), ball = first + NUM_AGENTS;
+    const long long env = env_index(), first = env * (NUM_AGENTS + 1), ball = first + NUM_AGENTS;
     if (env >= NUM_ENVS) return;
     for (int agent = first_agent(); agent < NUM_AGENTS; agent += agent_stride()) {
-        const int move = action[env * NUM_AGENTS + agent];
-        const long long i = first + agent;
+        const long long i = first + agent, move = action[env * NUM_AGENTS + agent];
         x[i] = fminf(fmaxf(x[i] + ahead(agent) * SPEED * ((move == 1) - (move == 2)), 0.0f), LENGTH);
         y[i] = fminf(fmaxf(y[i] + SPEED * ((move == 3) - (move == 4)), 0.0f), WIDTH);
     }
@@ -47,11 +45,9 @@ extern "C" __global__ void soccer_step(const int* action, float* x, float* y, in
 }
 
 extern "C" __global__ void soccer_reset(const bool* terminated, const bool* truncated, const unsigned* seed,
-                                        const long long* env_step, float* x, float* y, int* time_step,
-                                        float* observation)
+    const long long* env_step, float* x, float* y, int* time_step, float* observation)
 {
-    const int env = env_index();
-    const long long first = (long long)env * (NUM_AGENTS + 1);
+    const long long env = env_index(), first = env * (NUM_AGENTS + 1);
     if (env >= NUM_ENVS || !(terminated[env] || truncated[env])) return;
     for (int i = first_agent(); i <= NUM_AGENTS; i += agent_stride()) {  // the ball as well
         Random random(seed, env, i, env_step[env], STREAM_RESET);
