@@ -199,6 +199,8 @@ class Heartbeat:
 
     def _end_all(self, rank: int, how: str) -> None:
         """One rank says it, and ends the one that hangs; all end themselves."""
+        if rank == self.rank:
+            time.sleep(4 * self._beat)  # the others say it, and end this process; if they cannot, it does so itself
         is_next = self.rank == (rank + 1) % self.size  # where the store hangs with its rank, somebody has to say it
         if _within(lambda: self._store.add(VERDICT, 1) == 1, ANSWER, otherwise=is_next):
             if (folder := os.environ.get(LAUNCH_FOLDER)) is not None:
@@ -209,8 +211,10 @@ class Heartbeat:
                 file=sys.stderr,
                 flush=True,
             )
+            _say_no_more()
             _kill_sibling(self._judge.pid_of(rank))
         else:
+            _say_no_more()
             time.sleep(2 * self._beat)  # so that who says it is not cut short by the launcher
         os._exit(LOST)
 
@@ -232,6 +236,11 @@ def _within(call: Callable[[], bool], seconds: float, otherwise: bool) -> bool:
     thread.start()
     thread.join(seconds)
     return answer[0] if answer else otherwise
+
+
+def _say_no_more() -> None:
+    """All is said: that its peers go is no news of a rank's, whose main thread may find it before the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _kill_sibling(pid: int) -> None:

@@ -14,6 +14,7 @@ from trainers import cli
 from trainers.algorithms import on_policy
 from trainers.commands.train import dry_run
 from trainers.errors import MemoryShortError
+from trainers.networks import normalise
 from trainers.run import estimate as estimates
 from trainers.run.estimate import estimate, explained_shortage, largest_num_envs, printed_size
 from trainers.run.free_memory import free_bytes
@@ -101,6 +102,11 @@ def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatc
     work = found.num_bytes["work of an update"]
     assert found.total - work == pytest.approx(held, rel=0.01)
     assert work == pytest.approx(max(works), rel=0.1)
+
+
+def test_it_sums_nothing_over_ranks_whose_hosts_have_no_sums(tmp_path, monkeypatch):
+    monkeypatch.setattr(normalise, "world", lambda: pytest.fail("asked for the ranks"))
+    assert estimate(config_of(tmp_path, "simple_spread", 4, {"shared": {"algorithm": "MAPPO", **NORMS}})).total > 0
 
 
 def test_estimate_of_fused_kernels_is_within_a_tenth_of_their_arrays(tmp_path):
