@@ -11,6 +11,8 @@ corruptions  a bit flipped, or a file cut, in the newest checkpoint: it is refus
 disk_full    training goes on where the disk is full at any one step of a save; `tmpfs` says whether on a real one, too
 nans         NaNs in observation, reward, loss and gradient: each is told with its place and dumped, none is saved
 resumes      every config of examples/, smaller: stopped by Ctrl-C and resumed, it is bit for bit the run that was not
+folders      run folders with links, pipes, files without end: refused in a line, and what they lead to is left
+kernels      compiled kernels in the cache that were cut, exchanged or forged: built anew
 far_steps    runs whose forged clocks go across 10^12 and 2^40 env steps, 2^32 of an env, a day at full speed
 """
 
@@ -35,6 +37,7 @@ from typing import Any
 import torch
 from far_steps import far_steps
 from faults import TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
+from foreign_folders import foreign_folders, forged_kernels
 from report import ROOT, write_report
 
 from trainers.errors import NonFiniteError, NotSavedError
@@ -417,7 +420,8 @@ def main() -> None:
     expect_signals()
     results = {}
     calls = {"kills": kills, "stops": stops, "locks": locks, "corruptions": corruptions, "disk_full": disk_full}
-    for name, call in {**calls, "nans": nans, "resumes": resumes, "far_steps": far_steps}.items():
+    calls |= {"nans": nans, "resumes": resumes, "far_steps": far_steps}
+    for name, call in {**calls, "folders": foreign_folders, "kernels": forged_kernels}.items():
         if arguments.only and name not in arguments.only:
             continue
         started = time.perf_counter()
