@@ -304,8 +304,8 @@ def survived() -> str:
         rows.append((what, "at most 1 % of the time, and 5 % more memory", figure))
     ranks = report_of("rank_faults_cpu")["results"]
     what = f"of {ranks['ranks']} ranks on a CPU one killed, stopped, asleep, out of memory, cut off"
-    figure = f"{ranks['resumed_to_the_same_bits']} of {ranks['faults']}, {ranks['most_seconds_until_ended']:.0f} s at most"
-    rows.append((what, "all end within a minute, and go on to the same bits", figure))
+    figure = f"{ranks['resumed_to_the_same_bits']} of {ranks['faults']}, {ranks['most_seconds_until_ended']:.0f} s"
+    rows.append((what, "all end within a minute, and go on to the same bits; the longest", figure))
     return f"On {report['device']} ({made(report)}):\n\n{table('', 'promise', 'figure', rows=rows)}"
 
 
