@@ -367,14 +367,15 @@ def resumes(folder: Path, iterations: int = 4) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT / "examples"))
     differing = {}
     for file in sorted((ROOT / "examples").rglob("*.yaml")):
-        found, num_steps = {}, min(read_config(file).trainer.num_steps, 20)
+        found, num_steps = {}, min(read_config(file, allow_import=True).trainer.num_steps, 20)
         changes = {
             "trainer": {"num_envs": 8, "train_batch_size": 8 * num_steps, "device": "cpu", "seed": 3}
             | {"total_timesteps": 8 * num_steps * iterations, "num_episodes": "null"},
             "evaluation": {"eval_freq": 1, "num_episodes": 3},
             "saving": {"basedir": folder, "metrics_log_freq": 1, "model_params_save_freq": 3},
         }
-        config = read_config(file, [(f"{part}.{key}", str(x)) for part in changes for key, x in changes[part].items()])
+        overrides = [(f"{part}.{key}", str(x)) for part in changes for key, x in changes[part].items()]
+        config = read_config(file, overrides, allow_import=True)
         for is_stopped in (False, True):
             with quiet():
                 trainer = Trainer(config)

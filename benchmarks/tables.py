@@ -232,7 +232,7 @@ def defaults() -> str:
             cell = ", ".join(f"{group} {value:.1f}" for group, value in one.get("standard_errors", {}).items())
             if "score" in one:
                 cell = ", ".join(f"{score:.0f}" for score in sorted(run["agent"] for run in one["runs"]))
-            reached.setdefault(label, {})[report["backend"]] = cell
+            reached.setdefault(label, {})["cpu" if report["backend"] == "cpu" else "cuda"] = cell
             *_, is_reached = rows.get(label, (True,))
             rows[label] = (f"{one['env_steps']:,}", f"{one['at_least']:g}", is_reached and one["missed"] is None)
     if not rows:
