@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import hashlib
 import hmac
@@ -27,6 +28,8 @@ from warpdrive.version import __version__
 
 DIGEST = "sha256"
 DIGEST_SIZE = KEY_SIZE = 32
+MAX_TRIES = 10
+"""To keep a key where several processes try at once; after them it is taken for a place that keeps no secrets."""
 _log = logging.getLogger(__name__)
 
 
@@ -189,7 +192,9 @@ def _key(folder: Path) -> bytes:
 
 def _kept_key(path: Path) -> bytes:
     """The key in a file, which is made whole at once: of several processes one makes it, and all read that."""
-    while (key := _read_key(path)) is None:
+    for _ in range(MAX_TRIES):
+        if (key := _read_key(path)) is not None:
+            return key
         descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # 0600
         try:
             with open(descriptor, "wb") as file:
@@ -203,7 +208,7 @@ def _kept_key(path: Path) -> bytes:
                     os.replace(beside, path)
         finally:
             Path(beside).unlink(missing_ok=True)
-    return key
+    raise OSError(errno.EPERM, "a file there cannot be kept from others")
 
 
 def _read_key(path: Path) -> bytes | None:

@@ -108,6 +108,14 @@ def test_a_key_that_is_no_secret_is_made_anew(tmp_path, how):
     assert (tmp_path / "theirs").read_bytes() == known
 
 
+def test_a_file_system_that_keeps_no_secrets_keeps_no_key(tmp_path, monkeypatch):
+    """As one that shows every file to all, whatever its mode was."""
+    monkeypatch.setattr(cache, "_read_key", lambda path: None)
+    with pytest.raises(OSError, match="cannot be kept from others"):
+        cache._kept_key(tmp_path / "cache.key")
+    assert [path.name for path in tmp_path.iterdir()] == ["cache.key"]
+
+
 def test_without_a_place_for_a_key_each_process_builds_and_says_so_once(tmp_path, monkeypatch, caplog):
     (tmp_path / "a file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "a file"))

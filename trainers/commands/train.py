@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainers.run.disk import check_runs_folder
+from trainers.run.stop import save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, check_run_name
 from warpdrive.errors import ConfigError, tell
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="tell the memory needed, make two steps, leave nothing")
 
 
+@save_spares()
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     check_run_name(options.run_name)

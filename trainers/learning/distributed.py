@@ -54,10 +54,8 @@ class World:
     path = world.first(make_folder)                  # rank 0 does it, all get the result
     with world.watched(): ...                        # a rank that dies ends them all
 
-    All ranks must call the same methods in the same order. What is summed has the same bits on every rank.
-
-    Args:
-        seconds: `trainer.rank_timeout`; see heartbeat.py.
+    All ranks must call the same methods in the same order. What is summed has the same bits on every rank. `seconds` is
+    `trainer.rank_timeout`; see heartbeat.py.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, seconds: float = 60) -> None:
@@ -124,7 +122,7 @@ class World:
         result, error = None, None
         if self.rank == 0:
             try:
-                with self._heart.alone():
+                with self.alone():
                     result = call()
             except Exception as caught:
                 error = caught
@@ -138,17 +136,15 @@ class World:
         """All ranks make the call; if it raises on rank 0, all raise that."""
         error = None
         try:
-            call()
+            with contextlib.nullcontext() if self.rank else self.alone():
+                call()
         except Exception as caught:
             if self.size == 1 or self.rank:
                 raise
             error = caught
-
-        def outcome() -> None:
-            if error is not None:
-                raise error
-
-        self.first(outcome)
+        of_first = self.first(lambda: error)
+        if of_first is not None:
+            raise of_first if error is None else error
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
@@ -168,6 +164,7 @@ class World:
         if self.rank:
             for piece in own:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), 0, group=self._hosts)
+                self.moved()
             return
         yield from own
         for rank in range(1, self.size):
@@ -206,6 +203,10 @@ class World:
         return int(vote) or None
 
     # --------------------------------------------------------------------------------------- life and death
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, this rank does what may take long, and the others wait."""
+        return self._heart.alone()
 
     def moved(self) -> None:
         """The main thread has got on: whoever waits for it waits for no rank that hangs."""
@@ -354,9 +355,9 @@ def launch(
 ) -> int:
     """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
 
-    Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a second one ends them
-    at once. SIGUSR1, which asks for a checkpoint, goes to all that train. A signal that is ignored here, such as SIGHUP
-    under nohup, stays ignored.
+    Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a third one ends this
+    process without them. SIGUSR1, which asks for a checkpoint, goes to all that train. A signal that is ignored here,
+    such as SIGHUP under nohup, stays ignored.
 
     Args:
         folder: where ranks leave word for this process ($WARPDRIVE_LAUNCH_FOLDER); one of its own if not given.

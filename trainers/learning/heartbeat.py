@@ -159,6 +159,7 @@ class Heartbeat:
         try:
             yield
         finally:
+            self.moves += 1
             self.is_alone = before
 
     def has_verdict(self) -> bool:
@@ -167,7 +168,8 @@ class Heartbeat:
 
     def _tell(self) -> None:
         self._number += 1
-        beat = Beat(self._number, self.arrived, self.moves, self.is_alone, os.getpid())
+        is_alone = self.is_alone  # first: who is not alone any more has moved
+        beat = Beat(self._number, self.arrived, self.moves, is_alone, os.getpid())
         self._store.set(str(self.rank), beat.to_text())
 
     def _exchange(self) -> None:

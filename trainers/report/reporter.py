@@ -106,7 +106,8 @@ class Reporter:
         finally:
             self.display = None
             self.timing.end()
-            self.trackers.close()
+            with trainer.world.alone():  # uploads may take long
+                self.trackers.close()
 
     def conclude(self, seconds: float, num_iterations: int) -> None:
         """After the last iteration: what came of the run."""

@@ -20,6 +20,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def begin_checkpoint(
     rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too
 
     def prepare() -> None:
-        with _told(place, num_bytes):
+        with _told(place, num_bytes, beside):
             disk.make_folder(folder)
             disk.remove_leftovers(folder)
             if disk.free_bytes(folder) < num_bytes:
@@ -124,7 +125,7 @@ def begin_checkpoint(
             beside.mkdir()
 
     def write() -> None:
-        with _told(place, num_bytes):
+        with _told(place, num_bytes, beside):
             error = None
             for name, ones in tensors.items():
                 try:
@@ -137,7 +138,7 @@ def begin_checkpoint(
                 raise error
 
     def finish() -> Path:
-        with _told(place, num_bytes):
+        with _told(place, num_bytes, beside):
             disk.write(beside / RNG, rng_content)
             files = {f"{name}.safetensors": beside / f"{name}.safetensors" for name in tensors}
             for path in files.values():
@@ -160,13 +161,13 @@ def begin_checkpoint(
 
 
 @contextlib.contextmanager
-def _told(place: Path, num_bytes: int) -> Iterator[None]:
+def _told(place: Path, num_bytes: int, beside: Path) -> Iterator[None]:
     """While it is entered: what fails leaves nothing behind, and what fails for the disk's sake is a NotSavedError."""
     try:
         try:
             yield
         except BaseException:
-            disk.remove_leftovers(place.parent)
+            shutil.rmtree(beside, ignore_errors=True)  # and nothing else: the folder may be another run's by now
             raise
     except OSError as error:
         reason = disk.why_not_written(error, place.parent, num_bytes)
@@ -199,19 +200,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
     check_folder(path)
     manifest = read_manifest(path / MANIFEST)
     _check_it_fits(path, manifest["files"])
-    contents = {}
+    tensors, rng = {}, b""
     for name, expected in manifest["files"].items():
         content = read(path / name, expected["bytes"], MAX_JSON_BYTES if name == RNG else None, levels=3)
         if sha256(content) != expected["sha256"]:
             raise CheckpointError(f"{path / name}: damaged: it is not what was written. Use an older checkpoint.")
-        contents[name] = content
-    tensors = {
-        name.removesuffix(".safetensors"): tensors_of(path / name, content)
-        for name, content in contents.items()
-        if name.endswith(".safetensors")
-    }
+        if name.endswith(".safetensors"):
+            tensors[name.removesuffix(".safetensors")] = tensors_of(path / name, content)
+        elif name == RNG:
+            rng = content
     try:
-        rng = json.loads(contents[RNG])
+        rng = json.loads(rng)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / RNG}: no JSON ({error}). Use an older checkpoint.") from None
     return Checkpoint(path, manifest["progress"], tensors, rng)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ MAX_METRICS_BYTES = 64 << 20
 METRICS = "metrics.jsonl"
 ENV_STEPS = "time/total_timesteps"
 
+_OWN_LEFTOVER = re.compile(rf"\.tmp-({LAST}|{BEST})-[0-9]+")
 NOT_FOLLOWED = "is a link, and what lies elsewhere is not this run's"
 REASONS = {
     errno.ELOOP: NOT_FOLLOWED,
@@ -86,6 +88,8 @@ def check_files_and_folders(folder: Path) -> None:
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or entry.name in ours:
                 continue
+            if ours and stat.S_ISLNK(mode) and _OWN_LEFTOVER.fullmatch(entry.name):
+                continue  # of a process that was killed: it is removed, not followed, before anything is written
             wrong = NOT_FOLLOWED if stat.S_ISLNK(mode) else "is neither a plain file nor a folder"
             raise CheckpointError(f"{entry.path}: {wrong}. Remove it, or put a copy there.")
 

@@ -110,7 +110,8 @@ class Saves:
     def poll(self) -> None:
         """Takes note of a checkpoint that is written; nobody waits."""
         if self._writing is not None and not self._writing.is_alive():
-            self.wait()
+            with self.world.alone():  # callbacks may take long
+                self.wait()
 
     def wait(self) -> None:
         """Waits for the checkpoint that was begun, if any; on the first rank."""

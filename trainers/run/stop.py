@@ -69,8 +69,8 @@ class StopSignals:
                 if before not in (None, signal.SIG_IGN):  # None: not Python's; ignored signals stay ignored: nohup
                     self._before[number] = before
                     signal.signal(number, self._note)
-            if self._heeds_save and signal.getsignal(SAVE) == signal.SIG_DFL:
-                self._before[SAVE] = signal.SIG_DFL
+            if self._heeds_save and (before := signal.getsignal(SAVE)) in (signal.SIG_DFL, _not_now):
+                self._before[SAVE] = before
                 signal.signal(SAVE, self._note_save)
         return self
 
@@ -99,26 +99,44 @@ class StopSignals:
             signal.signal(*self._before.popitem())
 
 
+def _not_now(number: int, frame: FrameType | None) -> None:
+    """SAVE has nothing to save: no run trains yet, or none trains any more."""
+
+
 @contextlib.contextmanager
-def save_passed_on() -> Iterator[None]:
-    """While it is entered, SAVE goes on to the children of this process that heed it: the ranks that are training."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(SAVE) != signal.SIG_DFL:
+def _heeded_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While it is entered, SAVE calls the handler, unless somebody else's handles it."""
+    before = signal.getsignal(SAVE)
+    if threading.current_thread() is not threading.main_thread() or before not in (signal.SIG_DFL, _not_now):
         yield
         return
+    signal.signal(SAVE, handler)
+    try:
+        yield
+    finally:
+        signal.signal(SAVE, before)
+
+
+def save_spares() -> contextlib.AbstractContextManager[None]:
+    """While it is entered, SAVE ends this process at no time, whether a run trains or is made or told of."""
+    return _heeded_by(_not_now)
+
+
+def save_passed_on() -> contextlib.AbstractContextManager[None]:
+    """While it is entered, SAVE goes on to the children of this process that heed it: the ranks that are training."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+        children = []
+        for path in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                children += path.read_text().split()
         for pid in children:
             with contextlib.suppress(OSError):
                 caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
                 if int(caught.group(1), 16) >> (number - 1) & 1:
                     os.kill(int(pid), number)
 
-    signal.signal(SAVE, pass_on)
-    try:
-        yield
-    finally:
-        signal.signal(SAVE, signal.SIG_DFL)
+    return _heeded_by(pass_on)
 
 
 def signal_name(number: int) -> str:

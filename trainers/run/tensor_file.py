@@ -60,7 +60,7 @@ def write_tensors(
             header = _header(names, {name: tensors[name].dtype for name in names}, shapes)
             for piece in _joined(header, parts):
                 file.write(piece)
-    except OSError:
+    except Exception:
         for _ in parts if world.size > 1 else ():  # the others send on
             pass
         raise

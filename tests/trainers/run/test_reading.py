@@ -116,6 +116,19 @@ def test_a_run_whose_folder_becomes_another_stops_and_writes_nothing(tiny, chang
     assert [place.name[-3:] for place in checkpoint.list_checkpoints(run / "checkpoints")] == ["060"] * run.exists()
 
 
+@pytest.mark.parametrize(("name", "is_ours"), [(".tmp-last-7", True), (".tmp-best-7", True), (".tmp-x-7", False)])
+def test_a_link_that_a_killed_process_had_half_made_is_removed_and_no_other(tiny, name, is_ours):
+    trainer = Trainer(tiny())
+    trainer.train()
+    (trainer.run.checkpoints / name).symlink_to("last")
+    if is_ours:
+        Trainer(tiny(), resume=trainer.run.path)
+        assert not os.path.lexists(trainer.run.checkpoints / name)
+    else:
+        with pytest.raises(CheckpointError, match="is a link"):
+            Trainer(tiny(), resume=trainer.run.path)
+
+
 def test_a_folder_of_that_name_that_is_made_anew_is_locked_anew(tiny):
     first = Trainer(tiny(), "same")
     shutil.rmtree(first.run.path)

@@ -9,7 +9,7 @@ import pytest
 from trainers import trainer as trainer_module
 from trainers.cli import main
 from trainers.run import checkpoint, disk
-from trainers.run.stop import SAVE, SIGNALS, Stopped, StopSignals, save_passed_on
+from trainers.run.stop import SAVE, SIGNALS, Stopped, StopSignals, save_passed_on, save_spares
 from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
@@ -49,6 +49,18 @@ def test_within_the_grace_only_a_ctrl_c_is_heeded_after_the_first_signal(first, 
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(later)
         assert stop.caught == first
+
+
+def test_where_nothing_trains_the_signal_that_asks_for_a_save_ends_nothing():
+    with save_spares():
+        signal.raise_signal(SAVE)
+        with save_passed_on(), StopSignals(heeds_save=True):
+            signal.raise_signal(SAVE)
+        with StopSignals(heeds_save=True) as stop:
+            signal.raise_signal(SAVE)
+            assert stop.take_save()
+        signal.raise_signal(SAVE)
+    assert signal.getsignal(SAVE) == signal.SIG_DFL
 
 
 def test_the_signal_that_asks_for_a_save_is_noted_once_and_left_to_whoever_handles_it():
