@@ -145,7 +145,12 @@ def replace_folder(beside: Path, place: Path) -> None:
     replaced = place.with_name(f"{TEMPORARY}{place.name}-replaced-{os.getpid()}")
     if place.exists():
         os.rename(place, replaced)
-    os.rename(beside, place)
+    try:
+        os.rename(beside, place)
+    except OSError:
+        if replaced.exists():
+            os.rename(replaced, place)
+        raise
     flush_folder(place.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 

@@ -177,3 +177,14 @@ def test_whether_runs_have_a_place_is_tried_and_leaves_nothing(tmp_path):
     with pytest.raises(RunFolderError, match=r"no run folder can be made in '.*' \(File name too long\)"):
         disk.check_runs_folder(tmp_path / "a" / ("x" * 300))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch):
+    old, new, rename = tmp_path / "a", tmp_path / "new", os.rename
+    old.mkdir()
+    (old / "kept").touch()
+    new.mkdir()
+    monkeypatch.setattr(os, "rename", lambda source, to: full_disk() if source == new else rename(source, to))
+    with pytest.raises(OSError, match="No space"):
+        disk.replace_folder(new, old)
+    assert [path.name for path in old.iterdir()] == ["kept"]
