@@ -10,7 +10,8 @@ from pathlib import Path
 
 from read_results import RESULTS, read
 
-TASKS = ("cartpole", "acrobot", "tag_gridworld", "tag_continuous")
+BY_TORCH = "_fp32"
+"""Ends the name of a task's report in which torch played and learned (learning.py --name)."""
 
 
 def draw(folder: Path) -> Path:
@@ -19,8 +20,9 @@ def draw(folder: Path) -> Path:
     from matplotlib.figure import Figure
 
     panels = []
-    for task in TASKS:
-        reports = [read(folder, f"learning_{name}_cuda.json", "results") for name in (task, f"{task}_bf16")]
+    tasks = [path.name.split("_", 1)[1].split(BY_TORCH)[0] for path in folder.glob(f"learning_*{BY_TORCH}_cuda.json")]
+    for task in sorted(tasks):
+        reports = [read(folder, f"learning_{name}_cuda.json", "results") for name in (task + BY_TORCH, task)]
         for group in reports[0]["results"]["curves"]:
             panels.append((task, group, [report["results"] for report in reports]))
     figure = Figure(figsize=(11, 3 * -(-len(panels) // 2)), layout="constrained")

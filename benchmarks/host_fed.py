@@ -230,7 +230,7 @@ def main() -> int:
         "num_envs": settings.num_envs,
         "num_agents": trainer.env.num_agents,
         "num_steps": settings.num_steps,
-        "precision": settings.precision,
+        "precision": trainer.precision,
         "cpu_cores": os.cpu_count(),
         **found,
     }

@@ -101,11 +101,12 @@ def main() -> int:
     runs = run_seeds(path, task, range(1, arguments.seeds + 1), arguments.device, arguments.jobs, overrides)
     metrics = [run.pop("metrics") for run in runs]
     curves = {group: curve_of(metrics, f"rollout/{group}/ep_rew_mean") for group in runs[0]["returns"]}
+    backend = make_backend(config.trainer)
     results = {
         "config": path.name,
         "env_steps": metrics[0][-1]["time/total_timesteps"],
         "num_envs": config.trainer.num_envs,
-        "precision": config.trainer.precision,
+        "precision": config.trainer.precision_on(backend.device.type),
         "paths": sorted({one for run in runs for one in run.pop("paths").values()}),
         "runs": runs,
         "least_rise": {
@@ -118,7 +119,6 @@ def main() -> int:
         results |= summary(task, runs)
         missed = what_is_missed(task, runs)
         results["missed"] = missed
-    backend = make_backend(config.trainer)
     name = f"learning_{arguments.name or arguments.task or path.stem}_{backend.name}"
     report = write_report(name, backend, results, arguments.out)
     goals = {} if task is None or task.at_least is None else {task.group: task.at_least}

@@ -24,7 +24,7 @@ from throughput import pairs_of
 
 from trainers.learning.distributed import check_gpus, launch
 from trainers.learning.graphs import WARM_UP
-from trainers.report.throughput import path_of
+from trainers.report.paths import path_of
 from trainers.settings.config import Config, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -82,13 +82,12 @@ def run_as_rank(arguments: argparse.Namespace) -> None:
                 figures.append(max(world.gather(us)))
         trainer.guard.raise_if_halted(trainer.iteration)
         if world.rank == 0:
-            settings = trainer.config.trainer
             found = {
                 "us_a_step_of_each_repeat": figures[1:],
                 "num_envs": num_envs,
                 "num_agents": trainer.env.num_agents,
                 "num_parameters": sum(p.numel() for one in trainer.policies.values() for p in one.parameters()),
-                "precision": settings.precision,
+                "precision": trainer.precision,
                 "path": path_of(trainer),
                 "cuda_graphs": all(one.is_captured for phases in trainer.phases.values() for one in phases.values()),
             }

@@ -107,7 +107,8 @@ def main() -> None:
     from throughput import add_what_runs, open_trainer, what_runs, workloads_of
 
     from trainers.learning.graphs import WARM_UP
-    from trainers.report.throughput import describe, path_of
+    from trainers.report.paths import path_of
+    from trainers.report.throughput import describe
     from warpdrive.errors import WarpDriveError
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

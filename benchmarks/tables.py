@@ -197,7 +197,8 @@ def scores() -> str:
     ]
     if (RESULTS / "both_paths.png").exists():
         parts.append(
-            "`_bf16` is `trainer.precision=bf16`: fused kernels played and learned. Both paths' learning curves are in "
+            "Where no precision is named, fused kernels played and learned where they can; `_fp32` is "
+            "`trainer.precision=fp32`: torch did. Both paths' learning curves are in "
             "[one picture](../benchmarks/results/both_paths.png) (`python benchmarks/both_paths.py`)."
         )
     if (peer := read(RESULTS, "peers_torchrl.json", "results")) is not None:

@@ -64,10 +64,10 @@ def train(started: float, device: str, score: float, seed: int, overrides: list[
             is_reached = best >= score
         trainer.guard.raise_if_halted(trainer.iteration)
         seconds["reached" if is_reached else "given up"] = time.time() - started
-    from trainers.report.throughput import path_of  # only now: what is imported before is part of the time
+    from trainers.report.paths import path_of  # only now: what is imported before is part of the time
 
     return {
-        "precision": trainer.config.trainer.precision,
+        "precision": trainer.precision,
         "path": path_of(trainer),
         "seed": seed,
         "is_reached": is_reached,

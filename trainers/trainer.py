@@ -116,8 +116,9 @@ class Trainer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
             torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True  # the same convolutions every time
-        torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
-        torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
+        self.precision = settings.precision_on(self.backend.device.type)
+        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
+        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
 
         num_envs = settings.num_envs // self.world.size
         self.env = EnvWrapper(
@@ -129,7 +130,7 @@ class Trainer:
             final_observations=max_truncations(env, settings.num_steps),
         )
         self._identity = identity_of(config, env, self.env.device.type, self.world.size)
-        actors = make_actors(self.env, self.policies, settings.precision)
+        actors = make_actors(self.env, self.policies, self.precision)
         trained = {name: one for name, one in config.policy.items() if one.to_train and name in specs}
         kinds = {name: find_algorithm(one.algorithm)[0] for name, one in trained.items()}
         fields = {name: kind.fields(trained[name], specs[name]) for name, kind in kinds.items()}

@@ -32,7 +32,7 @@ class Stage:
     limits: Limits
     """Of fused kernels on it."""
     precision: str = "fp32"
-    """Of the networks (`trainer.precision`)."""
+    """Of the networks: fp32, tf32 or bf16 (`TrainerConfig.precision_on`)."""
     greedy: Collection[str] = ()
     """Names of policies that take their best action instead of trying others."""
 
@@ -52,6 +52,8 @@ class Actor:
 
     path = "torch"
     """What plays, in a word."""
+    why: str | None = None
+    """Why nothing faster does, where something could have."""
 
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage) -> None:
         self.policy = policy
@@ -61,11 +63,6 @@ class Actor:
         self.central = central_features(spec.layout, spec.num_agents) if policy.has_central_critic else None
         self.group: GroupRollout | None = None
         self._buffers: dict[str, torch.Tensor] = {}
-
-    @property
-    def who_plays(self) -> str:
-        """In words, with the reason where something faster could have."""
-        return self.path
 
     def fields(self, num_steps: int) -> list[Field]:
         """What it writes besides actions. The mask is kept by itself."""

@@ -27,14 +27,10 @@ class SampledActor(Actor):
         why: why torch plays, and not fused kernels.
     """
 
-    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str = "nothing else was asked for") -> None:
+    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str | None = None) -> None:
         super().__init__(policy, spec, stage)
         self.why = why
         self._memory: torch.Tensor | None = None
-
-    @property
-    def who_plays(self) -> str:
-        return f"torch, because {self.why}"
 
     def fields(self, num_steps: int) -> list[Field]:
         fields = value_fields()

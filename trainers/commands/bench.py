@@ -34,6 +34,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     if config.trainer.num_gpus > 1:
         raise ConfigError("trainer.num_gpus: one process is measured: say trainer.num_gpus=1.")
 
+    from trainers.report.paths import told_paths
     from trainers.report.throughput import describe, machine_of, measure, temporary_trainer
 
     start = time.perf_counter()
@@ -44,10 +45,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         changed = [f"{key}={value}" for key, value in overrides]
         results = {**describe(trainer, path.name, changed), **found, "peak_process_mb": round(_peak_process_mb(), 1)}
         machine = machine_of(trainer.backend)
-        players = {name: group.actor.who_plays for name, group in trainer.rollout.groups.items()}
-    tell(table(results))
-    if config.trainer.precision == "bf16":
-        tell("\n".join(f"policy {name}: {player}" for name, player in players.items()))
+        paths = told_paths(trainer)
+    tell("\n".join([table(results), *paths]))
     if options.json is not None:
         report = {"command": shlex.join(options.typed), **machine, "results": results}
         with written(options.json) as beside:

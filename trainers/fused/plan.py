@@ -140,10 +140,10 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
     Args:
         precision: of the networks, as trainer.precision.
     """
-    if precision not in ("bf16", FULL_PRECISION):
-        return f"precision is {precision}, and the fused kernels need bf16"
     if limits.capability is None and not RUNS_ON_CPU:
-        return "on a CPU torch is faster"
+        return "on a CPU it is faster than the fused kernels"
+    if precision not in ("bf16", FULL_PRECISION):
+        return f"trainer.precision={precision} asks for it; fused kernels play and learn in bf16, or with auto"
     if limits.capability is not None and limits.capability < (8, 0):
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
     if request.network is not MLP:

@@ -43,7 +43,6 @@ class FusedPlayer(Actor):
     """Plays for one policy; its part of each launch is made in `together`."""
 
     path = "fused"
-    who_plays = "fused kernels"
 
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, plan: Plan) -> None:
         super().__init__(policy, spec, stage)

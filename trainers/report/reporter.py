@@ -15,6 +15,7 @@ from trainers.algorithms import warnings_of
 from trainers.errors import NonFiniteError
 from trainers.report.display import LiveDisplay
 from trainers.report.metrics import Figures, PendingReport
+from trainers.report.paths import told_paths
 from trainers.report.statistics import returns_by_group
 from trainers.report.timing import Interval, Timing
 from trainers.report.trackers import Trackers
@@ -80,9 +81,8 @@ class Reporter:
         )
         for line in warnings_of(self.config, self.env.env):
             self.run.say(line, style="yellow")
-        if settings.precision == "bf16":
-            for name, group in trainer.rollout.groups.items():
-                self.run.say(f"policy {name}: {group.actor.who_plays}")
+        for line in told_paths(trainer):
+            self.run.say(line)
         if trainer.world.size > 1:
             self.run.say(f"{trainer.world.size} ranks, each with {self.env.num_envs:,} of the envs")
         if (why := why_no_best(self.config, self.env.groups)) is not None:

@@ -18,6 +18,7 @@ import numpy
 import torch
 
 from trainers.learning.graphs import WARM_UP, Graphed
+from trainers.report.paths import path_of
 from trainers.settings.config import Config
 from warpdrive.backends.base import Backend
 from warpdrive.version import __version__
@@ -155,7 +156,7 @@ def describe(trainer: Trainer, config: str, overrides: Sequence[str]) -> dict[st
         "num_envs": settings.num_envs,
         "num_agents": trainer.env.num_agents,
         "num_steps": settings.num_steps,
-        "precision": settings.precision,
+        "precision": trainer.precision,
     }
 
 
@@ -177,14 +178,6 @@ def memory_of(backend: Backend) -> dict[str, float]:
     free, total = torch.cuda.mem_get_info(backend.device)
     peak = torch.cuda.max_memory_allocated(backend.device)
     return {"peak_memory_mb": round(peak / 2**20, 1), "device_memory_gb": round((total - free) / 1e9, 2)}
-
-
-def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
-    """Which code ran, such as "fused" or "torch", by policy; None where it does not say."""
-    return {
-        "policy": {name: group.actor.path for name, group in trainer.rollout.groups.items()},
-        "learner": {name: one.path for name, one in trainer.algorithms.items()},
-    }
 
 
 def machine_of(backend: Backend) -> dict[str, Any]:

@@ -57,9 +57,10 @@ class TrainerConfig:
     """Where arrays and networks live."""
     seed: Annotated[int, Whole(0, 2**63 - 1)] = 1
     """Same seed, same machine, same config: the same run, bit for bit."""
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Of matrix products on a GPU. tf32 rounds their inputs to 10 bits and is faster; bf16 to 7 bits, and then fused
-    kernels play and learn where they can (MLPs of at most two hidden layers of 256), which is fastest by far."""
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
+    """Of matrix products. auto: bf16 on a GPU, fp32 on a CPU. bf16 rounds their inputs to 7 bits; then fused kernels
+    play and learn where they can, which is fastest by far, and torch where they cannot, in tf32, which rounds to 10
+    bits. fp32 rounds nothing but sums, and its figures are the same on every device to the last few bits."""
     cuda_graphs: bool = True
     """Whether a GPU replays rollouts and updates as CUDA graphs; the figures are the same, bit for bit."""
     deterministic: bool = False
@@ -77,6 +78,12 @@ class TrainerConfig:
     def num_steps(self) -> int:
         """Steps that each env makes in one iteration."""
         return self.train_batch_size // self.num_envs  # read_config fills in what was not given
+
+    def precision_on(self, device: str) -> str:
+        """fp32, tf32 or bf16: what `precision` means on "cpu" or "cuda"."""
+        if self.precision != "auto":
+            return self.precision
+        return "fp32" if device == "cpu" else "bf16"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def test_columns_sizes_and_machine_are_told_and_written(tiny, tmp_path, capsys):
     assert results["peak_process_mb"] > 20
     assert report["backend"] == "cpu" and "torch" in report["versions"]
     lines = printed.splitlines()
-    assert "policy shared" not in printed  # as with bf16
+    assert "policy shared: torch plays and learns in fp32: trainer.precision=fp32" in printed
     assert "tiny.yaml: 6 envs x 3 agents, 5 steps an iteration" in lines
     (told,) = (line for line in lines if line.startswith("env + policy + learner "))
     assert told.split()[-1] == f"{results['train']['agent_steps_per_s']:,}"
@@ -59,9 +59,13 @@ def test_what_cannot_be_measured_is_one_line_and_code_2(tiny, words, line, capsy
 
 
 @pytest.mark.parametrize(
-    ("runs_on_cpu", "player"), [(True, "fused kernels"), (False, "torch, because on a CPU torch is faster")]
+    ("runs_on_cpu", "line"),
+    [
+        (True, "fused kernels play and learn in bf16"),
+        (False, "torch plays and learns in tf32: on a CPU it is faster than the fused kernels"),
+    ],
 )
-def test_bf16_says_what_played(tiny, capsys, monkeypatch, runs_on_cpu, player):
+def test_it_says_what_played(tiny, capsys, monkeypatch, runs_on_cpu, line):
     monkeypatch.setattr(plan, "RUNS_ON_CPU", runs_on_cpu)
     assert main(["bench", "--config", tiny, "--repeats", "1", "trainer.precision=bf16"]) == 0
-    assert f"\npolicy shared: {player}\n" in capsys.readouterr().out
+    assert f"\npolicy shared: {line}\n" in capsys.readouterr().out

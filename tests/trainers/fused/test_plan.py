@@ -31,8 +31,10 @@ OLD = Limits((7, 5), 64 << 10, 40)
 @pytest.mark.parametrize(
     ("changes", "limits", "precision", "reason"),
     [
-        ({}, OLD, "fp32", "precision is fp32, and the fused kernels need bf16"),
-        ({}, LARGE_GPU, "tf32", "precision is tf32, and the fused kernels need bf16"),
+        *(
+            ({}, OLD, name, f"trainer.precision={name} asks for it; fused kernels play and learn in bf16, or with auto")
+            for name in ("fp32", "tf32")
+        ),
         ({}, OLD, "bf16", "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"),
         ({"network": GRU}, LARGE_GPU, "bf16", "the network is a GRU, not an MLP"),
         ({"has_layer_norm": True}, LARGE_GPU, "bf16", "it has a LayerNorm"),
@@ -57,7 +59,7 @@ def test_each_reason_why_not_is_told(changes, limits, precision, reason):
 def test_a_cpu_is_told_that_torch_is_faster(monkeypatch):
     assert plan(SMALL, CPU, "bf16").shapes[0].num_outputs == 5
     monkeypatch.setattr(trainers.fused.plan, "RUNS_ON_CPU", False)
-    assert plan(SMALL, CPU, "bf16") == "on a CPU torch is faster"
+    assert plan(SMALL, CPU, "bf16") == "on a CPU it is faster than the fused kernels"
 
 
 @pytest.mark.parametrize(("gpu", "most"), [("sm_80", 303), ("sm_86", 175), ("sm_89", 175), ("sm_90", 431)])

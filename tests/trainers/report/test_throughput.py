@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import torch
 
-from trainers.report.throughput import column_of, describe, env_alone, path_of
+from trainers.report.throughput import column_of, describe, env_alone
 
 
 def trainer_of(**parts: object) -> SimpleNamespace:
-    settings = SimpleNamespace(num_envs=6, num_steps=5, precision="tf32")
-    return SimpleNamespace(config=SimpleNamespace(trainer=settings), env=SimpleNamespace(num_agents=3), **parts)
+    settings = SimpleNamespace(num_envs=6, num_steps=5)
+    return SimpleNamespace(
+        config=SimpleNamespace(trainer=settings), precision="tf32", env=SimpleNamespace(num_agents=3), **parts
+    )
 
 
 def test_a_result_says_what_it_is_of():
@@ -22,14 +24,6 @@ def test_rates_are_those_of_the_median():
     found = column_of([30.0, 2.0, 3.0], trainer_of())
     assert found["us_a_step"] == 3.0
     assert (found["env_steps_per_s"], found["agent_steps_per_s"]) == (2_000_000, 6_000_000)
-
-
-def test_path_is_what_actors_and_algorithms_say():
-    groups = {name: SimpleNamespace(actor=SimpleNamespace(path="fused")) for name in ("tagger", "runner")}
-    rollout = SimpleNamespace(groups=groups)
-    trainer = SimpleNamespace(rollout=rollout, algorithms={"tagger": SimpleNamespace(path="torch")})
-    found = path_of(trainer)
-    assert found == {"policy": {"tagger": "fused", "runner": "fused"}, "learner": {"tagger": "torch"}}
 
 
 def test_the_env_alone_is_the_launches_that_a_rollout_makes_of_it():

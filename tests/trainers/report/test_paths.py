@@ -1,0 +1,46 @@
+"""What is said of which code plays and learns."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from trainers.report.paths import path_of, told_paths
+from trainers.settings.config import TrainerConfig
+
+
+def trainer_of(precision: str = "bf16", **actors: SimpleNamespace) -> SimpleNamespace:
+    """Its runner is not trained."""
+    rollout = SimpleNamespace(groups={name: SimpleNamespace(actor=actor) for name, actor in actors.items()})
+    algorithms = {name: SimpleNamespace(path=actor.path) for name, actor in actors.items() if name != "runner"}
+    return SimpleNamespace(rollout=rollout, algorithms=algorithms, precision=precision)
+
+
+FUSED = SimpleNamespace(path="fused", why=None)
+
+
+def test_path_is_what_actors_and_algorithms_say():
+    found = path_of(trainer_of(tagger=FUSED, runner=SimpleNamespace(path="torch")))
+    assert found == {"policy": {"tagger": "fused", "runner": "torch"}, "learner": {"tagger": "fused"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "why", "precision", "line"),
+    [
+        ("a", "fused", None, "bf16", "policy a: fused kernels play and learn in bf16"),
+        ("runner", "fused", None, "bf16", "policy runner: fused kernels play in bf16"),
+        ("a", "torch", "it is wide", "bf16", "policy a: torch plays and learns in tf32: it is wide"),
+        ("a", "torch", None, "fp32", "policy a: torch plays and learns in fp32"),
+        ("a", "mine", None, "fp32", "policy a: mine plays and learns in fp32"),
+    ],
+)
+def test_a_line_a_policy_says_who_plays_and_learns_and_why(name, path, why, precision, line):
+    assert told_paths(trainer_of(precision, **{name: SimpleNamespace(path=path, why=why)})) == [line]
+
+
+@pytest.mark.parametrize(
+    ("given", "on_cpu", "on_gpu"), [("auto", "fp32", "bf16"), ("fp32", "fp32", "fp32"), ("bf16", "bf16", "bf16")]
+)
+def test_auto_is_bf16_on_a_gpu_and_fp32_on_a_cpu(given, on_cpu, on_gpu):
+    settings = TrainerConfig(precision=given)
+    assert (settings.precision_on("cpu"), settings.precision_on("cuda")) == (on_cpu, on_gpu)
+    assert TrainerConfig().precision == "auto"

@@ -1,0 +1,29 @@
+"""Which code plays and learns for each policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainers.trainer import Trainer
+
+def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
+    """Which code ran, such as "fused" or "torch", by policy; None where it does not say."""
+    return {
+        "policy": {name: group.actor.path for name, group in trainer.rollout.groups.items()},
+        "learner": {name: one.path for name, one in trainer.algorithms.items()},
+    }
+
+
+def told_paths(trainer: Trainer) -> list[str]:
+    """A line a policy: what plays and learns for it, in which precision, and why nothing faster does."""
+    return [f"policy {name}: {_told(trainer, name)}" for name in trainer.rollout.groups]
+
+
+def _told(trainer: Trainer, name: str) -> str:
+    actor, learns = trainer.rollout.groups[name].actor, name in trainer.algorithms
+    if actor.path == "fused":
+        return f"fused kernels play{' and learn' if learns else ''} in {trainer.precision}"
+    precision = {"bf16": "tf32"}.get(trainer.precision, trainer.precision)  # of torch's products where kernels do not
+    found = f"{actor.path} plays{' and learns' if learns else ''} in {precision}"
+    return found if actor.why is None else f"{found}: {actor.why}"
