@@ -303,10 +303,15 @@ def survived() -> str:
         more = max(saved["memory_during_over_training"].values()) - 1
         figure = f"{100 * saved['share_at_one_a_minute']:.2f} % and {100 * more:.1f} %"
         rows.append((what, "at most 1 % of the time, and 5 % more memory", figure))
-    ranks = report_of("rank_faults_cpu")["results"]
-    what = f"of {ranks['ranks']} ranks on a CPU one killed, stopped, asleep, out of memory, cut off"
-    figure = f"{ranks['resumed_to_the_same_bits']} of {ranks['faults']}, {ranks['most_seconds_until_ended']:.0f} s"
-    rows.append((what, "all end within a minute, and go on to the same bits; the longest", figure))
+    for place, on in (("cpu", "a CPU"), ("cuda", "H200s")):
+        ranks = report_of(f"rank_faults_{place}")["results"]
+        what = f"of {ranks['ranks']} ranks on {on} one killed, stopped, asleep, out of memory, cut off"
+        figure = f"{ranks['resumed_to_the_same_bits']} of {ranks['faults']}, {ranks['most_seconds_until_ended']:.0f} s"
+        rows.append((what, "all end within a minute, and go on to the same bits; the longest", figure))
+    if (gpu := read(RESULTS, "gpu_faults_cuda.json", "results")) is not None:
+        what = "an H200 out of memory or unusable; kill -9 in a graph's capture and in the first compile"
+        figure = f"{gpu['results']['same_bits']} of {gpu['results']['faults']}"
+        rows.append((what, "told in a line, and resumed to the same bits", figure))
     return f"On {report['device']} ({made(report)}):\n\n{table('', 'promise', 'figure', rows=rows)}"
 
 

@@ -30,6 +30,7 @@ NO_PAIR = "expected key=value, such as trainer."
         ("multi_gpu", "--device cpu trainer.num_env=3", "trainer.num_env: unknown key. Did you mean 'num_envs'?"),
         ("multi_gpu", "--device cpu --config nobody.yaml", "nobody.yaml: no such file"),
         ("rank_faults", "--gpus 1", "--gpus must be at least 2, got 1"),
+        ("gpu_faults", "--jobs 0", "--jobs must be at least 1, got 0"),
         ("multi_gpu", "--gpus 99", "99 GPUs are asked for on this machine"),
         ("time_to_score", "--child 1 --device cpu trainer.num_env=3 started=0", "trainer.num_env: unknown key"),
         ("time_to_score", f"--child 1 {NO_GPU} started=0", "GPU"),
