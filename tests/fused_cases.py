@@ -195,14 +195,18 @@ class Step:
         )
         stage = SimpleNamespace(greedy=["group"] if greedy else [])
         self.players = Players([SimpleNamespace(group=group, stage=stage)])
-        (self.act,) = self.players.prepare_step(0)
+        self._calls = self.players.prepare_step(0)
         self.packed.pack()
         self.act()
 
+    def act(self) -> None:
+        for call in self._calls:
+            call()
+
     def judge(self) -> torch.Tensor:
         """The values alone, [E, A]."""
-        (judge,) = self.players.prepare_end()
-        judge()
+        for call in self.players.prepare_end():
+            call()
         return self._judged
 
     @property

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.acting.actor import Actor, Call
+from trainers.fused.by_layers import LayersNetwork
 from trainers.fused.packed import PackedNetwork
-from trainers.fused.plan import plan_acting
+from trainers.fused.plan import plan_acting, rows_at_once
+from trainers.fused.shape import LayersShape
 from trainers.fused.source import compile_fused
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant
@@ -55,6 +57,11 @@ class FusedPlayers(Actor):
         }
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
+        self._layers = {  # of networks that go through memory
+            id(network): self._make_layers(group, network)
+            for group, network in self._acting
+            if isinstance(network.shape, LayersShape)
+        }
         critics = [group.policy.packed.networks[-1] for group in self.groups]  # or the only network
         self._judging = list(zip(self.groups, critics, strict=True))
         self._act = self._compile(self._acting, draws=True)
@@ -73,28 +80,40 @@ class FusedPlayers(Actor):
             if network.shape.has_value:
                 one["value"] = group.value[t]
             arrays.append(one)
-        return [*calls, self._prepare(self._act, self._acting, arrays)]
+        return [*calls, *self._prepare(self._act, self._acting, arrays)]
 
     def prepare_end(self) -> list[Call]:
         judged = [[(group.seen_array[-1], group.value[-1]) for group in self.groups]]
         for k in range(self.rollout.max_truncations):
             judged.append([(group.final_seen_array[k], group.final_value[k]) for group in self.groups])
-        return [self._prepare_values(one) for one in judged]
+        return [call for one in judged for call in self._prepare_values(one)]
 
-    def _prepare_values(self, judged: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Call:
-        """The launch that judges what groups see, [E, columns, ...], and writes values, [E, agents of the group]."""
+    def _prepare_values(self, judged: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Call]:
+        """The launches that judge what groups see, [E, columns, ...], and write values, [E, agents of the group]."""
         arrays = [{"observation": seen, "value": value} for seen, value in judged]
         return self._prepare(self._judge, self._judging, arrays)
 
     def _prepare(
         self, compiled: tuple, networks: list[tuple[GroupRollout, PackedNetwork]], arrays: list[dict[str, torch.Tensor]]
-    ) -> Call:
+    ) -> list[Call]:
         functions, launch_shape = compiled
-        given = {}
+        given, calls = {}, []
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
+            layers = self._layers.get(id(network))
+            if layers is not None:
+                calls += layers.prepare_all(observation=whole["observation"], order=self._nothing["action"])
+                whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
-        return functions.prepare("act", launch_shape, **given)
+        return [*calls, functions.prepare("act", launch_shape, **given)]
+
+    def _make_layers(self, group: GroupRollout, network: PackedNetwork) -> LayersNetwork:
+        packed, num_rows = group.policy.packed, self._rows(group)
+        size = packed.plan.bytes_of_rows(network.shape, num_rows)
+        memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
+        at_once = min(num_rows, rows_at_once(network.shape))
+        constants = {**group_constants(group), "HAS_ORDER": False}
+        return LayersNetwork(packed, network, num_rows, at_once, memory, False, constants)
 
     def _rows(self, group: GroupRollout) -> int:
         return self.rollout.env.num_envs * len(group.agents)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.actor import group_constants
+from trainers.fused.by_layers import LayersGradient
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
@@ -50,12 +51,14 @@ class FusedLearner:
             "HAS_ORDER": plan.has_order,
             "ALL_AGENTS": self._active().shape[-1],
         }
-        sizes = [one.num_parts * one.part_size for one in plan.networks]
+        sizes = [one.size_of_parts for one in plan.networks]
         self._parts = new(sum(sizes))
         self._networks = [
-            NetworkGradient(*one)
-            for one in zip(plan.networks, self.packed.networks, self._parts.split(sizes), strict=True)
+            (LayersGradient if one.way == "layers" else NetworkGradient)(one, network, parts)
+            for one, network, parts in zip(plan.networks, self.packed.networks, self._parts.split(sizes), strict=True)
         ]
+        for one in self._networks:
+            one.prepare(self.packed, self.constants)
         self._compile(config.normalize_advantage)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
@@ -67,8 +70,9 @@ class FusedLearner:
 
     @property
     def shares_nothing(self) -> bool:
-        """On one rank, unless torch multiplies records, for want of a kernel that does."""
-        return self.learner.world.size == 1 and all(one.plan.way != "records" for one in self._networks)
+        """On one rank, unless torch multiplies, for want of a kernel that does."""
+        ways = {one.plan.way for one in self._networks}
+        return self.learner.world.size == 1 and ways.isdisjoint(("records", "layers"))
 
     def learn(self) -> dict[str, torch.Tensor]:
         """All steps of an iteration; returns the figures' means over them, by name."""
@@ -131,10 +135,11 @@ class FusedLearner:
                 own = {
                     **self.packed.arrays_of(one.network),
                     "gradient": one.part_of_chunk(number),
-                    "records": one.records,
+                    **one.arrays(),
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
                 }
                 given |= {f"{name}_{i}": array for name, array in own.items()}
+                calls += one.prepare_before(rows, first + number * chunk, arrays)
             calls.append(self._functions.prepare("learn", self._launch_shape, **given))
             if self._in_pieces:
                 functions, launch_shape = self._products
@@ -143,8 +148,7 @@ class FusedLearner:
                     given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
                 calls.append(functions.prepare("products", launch_shape, **given))
             for one in self._networks:
-                if one.plan.way == "records":
-                    calls += one.prepare_products(number, rows)
+                calls += one.prepare_after(number, rows)
         return calls
 
     def _adopt(self) -> None:
@@ -176,12 +180,12 @@ class FusedLearner:
         stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
         is_critic = torch.zeros(size, dtype=torch.bool)
         for one in self._networks:
-            for numbers, places in one.places():
-                numbers = torch.as_tensor(numbers).flatten()
-                places = torch.as_tensor(places, dtype=torch.int64).flatten()
+            for some in one.places():
+                numbers = torch.as_tensor(some.parameters).flatten()
+                places = torch.as_tensor(some.places, dtype=torch.int64).flatten()
                 place[numbers] = one.parts.storage_offset() + places
-                stride[numbers] = one.plan.part_size
-                num_parts[numbers] = one.plan.num_parts
+                stride[numbers] = some.stride
+                num_parts[numbers] = some.num_parts
         of_critic = {id(p) for group in learner.optimizer.param_groups[1:] for p in group["params"]}
         for number, parameter in enumerate(learner.parameters):
             start = packed.numbers[id(parameter)]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trainers.experience.spec import GroupSpec
-from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
+from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, LayersShape, Shape, Way, tiles_together
 from trainers.heads import CategoricalHeads, make_head
 from trainers.networks import find_network
 from trainers.networks.features import Features
@@ -31,7 +31,8 @@ RUNS_ON_CPU = False
 """Tests set it: on a CPU, where lanes must exchange what tensor cores multiply, torch is far faster."""
 FULL_PRECISION = "fused-fp32"
 """A precision for tests: elements are floats, to find mistakes; slow."""
-MAX_WIDTH = 256
+MAX_WIDTH, MAX_LAYERS = 256, 2
+"""Of hidden layers whose activations stay in registers. Others go through memory, one layer after the other."""
 NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
 MANY_ROWS = 64
@@ -42,6 +43,8 @@ MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
+SUM_BYTES = 16 << 20
+"""Of a layer's sums that are in memory at once: the cache of a GPU holds them, until they are read."""
 MAX_ROWS = (1 << 31) - (1 << 20)
 """Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
 MAX_STAGES = 4
@@ -150,11 +153,6 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return f"the network is a {request.network.__name__}, not an MLP"
     if request.has_layer_norm:
         return "it has a LayerNorm"
-    for widths in (request.widths, request.critic_widths):
-        if widths is not None and not 1 <= len(widths) <= 2:
-            return f"it has {len(widths)} hidden layers, not 1 or 2"
-        if widths is not None and max(widths) > MAX_WIDTH:
-            return f"a hidden layer of {max(widths)} is wider than {MAX_WIDTH}"
     if request.head_sizes is None:
         return "its actions are a Box"
     # What a block's warps say of 16 samples each must fit, beside the biases of the widest network.
@@ -194,9 +192,9 @@ class Plan:
         """Of its one network; or of its actor and its critic."""
         asked, num_outputs = self.request, sum(self.request.head_sizes)
         if asked.critic_widths is None:
-            return [Shape(asked.num_features, asked.widths, num_outputs, True)]
-        actor = Shape(asked.num_features, asked.widths, num_outputs, False)
-        return [actor, Shape(asked.num_features, asked.critic_widths, 0, True)]
+            return [make_shape(asked.num_features, asked.widths, num_outputs, True)]
+        actor = make_shape(asked.num_features, asked.widths, num_outputs, False)
+        return [actor, make_shape(asked.num_features, asked.critic_widths, 0, True)]
 
     @property
     def num_parameters(self) -> int:
@@ -206,7 +204,25 @@ class Plan:
         """By what holds them, of so many agents in all envs."""
         check_rows(num_rows, "agents of a policy in all envs", "trainer.num_envs")
         packed = sum(self.element_bytes * shape.num_elements + 4 * shape.num_biases for shape in self.shapes)
-        return {"packed parameters": packed + 4 * self.num_parameters, "entropy": 4 * num_rows}
+        rows = [self.bytes_of_rows(shape, num_rows) for shape in self.shapes if isinstance(shape, LayersShape)]
+        found = {"packed parameters": packed + 4 * self.num_parameters, "entropy": 4 * num_rows}
+        return found | ({"hidden layers": sum(rows)} if rows else {})
+
+    @property
+    def num_row_blocks(self) -> int:
+        """Blocks of a kernel that goes through rows in memory."""
+        return 4 * self.limits.num_multiprocessors
+
+    def bytes_of_rows(self, shape: LayersShape, num_rows: int) -> int:
+        """What a network that plays for so many takes: all outputs, and the layers of some at once."""
+        outputs, at_once = 4 * shape.padded[-1][0], min(num_rows, rows_at_once(shape))
+        return num_rows * outputs + at_once * (shape.row_bytes(self.element_bytes, learns=False) - outputs)
+
+    def gathering(self, shape: LayersShape, num_rows: int) -> Part:
+        """The launch that brings so many rows of features together."""
+        constants, _ = self._part(shape, 1, 0, in_fours=False)
+        num_blocks = min(8 * self.limits.num_multiprocessors, num_rows)
+        return Part({**constants, "ROW_COLUMNS": shape.padded[0][1]}, self.request.head_sizes, num_blocks, 0)
 
     def learning(self, num_samples: int, num_epochs: int, num_minibatches: int) -> LearningPlan:
         """Of a rollout's samples, in minibatches, several times."""
@@ -215,9 +231,10 @@ class Plan:
         shapes, heads = self.shapes, self.request.head_sizes
         found = [self._way(shape) for shape in shapes]
         chunk = size if all(way == "registers" for way, _, _ in found) else min(size, MAX_RECORDS)
+        chunk = min([chunk, *(rows_at_once(shape) for shape in shapes if isinstance(shape, LayersShape))])
         num_chunks = -(-size // chunk)
         at_once = limits.blocks_at_once(max(num_bytes for _, _, num_bytes in found))
-        blocks = split_blocks(at_once * limits.num_multiprocessors, [shape.num_elements for shape in shapes])
+        blocks = split_blocks(at_once * limits.num_multiprocessors, [shape.work for shape in shapes])
         in_pieces = [i for i, (way, _, _) in enumerate(found) if way == "pieces"]
         shares = split_blocks(limits.num_multiprocessors, [shapes[i].record for i in in_pieces])
         blocks_of_products = dict(zip(in_pieces, shares, strict=True))
@@ -235,8 +252,11 @@ class Plan:
                 products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes)
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
+            row_blocks = self.num_row_blocks if way == "layers" else 0
             networks.append(
-                GradientPlan(shape, way, learn, products, record_rows, num_parts, num_figures, self.element_bytes)
+                GradientPlan(
+                    shape, way, learn, products, record_rows, num_parts, num_figures, self.element_bytes, row_blocks
+                )
             )
         num_steps = num_epochs * num_minibatches
         return LearningPlan(self, num_samples, num_epochs, num_steps, size, chunk, tuple(networks), at_once)
@@ -249,6 +269,11 @@ class Plan:
         fours, that of a kernel whose blocks hold a piece of the gradient each.
         """
         element_bytes, limits = self.element_bytes, self.limits
+        if isinstance(shape, LayersShape):
+            row_tiles = 2 if 2 * shape.stage_bytes(2) <= limits.shared_bytes else 1
+            constants, num_bytes = self._part(shape, row_tiles, 0, in_fours=False)
+            constants |= {"ACCUMULATES": False, "NUM_FIGURES": NUM_FIGURES}
+            return "layers", constants | shape.constants_of_record("layers", element_bytes), num_bytes
         row_tiles = 2 if max(shape.widths) <= WIDEST_OF_TWO_TILES["learn"] else 1
         records = 16 * WARPS * row_tiles * shape.pitch("registers", element_bytes) * element_bytes
         needed = shape.stage_bytes(row_tiles) + records + shape.num_elements * element_bytes
@@ -290,11 +315,23 @@ class Plan:
             "NORMALISES": self.request.normalises,
             "CLIP": CLIP,
             "WARPGROUPS": in_fours,
+            "LAYERS": isinstance(shape, LayersShape),
             "GROUP_TILES": group_tiles,
             "AT_ONCE1": group_tiles if in_fours else tiles_together(first),
             "AT_ONCE2": group_tiles if in_fours else tiles_together(second or 1),
         }
         return constants, taken_bytes
+
+
+def make_shape(num_features: int, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
+    """The network of a policy, by the kernels that are for its layers."""
+    stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH
+    return (Shape if stays else LayersShape)(num_features, widths, num_outputs, has_value)
+
+
+def rows_at_once(shape: LayersShape) -> int:
+    """Rows of a network that go through a layer together."""
+    return max(1024, SUM_BYTES // (4 * shape.widest) // 1024 * 1024)
 
 
 def check_rows(number: int, what: str, key: str) -> None:
@@ -320,13 +357,13 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
     """
     limits = networks[0][0].limits
     rows = sum(num_rows for _, _, num_rows in networks)
-    widest = max(max(shape.widths) for _, shape, _ in networks)
+    widest = max(16 * max(shape.tiles[1:3]) for _, shape, _ in networks)
     has_many = rows > MANY_ROWS * WARPS * limits.num_multiprocessors
     fits = max(shape.stage_bytes(2) for _, shape, _ in networks) <= limits.shared_bytes
     row_tiles = 2 if has_many and widest <= WIDEST_OF_TWO_TILES["act"] and fits else 1
     found = [one._part(shape, row_tiles, 0, in_fours=True) for one, shape, _ in networks]
     at_once = limits.blocks_at_once(max(num_bytes for _, num_bytes in found))
-    work = [num_rows * shape.num_elements for _, shape, num_rows in networks]
+    work = [num_rows * shape.work for _, shape, num_rows in networks]
     blocks = split_blocks(at_once * limits.num_multiprocessors, work)
     parts = []
     for (one, _, num_rows), (constants, num_bytes), count in zip(networks, found, blocks, strict=True):
@@ -352,6 +389,13 @@ class GradientPlan:
     num_figures: int
     """Rows of figures."""
     element_bytes: int
+    num_row_blocks: int = 0
+    """Parts of the biases' gradient, where layers go through memory."""
+
+    @property
+    def size_of_parts(self) -> int:
+        """Numbers of all parts."""
+        return self.num_parts * self.part_size + self.num_row_blocks * self.shape.num_biases
 
     @property
     def part_size(self) -> int:
@@ -360,6 +404,8 @@ class GradientPlan:
 
     @property
     def record_bytes(self) -> int:
+        if isinstance(self.shape, LayersShape):
+            return self.record_rows * self.shape.row_bytes(self.element_bytes, learns=True)
         return max(self.record_rows * self.shape.record * self.element_bytes, 16)
 
 
@@ -412,7 +458,7 @@ class LearningPlan:
         return {
             "order of samples": 4 * self.num_ordered,
             "records": sum(one.record_bytes for one in self.networks),
-            "parts of the gradient": sum(4 * one.num_parts * one.part_size for one in self.networks),
+            "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
             "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
             "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
         }

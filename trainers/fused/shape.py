@@ -19,9 +19,10 @@ STAGE_ROWS, HEAD_BYTES = 64, 512
 TILE_BYTES = 16 * STAGE_ROWS * 2
 """Of 16 columns of their records."""
 
-Way = Literal["registers", "records", "pieces"]
-"""How a gradient is summed up: in the registers of the blocks that learn; by a matrix library out of records; or by
-blocks that keep a piece of it each, out of records as well."""
+Way = Literal["registers", "records", "pieces", "layers"]
+"""How a gradient is summed up: in the registers of the blocks that learn; by a matrix library out of records; by
+blocks that keep a piece of it each, out of records as well; or layer by layer, by a matrix library that computes all
+products of the network."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Places of a layer's weights, [out, in], and of its biases, [out]."""
@@ -74,6 +75,11 @@ class Shape:
         return sum(self.sizes)
 
     @property
+    def work(self) -> int:
+        """Elements that a block goes through for a sample, by which networks of a launch share its blocks."""
+        return self.num_elements
+
+    @property
     def num_biases(self) -> int:
         return sum(self.tiles[1:]) * 16
 
@@ -116,7 +122,7 @@ class Shape:
             "SIZE1": size1,
             "SIZE2": size2,
             "SIZE3": size3,
-            "NUM_BIASES": self.num_biases,
+            "NUM_BIASES": 16 * sum(self.tiles[1:]),
             "WARPS": WARPS,
             "ROW_TILES": row_tiles,
             "STAGE_PITCH": self.stage_pitch,
@@ -257,6 +263,82 @@ class Shape:
         """Of shared memory: what a piece needs of the records of 64 samples."""
         features, first, _, outputs = self.tiles
         return (8 + max(first, 8 + features + outputs)) * TILE_BYTES
+
+
+@dataclass(frozen=True)
+class LayersShape(Shape):
+    """One network of any layers, which go through memory one after the other: what by_layers.py computes.
+
+    The kernels `act` and `learn` have of it the outputs alone. In memory every array has rows, padded by zeros to
+    multiples of 16 columns; the outputs' columns are permuted as those of a record are.
+    """
+
+    @property
+    def tiles(self) -> tuple[int, int, int, int]:
+        """As those kernels see it: without hidden layers."""
+        return -(-(self.num_features + 1) // 16), 0, 0, -(-(self.num_outputs + self.has_value) // 16)
+
+    @property
+    def padded(self) -> list[tuple[int, int]]:
+        """`layers`, in columns of the arrays."""
+        return [(-(-out // 16) * 16, -(-given // 16) * 16) for out, given in self.layers]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return 0, 0, 0
+
+    @property
+    def num_elements(self) -> int:
+        return sum(out * given for out, given in self.padded)
+
+    @property
+    def work(self) -> int:
+        return 256 * self.tiles[3]
+
+    @property
+    def num_biases(self) -> int:
+        return sum(out for out, _ in self.padded)
+
+    @property
+    def widest(self) -> int:
+        """Columns of the widest hidden layer."""
+        return max((out for out, _ in self.padded[:-1]), default=16)
+
+    @property
+    def starts(self) -> list[tuple[int, int]]:
+        """Where each layer's weights begin among the elements, and its biases among those."""
+        sizes = [(0, 0), *((out * given, out) for out, given in self.padded[:-1])]
+        return [tuple(one) for one in np.cumsum(sizes, axis=0).tolist()]
+
+    def places(self) -> list[Pair]:
+        """Of each layer: among the elements, rows of [out, in]; among biases."""
+        found = []
+        for number, (out, given) in enumerate(self.layers):
+            start, bias_start = self.starts[number]
+            row, column = np.indices((out, given))
+            bias_row = np.arange(out)
+            if number == len(self.widths):  # the outputs
+                row, bias_row = place_in_record(row, 1), place_in_record(bias_row, 1)
+            found.append((start + row * self.padded[number][1] + column, bias_start + bias_row))
+        return found
+
+    def part_size(self, way: Way) -> int:
+        return self.num_elements
+
+    def gradient_places(self, way: Way) -> list[Pair]:
+        """Of each layer: in a part, as its weights lie among the elements; in a row of the sums of its deltas."""
+        return self.places()
+
+    @property
+    def widths_of_record(self) -> list[int]:
+        """Of what the kernel `learn` writes: the outputs' deltas."""
+        return [0, 0, 0, 0, 0, 16 * self.tiles[3]]
+
+    def row_bytes(self, element_bytes: int, learns: bool) -> int:
+        """What a row takes: features, hidden layers, which share a place unless it `learns`, and deltas; two sums."""
+        (_, features), (outputs, _) = self.padded[0], self.padded[-1]
+        columns = features + (sum(out for out, _ in self.padded) if learns else self.widest)
+        return columns * element_bytes + 4 * (self.widest + outputs)
 
 
 def tiles_together(tiles: int) -> int:

@@ -18,6 +18,7 @@ OWN = {
     "act": {*OF_NETWORK, "observation", "mask", "action", "log_prob", "entropy", "value", "num_rows"},
     "learn": {*OF_NETWORK, "gradient", "records", "figures"},
     "products": {"records", "parts"},
+    "gather": {"mean", "variance", "features"},
 }
 """Parameters that each network has one of, by kernel; the others serve all networks."""
 
@@ -30,7 +31,7 @@ def compile_fused(
     data: DataManager,
     backend: Backend,
 ) -> tuple[FunctionManager, LaunchShape]:
-    """`kernel` ("act", "learn" or "products") for some networks: number i's own parameters end in _i.
+    """`kernel` ("act", "learn", "products" or "gather") for some networks: number i's own parameters end in _i.
 
     It takes what the function of that name in fused_<kernel>.cuh takes, and hands it on by name.
 
@@ -43,9 +44,11 @@ def compile_fused(
     if kernel == "learn":
         lines.append('#include "advantage.cuh"')
     for number, part in enumerate(parts):
-        lines += [f"#define BY_WARPGROUPS {int(part.constants['WARPGROUPS'])}", f"namespace network{number} {{"]
+        lines += [f"#define BY_{name} {int(part.constants[name])}" for name in ("WARPGROUPS", "LAYERS")]
+        lines += [f"namespace network{number} {{"]
         lines += [write_constants(part.constants), _head_size(part.head_sizes)]
-        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}", "#undef BY_WARPGROUPS"]
+        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}"]
+        lines += ["#undef BY_WARPGROUPS", "#undef BY_LAYERS"]
     file = KERNELS / f"fused_{kernel}.cuh"
     asked = read_function(file.read_text(), kernel, str(file)).parameters
     of_block = {"shared", "block", "num_blocks"}

@@ -24,6 +24,7 @@
 //
 // WARPGROUPS asks for hidden layers of 128 or 256, all weights in shared memory, ROW_TILES of 1, and sm_90a.
 // BY_WARPGROUPS is the same for the preprocessor: what follows it compiles for nothing else.
+// BY_LAYERS, too: the layers were computed before the launch (by_layers.cu), and their outputs stand for the weights.
 //
 // One launch may serve several networks: source.py includes this file once for each, in a namespace of its own,
 // after tensor_core.cuh and random.cuh.
@@ -214,6 +215,9 @@ __device__ __forceinline__ auto given_rows(const Rows& rows)
     }
 }
 
+#if BY_LAYERS
+#include "layers/given_outputs.cuh"
+#else
 // Puts some tiles among those of a layer, from its tile n on.
 template <int TILES, int COUNT>
 __device__ __forceinline__ void copy_tiles(Pair (&all)[TILES][4], int n, const Pair (&some)[COUNT][4])
@@ -376,3 +380,4 @@ __device__ __forceinline__ void forward(
     }
     __syncwarp();
 }
+#endif
