@@ -26,14 +26,12 @@ THREADS, COLUMNS = 256, 8
 
 
 class RowKernels:
-    """The kernels of layers/by_layers.cu. Arrays have whole tiles of 16 columns; [rows, width] is read and written."""
+    """The kernels of by_layers.cu. Arrays have whole tiles of 16 columns; [rows, width] is read and written."""
 
     def __init__(self, packed: PackedPolicy) -> None:
         constants = {**packed.precision, "IS_TANH": packed.plan.request.activation == "tanh", "THREADS": THREADS}
-        file, data = KERNELS / "layers" / "by_layers.cu", DataManager(packed.backend.device)
-        self._functions = FunctionManager(
-            data, file, constants, backend=packed.backend, include_folders=[KERNELS]
-        )
+        data = DataManager(packed.backend.device)
+        self._functions = FunctionManager(data, KERNELS / "by_layers.cu", constants, backend=packed.backend)
         self._num_blocks = packed.plan.num_row_blocks
 
     def activate(self, sum: torch.Tensor, bias: torch.Tensor, hidden: torch.Tensor) -> Call:

@@ -14,7 +14,7 @@ from fused_cases import GPUS
 
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
-from trainers.fused.shape import WARPS
+from trainers.fused.shape import WARPS, LayersShape
 from trainers.fused.source import compile_fused
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import KERNELS_FOLDER, Backend
@@ -36,13 +36,15 @@ OWN = {
         "HAS_ACTIVE": True,
     },
     "products": {},
+    "gather": {"HAS_ORDER": True},
 }
-SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}}
+SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}, "gather": {}}
 REQUESTS = {
     "narrow": Request(6, (32, 24), (5,)),
     "wide, many outputs": Request(71, (256, 256), (21, 21), normalises=True),
     "one layer, features beyond registers": Request(200, (48,), (3,), normalises=True),
     "a critic of its own": Request(16, (64, 64), (3, 2), critic_widths=(128, 256), activation="tanh"),
+    "more layers and wider": Request(21, (300, 17, 40), (5,), critic_widths=(512,), activation="tanh"),
 }
 """Of a policy each."""
 PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
@@ -59,6 +61,8 @@ def parts_of(kernel: str, request: Request, limits: Limits) -> tuple[Sequence[Pa
     if kernel == "act":
         return plan_acting([(found, shape, 4000) for shape in found.shapes])
     learning = found.learning(4000, 2, 2)
+    if kernel == "gather":
+        return [found.gathering(shape, 4000) for shape in found.shapes if isinstance(shape, LayersShape)], 1
     if kernel == "learn":
         return [one.learn for one in learning.networks], learning.blocks_at_once
     return [one.products for one in learning.networks if one.products is not None], 1
@@ -91,6 +95,7 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
     request, limits = REQUESTS[name], limits_of(arch)
     kernels = [kernel for kernel in OWN if parts_of(kernel, request, limits)[0]]
     assert ("products" in kernels) == (arch == "sm_90a" and max(request.widths + (request.critic_widths or ())) == 256)
+    assert ("gather" in kernels) == (len(request.widths) > 2)
     for kernel in kernels:
         functions, shared_bytes = compile_it(kernel, request, limits, for_gpus)
         assert shared_bytes <= limits.shared_bytes

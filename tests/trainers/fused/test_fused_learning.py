@@ -57,8 +57,18 @@ ROLLOUTS = {
         False,
     ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
+    "ppo of four layers beside one": (
+        Case(
+            9, (40, 300, 17, 33), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
+            num_agents=5, num_envs=18,
+        ),
+        replace(PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
+        True,
+    ),
+    "a2c of a wide layer and of none": (Case(16, (512,), (21,), critic_widths=(), num_envs=11), A2C, False),
 }  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
+LAYERS = "layers"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
@@ -78,6 +88,9 @@ def make(backend, monkeypatch):
         case, config = replace(case, num_envs=case.num_envs * times), replace(config, **changes)
         learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
         found = [one.way for one in learner.learns_by.plan.networks]
+        if way == LAYERS:
+            assert found == [LAYERS, REGISTERS if case.critic_widths else LAYERS]
+            return learner
         has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
         wide = PIECES if has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS else RECORDS
         narrow = way == REGISTERS and max(case.widths) <= 64
@@ -116,6 +129,10 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo whose values move freely", FULL, RECORDS),
         ("ppo of a wide network", BF16, REGISTERS),
         ("a2c of the narrowest", FULL, REGISTERS),
+        ("ppo of four layers beside one", FULL, LAYERS),
+        ("ppo of four layers beside one", BF16, LAYERS),
+        ("a2c of a wide layer and of none", FULL, LAYERS),
+        ("a2c of a wide layer and of none", BF16, LAYERS),
         *OF_WARPGROUPS,
     ],
 )
@@ -146,7 +163,11 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
         assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)
 
 
-OF_EVERY_DEVICE = [("a2c", BF16, REGISTERS), ("ppo whose values move freely", FULL, RECORDS)]
+OF_EVERY_DEVICE = [
+    ("a2c", BF16, REGISTERS),
+    ("ppo whose values move freely", FULL, RECORDS),
+    ("ppo of four layers beside one", BF16, LAYERS),
+]
 
 
 @pytest.mark.parametrize(("rollout", "precision", "way"), OF_EVERY_DEVICE + OF_WARPGROUPS)
@@ -244,9 +265,10 @@ def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
     assert not type(learner).shares_nothing, "what torch makes"
 
 
-@pytest.mark.parametrize("way", [BOTH, RECORDS])
+@pytest.mark.parametrize("way", [BOTH, RECORDS, LAYERS])
 def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
-    fused = make("ppo with a critic of its own", BF16, way).learns_by
+    rollout = "ppo of four layers beside one" if way == LAYERS else "ppo with a critic of its own"
+    fused = make(rollout, BF16, way).learns_by
     packed = fused.packed
     held = {
         "packed parameters": [packed.elements, packed.biases, packed.weight_place],
@@ -258,6 +280,7 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
     }
     told = packed.plan.bytes_of_playing(10) | fused.plan.num_bytes
     assert told.pop("entropy") == 40
+    told.pop("hidden layers", None)  # of who plays
     assert told == {name: sum(one.nbytes for one in tensors) for name, tensors in held.items()}
 
 
