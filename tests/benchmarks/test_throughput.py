@@ -91,6 +91,8 @@ PEERS = {
     "P5": (2000, 100, 250, SQUARE, 71), "P6": (2000, 1000, 4, SQUARE, 71),
     "P7": (2000, 5, 32, PPO_256, 18), "P8": (65536, 4, 32, PPO_64, 16), "P9_2048": (2048, 1, 32, PPO_64, 4),
     "P9_16384": (16384, 1, 32, PPO_64, 4), "P9_65536": (65536, 1, 32, PPO_64, 4),
+    **{f"F7_{name}": (2000, 5, 32, ("PPO", widths, False, "tanh"), 18)
+       for name, widths in (("wide", (512, 512)), ("deep", (256, 256, 256)), ("norm", (256, 256)))},
 }  # fmt: skip
 """name -> envs, agents, steps an iteration, network, features of the first group."""
 
