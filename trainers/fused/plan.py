@@ -106,13 +106,16 @@ class Request:
     """None: the critic shares the hidden layers."""
     network: type = MLP
     activation: str = "relu"
-    has_layer_norm: bool = False
+    norms_input: bool = False
+    """Whether a LayerNorm stands before its first layer."""
     normalises: bool = False
     """Its observation."""
     has_central_critic: bool = False
     sees_agent_id: bool = False
     observations: tuple[np.dtype | type, ...] = (np.float32,)
     """Of each array that it sees."""
+    norms_hidden: bool = False
+    """Whether a LayerNorm stands before each activation."""
 
     @classmethod
     def of(cls, config: PolicyConfig, spec: GroupSpec) -> Request:
@@ -129,11 +132,12 @@ class Request:
             critic_widths,
             find_network(model.type),
             model.activates,
-            model.layer_norm,
+            model.norms_input,
             config.normalize_observation,
             config.central_critic,
             config.agent_id,
             tuple(spec.layout.observations[place.array].dtype for place in spec.seen),
+            model.norms_hidden,
         )
 
 
@@ -151,8 +155,6 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
     if request.network is not MLP:
         return f"the network is a {request.network.__name__}, not an MLP"
-    if request.has_layer_norm:
-        return "it has a LayerNorm"
     if request.head_sizes is None:
         return "its actions are a Box"
     # What a block's warps say of 16 samples each must fit, beside the biases of the widest network.
