@@ -59,6 +59,7 @@ class Case:
     has_own_arrays: bool = False
     """Whether the group sees and acts in arrays of its own, not in those of all agents."""
     num_envs: int = 5
+    layer_norm: bool | str = False
 
     @property
     def columns(self) -> slice:
@@ -93,6 +94,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         shared_trunk=case.critic_widths is None,
         critic_fc_dims=case.critic_widths,
         activation=case.activation,
+        layer_norm=case.layer_norm,
     )
     head = CategoricalHeads(case.head_sizes)
     network = MLP(model, Inputs(case.num_features), {"policy": head.num_outputs, "value": 1}, generator)
@@ -104,6 +106,9 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         for name, parameter in policy.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3, generator=generator)
+        for layer in network.modules():
+            if isinstance(layer, torch.nn.LayerNorm):
+                layer.weight.uniform_(0.5, 1.5, generator=generator)
         if policy.observation_norm is not None:
             policy.observation_norm.mean.normal_(0.0, 0.5, generator=generator)
             policy.observation_norm.variance.uniform_(0.3, 3.0, generator=generator)
@@ -113,6 +118,8 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
 def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) -> PackedPolicy:
     request = Request(case.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
     request = replace(request, normalises=policy.observation_norm is not None)
+    request = replace(request, norms_input=case.layer_norm in (True, "all"))
+    request = replace(request, norms_hidden=case.layer_norm in ("hidden", "all"))
     return pack(policy, plan(request, Limits.of(backend), precision), backend)
 
 
@@ -126,8 +133,16 @@ def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) ->
 
 
 def with_rounded_factors(policy: Policy) -> Policy:
-    """A copy that multiplies bfloat16 by bfloat16; sums and biases stay as they are."""
+    """A copy that multiplies bfloat16 by bfloat16; sums and biases stay as they are. Gain and shift of a LayerNorm of
+    the input are part of the layer behind it."""
     policy = copy.deepcopy(policy)
+    for trunk in (policy.network.trunk, policy.network.critic_trunk or ()):
+        if len(trunk) > 1 and isinstance(trunk[0], torch.nn.LayerNorm):
+            norm, layer = trunk[:2]
+            layer.bias.data += layer.weight.data @ norm.bias.data
+            layer.weight.data *= norm.weight.data
+            norm.weight.data.fill_(1.0)
+            norm.bias.data.zero_()
     for layer in policy.network.modules():
         if isinstance(layer, torch.nn.Linear):
             layer.weight.data = layer.weight.to(torch.bfloat16).to(layer.weight.dtype)

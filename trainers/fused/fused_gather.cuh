@@ -20,15 +20,38 @@ __device__ __forceinline__ void gather(
     const float* variance, long long first_row, int num_rows, unsigned char* features)
 {
     constexpr int PAIRS = ROW_COLUMNS / 2;
-    const long long num_pairs = (long long)num_rows * PAIRS;
-    const long long step = (long long)num_blocks * blockDim.x;
-    for (long long i = (long long)block * blockDim.x + threadIdx.x; i < num_pairs; i += step) {
-        const long long row = first_row + i / PAIRS;
-        const int column = 2 * (int)(i % PAIRS);
-        const int index = HAS_ORDER ? order[row] : (int)row;
+    const auto row_of = [&](long long row) {
+        const int index = HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
         const long long seen = (long long)(index / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + index % GROUP_SIZE;
-        const float* from = observation + seen * NUM_FEATURES;
-        const auto at = [&](int k) { return k < NUM_FEATURES ? feature(from, k, mean, variance) : 0.0f; };
-        ((Pair*)features)[i] = packed(at(column), at(column + 1));
+        return observation + seen * NUM_FEATURES;
+    };
+    if constexpr (NORMS_INPUT) {  // a warp has a row
+        const int lane = lane_index();
+        const auto over_row = [&](auto at) {
+            float sum = 0.0f;
+            for (int i = lane; i < NUM_FEATURES; i += 32) sum += at(i);
+            for (int flip = 16; flip > 0; flip /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, flip);
+            return sum;
+        };
+        const long long step = (long long)num_blocks * WARPS;
+        for (long long row = (long long)block * WARPS + threadIdx.x / 32; row < num_rows; row += step) {
+            const float* from = row_of(row);
+            const auto at = [&](int column) { return feature(from, column, mean, variance); };
+            const float middle = over_row(at) / NUM_FEATURES;
+            const float squares = over_row([&](int column) { return (at(column) - middle) * (at(column) - middle); });
+            const float scale = rsqrtf(squares / NUM_FEATURES + NORM_EPS);
+            const auto normed = [&](int column) { return column < NUM_FEATURES ? (at(column) - middle) * scale : 0.0f; };
+            for (int i = lane; i < PAIRS; i += 32) {
+                ((Pair*)features)[row * PAIRS + i] = packed(normed(2 * i), normed(2 * i + 1));
+            }
+        }
+    } else {
+        const long long step = (long long)num_blocks * blockDim.x;
+        for (long long i = (long long)block * blockDim.x + threadIdx.x; i < num_rows * (long long)PAIRS; i += step) {
+            const float* from = row_of(i / PAIRS);
+            const auto at = [&](int k) { return k < NUM_FEATURES ? feature(from, k, mean, variance) : 0.0f; };
+            const int column = 2 * (int)(i % PAIRS);
+            ((Pair*)features)[i] = packed(at(column), at(column + 1));
+        }
     }
 }

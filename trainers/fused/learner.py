@@ -201,6 +201,9 @@ class FusedLearner:
         tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
         self._tables = {key: table.to(device) for key, table in tables.items()}
         self._is_critic = is_critic.to(device)
+        self._tables_of_one_part = {}
+        if learner.world.size > 1 or packed.norms is not None:
+            self._tables_of_one_part = _tables_of_one_part(self._gradient)
 
     def _prepare_order(self) -> None:
         group, plan = self.learner.group, self.plan
@@ -270,35 +273,36 @@ class FusedLearner:
             self._step_functions.prepare("add_up_gradient", adds, parts=self._parts, **self._tables, **found, **into)
         )
         if learner.world.size > 1:
-            tables = {**self._tables, **_tables_of_one_part(self._gradient)}
             calls.append(lambda: self._reduce(self._figures[number]))
+        if self.packed.norms is not None:
+            calls.append(self.packed.norms.prepare_unfold(self._gradient))
+        if learner.world.size > 1 or self.packed.norms is not None:
+            tables = {**self._tables, **self._tables_of_one_part}
             calls.append(
                 self._step_functions.prepare("add_up_gradient", adds, parts=self._gradient, **tables, **found, **into)
             )
-        calls.append(
-            self._step_functions.prepare(
-                "adam_step",
-                steps,
-                **into,
-                **found,
-                run_halted=guard.halted,
-                figures=self._figures[number],
-                stopped=learner.stopped,
-                step_before=self._steps[number % 2],
-                step_after=self._steps[(number + 1) % 2],
-                lr=self._lr,
-                is_critic=self._is_critic,
-                weight_place=self.packed.weight_place,
-                parameter=self.packed.parameter,
-                average=self._average,
-                square=self._square,
-                elements=self.packed.elements,
-                biases=self.packed.biases,
-                norm=self._norms[number : number + 1],
-                counts=self._counts[number : number + 1],
-            )
+        step = self._step_functions.prepare(
+            "adam_step",
+            steps,
+            **into,
+            **found,
+            run_halted=guard.halted,
+            figures=self._figures[number],
+            stopped=learner.stopped,
+            step_before=self._steps[number % 2],
+            step_after=self._steps[(number + 1) % 2],
+            lr=self._lr,
+            is_critic=self._is_critic,
+            weight_place=self.packed.weight_place,
+            parameter=self.packed.parameter,
+            average=self._average,
+            square=self._square,
+            elements=self.packed.elements,
+            biases=self.packed.biases,
+            norm=self._norms[number : number + 1],
+            counts=self._counts[number : number + 1],
         )
-        return calls
+        return [*calls, self.packed.then_fold(step)]
 
     def _reduce(self, figures: torch.Tensor) -> None:
         """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""

@@ -10,7 +10,7 @@ All of it is arithmetic: no network, no array and no device has to exist. Where 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ MAX_WIDTH, MAX_LAYERS = 256, 2
 """Of hidden layers whose activations stay in registers. Others go through memory, one layer after the other."""
 NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
+MAX_NORMED_TILES = 8
+"""Of 16 features, whose mean and deviation a warp finds while it has them in registers."""
 MANY_ROWS = 64
 """Rows a warp from which it plays for 32 at once instead of 16, so that every weight it loads serves two tiles."""
 WIDEST_OF_TWO_TILES = {"act": 128, "learn": 32}
@@ -155,6 +157,8 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
     if request.network is not MLP:
         return f"the network is a {request.network.__name__}, not an MLP"
+    if request.norms_input and not request.widths and request.critic_widths is None:
+        return "a LayerNorm stands before its outputs"
     if request.head_sizes is None:
         return "its actions are a Box"
     # What a block's warps say of 16 samples each must fit, beside the biases of the widest network.
@@ -194,9 +198,8 @@ class Plan:
         """Of its one network; or of its actor and its critic."""
         asked, num_outputs = self.request, sum(self.request.head_sizes)
         if asked.critic_widths is None:
-            return [make_shape(asked.num_features, asked.widths, num_outputs, True)]
-        actor = make_shape(asked.num_features, asked.widths, num_outputs, False)
-        return [actor, make_shape(asked.num_features, asked.critic_widths, 0, True)]
+            return [make_shape(asked, asked.widths, num_outputs, True)]
+        return [make_shape(asked, asked.widths, num_outputs, False), make_shape(asked, asked.critic_widths, 0, True)]
 
     @property
     def num_parameters(self) -> int:
@@ -206,9 +209,16 @@ class Plan:
         """By what holds them, of so many agents in all envs."""
         check_rows(num_rows, "agents of a policy in all envs", "trainer.num_envs")
         packed = sum(self.element_bytes * shape.num_elements + 4 * shape.num_biases for shape in self.shapes)
+        packed += self.bytes_of_norms
         rows = [self.bytes_of_rows(shape, num_rows) for shape in self.shapes if isinstance(shape, LayersShape)]
         found = {"packed parameters": packed + 4 * self.num_parameters, "entropy": 4 * num_rows}
         return found | ({"hidden layers": sum(rows)} if rows else {})
+
+    @property
+    def bytes_of_norms(self) -> int:
+        """Of the tables by which LayerNorms of the input are folded into what follows them, and a bias without use."""
+        tables = [36 + 4 * shape.layers[0][0] * (shape.num_features + 1) for shape in self.shapes]
+        return 4 + sum(tables) if self.request.norms_input else 0
 
     @property
     def num_row_blocks(self) -> int:
@@ -325,10 +335,12 @@ class Plan:
         return constants, taken_bytes
 
 
-def make_shape(num_features: int, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
-    """The network of a policy, by the kernels that are for its layers."""
-    stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH
-    return (Shape if stays else LayersShape)(num_features, widths, num_outputs, has_value)
+def make_shape(asked: Request, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
+    """A network of the policy, by the kernels that are for its layers."""
+    found = Shape(asked.num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
+    stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
+    stays = stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES)
+    return found if stays else LayersShape(*astuple(found))
 
 
 def rows_at_once(shape: LayersShape) -> int:
@@ -457,6 +469,7 @@ class LearningPlan:
     def num_bytes(self) -> dict[str, int]:
         """By what holds them, besides the optimiser's memory."""
         tables = 8 + 3 * 4 + 1  # where a parameter's gradient is, its parts and its name; whether it is a critic's
+        tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
         return {
             "order of samples": 4 * self.num_ordered,
             "records": sum(one.record_bytes for one in self.networks),

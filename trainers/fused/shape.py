@@ -16,6 +16,8 @@ WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
 STAGE_ROWS, HEAD_BYTES = 64, 512
 """Samples whose records a block of `products` multiplies at once; its shared memory before the first of them."""
+NORM_EPS = 1e-5
+"""Of torch's LayerNorm: added to the variance."""
 TILE_BYTES = 16 * STAGE_ROWS * 2
 """Of 16 columns of their records."""
 
@@ -38,6 +40,10 @@ class Shape:
     num_outputs: int
     """Numbers that say the action's distribution; 0 for a critic alone."""
     has_value: bool
+    norms_input: bool = False
+    """Whether rows of features are brought to mean 0 and deviation 1. (Its gain and shift are folded into layer 1.)"""
+    norms_hidden: bool = False
+    """Whether sums of hidden layers are, with a gain and a shift each, before their activation."""
 
     @property
     def tiles(self) -> tuple[int, int, int, int]:
@@ -60,7 +66,8 @@ class Shape:
 
     @property
     def num_parameters(self) -> int:
-        return sum(out * (given + 1) for out, given in self.layers)
+        of_norms = 2 * (self.num_features * self.norms_input + sum(self.widths) * self.norms_hidden)
+        return sum(out * (given + 1) for out, given in self.layers) + of_norms
 
     # ---------------------------------------------------------------------------------------- weights
 
@@ -113,6 +120,8 @@ class Shape:
         size1, size2, size3 = self.sizes
         return {
             "NUM_FEATURES": self.num_features,
+            "NORMS_INPUT": self.norms_input,
+            "NORM_EPS": NORM_EPS,
             "FEATURE_TILES": features,
             "TILES1": first,
             "TILES2": second,
@@ -281,7 +290,7 @@ class LayersShape(Shape):
     @property
     def padded(self) -> list[tuple[int, int]]:
         """`layers`, in columns of the arrays."""
-        return [(-(-out // 16) * 16, -(-given // 16) * 16) for out, given in self.layers]
+        return [(to_tiles(out), to_tiles(given)) for out, given in self.layers]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -339,6 +348,11 @@ class LayersShape(Shape):
         (_, features), (outputs, _) = self.padded[0], self.padded[-1]
         columns = features + (sum(out for out, _ in self.padded) if learns else self.widest)
         return columns * element_bytes + 4 * (self.widest + outputs)
+
+
+def to_tiles(columns: int) -> int:
+    """Columns, made whole tiles of 16."""
+    return -(-columns // 16) * 16
 
 
 def tiles_together(tiles: int) -> int:

