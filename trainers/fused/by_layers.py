@@ -15,6 +15,7 @@ from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
 from trainers.fused.plan import GradientPlan
+from trainers.fused.shape import NORM_EPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
@@ -29,7 +30,8 @@ class RowKernels:
     """The kernels of by_layers.cu. Arrays have whole tiles of 16 columns; [rows, width] is read and written."""
 
     def __init__(self, packed: PackedPolicy) -> None:
-        constants = {**packed.precision, "IS_TANH": packed.plan.request.activation == "tanh", "THREADS": THREADS}
+        is_tanh = packed.plan.request.activation == "tanh"
+        constants = {**packed.precision, "IS_TANH": is_tanh, "THREADS": THREADS, "NORM_EPS": NORM_EPS}
         data = DataManager(packed.backend.device)
         self._functions = FunctionManager(data, KERNELS / "by_layers.cu", constants, backend=packed.backend)
         self._num_blocks = packed.plan.num_row_blocks
@@ -48,6 +50,21 @@ class RowKernels:
         """A sum over rows of `delta` to each row of `part`."""
         return self._prepare("add_up_deltas", delta.shape, delta=bytes_of(delta), part=part, goes_on=goes_on)
 
+    def activate_normed(self, sum: torch.Tensor, layer: Dense, hidden: torch.Tensor, norm: Norm | None) -> Call:
+        """hidden = activation of the LayerNorm of sum + bias; `norm` keeps what a backward pass needs."""
+        kept = norm or Norm(hidden, sum)  # neither is written
+        given = {"standard": bytes_of(kept.standard), "scale": kept.scale.view(-1), "num_real": layer.num_out}
+        given |= {"sum": sum, "bias": layer.bias, "hidden": bytes_of(hidden), "keeps": norm is not None}
+        return self._prepare("activate_normed_layer", sum.shape, **given)
+
+    def differentiate_normed(
+        self, sum: torch.Tensor, layer: Dense, hidden: torch.Tensor, norm: Norm, part: torch.Tensor, goes_on: bool
+    ) -> Call:
+        """As `differentiate`, of such a layer; `part` has rows of biases, of gains, then of shifts."""
+        given = {"standard": bytes_of(norm.standard), "scale": norm.scale, "num_real": layer.num_out, "part": part}
+        given |= {"sum": sum, "bias": layer.bias, "hidden": bytes_of(hidden), "goes_on": goes_on}
+        return self._prepare("differentiate_normed_layer", sum.shape, **given)
+
     def _prepare(self, kernel: str, shape: tuple[int, int], **given: object) -> Call:
         num_rows, width = shape
         num_panels = -(-width // (THREADS * COLUMNS))
@@ -56,11 +73,25 @@ class RowKernels:
 
 
 @dataclass
+class Norm:
+    """What a LayerNorm before an activation keeps for the backward pass."""
+
+    standard: torch.Tensor
+    """[rows, width] elements: sums at mean 0 and deviation 1."""
+    scale: torch.Tensor
+    """[rows], by which they were made so."""
+
+
+@dataclass
 class Dense:
-    """One layer: its weights [out, in] as elements, and its biases [out]."""
+    """One layer: its weights [out, in] as elements, and its biases [out]; with a LayerNorm behind it, and behind them
+    its gains and shifts."""
 
     weight: torch.Tensor
     bias: torch.Tensor
+    num_out: int
+    """Of `out`, those that are no padding."""
+    has_norm: bool
 
     def prepare_forward(self, given: torch.Tensor, sum: torch.Tensor) -> Call:
         """sum = given weight^T; biases are for whoever reads it."""
@@ -101,21 +132,25 @@ class LayersNetwork:
         self.dtype = torch.float32 if packed.plan.element_bytes == 4 else torch.bfloat16
         padded = self.shape.padded
         self.outputs = self._take(padded[-1][0], torch.float32)
+        self.norms: list[Norm | None] = [None] * (len(padded) - 1)
         self._num_rows = at_once
         self._sum = self._take(self.shape.widest, torch.float32)
         self.features = self._take(padded[0][1])
         if learns:
             self.hidden = [self._take(out) for out, _ in padded[:-1]]
             self.delta = self._take(padded[-1][0])
+            if self.shape.norms_hidden:
+                self.norms = [Norm(self._take(out), self._take(1, torch.float32)) for out, _ in padded[:-1]]
         else:
             self.hidden = [self._take(self.shape.widest)] * (len(padded) - 1)
         self.kernels = RowKernels(packed)
         weights = packed.elements.view(self.dtype)[network.first_element :]
         biases = packed.biases[network.first_bias :]
-        self.layers = [
-            Dense(weights[start : start + out * given].view(out, given), biases[bias_start : bias_start + out])
-            for (start, bias_start), (out, given) in zip(self.shape.starts, padded, strict=True)
-        ]
+        self.layers = []
+        for i, ((start, bias_start), (out, given)) in enumerate(zip(self.shape.starts, padded, strict=True)):
+            weight, num_rows = weights[start : start + out * given].view(out, given), self.shape.rows_of_biases[i]
+            bias = biases[bias_start : bias_start + num_rows * out]
+            self.layers.append(Dense(weight, bias, self.shape.layers[i][0], num_rows == 3))
         part = packed.plan.gathering(self.shape, at_once)
         part = replace(part, constants={**part.constants, **constants})
         self._gather, self._launch_shape = compile_fused(
@@ -148,11 +183,14 @@ class LayersNetwork:
         whole = {**arrays, **own, "first_row": first_row, "num_rows": num_rows}
         calls = [self._gather.prepare("gather", self._launch_shape, **whole)]
         given = self.rows_of(self.features, num_rows, self.shape.padded[0][1])
-        for layer, hidden in zip(self.layers[:-1], self.hidden, strict=True):
+        for layer, hidden, norm in zip(self.layers[:-1], self.hidden, self.norms, strict=True):
             sum = self.sums_of(num_rows, len(layer.weight))
             calls.append(layer.prepare_forward(given, sum))
             given = self.rows_of(hidden, num_rows, len(layer.weight))
-            calls.append(self.kernels.activate(sum, layer.bias, given))
+            if layer.has_norm:
+                calls.append(self.kernels.activate_normed(sum, layer, given, norm))
+            else:
+                calls.append(self.kernels.activate(sum, layer.bias, given))
         calls.append(self.layers[-1].prepare_forward(given, outputs))
         return calls
 
@@ -192,7 +230,9 @@ class LayersGradient(NetworkGradient):
             found.append(Places(layer.weight, weights, plan.part_size, plan.num_parts))
             start, (width, _) = plan.shape.starts[number][1], plan.shape.padded[number]
             biases = len(self._products) + start * (plan.num_row_blocks - 1) + biases
-            found.append(Places(layer.bias, biases, width, plan.num_row_blocks))
+            for row, parameters in enumerate((layer.bias, *(layer.norm or ()))):
+                at = biases + row * plan.num_row_blocks * width
+                found.append(Places(parameters, at, width, plan.num_row_blocks))
         return found
 
     def arrays(self) -> dict[str, torch.Tensor]:
@@ -216,15 +256,23 @@ class LayersGradient(NetworkGradient):
                 break
             sum = made.sums_of(num_rows, given.shape[1])
             calls.append(layer.prepare_backward(delta, sum))
-            calls.append(made.kernels.differentiate(sum, given, self._sums_of(i - 1), number > 0))
+            if made.layers[i - 1].has_norm:
+                norm = made.norms[i - 1]
+                calls.append(
+                    made.kernels.differentiate_normed(
+                        sum, made.layers[i - 1], given, norm, self._sums_of(i - 1), number > 0
+                    )
+                )
+            else:
+                calls.append(made.kernels.differentiate(sum, given, self._sums_of(i - 1), number > 0))
             delta = given
         return calls
 
     def _sums_of(self, layer: int) -> torch.Tensor:
-        """[blocks, out] of its deltas."""
-        num_blocks, (_, start) = self.plan.num_row_blocks, self.plan.shape.starts[layer]
-        width, _ = self.plan.shape.padded[layer]
-        return self._sums[start * num_blocks : (start + width) * num_blocks]
+        """[blocks, out] of its deltas; with a LayerNorm three times."""
+        shape, num_blocks = self.plan.shape, self.plan.num_row_blocks
+        start, num_columns = shape.starts[layer][1], shape.rows_of_biases[layer] * shape.padded[layer][0]
+        return self._sums[start * num_blocks : (start + num_columns) * num_blocks]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,8 @@ NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
 MAX_NORMED_TILES = 8
 """Of 16 features, whose mean and deviation a warp finds while it has them in registers."""
+MAX_NORMED_WIDTH = 2048
+"""Of a hidden layer with a LayerNorm: the columns that a block has at once."""
 MANY_ROWS = 64
 """Rows a warp from which it plays for 32 at once instead of 16, so that every weight it loads serves two tiles."""
 WIDEST_OF_TWO_TILES = {"act": 128, "learn": 32}
@@ -157,6 +159,9 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
     if request.network is not MLP:
         return f"the network is a {request.network.__name__}, not an MLP"
+    widest = max((*request.widths, *(request.critic_widths or ())), default=0)
+    if request.norms_hidden and widest > MAX_NORMED_WIDTH:
+        return f"a hidden layer of {widest} with a LayerNorm is wider than {MAX_NORMED_WIDTH}"
     if request.norms_input and not request.widths and request.critic_widths is None:
         return "a LayerNorm stands before its outputs"
     if request.head_sizes is None:

@@ -305,8 +305,13 @@ class LayersShape(Shape):
         return 256 * self.tiles[3]
 
     @property
+    def rows_of_biases(self) -> list[int]:
+        """Of each layer: biases, and behind them gain and shift of a LayerNorm."""
+        return [3 if self.norms_hidden else 1 for _ in self.widths] + [1]
+
+    @property
     def num_biases(self) -> int:
-        return sum(out for out, _ in self.padded)
+        return sum(rows * out for rows, (out, _) in zip(self.rows_of_biases, self.padded, strict=True))
 
     @property
     def widest(self) -> int:
@@ -316,7 +321,8 @@ class LayersShape(Shape):
     @property
     def starts(self) -> list[tuple[int, int]]:
         """Where each layer's weights begin among the elements, and its biases among those."""
-        sizes = [(0, 0), *((out * given, out) for out, given in self.padded[:-1])]
+        rows = zip(self.rows_of_biases[:-1], self.padded[:-1], strict=True)
+        sizes = [(0, 0), *((out * given, num_rows * out) for num_rows, (out, given) in rows)]
         return [tuple(one) for one in np.cumsum(sizes, axis=0).tolist()]
 
     def places(self) -> list[Pair]:
@@ -347,6 +353,9 @@ class LayersShape(Shape):
         """What a row takes: features, hidden layers, which share a place unless it `learns`, and deltas; two sums."""
         (_, features), (outputs, _) = self.padded[0], self.padded[-1]
         columns = features + (sum(out for out, _ in self.padded) if learns else self.widest)
+        if learns and self.norms_hidden:
+            columns += sum(out for out, _ in self.padded[:-1])
+            return columns * element_bytes + 4 * (self.widest + outputs + len(self.widths))
         return columns * element_bytes + 4 * (self.widest + outputs)
 
 

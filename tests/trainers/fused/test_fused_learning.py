@@ -76,6 +76,15 @@ ROLLOUTS = {
         Case(18, (256, 128), (5,), layer_norm=True, num_envs=9), PPO, False,
     ),
     "a2c of three layers behind a LayerNorm": (Case(150, (40, 16, 24), (5,), layer_norm=True, num_envs=20), A2C, False),
+    "ppo with LayerNorms everywhere": (
+        Case(
+            9, (40, 300), (3, 2), critic_widths=(17,), activation="tanh", layer_norm="all", agents=range(1, 4),
+            num_agents=5, num_envs=18,
+        ),
+        PPO,
+        True,
+    ),
+    "a2c with LayerNorms between layers": (Case(9, (300, 40), (5,), layer_norm="hidden", num_envs=20), A2C, True),
     "a2c of a wide layer and of none": (Case(16, (512,), (21,), critic_widths=(), num_envs=11), A2C, False),
 }  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
@@ -101,7 +110,8 @@ def make(backend, monkeypatch):
         learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
         found = [one.way for one in learner.learns_by.plan.networks]
         if way == LAYERS:
-            assert found == [LAYERS, REGISTERS if case.critic_widths else LAYERS][: len(found)]
+            fits = case.critic_widths and not case.layer_norm
+            assert found == [LAYERS, REGISTERS if fits else LAYERS][: len(found)]
             return learner
         has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
         wide = PIECES if has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS else RECORDS
@@ -146,6 +156,9 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo behind a LayerNorm", FULL, REGISTERS),
         ("ppo behind a LayerNorm", BF16, RECORDS),
         ("a2c of three layers behind a LayerNorm", FULL, LAYERS),
+        ("ppo with LayerNorms everywhere", FULL, LAYERS),
+        ("ppo with LayerNorms everywhere", BF16, LAYERS),
+        ("a2c with LayerNorms between layers", FULL, LAYERS),
         ("a2c of a wide layer and of none", FULL, LAYERS),
         ("a2c of a wide layer and of none", BF16, LAYERS),
         *OF_WARPGROUPS,
