@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.acting.actor import Actor, Call
-from trainers.fused.by_layers import LayersNetwork
+from trainers.fused.by_layers import LayersNetwork, make_layers
 from trainers.fused.packed import PackedNetwork
-from trainers.fused.plan import plan_acting, rows_at_once
+from trainers.fused.plan import plan_acting
 from trainers.fused.shape import LayersShape
 from trainers.fused.source import compile_fused
 from warpdrive.data_manager import DataManager
@@ -111,9 +111,9 @@ class FusedPlayers(Actor):
         packed, num_rows = group.policy.packed, self._rows(group)
         size = packed.plan.bytes_of_rows(network.shape, num_rows)
         memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
-        at_once = min(num_rows, rows_at_once(network.shape))
+        at_once = min(num_rows, network.shape.rows_at_once)
         constants = {**group_constants(group), "HAS_ORDER": False}
-        return LayersNetwork(packed, network, num_rows, at_once, memory, False, constants)
+        return make_layers(packed, network, num_rows, at_once, memory, False, constants)
 
     def _rows(self, group: GroupRollout) -> int:
         return self.rollout.env.num_envs * len(group.agents)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -15,15 +16,19 @@ from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
 from trainers.fused.plan import GradientPlan
-from trainers.fused.shape import NORM_EPS
+from trainers.fused.shape import NORM_EPS, PANEL, WARPS, WarpgroupShape
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 Call = Callable[[], None]
+BYTES = ("input", "output", "delta", "hidden")
+"""Parameters that kernels take as bytes."""
 THREADS, COLUMNS = 256, 8
 """Of a block of the kernels of by_layers.cu; columns of a thread."""
+BLOCKS_AT_ONCE = 8
+"""Of those, which a multiprocessor holds."""
 
 
 class RowKernels:
@@ -34,7 +39,7 @@ class RowKernels:
         constants = {**packed.precision, "IS_TANH": is_tanh, "THREADS": THREADS, "NORM_EPS": NORM_EPS}
         data = DataManager(packed.backend.device)
         self._functions = FunctionManager(data, KERNELS / "by_layers.cu", constants, backend=packed.backend)
-        self._num_blocks = packed.plan.num_row_blocks
+        self._num_blocks = packed.plan.limits.num_multiprocessors * BLOCKS_AT_ONCE
 
     def activate(self, sum: torch.Tensor, bias: torch.Tensor, hidden: torch.Tensor) -> Call:
         """hidden = activation of sum + bias."""
@@ -42,13 +47,13 @@ class RowKernels:
 
     def differentiate(self, sum: torch.Tensor, hidden: torch.Tensor, part: torch.Tensor, goes_on: bool) -> Call:
         """hidden = sum times the activation's slope there; a sum over rows goes to each row of `part`."""
-        return self._prepare(
-            "differentiate_layer", sum.shape, sum=sum, hidden=bytes_of(hidden), part=part, goes_on=goes_on
-        )
+        given = {"sum": sum, "hidden": bytes_of(hidden), "part": part, "goes_on": goes_on}
+        return self._prepare("differentiate_layer", sum.shape, part.numel() // sum.shape[1], **given)
 
     def add_up(self, delta: torch.Tensor, part: torch.Tensor, goes_on: bool) -> Call:
         """A sum over rows of `delta` to each row of `part`."""
-        return self._prepare("add_up_deltas", delta.shape, delta=bytes_of(delta), part=part, goes_on=goes_on)
+        given = {"delta": bytes_of(delta), "part": part, "goes_on": goes_on}
+        return self._prepare("add_up_deltas", delta.shape, part.numel() // delta.shape[1], **given)
 
     def activate_normed(self, sum: torch.Tensor, layer: Dense, hidden: torch.Tensor, norm: Norm | None) -> Call:
         """hidden = activation of the LayerNorm of sum + bias; `norm` keeps what a backward pass needs."""
@@ -63,12 +68,13 @@ class RowKernels:
         """As `differentiate`, of such a layer; `part` has rows of biases, of gains, then of shifts."""
         given = {"standard": bytes_of(norm.standard), "scale": norm.scale, "num_real": layer.num_out, "part": part}
         given |= {"sum": sum, "bias": layer.bias, "hidden": bytes_of(hidden), "goes_on": goes_on}
-        return self._prepare("differentiate_normed_layer", sum.shape, **given)
+        return self._prepare("differentiate_normed_layer", sum.shape, part.numel() // (3 * sum.shape[1]), **given)
 
-    def _prepare(self, kernel: str, shape: tuple[int, int], **given: object) -> Call:
+    def _prepare(self, kernel: str, shape: tuple[int, int], num_blocks: int = 0, **given: object) -> Call:
+        """`num_blocks` of each panel of columns; by default as many as keep the device busy."""
         num_rows, width = shape
         num_panels = -(-width // (THREADS * COLUMNS))
-        launch_shape = LaunchShape(self._num_blocks * num_panels, (THREADS, 1))
+        launch_shape = LaunchShape((num_blocks or self._num_blocks) * num_panels, (THREADS, 1))
         return self._functions.prepare(kernel, launch_shape, num_rows=num_rows, width=width, **given)
 
 
@@ -134,7 +140,7 @@ class LayersNetwork:
         self.outputs = self._take(padded[-1][0], torch.float32)
         self.norms: list[Norm | None] = [None] * (len(padded) - 1)
         self._num_rows = at_once
-        self._sum = self._take(self.shape.widest, torch.float32)
+        self._sum = self._take(self.shape.widest_sum, torch.float32)
         self.features = self._take(padded[0][1])
         if learns:
             self.hidden = [self._take(out) for out, _ in padded[:-1]]
@@ -142,7 +148,8 @@ class LayersNetwork:
             if self.shape.norms_hidden:
                 self.norms = [Norm(self._take(out), self._take(1, torch.float32)) for out, _ in padded[:-1]]
         else:
-            self.hidden = [self._take(self.shape.widest)] * (len(padded) - 1)
+            places = [self._take(self.shape.widest) for _ in range(self.shape.num_places)]
+            self.hidden = [places[i % len(places)] for i in range(len(padded) - 1)]
         self.kernels = RowKernels(packed)
         weights = packed.elements.view(self.dtype)[network.first_element :]
         biases = packed.biases[network.first_bias :]
@@ -183,16 +190,37 @@ class LayersNetwork:
         whole = {**arrays, **own, "first_row": first_row, "num_rows": num_rows}
         calls = [self._gather.prepare("gather", self._launch_shape, **whole)]
         given = self.rows_of(self.features, num_rows, self.shape.padded[0][1])
-        for layer, hidden, norm in zip(self.layers[:-1], self.hidden, self.norms, strict=True):
-            sum = self.sums_of(num_rows, len(layer.weight))
-            calls.append(layer.prepare_forward(given, sum))
-            given = self.rows_of(hidden, num_rows, len(layer.weight))
-            if layer.has_norm:
-                calls.append(self.kernels.activate_normed(sum, layer, given, norm))
-            else:
-                calls.append(self.kernels.activate(sum, layer.bias, given))
+        for i, layer in enumerate(self.layers[:-1]):
+            hidden = self.rows_of(self.hidden[i], num_rows, len(layer.weight))
+            calls += self.prepare_layer(i, given, hidden)
+            given = hidden
         calls.append(self.layers[-1].prepare_forward(given, outputs))
         return calls
+
+    def prepare_layer(self, i: int, given: torch.Tensor, hidden: torch.Tensor) -> list[Call]:
+        """Hidden layer i from what is given to it."""
+        layer = self.layers[i]
+        sum = self.sums_of(len(given), len(layer.weight))
+        if layer.has_norm:
+            then = self.kernels.activate_normed(sum, layer, hidden, self.norms[i])
+        else:
+            then = self.kernels.activate(sum, layer.bias, hidden)
+        return [layer.prepare_forward(given, sum), then]
+
+    def prepare_backward(
+        self, i: int, delta: torch.Tensor, hidden: torch.Tensor, part: torch.Tensor, goes_on: bool
+    ) -> list[Call]:
+        """From the delta of the layer behind hidden layer i to that layer's, which takes its place.
+
+        Args:
+            part: [blocks, out] sums of it, with a LayerNorm three times; added to if it `goes_on`.
+        """
+        layer, sum = self.layers[i], self.sums_of(len(delta), hidden.shape[1])
+        if layer.has_norm:
+            then = self.kernels.differentiate_normed(sum, layer, hidden, self.norms[i], part, goes_on)
+        else:
+            then = self.kernels.differentiate(sum, hidden, part, goes_on)
+        return [self.layers[i + 1].prepare_backward(delta, sum), then]
 
     def sums_of(self, num_rows: int, width: int) -> torch.Tensor:
         """Room for [num_rows, width] sums, which the next ones take again."""
@@ -221,7 +249,7 @@ class LayersGradient(NetworkGradient):
 
     def prepare(self, packed: PackedPolicy, constants: Mapping[str, Constant]) -> None:
         rows = self.plan.record_rows
-        self._made = LayersNetwork(packed, self.network, rows, rows, self.records, True, constants)
+        self._made = make_layers(packed, self.network, rows, rows, self.records, True, constants)
 
     def places(self) -> list[Places]:
         plan, found = self.plan, []
@@ -254,17 +282,7 @@ class LayersGradient(NetworkGradient):
             calls.append(layer.prepare_gradient(delta, given, part[start : start + layer.weight.numel()]))
             if i == 0:
                 break
-            sum = made.sums_of(num_rows, given.shape[1])
-            calls.append(layer.prepare_backward(delta, sum))
-            if made.layers[i - 1].has_norm:
-                norm = made.norms[i - 1]
-                calls.append(
-                    made.kernels.differentiate_normed(
-                        sum, made.layers[i - 1], given, norm, self._sums_of(i - 1), number > 0
-                    )
-                )
-            else:
-                calls.append(made.kernels.differentiate(sum, given, self._sums_of(i - 1), number > 0))
+            calls += made.prepare_backward(i - 1, delta, given, self._sums_of(i - 1), number > 0)
             delta = given
         return calls
 
@@ -273,6 +291,44 @@ class LayersGradient(NetworkGradient):
         shape, num_blocks = self.plan.shape, self.plan.num_row_blocks
         start, num_columns = shape.starts[layer][1], shape.rows_of_biases[layer] * shape.padded[layer][0]
         return self._sums[start * num_blocks : (start + num_columns) * num_blocks]
+
+
+class WarpgroupNetwork(LayersNetwork):
+    """The same of a WarpgroupShape: each layer is one launch of a kernel of by_warpgroups.cu."""
+
+    def __init__(self, packed: PackedPolicy, *arguments: Any) -> None:
+        super().__init__(packed, *arguments)
+        constants = {**packed.precision, "IS_TANH": packed.plan.request.activation == "tanh", "WARPS": WARPS}
+        data = DataManager(packed.backend.device)
+        self._functions = FunctionManager(data, KERNELS / "by_warpgroups.cu", constants, backend=packed.backend)
+
+    def prepare_layer(self, i: int, given: torch.Tensor, hidden: torch.Tensor) -> list[Call]:
+        layer = self.layers[i]
+        return [self._prepare("layer_forward", i, given, input=given, bias=layer.bias, output=hidden)]
+
+    def prepare_backward(
+        self, i: int, delta: torch.Tensor, hidden: torch.Tensor, part: torch.Tensor, goes_on: bool
+    ) -> list[Call]:
+        kernel = "outputs_backward" if i + 2 == len(self.layers) else "layer_backward"
+        return [self._prepare(kernel, i, delta, delta=delta, hidden=hidden, part=part, goes_on=goes_on)]
+
+    def _prepare(self, kernel: str, i: int, given: torch.Tensor, **arrays: Any) -> Call:
+        """The launch that makes rows of hidden layer i, or their deltas, of rows that are given."""
+        (num_rows, width), weight = given.shape, self.layers[i if kernel == "layer_forward" else i + 1].weight
+        num_panels = self.shape.padded[i][0] // PANEL
+        shared_bytes = 2 * PANEL * width + (0 if kernel == "layer_forward" else 4 * WARPS * PANEL)
+        limits = self.packed.plan.limits
+        blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors // num_panels
+        blocks = max(1, min(blocks, -(-num_rows // (16 * WARPS)))) * num_panels
+        arrays = {name: bytes_of(one) if name in BYTES else one for name, one in arrays.items()}
+        given = {"weights": bytes_of(weight), "num_rows": num_rows, "width": width, "num_panels": num_panels}
+        return self._functions.prepare(kernel, LaunchShape(blocks, (32 * WARPS, 1), shared_bytes), **given, **arrays)
+
+
+def make_layers(packed: PackedPolicy, network: PackedNetwork, *arguments: Any) -> LayersNetwork:
+    """As LayersNetwork takes them."""
+    kind = WarpgroupNetwork if isinstance(network.shape, WarpgroupShape) else LayersNetwork
+    return kind(packed, network, *arguments)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@
 //   SEEN_COLUMNS, FIRST_SEEN  columns of the array they observe in, and the first that is theirs
 //   HAS_ORDER                 whether rows are those of a minibatch, else all in their order
 //   ROW_COLUMNS               of a row; those after the features are zeros
+//   AS_RECORDS                whether columns lie as those of a record do, two tiles together
 
 static_assert(ROW_COLUMNS >= NUM_FEATURES && ROW_COLUMNS % 2 == 0, "rows of features meet");
 
@@ -20,6 +21,10 @@ __device__ __forceinline__ void gather(
     const float* variance, long long first_row, int num_rows, unsigned char* features)
 {
     constexpr int PAIRS = ROW_COLUMNS / 2;
+    const auto put_pair = [&](long long row, int column, float low, float high) {
+        const int place = AS_RECORDS ? place_of_column<2>(column) : column;
+        ((Pair*)features)[row * PAIRS + place / 2] = packed(low, high);
+    };
     const auto row_of = [&](long long row) {
         const int index = HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
         const long long seen = (long long)(index / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + index % GROUP_SIZE;
@@ -42,7 +47,7 @@ __device__ __forceinline__ void gather(
             const float scale = rsqrtf(squares / NUM_FEATURES + NORM_EPS);
             const auto normed = [&](int column) { return column < NUM_FEATURES ? (at(column) - middle) * scale : 0.0f; };
             for (int i = lane; i < PAIRS; i += 32) {
-                ((Pair*)features)[row * PAIRS + i] = packed(normed(2 * i), normed(2 * i + 1));
+                put_pair(row, 2 * i, normed(2 * i), normed(2 * i + 1));
             }
         }
     } else {
@@ -51,7 +56,7 @@ __device__ __forceinline__ void gather(
             const float* from = row_of(i / PAIRS);
             const auto at = [&](int k) { return k < NUM_FEATURES ? feature(from, k, mean, variance) : 0.0f; };
             const int column = 2 * (int)(i % PAIRS);
-            ((Pair*)features)[i] = packed(at(column), at(column + 1));
+            put_pair(i / PAIRS, column, at(column), at(column + 1));
         }
     }
 }

@@ -16,7 +16,18 @@ import numpy as np
 import torch
 
 from trainers.experience.spec import GroupSpec
-from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, LayersShape, Shape, Way, tiles_together
+from trainers.fused.shape import (
+    HEAD_BYTES,
+    MAX_GROUP_WIDTH,
+    PANEL,
+    STAGE_ROWS,
+    WARPS,
+    LayersShape,
+    Shape,
+    WarpgroupShape,
+    Way,
+    tiles_together,
+)
 from trainers.heads import CategoricalHeads, make_head
 from trainers.networks import find_network
 from trainers.networks.features import Features
@@ -47,8 +58,6 @@ MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
-SUM_BYTES = 16 << 20
-"""Of a layer's sums that are in memory at once: the cache of a GPU holds them, until they are read."""
 MAX_ROWS = (1 << 31) - (1 << 20)
 """Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
 MAX_STAGES = 4
@@ -203,8 +212,20 @@ class Plan:
         """Of its one network; or of its actor and its critic."""
         asked, num_outputs = self.request, sum(self.request.head_sizes)
         if asked.critic_widths is None:
-            return [make_shape(asked, asked.widths, num_outputs, True)]
-        return [make_shape(asked, asked.widths, num_outputs, False), make_shape(asked, asked.critic_widths, 0, True)]
+            return [self._make_shape(asked.widths, num_outputs, True)]
+        return [self._make_shape(asked.widths, num_outputs, False), self._make_shape(asked.critic_widths, 0, True)]
+
+    def _make_shape(self, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
+        """A network of the policy, by the kernels that are for its layers."""
+        asked = self.request
+        found = Shape(asked.num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
+        stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
+        if stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES):
+            return found
+        by_groups = self.limits.has_warpgroups and self.element_bytes == 2 and not asked.norms_hidden
+        by_groups = by_groups and max((asked.num_features, *widths)) <= MAX_GROUP_WIDTH
+        by_groups = by_groups and min(widths, default=0) > PANEL // 2  # else half of a panel would be padding
+        return (WarpgroupShape if by_groups else LayersShape)(*astuple(found))
 
     @property
     def num_parameters(self) -> int:
@@ -228,18 +249,19 @@ class Plan:
     @property
     def num_row_blocks(self) -> int:
         """Blocks of a kernel that goes through rows in memory."""
-        return 4 * self.limits.num_multiprocessors
+        return 2 * self.limits.num_multiprocessors
 
     def bytes_of_rows(self, shape: LayersShape, num_rows: int) -> int:
         """What a network that plays for so many takes: all outputs, and the layers of some at once."""
-        outputs, at_once = 4 * shape.padded[-1][0], min(num_rows, rows_at_once(shape))
+        outputs, at_once = 4 * shape.padded[-1][0], min(num_rows, shape.rows_at_once)
         return num_rows * outputs + at_once * (shape.row_bytes(self.element_bytes, learns=False) - outputs)
 
     def gathering(self, shape: LayersShape, num_rows: int) -> Part:
         """The launch that brings so many rows of features together."""
         constants, _ = self._part(shape, 1, 0, in_fours=False)
         num_blocks = min(8 * self.limits.num_multiprocessors, num_rows)
-        return Part({**constants, "ROW_COLUMNS": shape.padded[0][1]}, self.request.head_sizes, num_blocks, 0)
+        constants |= {"ROW_COLUMNS": shape.padded[0][1], "AS_RECORDS": isinstance(shape, WarpgroupShape)}
+        return Part(constants, self.request.head_sizes, num_blocks, 0)
 
     def learning(self, num_samples: int, num_epochs: int, num_minibatches: int) -> LearningPlan:
         """Of a rollout's samples, in minibatches, several times."""
@@ -248,7 +270,7 @@ class Plan:
         shapes, heads = self.shapes, self.request.head_sizes
         found = [self._way(shape) for shape in shapes]
         chunk = size if all(way == "registers" for way, _, _ in found) else min(size, MAX_RECORDS)
-        chunk = min([chunk, *(rows_at_once(shape) for shape in shapes if isinstance(shape, LayersShape))])
+        chunk = min([chunk, *(shape.rows_at_once for shape in shapes if isinstance(shape, LayersShape))])
         num_chunks = -(-size // chunk)
         at_once = limits.blocks_at_once(max(num_bytes for _, _, num_bytes in found))
         blocks = split_blocks(at_once * limits.num_multiprocessors, [shape.work for shape in shapes])
@@ -338,19 +360,6 @@ class Plan:
             "AT_ONCE2": group_tiles if in_fours else tiles_together(second or 1),
         }
         return constants, taken_bytes
-
-
-def make_shape(asked: Request, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
-    """A network of the policy, by the kernels that are for its layers."""
-    found = Shape(asked.num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
-    stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
-    stays = stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES)
-    return found if stays else LayersShape(*astuple(found))
-
-
-def rows_at_once(shape: LayersShape) -> int:
-    """Rows of a network that go through a layer together."""
-    return max(1024, SUM_BYTES // (4 * shape.widest) // 1024 * 1024)
 
 
 def check_rows(number: int, what: str, key: str) -> None:

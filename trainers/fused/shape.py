@@ -18,6 +18,11 @@ STAGE_ROWS, HEAD_BYTES = 64, 512
 """Samples whose records a block of `products` multiplies at once; its shared memory before the first of them."""
 NORM_EPS = 1e-5
 """Of torch's LayerNorm: added to the variance."""
+PANEL, MAX_GROUP_WIDTH, MAX_GROUP_ROWS = 128, 768, 1 << 17
+"""Columns of a layer that a block of by_warpgroups.cu computes; the widest input of which a multiprocessor holds their
+weights; rows of a network that are in memory at once."""
+SUM_BYTES = 16 << 20
+"""Of a layer's sums that are in memory at once: the cache of a GPU holds them, until they are read."""
 TILE_BYTES = 16 * STAGE_ROWS * 2
 """Of 16 columns of their records."""
 
@@ -287,10 +292,23 @@ class LayersShape(Shape):
         """As those kernels see it: without hidden layers."""
         return -(-(self.num_features + 1) // 16), 0, 0, -(-(self.num_outputs + self.has_value) // 16)
 
+    num_places = 1
+    """In memory, for the hidden layers of a network that plays."""
+
     @property
     def padded(self) -> list[tuple[int, int]]:
         """`layers`, in columns of the arrays."""
         return [(to_tiles(out), to_tiles(given)) for out, given in self.layers]
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that go through a layer together."""
+        return max(1024, SUM_BYTES // (4 * self.widest) // 1024 * 1024)
+
+    @property
+    def widest_sum(self) -> int:
+        """Columns of the widest sums that are in memory."""
+        return self.widest
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -350,13 +368,64 @@ class LayersShape(Shape):
         return [0, 0, 0, 0, 0, 16 * self.tiles[3]]
 
     def row_bytes(self, element_bytes: int, learns: bool) -> int:
-        """What a row takes: features, hidden layers, which share a place unless it `learns`, and deltas; two sums."""
+        """What a row takes: features, hidden layers, which share places unless it `learns`, and deltas; two sums."""
         (_, features), (outputs, _) = self.padded[0], self.padded[-1]
-        columns = features + (sum(out for out, _ in self.padded) if learns else self.widest)
-        if learns and self.norms_hidden:
-            columns += sum(out for out, _ in self.padded[:-1])
-            return columns * element_bytes + 4 * (self.widest + outputs + len(self.widths))
-        return columns * element_bytes + 4 * (self.widest + outputs)
+        columns, sums = features + self.num_places * self.widest, self.widest_sum + outputs
+        if learns:
+            columns = features + sum(out for out, _ in self.padded)
+            if self.norms_hidden:
+                columns, sums = columns + sum(out for out, _ in self.padded[:-1]), sums + len(self.widths)
+        return columns * element_bytes + 4 * sums
+
+
+@dataclass(frozen=True)
+class WarpgroupShape(LayersShape):
+    """The same by whole warpgroups, with all that follows a product at once: what by_warpgroups.cu is written for.
+
+    Hidden layers are padded to panels, features to half of one. Columns of both lie as those of a record do, two tiles
+    together; weights in blocks [row / 8][column / 8][8][8], but those of the outputs in rows.
+    """
+
+    num_places = 2
+
+    @property
+    def padded(self) -> list[tuple[int, int]]:
+        hidden = [-(-width // PANEL) * PANEL for width in self.widths]
+        given = [-(-self.num_features // (PANEL // 2)) * (PANEL // 2), *hidden]
+        return list(zip([*hidden, 16 * self.tiles[3]], given, strict=True))
+
+    @property
+    def rows_at_once(self) -> int:
+        return MAX_GROUP_ROWS
+
+    @property
+    def widest_sum(self) -> int:
+        return 0
+
+    def places(self) -> list[Pair]:
+        found = []
+        for number, (out, given) in enumerate(self.layers):
+            start, bias_start = self.starts[number]
+            (row, column), width = np.indices((out, given)), self.padded[number][1]
+            bias = bias_start + np.arange(out)
+            if number < len(self.widths):
+                block = row // 8 * (width // 8) + column // 8
+                found.append((start + block * 64 + row % 8 * 8 + column % 8, bias))
+            else:
+                found.append(self.gradient_places("layers")[number])
+        return found
+
+    def gradient_places(self, way: Way) -> list[Pair]:
+        """Rows and columns of deltas' products, as they lie; sums of deltas of hidden layers lie in their order."""
+        found = []
+        for number, (out, given) in enumerate(self.layers):
+            start, bias_start = self.starts[number]
+            (row, column), bias = np.indices((out, given)), np.arange(out)
+            is_last = number == len(self.widths)
+            row = place_in_record(row, 1 if is_last else 2)
+            bias = place_in_record(bias, 1) if is_last else bias
+            found.append((start + row * self.padded[number][1] + place_in_record(column, 2), bias_start + bias))
+        return found
 
 
 def to_tiles(columns: int) -> int:

@@ -85,12 +85,24 @@ ROLLOUTS = {
         True,
     ),
     "a2c with LayerNorms between layers": (Case(9, (300, 40), (5,), layer_norm="hidden", num_envs=20), A2C, True),
+    "ppo of three wide layers": (
+        Case(
+            18, (256, 512, 130), (5, 16), critic_widths=(512, 300, 128), activation="tanh", has_mask=True,
+            agents=range(1, 4), num_agents=5, num_envs=18,
+        ),
+        PPO,
+        True,
+    ),
+    "a2c of four wide layers behind a LayerNorm": (
+        Case(100, (128, 256, 300, 70), (5,), layer_norm=True, num_envs=20), A2C, False,
+    ),
     "a2c of a wide layer and of none": (Case(16, (512,), (21,), critic_widths=(), num_envs=11), A2C, False),
 }  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 LAYERS = "layers"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
 OF_WARPGROUPS += [("ppo of two wide layers behind a LayerNorm", BF16, REGISTERS)]
+OF_WARPGROUPS += [("ppo of three wide layers", BF16, LAYERS), ("a2c of four wide layers behind a LayerNorm", BF16, LAYERS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
 """Of gradients: some are longer, some are not."""
@@ -110,7 +122,7 @@ def make(backend, monkeypatch):
         learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
         found = [one.way for one in learner.learns_by.plan.networks]
         if way == LAYERS:
-            fits = case.critic_widths and not case.layer_norm
+            fits = case.critic_widths == (16,)
             assert found == [LAYERS, REGISTERS if fits else LAYERS][: len(found)]
             return learner
         has_warpgroups = backend.name == "cuda" and backend.has_warpgroups

@@ -61,13 +61,29 @@ def test_layers_that_no_registers_hold_go_through_memory(widths):
 
 
 def test_layers_share_the_memory_of_their_sums_that_a_cache_holds():
-    """16 MiB are 8,192 rows of 512 floats."""
-    found = plan(replace(SMALL, widths=(512, 512)), LARGE_GPU, "bf16")
+    """16 MiB are 8,192 rows of 512 floats. Warpgroups, which have no sums in memory, take 131,072 rows at once."""
+    request, outputs = replace(SMALL, widths=(512, 512)), 16 * 4
+    found = plan(request, GPUS["sm_80"], "bf16")
     learning = found.learning(100_000, 1, 1)
     assert (learning.chunk, learning.num_chunks) == (8192, 13)
-    rows, outputs = found.bytes_of_playing(100_000)["hidden layers"], 16 * 4
+    rows = found.bytes_of_playing(100_000)["hidden layers"]
     assert rows == 100_000 * outputs + 8192 * (512 * 4 + 512 * 2 + 16 * 2)
     assert learning.num_bytes["records"] == 8192 * (outputs + 512 * 4 + 2 * (16 + 512 + 512 + 16))
+    found = plan(request, GPUS["sm_90"], "bf16")
+    assert found.bytes_of_playing(100_000)["hidden layers"] == 100_000 * (outputs + 2 * (512 + 512 + 64))
+    learning = found.learning(262_144, 1, 1)
+    assert (learning.chunk, learning.num_chunks) == (131_072, 2)
+    assert learning.num_bytes["records"] == 131_072 * (outputs + 2 * (64 + 512 + 512 + 16))
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])
+def test_each_parameter_of_layers_in_memory_has_a_place_of_its_own(gpu):
+    request = Request(18, (130, 256, 70), (21, 3), norms_input=True)
+    (shape,) = plan(request, GPUS[gpu], "bf16").shapes
+    for places in (shape.places(), shape.gradient_places("layers")):
+        for number, end in ((0, shape.num_elements), (1, shape.num_biases)):
+            found = np.concatenate([pair[number].flatten() for pair in places])
+            assert len(np.unique(found)) == len(found) and 0 <= found.min() and found.max() < end
 
 
 def test_a_cpu_is_told_that_torch_is_faster(monkeypatch):

@@ -1,0 +1,266 @@
+// Layers that go through memory one after the other, each a product by whole warpgroups with what follows it at once.
+//
+// A block keeps 128 columns of a layer's weights in shared memory, and brings 64 rows a warpgroup through them: what
+// goes in comes from memory to registers, what comes out goes to memory with bias and activation, or times a slope.
+// Rows of elements lie as those of a record do (tensor_core.cuh), padded by zeros.
+//
+// Constants:
+//   FULL_PRECISION  false
+//   IS_TANH         the activation: tanh, or else the positive part
+//   WARPS           of a block, a multiple of four
+#include "warpgroup.cuh"
+
+constexpr int PANEL = 128;  // columns of a block
+constexpr int BLOCKS = PANEL / 8;
+constexpr int THREADS = WARPS * 32;
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ float activate(float x)
+{
+    return IS_TANH ? quick_tanh(x) : positive_part(x);
+}
+__device__ __forceinline__ float slope(float activated)
+{
+    if (IS_TANH) return 1.0f - activated * activated;
+    return activated > 0.0f ? 1.0f : 0.0f;
+}
+
+// Which rows a warp has: of 64 rows that its warpgroup has at once.
+struct Rows {
+    long long step;  // from 64 rows to the next
+    long long first;
+    int num_rows;
+
+    __device__ __forceinline__ Rows(int block, int num_blocks, int num_rows) : num_rows(num_rows)
+    {
+        const int group = threadIdx.x / 128;
+        step = (long long)num_blocks * (WARPS / 4) * 64;
+        first = ((long long)block * (WARPS / 4) + group) * 64 + threadIdx.x / 32 % 4 * 16 + lane_index() / 4;
+    }
+    // Where a row begins, or the last one where there is none.
+    __device__ __forceinline__ long long place(long long row, int width) const
+    {
+        return (row < num_rows ? row : num_rows - 1) * width;
+    }
+};
+
+// What goes into a layer, some columns at a time: all together TILES tiles of 16.
+template <int TOGETHER>
+struct Input {
+    static constexpr int TILES = TOGETHER == 2 ? 4 : 1;
+    unsigned tile[TILES][4];
+
+    __device__ __forceinline__ void load(const Element* upper, const Element* lower, int chunk)
+    {
+        const int column = 16 * TILES * chunk + place_of_lane<8, TOGETHER>(lane_index() & 3);
+#pragma unroll
+        for (int k = 0; k < TILES; k += TOGETHER) {
+            load_tiles((unsigned(&)[TOGETHER][4])tile[k], upper + column + 16 * k, lower + column + 16 * k);
+        }
+    }
+};
+
+// All rows of a block through its weights: calls finish(row, sum) for each 64 of a warpgroup.
+//   start(sum)  gives sums their first values
+template <int TOGETHER, bool TRANSPOSED, typename Start, typename Finish>
+__device__ __forceinline__ void go_through(
+    const Rows& rows, const Element* input, int width, const Element* weights, Start start, Finish finish)
+{
+    constexpr int TILES = Input<TOGETHER>::TILES;
+    const int num_chunks = width / (16 * TILES);
+    const int along = TRANSPOSED ? PANEL * 16 : 128;
+    const int across = TRANSPOSED ? 128 : width * 16;
+    const unsigned long long matrix = describe(weights, along, across);
+    Input<TOGETHER> now, next;
+    now.load(input + rows.place(rows.first, width), input + rows.place(rows.first + 8, width), 0);
+    // Of a warpgroup, all warps go on as long as one of them has a row.
+    for (long long row = rows.first; row / 64 * 64 < rows.num_rows; row += rows.step) {
+        float sum[BLOCKS][4];
+        start(sum);
+        settle(sum);
+        for (int chunk = 0; chunk < num_chunks; ++chunk) {
+            const bool is_last = chunk + 1 == num_chunks;
+            const long long from = is_last ? row + rows.step : row;
+            next.load(
+                input + rows.place(from, width), input + rows.place(from + 8, width), is_last ? 0 : chunk + 1);
+            settle_input(now.tile);
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < TILES; ++k) {
+                const int at = 2 * (chunk * TILES + k) * along;
+                add_product<false, TRANSPOSED, 0, BLOCKS>(sum, now.tile[k], moved(matrix, at), across);
+            }
+            end_products();
+            wait_for_products<0>();
+            settle(sum);
+            now = next;
+        }
+        finish(row, sum);
+    }
+}
+
+#endif
+
+// A hidden layer, or the first: output = activation of weights input + bias.
+//   input       bytes of [num_rows, width] elements; 64 divides the width                      read
+//   weights     bytes of [out / 8][width / 8][8][8] elements                                   read
+//   bias        [out]                                                                          read
+//   output      bytes of [num_rows, out] elements; 128 divides out                             written
+//   num_panels  out / 128; they take turns among the blocks
+extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(
+    const unsigned char* input, const unsigned char* weights, const float* bias, unsigned char* output, int num_rows,
+    int width, int num_panels)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char shared[];
+    const int panel = blockIdx.x % num_panels;
+    const Bytes16* from = (const Bytes16*)weights + (long long)panel * PANEL * width / 8;
+    for (int i = threadIdx.x; i < PANEL * width / 8; i += THREADS) start_copy((Bytes16*)shared + i, from + i);
+    wait_for_copies();
+    show_to_products();
+    __syncthreads();
+    const Rows rows(blockIdx.x / num_panels, gridDim.x / num_panels, num_rows);
+    const int t = lane_index() & 3;
+    const int out = num_panels * PANEL;
+    const float* start = bias + panel * PANEL + 2 * t;
+    go_through<2, false>(
+        rows, (const Element*)input, width, (const Element*)shared,
+        [&](float(&sum)[BLOCKS][4]) {
+#pragma unroll
+            for (int i = 0; i < BLOCKS; ++i) {
+                const FloatPair two = *(const FloatPair*)(start + 8 * i);
+                sum[i][0] = sum[i][2] = two.low;
+                sum[i][1] = sum[i][3] = two.high;
+            }
+        },
+        [&](long long row, const float(&sum)[BLOCKS][4]) {
+            Element* place = (Element*)output + row * out + panel * PANEL + place_of_lane<8, 2>(t);
+#pragma unroll
+            for (int n = 0; n < BLOCKS / 2; n += 2) {
+                unsigned tiles[2][4];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const float* two = &sum[2 * n + i / 2][2 * (i % 2)];
+                    tiles[i / 4][i % 4] = packed(activate(two[0]), activate(two[1]));
+                }
+                if (row < num_rows) put(place + 16 * n, tiles, 0, 0u);
+                if (row + 8 < num_rows) put(place + 8 * out + 16 * n, tiles, 1, 0u);
+            }
+        });
+#endif
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// The delta of a layer from that of the next: (delta weights) times the slope of what the layer gave, in its place.
+template <int TOGETHER>
+__device__ __forceinline__ void backward(
+    char* shared, const unsigned char* delta, int width, unsigned char* hidden, float* part, bool goes_on, int num_rows,
+    int num_panels)
+{
+    float* sums = (float*)(shared + PANEL * width * 2);  // [warp][PANEL]
+    for (int i = threadIdx.x; i < WARPS * PANEL; i += THREADS) sums[i] = 0.0f;
+    wait_for_copies();
+    show_to_products();
+    __syncthreads();
+    const int panel = blockIdx.x % num_panels;
+    const Rows rows(blockIdx.x / num_panels, gridDim.x / num_panels, num_rows);
+    const int t = lane_index() & 3;
+    const int out = num_panels * PANEL;
+    float* sums_of_warp = sums + threadIdx.x / 32 * PANEL;
+    go_through<TOGETHER, true>(
+        rows, (const Element*)delta, width, (const Element*)shared,
+        [&](float(&sum)[BLOCKS][4]) {
+#pragma unroll
+            for (int i = 0; i < BLOCKS; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
+        },
+        [&](long long row, float(&sum)[BLOCKS][4]) {
+            const bool has_upper = row < num_rows;
+            const bool has_lower = row + 8 < num_rows;
+            Element* column = (Element*)hidden + panel * PANEL + place_of_lane<8, 2>(t);
+            Element* upper = column + rows.place(row, out);
+            Element* lower = column + rows.place(row + 8, out);
+#pragma unroll
+            for (int n = 0; n < BLOCKS / 2; n += 2) {
+                unsigned gave[2][4];
+                unsigned tiles[2][4];
+                load_tiles(gave, upper + 16 * n, lower + 16 * n);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const FloatPair activated = unpack(gave[i / 4][i % 4]);
+                    float* two = &sum[2 * n + i / 2][2 * (i % 2)];
+                    const bool is_there = i % 2 ? has_lower : has_upper;
+                    two[0] = is_there ? two[0] * slope(activated.low) : 0.0f;
+                    two[1] = is_there ? two[1] * slope(activated.high) : 0.0f;
+                    tiles[i / 4][i % 4] = packed(two[0], two[1]);
+                }
+                if (has_upper) put(upper + 16 * n, tiles, 0, 0u);
+                if (has_lower) put(lower + 16 * n, tiles, 1, 0u);
+            }
+#pragma unroll
+            for (int i = 0; i < BLOCKS; ++i) {  // over the warp's 16 rows
+                float low = sum[i][0] + sum[i][2];
+                float high = sum[i][1] + sum[i][3];
+#pragma unroll
+                for (int flip = 4; flip < 32; flip *= 2) {
+                    low += __shfl_xor_sync(ALL_LANES, low, flip);
+                    high += __shfl_xor_sync(ALL_LANES, high, flip);
+                }
+                if (lane_index() < 4) {
+                    sums_of_warp[8 * i + 2 * t] += low;
+                    sums_of_warp[8 * i + 2 * t + 1] += high;
+                }
+            }
+        });
+    __syncthreads();
+    for (int i = threadIdx.x; i < PANEL; i += THREADS) {
+        float* place = part + (long long)(blockIdx.x / num_panels) * out + panel * PANEL + i;
+        float all = goes_on ? *place : 0.0f;
+        for (int warp = 0; warp < WARPS; ++warp) all += sums[warp * PANEL + i];
+        *place = all;
+    }
+}
+#endif
+
+// From a hidden layer to the one before it.
+//   delta       bytes of [num_rows, width] elements; 64 divides the width                      read
+//   weights     bytes of [width / 8][out / 8][8][8] elements                                   read
+//   hidden      bytes of [num_rows, out] elements: what the one before gave; then its delta    read, written
+//   part        [.., out]  a row a block: sums of that delta over its rows                     read, written
+//   goes_on     whether those are added to what is there
+//   num_panels  out / 128
+extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
+    const unsigned char* delta, const unsigned char* weights, unsigned char* hidden, float* part, bool goes_on,
+    int num_rows, int width, int num_panels)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char shared[];
+    constexpr int PIECES = PANEL * 8 * 2 / 16;  // of 8 rows of weights
+    const int panel = blockIdx.x % num_panels;
+    for (int i = threadIdx.x; i < width / 8 * PIECES; i += THREADS) {
+        const long long at = (long long)(i / PIECES) * num_panels * PIECES + panel * PIECES + i % PIECES;
+        start_copy((Bytes16*)shared + i, (const Bytes16*)weights + at);
+    }
+    backward<2>(shared, delta, width, hidden, part, goes_on, num_rows, num_panels);
+#endif
+}
+
+// From the outputs to the last hidden layer: the same, of weights [width, out] whose columns, and whose rows 16 at a
+// time, lie as a record's do.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) outputs_backward(
+    const unsigned char* delta, const unsigned char* weights, unsigned char* hidden, float* part, bool goes_on,
+    int num_rows, int width, int num_panels)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char shared[];
+    const int panel = blockIdx.x % num_panels;
+    for (int i = threadIdx.x; i < width * PANEL; i += THREADS) {
+        const int row = i / PANEL;
+        const int column = i % PANEL;
+        const int from = place_of_column<1>(row) * (num_panels * PANEL) + panel * PANEL + place_of_column<2>(column);
+        const int block = row / 8 * (PANEL / 8) + column / 8;
+        ((Element*)shared)[block * 64 + row % 8 * 8 + column % 8] = ((const Element*)weights)[from];
+    }
+    backward<1>(shared, delta, width, hidden, part, goes_on, num_rows, num_panels);
+#endif
+}
