@@ -102,7 +102,8 @@ REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of
 LAYERS = "layers"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
 OF_WARPGROUPS += [("ppo of two wide layers behind a LayerNorm", BF16, REGISTERS)]
-OF_WARPGROUPS += [("ppo of three wide layers", BF16, LAYERS), ("a2c of four wide layers behind a LayerNorm", BF16, LAYERS)]
+OF_WARPGROUPS += [("ppo of three wide layers", BF16, LAYERS)]
+OF_WARPGROUPS += [("a2c of four wide layers behind a LayerNorm", BF16, LAYERS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
 """Of gradients: some are longer, some are not."""

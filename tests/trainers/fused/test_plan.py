@@ -37,7 +37,11 @@ OLD = Limits((7, 5), 64 << 10, 40)
         ),
         ({}, OLD, "bf16", "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"),
         ({"network": GRU}, LARGE_GPU, "bf16", "the network is a GRU, not an MLP"),
-        ({"has_layer_norm": True}, LARGE_GPU, "bf16", "it has a LayerNorm"),
+        ({"norms_input": True, "widths": ()}, LARGE_GPU, "bf16", "a LayerNorm stands before its outputs"),
+        (
+            {"norms_hidden": True, "widths": (2049,)}, LARGE_GPU, "bf16",
+            "a hidden layer of 2049 with a LayerNorm is wider than 2048",
+        ),
         ({"head_sizes": None}, LARGE_GPU, "bf16", "its actions are a Box"),
         ({"has_central_critic": True}, LARGE_GPU, "bf16", "its critic sees the whole env"),
         ({"sees_agent_id": True}, LARGE_GPU, "bf16", "its agents see their numbers"),
@@ -83,7 +87,7 @@ def test_each_parameter_of_layers_in_memory_has_a_place_of_its_own(gpu):
     for places in (shape.places(), shape.gradient_places("layers")):
         for number, end in ((0, shape.num_elements), (1, shape.num_biases)):
             found = np.concatenate([pair[number].flatten() for pair in places])
-            assert len(np.unique(found)) == len(found) and 0 <= found.min() and found.max() < end
+            assert len(np.unique(found)) == len(found) and found.min() >= 0 and found.max() < end
 
 
 def test_a_cpu_is_told_that_torch_is_faster(monkeypatch):
