@@ -77,10 +77,10 @@ def tag(**runner: object) -> dict:
     }  # fmt: skip
 
 
-def locks() -> dict:
+def locks(**model: object) -> dict:
     """Three agents who may do something else in each step; see envs/locks.py."""
     policy = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3, "lr": 0.01, **STATISTICS}
-    policy["model"] = {"fc_dims": [16], "activation": "tanh"}
+    policy["model"] = {"fc_dims": [16], "activation": "tanh", **model}
     return {"name": "locks:Locks", "policy": {"agent": policy}}
 
 
@@ -120,8 +120,12 @@ def hashes(trainer: Trainer) -> dict[str, str]:
 # -------------------------------------------------------------------------------------- as torch does it
 
 
-def test_two_iterations_in_full_precision_are_torchs(make):
-    ours, torchs = make(tag(), FULL), make(tag(), TORCH)
+@pytest.mark.parametrize("model", [{}, {"fc_dims": [16, 24, 17], "layer_norm": "all"}])
+def test_two_iterations_in_full_precision_are_torchs(make, model):
+    """Of the runners, too, with other layers."""
+    run = tag()
+    run["policy"]["runner"]["model"] |= model
+    ours, torchs = make(run, FULL), make(run, TORCH)
     before = parameters(ours)
     for found, expected in zip(iterate(ours, 2), iterate(torchs, 2), strict=True):
         assert found.keys() == expected.keys()
@@ -161,19 +165,20 @@ def test_a_policy_that_is_not_trained_plays_and_stays(make):
 # --------------------------------------------------------------------------------- again, and gone on with
 
 
-def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit_and_keep_to_masks(make):
+@pytest.mark.parametrize("model", [{}, {"fc_dims": [70, 130, 16], "layer_norm": True}])
+def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit_and_keep_to_masks(make, model):
     """Four iterations, of which a GPU replays two as graphs; of a run that goes on after two, none."""
-    whole = make(locks(), BF16)
+    whole = make(locks(**model), BF16)
     whole.train()
     reward, group = whole.rollout.reward, whole.rollout.groups["agent"]
     assert reward.min() == 0 and reward.max() == 1  # what is not allowed costs 1
     taken = torch.nn.functional.one_hot(group.action[..., 0].long(), 3).bool()
     assert (group.mask[..., :3][taken] | ~group.mask[..., :3].any(-1).flatten()).all()
     end = hashes(whole)
-    again = make(locks(), BF16)
+    again = make(locks(**model), BF16)
     again.train()
     assert hashes(again) == end
-    resumed = make(locks(), BF16, resume=checkpoint.list_checkpoints(whole.run.checkpoints)[-2])
+    resumed = make(locks(**model), BF16, resume=checkpoint.list_checkpoints(whole.run.checkpoints)[-2])
     assert resumed.iteration == 2
     resumed.train()
     assert hashes(resumed) == end
