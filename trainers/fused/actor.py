@@ -10,9 +10,9 @@ import torch
 
 from trainers.acting.actor import Actor, Call
 from trainers.fused.by_layers import LayersNetwork, make_layers
+from trainers.fused.layers_shape import LayersShape
 from trainers.fused.packed import PackedNetwork
 from trainers.fused.plan import plan_acting
-from trainers.fused.shape import LayersShape
 from trainers.fused.source import compile_fused
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant

@@ -14,9 +14,10 @@ import torch
 
 from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
+from trainers.fused.layers_shape import PANEL, WarpgroupShape
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
 from trainers.fused.plan import GradientPlan
-from trainers.fused.shape import NORM_EPS, PANEL, WARPS, WarpgroupShape
+from trainers.fused.shape import NORM_EPS, WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager

@@ -10,31 +10,22 @@ All of it is arithmetic: no network, no array and no device has to exist. Where 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import numpy as np
-import torch
 
 from trainers.experience.spec import GroupSpec
-from trainers.fused.shape import (
-    HEAD_BYTES,
-    MAX_GROUP_WIDTH,
-    PANEL,
-    STAGE_ROWS,
-    WARPS,
-    LayersShape,
-    Shape,
-    WarpgroupShape,
-    Way,
-    tiles_together,
-)
+from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
+from trainers.fused.limits import CPU as CPU
+from trainers.fused.limits import LARGE_GPU as LARGE_GPU
+from trainers.fused.limits import Limits as Limits
+from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
 from trainers.heads import CategoricalHeads, make_head
 from trainers.networks import find_network
 from trainers.networks.features import Features
 from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
-from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
 
@@ -66,45 +57,6 @@ SUM_THREADS = 256
 """Of the blocks that sum up advantages."""
 STEP_THREADS, SLICES = 256, 4
 """Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a device has, as far as the kernels care."""
-
-    capability: tuple[int, int] | None
-    """Of a GPU; None: it is a CPU."""
-    shared_bytes: int
-    """Shared memory that a block may have."""
-    num_multiprocessors: int
-    has_warpgroups: bool = False
-    """Whether its warps multiply in fours (`wgmma`, which only sm_90a has)."""
-
-    @classmethod
-    def of(cls, backend: Backend) -> Limits:
-        found = cls.of_device(backend.device)
-        return found if found.capability is None else replace(found, has_warpgroups=backend.has_warpgroups)
-
-    @classmethod
-    def of_device(cls, device: torch.device | str) -> Limits:
-        """Of "cpu"; of a GPU that is here; or, where there is none, of a large one."""
-        if torch.device(device).type != "cuda":
-            return CPU
-        if not torch.cuda.is_available():
-            return LARGE_GPU
-        found = torch.cuda.get_device_properties(device)
-        capability = found.major, found.minor
-        shared_bytes, number = found.shared_memory_per_block_optin, found.multi_processor_count
-        return cls(capability, shared_bytes, number, has_warpgroups=capability == (9, 0))
-
-    def blocks_at_once(self, shared_bytes: int) -> int:
-        """Blocks of so much shared memory that a multiprocessor holds, two at most."""
-        reserved = 1024  # of each block
-        return max(1, min(2, (self.shared_bytes + reserved) // (shared_bytes + reserved)))
-
-
-CPU = Limits(None, 227 << 10, 2)
-LARGE_GPU = Limits((9, 0), 227 << 10, 132, has_warpgroups=True)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import torch
 from compile_only import CompileOnlyBackend
 from fused_cases import GPUS
 
+from trainers.fused.layers_shape import LayersShape
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
-from trainers.fused.shape import WARPS, LayersShape
+from trainers.fused.shape import WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import KERNELS_FOLDER, Backend
