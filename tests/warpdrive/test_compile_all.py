@@ -26,6 +26,7 @@ FUSED = {
         "SUM_THREADS": 256,
     },
     "by_layers.cu": {"FULL_PRECISION": False, "IS_TANH": True, "THREADS": 256, "NORM_EPS": 1e-5},
+    "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8},
     "layer_norm.cu": {"FULL_PRECISION": False, "NUM_NORMS": 2, "THREADS": 128},
 }  # fmt: skip
 """Constants of the kernels that need some."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.acting.actor import Actor, Call
-from trainers.fused.by_layers import LayersNetwork, make_layers
+from trainers.fused.by_layers import LayersNetwork, make_layers, side_by_side
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.packed import PackedNetwork
 from trainers.fused.plan import plan_acting
@@ -97,15 +97,15 @@ class FusedPlayers(Actor):
         self, compiled: tuple, networks: list[tuple[GroupRollout, PackedNetwork]], arrays: list[dict[str, torch.Tensor]]
     ) -> list[Call]:
         functions, launch_shape = compiled
-        given, calls = {}, []
+        given, before = {}, []
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
             layers = self._layers.get(id(network))
             if layers is not None:
-                calls += layers.prepare_all(observation=whole["observation"], order=self._nothing["action"])
+                before.append(layers.prepare_all(observation=whole["observation"], order=self._nothing["action"]))
                 whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
-        return [*calls, functions.prepare("act", launch_shape, **given)]
+        return [*side_by_side(before), functions.prepare("act", launch_shape, **given)]
 
     def _make_layers(self, group: GroupRollout, network: PackedNetwork) -> LayersNetwork:
         packed, num_rows = group.policy.packed, self._rows(group)

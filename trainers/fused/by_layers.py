@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +25,6 @@ from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 Call = Callable[[], None]
-BYTES = ("input", "output", "delta", "hidden")
-"""Parameters that kernels take as bytes."""
 THREADS, COLUMNS = 256, 8
 """Of a block of the kernels of by_layers.cu; columns of a thread."""
 BLOCKS_AT_ONCE = 8
@@ -295,35 +294,97 @@ class LayersGradient(NetworkGradient):
 
 
 class WarpgroupNetwork(LayersNetwork):
-    """The same of a WarpgroupShape: each layer is one launch of a kernel of by_warpgroups.cu."""
+    """The same of a WarpgroupShape: each layer is one launch of a kernel of by_warpgroups.cu, which may do as much for
+    other networks, too."""
 
-    def __init__(self, packed: PackedPolicy, *arguments: Any) -> None:
-        super().__init__(packed, *arguments)
-        constants = {**packed.precision, "IS_TANH": packed.plan.request.activation == "tanh", "WARPS": WARPS}
-        data = DataManager(packed.backend.device)
-        self._functions = FunctionManager(data, KERNELS / "by_warpgroups.cu", constants, backend=packed.backend)
-
-    def prepare_layer(self, i: int, given: torch.Tensor, hidden: torch.Tensor) -> list[Call]:
+    def prepare_layer(self, i: int, given: torch.Tensor, hidden: torch.Tensor) -> list[Launch]:
         layer = self.layers[i]
-        return [self._prepare("layer_forward", i, given, input=given, bias=layer.bias, output=hidden)]
+        return [Launch(self.packed, "layer_forward", given, layer.weight, layer.bias, hidden)]
 
     def prepare_backward(
         self, i: int, delta: torch.Tensor, hidden: torch.Tensor, part: torch.Tensor, goes_on: bool
-    ) -> list[Call]:
+    ) -> list[Launch]:
         kernel = "outputs_backward" if i + 2 == len(self.layers) else "layer_backward"
-        return [self._prepare(kernel, i, delta, delta=delta, hidden=hidden, part=part, goes_on=goes_on)]
+        return [Launch(self.packed, kernel, delta, self.layers[i + 1].weight, part, hidden, goes_on)]
 
-    def _prepare(self, kernel: str, i: int, given: torch.Tensor, **arrays: Any) -> Call:
-        """The launch that makes rows of hidden layer i, or their deltas, of rows that are given."""
-        (num_rows, width), weight = given.shape, self.layers[i if kernel == "layer_forward" else i + 1].weight
-        num_panels = self.shape.padded[i][0] // PANEL
-        shared_bytes = 2 * PANEL * width + (0 if kernel == "layer_forward" else 4 * WARPS * PANEL)
-        limits = self.packed.plan.limits
-        blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors // num_panels
-        blocks = max(1, min(blocks, -(-num_rows // (16 * WARPS)))) * num_panels
-        arrays = {name: bytes_of(one) if name in BYTES else one for name, one in arrays.items()}
-        given = {"weights": bytes_of(weight), "num_rows": num_rows, "width": width, "num_panels": num_panels}
-        return self._functions.prepare(kernel, LaunchShape(blocks, (32 * WARPS, 1), shared_bytes), **given, **arrays)
+
+@dataclass
+class Launch:
+    """A network's part of a launch of by_warpgroups.cu."""
+
+    packed: PackedPolicy
+    kernel: str
+    input: torch.Tensor
+    """[rows, width]"""
+    weight: torch.Tensor
+    sums: torch.Tensor
+    """Biases, or sums of deltas."""
+    output: torch.Tensor
+    """[rows, out]"""
+    goes_on: bool = False
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Launches of one kind can be one."""
+        return self.kernel, self.goes_on, self.packed.plan.request.activation
+
+    @property
+    def num_panels(self) -> int:
+        return self.output.shape[1] // PANEL
+
+    @property
+    def work(self) -> int:
+        return self.input.numel() * self.num_panels
+
+
+def side_by_side(lists: Sequence[Sequence[Call | Launch]]) -> list[Call]:
+    """The calls of several networks, each in its order; launches that can be one are."""
+    calls = []
+    for step in itertools.zip_longest(*lists):
+        kinds: dict[Any, list[Launch]] = {}
+        for one in step:
+            if isinstance(one, Launch):
+                kinds.setdefault(one.kind, []).append(one)
+            elif one is not None:
+                calls.append(one)
+        calls += [prepare_together(launches) for launches in kinds.values()]
+    return calls
+
+
+def prepare_together(launches: Sequence[Launch]) -> Call:
+    """One launch for several networks, which share its blocks by their work."""
+    packed, kernel = launches[0].packed, launches[0].kernel
+    limits, has_sums = packed.plan.limits, kernel != "layer_forward"
+    widest = max(one.input.shape[1] for one in launches)
+    shared_bytes = 2 * PANEL * widest + (4 * WARPS * PANEL if has_sums else 0)
+    num_blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors
+    whole, problems, first = sum(one.work for one in launches), [], 0
+    for one in launches:
+        (num_rows, width), panels = one.input.shape, one.num_panels
+        blocks = min(num_blocks * one.work // (whole * panels), -(-num_rows // (16 * WARPS)))
+        blocks = max(1, blocks) * panels
+        tensors = (one.input, one.weight, one.sums, one.output)
+        problems.append((*(tensor.data_ptr() for tensor in tensors), num_rows, width, panels, first, blocks))
+        first += blocks
+    table = torch.tensor(problems, device=packed.backend.device)
+    given = {"goes_on": launches[0].goes_on} if has_sums else {}
+    shape = LaunchShape(first, (32 * WARPS, 1), shared_bytes)
+    call = compiled(packed).prepare(kernel, shape, problems=table, num_problems=len(problems), **given)
+
+    def launch(_: Sequence[Launch] = tuple(launches)) -> None:  # keeps the memory whose addresses are in the table
+        call()
+
+    return launch
+
+
+def compiled(packed: PackedPolicy) -> FunctionManager:
+    """The kernels of by_warpgroups.cu for a policy."""
+    file = KERNELS / "by_warpgroups.cu"
+    if file not in packed.compiled:
+        is_tanh, data = packed.plan.request.activation == "tanh", DataManager(packed.backend.device)
+        constants = {**packed.precision, "IS_TANH": is_tanh, "WARPS": WARPS}
+        packed.compiled[file] = FunctionManager(data, file, constants, backend=packed.backend)
+    return packed.compiled[file]
 
 
 def make_layers(packed: PackedPolicy, network: PackedNetwork, *arguments: Any) -> LayersNetwork:

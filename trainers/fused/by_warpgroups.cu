@@ -4,6 +4,15 @@
 // goes in comes from memory to registers, what comes out goes to memory with bias and activation, or times a slope.
 // Rows of elements lie as those of a record do (tensor_core.cuh), padded by zeros.
 //
+// A launch does this for several networks. A problem of one is 9 numbers:
+//   input       where bytes of [num_rows, width] elements are
+//   weights     where bytes of elements are
+//   sums        where floats are: biases, or sums of deltas
+//   output      where bytes of [num_rows, 128 num_panels] elements are
+//   num_rows, width
+//   num_panels  which take turns among the problem's blocks
+//   first_block, num_blocks
+//
 // Constants:
 //   FULL_PRECISION  false
 //   IS_TANH         the activation: tanh, or else the positive part
@@ -102,30 +111,57 @@ __device__ __forceinline__ void go_through(
 
 #endif
 
-// A hidden layer, or the first: output = activation of weights input + bias.
-//   input       bytes of [num_rows, width] elements; 64 divides the width                      read
-//   weights     bytes of [out / 8][width / 8][8][8] elements                                   read
-//   bias        [out]                                                                          read
-//   output      bytes of [num_rows, out] elements; 128 divides out                             written
-//   num_panels  out / 128; they take turns among the blocks
-extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(
-    const unsigned char* input, const unsigned char* weights, const float* bias, unsigned char* output, int num_rows,
-    int width, int num_panels)
+struct Problem {
+    long long input, weights, sums, output, num_rows, width, num_panels, first_block, num_blocks;
+};
+
+// What this block does of the launch.
+struct Work {
+    const Element* input;
+    const Element* weights;
+    float* sums;
+    Element* output;
+    int num_rows, width, num_panels;
+    int panel, block, num_blocks;  // of those with the same panel
+
+    __device__ __forceinline__ Work(const long long* problems, int num_problems)
+    {
+        const Problem* one = (const Problem*)problems;
+        for (int i = 1; i < num_problems; ++i) {
+            if (((const Problem*)problems)[i].first_block <= blockIdx.x) one = (const Problem*)problems + i;
+        }
+        input = (const Element*)one->input;
+        weights = (const Element*)one->weights;
+        sums = (float*)one->sums;
+        output = (Element*)one->output;
+        num_rows = (int)one->num_rows;
+        width = (int)one->width;
+        num_panels = (int)one->num_panels;
+        panel = ((int)blockIdx.x - (int)one->first_block) % num_panels;
+        block = ((int)blockIdx.x - (int)one->first_block) / num_panels;
+        num_blocks = (int)one->num_blocks / num_panels;
+    }
+};
+
+// Hidden layers, the first among them: output = activation of (weights input + bias).
+//   problems  [num_problems, 9]  64 divides a width; weights are [out / 8][width / 8][8][8]    read
+extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const long long* problems, int num_problems)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char shared[];
-    const int panel = blockIdx.x % num_panels;
-    const Bytes16* from = (const Bytes16*)weights + (long long)panel * PANEL * width / 8;
-    for (int i = threadIdx.x; i < PANEL * width / 8; i += THREADS) start_copy((Bytes16*)shared + i, from + i);
+    const Work work(problems, num_problems);
+    const int num_pieces = PANEL * work.width / 8;
+    const Bytes16* from = (const Bytes16*)work.weights + work.panel * num_pieces;
+    for (int i = threadIdx.x; i < num_pieces; i += THREADS) start_copy((Bytes16*)shared + i, from + i);
     wait_for_copies();
     show_to_products();
     __syncthreads();
-    const Rows rows(blockIdx.x / num_panels, gridDim.x / num_panels, num_rows);
+    const Rows rows(work.block, work.num_blocks, work.num_rows);
     const int t = lane_index() & 3;
-    const int out = num_panels * PANEL;
-    const float* start = bias + panel * PANEL + 2 * t;
+    const int out = work.num_panels * PANEL;
+    const float* start = work.sums + work.panel * PANEL + 2 * t;
     go_through<2, false>(
-        rows, (const Element*)input, width, (const Element*)shared,
+        rows, work.input, work.width, (const Element*)shared,
         [&](float(&sum)[BLOCKS][4]) {
 #pragma unroll
             for (int i = 0; i < BLOCKS; ++i) {
@@ -135,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(
             }
         },
         [&](long long row, const float(&sum)[BLOCKS][4]) {
-            Element* place = (Element*)output + row * out + panel * PANEL + place_of_lane<8, 2>(t);
+            Element* place = work.output + row * out + work.panel * PANEL + place_of_lane<8, 2>(t);
 #pragma unroll
             for (int n = 0; n < BLOCKS / 2; n += 2) {
                 unsigned tiles[2][4];
@@ -144,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(
                     const float* two = &sum[2 * n + i / 2][2 * (i % 2)];
                     tiles[i / 4][i % 4] = packed(activate(two[0]), activate(two[1]));
                 }
-                if (row < num_rows) put(place + 16 * n, tiles, 0, 0u);
-                if (row + 8 < num_rows) put(place + 8 * out + 16 * n, tiles, 1, 0u);
+                if (row < rows.num_rows) put(place + 16 * n, tiles, 0, 0u);
+                if (row + 8 < rows.num_rows) put(place + 8 * out + 16 * n, tiles, 1, 0u);
             }
         });
 #endif
@@ -155,29 +191,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(
 // The delta of a layer from that of the next: (delta weights) times the slope of what the layer gave, in its place.
 template <int TOGETHER>
 __device__ __forceinline__ void backward(
-    char* shared, const unsigned char* delta, int width, unsigned char* hidden, float* part, bool goes_on, int num_rows,
-    int num_panels)
+    char* shared, const Work& work, bool goes_on)
 {
-    float* sums = (float*)(shared + PANEL * width * 2);  // [warp][PANEL]
+    float* sums = (float*)(shared + PANEL * work.width * 2);  // [warp][PANEL]
     for (int i = threadIdx.x; i < WARPS * PANEL; i += THREADS) sums[i] = 0.0f;
     wait_for_copies();
     show_to_products();
     __syncthreads();
-    const int panel = blockIdx.x % num_panels;
-    const Rows rows(blockIdx.x / num_panels, gridDim.x / num_panels, num_rows);
+    const Rows rows(work.block, work.num_blocks, work.num_rows);
     const int t = lane_index() & 3;
-    const int out = num_panels * PANEL;
+    const int out = work.num_panels * PANEL;
     float* sums_of_warp = sums + threadIdx.x / 32 * PANEL;
     go_through<TOGETHER, true>(
-        rows, (const Element*)delta, width, (const Element*)shared,
+        rows, work.input, work.width, (const Element*)shared,
         [&](float(&sum)[BLOCKS][4]) {
 #pragma unroll
             for (int i = 0; i < BLOCKS; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
         },
         [&](long long row, float(&sum)[BLOCKS][4]) {
-            const bool has_upper = row < num_rows;
-            const bool has_lower = row + 8 < num_rows;
-            Element* column = (Element*)hidden + panel * PANEL + place_of_lane<8, 2>(t);
+            const bool has_upper = row < rows.num_rows;
+            const bool has_lower = row + 8 < rows.num_rows;
+            Element* column = work.output + work.panel * PANEL + place_of_lane<8, 2>(t);
             Element* upper = column + rows.place(row, out);
             Element* lower = column + rows.place(row + 8, out);
 #pragma unroll
@@ -214,7 +248,7 @@ __device__ __forceinline__ void backward(
         });
     __syncthreads();
     for (int i = threadIdx.x; i < PANEL; i += THREADS) {
-        float* place = part + (long long)(blockIdx.x / num_panels) * out + panel * PANEL + i;
+        float* place = work.sums + (long long)work.block * out + work.panel * PANEL + i;
         float all = goes_on ? *place : 0.0f;
         for (int warp = 0; warp < WARPS; ++warp) all += sums[warp * PANEL + i];
         *place = all;
@@ -222,45 +256,42 @@ __device__ __forceinline__ void backward(
 }
 #endif
 
-// From a hidden layer to the one before it.
-//   delta       bytes of [num_rows, width] elements; 64 divides the width                      read
-//   weights     bytes of [width / 8][out / 8][8][8] elements                                   read
-//   hidden      bytes of [num_rows, out] elements: what the one before gave; then its delta    read, written
-//   part        [.., out]  a row a block: sums of that delta over its rows                     read, written
-//   goes_on     whether those are added to what is there
-//   num_panels  out / 128
+// From hidden layers to those before them: what these gave is the output, in whose place their deltas come.
+//   problems  [num_problems, 9]  64 divides a width; weights are [width / 8][out / 8][8][8]; each block has a row of
+//             the sums: those of the deltas over its rows                                      read
+//   goes_on   whether they are added to what is there
 extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
-    const unsigned char* delta, const unsigned char* weights, unsigned char* hidden, float* part, bool goes_on,
-    int num_rows, int width, int num_panels)
+    const long long* problems, int num_problems, bool goes_on)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char shared[];
     constexpr int PIECES = PANEL * 8 * 2 / 16;  // of 8 rows of weights
-    const int panel = blockIdx.x % num_panels;
-    for (int i = threadIdx.x; i < width / 8 * PIECES; i += THREADS) {
-        const long long at = (long long)(i / PIECES) * num_panels * PIECES + panel * PIECES + i % PIECES;
-        start_copy((Bytes16*)shared + i, (const Bytes16*)weights + at);
+    const Work work(problems, num_problems);
+    for (int i = threadIdx.x; i < work.width / 8 * PIECES; i += THREADS) {
+        const int at = (i / PIECES * work.num_panels + work.panel) * PIECES + i % PIECES;
+        start_copy((Bytes16*)shared + i, (const Bytes16*)work.weights + at);
     }
-    backward<2>(shared, delta, width, hidden, part, goes_on, num_rows, num_panels);
+    backward<2>(shared, work, goes_on);
 #endif
 }
 
-// From the outputs to the last hidden layer: the same, of weights [width, out] whose columns, and whose rows 16 at a
-// time, lie as a record's do.
+// From outputs to the last hidden layers: the same, of weights [width, out] whose columns, and whose rows 16 at a time,
+// lie as a record's do.
+//   problems, num_problems, goes_on  as above; 16 divides a width
 extern "C" __global__ void __launch_bounds__(THREADS, 2) outputs_backward(
-    const unsigned char* delta, const unsigned char* weights, unsigned char* hidden, float* part, bool goes_on,
-    int num_rows, int width, int num_panels)
+    const long long* problems, int num_problems, bool goes_on)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char shared[];
-    const int panel = blockIdx.x % num_panels;
-    for (int i = threadIdx.x; i < width * PANEL; i += THREADS) {
+    const Work work(problems, num_problems);
+    for (int i = threadIdx.x; i < work.width * PANEL; i += THREADS) {
         const int row = i / PANEL;
         const int column = i % PANEL;
-        const int from = place_of_column<1>(row) * (num_panels * PANEL) + panel * PANEL + place_of_column<2>(column);
+        const int out = work.num_panels * PANEL;
+        const int from = place_of_column<1>(row) * out + work.panel * PANEL + place_of_column<2>(column);
         const int block = row / 8 * (PANEL / 8) + column / 8;
-        ((Element*)shared)[block * 64 + row % 8 * 8 + column % 8] = ((const Element*)weights)[from];
+        ((Element*)shared)[block * 64 + row % 8 * 8 + column % 8] = work.weights[from];
     }
-    backward<1>(shared, delta, width, hidden, part, goes_on, num_rows, num_panels);
+    backward<1>(shared, work, goes_on);
 #endif
 }

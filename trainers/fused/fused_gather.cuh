@@ -32,20 +32,25 @@ __device__ __forceinline__ void gather(
     };
     if constexpr (NORMS_INPUT) {  // a warp has a row
         const int lane = lane_index();
-        const auto over_row = [&](auto at) {
-            float sum = 0.0f;
-            for (int i = lane; i < NUM_FEATURES; i += 32) sum += at(i);
+        const auto over_row = [](float sum) {
             for (int flip = 16; flip > 0; flip /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, flip);
             return sum;
         };
         const long long step = (long long)num_blocks * WARPS;
         for (long long row = (long long)block * WARPS + threadIdx.x / 32; row < num_rows; row += step) {
             const float* from = row_of(row);
-            const auto at = [&](int column) { return feature(from, column, mean, variance); };
-            const float middle = over_row(at) / NUM_FEATURES;
-            const float squares = over_row([&](int column) { return (at(column) - middle) * (at(column) - middle); });
-            const float scale = rsqrtf(squares / NUM_FEATURES + NORM_EPS);
-            const auto normed = [&](int column) { return column < NUM_FEATURES ? (at(column) - middle) * scale : 0.0f; };
+            float sum = 0.0f;
+            float squares = 0.0f;
+            for (int i = lane; i < NUM_FEATURES; i += 32) sum += feature(from, i, mean, variance);
+            const float middle = over_row(sum) / NUM_FEATURES;
+            for (int i = lane; i < NUM_FEATURES; i += 32) {
+                const float off = feature(from, i, mean, variance) - middle;
+                squares += off * off;
+            }
+            const float scale = rsqrtf(over_row(squares) / NUM_FEATURES + NORM_EPS);
+            const auto normed = [&](int column) {
+                return column < NUM_FEATURES ? (feature(from, column, mean, variance) - middle) * scale : 0.0f;
+            };
             for (int i = lane; i < PAIRS; i += 32) {
                 put_pair(row, 2 * i, normed(2 * i), normed(2 * i + 1));
             }

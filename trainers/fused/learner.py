@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.actor import group_constants
-from trainers.fused.by_layers import LayersGradient
+from trainers.fused.by_layers import LayersGradient, side_by_side
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
@@ -130,6 +130,8 @@ class FusedLearner:
         for number in range(-(-size // chunk)):
             rows = min(chunk, size - number * chunk)
             given = {**arrays, "first_row": first + number * chunk, "num_rows": rows}
+            before = [one.prepare_before(rows, first + number * chunk, arrays) for one in self._networks]
+            calls += side_by_side(before)
             for i, one in enumerate(self._networks):
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
@@ -139,7 +141,6 @@ class FusedLearner:
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
                 }
                 given |= {f"{name}_{i}": array for name, array in own.items()}
-                calls += one.prepare_before(rows, first + number * chunk, arrays)
             calls.append(self._functions.prepare("learn", self._launch_shape, **given))
             if self._in_pieces:
                 functions, launch_shape = self._products
@@ -147,8 +148,7 @@ class FusedLearner:
                 for i, one in enumerate(self._in_pieces):
                     given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
                 calls.append(functions.prepare("products", launch_shape, **given))
-            for one in self._networks:
-                calls += one.prepare_after(number, rows)
+            calls += side_by_side([one.prepare_after(number, rows) for one in self._networks])
         return calls
 
     def _adopt(self) -> None:

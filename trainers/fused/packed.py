@@ -59,6 +59,8 @@ class PackedPolicy:
         self.policy = policy
         self.plan = plan
         self.backend = backend
+        self.compiled: dict[Path, FunctionManager] = {}
+        """Kernels that several of its networks use, by their file."""
         parameters = list(policy.parameters())
         self.numbers = {id(p): start for p, start in zip(parameters, _starts(parameters), strict=True)}
         self.parameter = torch.cat([p.detach().flatten() for p in parameters])

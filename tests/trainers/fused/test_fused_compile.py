@@ -46,6 +46,7 @@ REQUESTS = {
     "one layer, features beyond registers": Request(200, (48,), (3,), normalises=True),
     "a critic of its own": Request(16, (64, 64), (3, 2), critic_widths=(128, 256), activation="tanh"),
     "more layers and wider": Request(21, (300, 17, 40), (5,), critic_widths=(512,), activation="tanh"),
+    "LayerNorms": Request(21, (64, 32), (5,), critic_widths=(512,), norms_input=True),
 }
 """Of a policy each."""
 PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
@@ -96,7 +97,7 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
     request, limits = REQUESTS[name], limits_of(arch)
     kernels = [kernel for kernel in OWN if parts_of(kernel, request, limits)[0]]
     assert ("products" in kernels) == (arch == "sm_90a" and max(request.widths + (request.critic_widths or ())) == 256)
-    assert ("gather" in kernels) == (len(request.widths) > 2)
+    assert ("gather" in kernels) == (request.critic_widths == (512,))
     for kernel in kernels:
         functions, shared_bytes = compile_it(kernel, request, limits, for_gpus)
         assert shared_bytes <= limits.shared_bytes
