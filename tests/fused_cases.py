@@ -60,6 +60,8 @@ class Case:
     """Whether the group sees and acts in arrays of its own, not in those of all agents."""
     num_envs: int = 5
     layer_norm: bool | str = False
+    by_groups: bool = False
+    """Whether its layers go through memory as whole warpgroups bring them, on a CPU, too."""
 
     @property
     def columns(self) -> slice:
@@ -120,7 +122,10 @@ def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) ->
     request = replace(request, normalises=policy.observation_norm is not None)
     request = replace(request, norms_input=case.layer_norm in (True, "all"))
     request = replace(request, norms_hidden=case.layer_norm in ("hidden", "all"))
-    return pack(policy, plan(request, Limits.of(backend), precision), backend)
+    limits = Limits.of(backend)
+    if case.by_groups and limits.capability is None:
+        limits = replace(limits, has_warpgroups=True)
+    return pack(policy, plan(request, limits, precision), backend)
 
 
 def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -356,7 +356,7 @@ def prepare_together(launches: Sequence[Launch]) -> Call:
     packed, kernel = launches[0].packed, launches[0].kernel
     limits, has_sums = packed.plan.limits, kernel != "layer_forward"
     widest = max(one.input.shape[1] for one in launches)
-    shared_bytes = 2 * PANEL * widest + (4 * WARPS * PANEL if has_sums else 0)
+    shared_bytes = packed.plan.element_bytes * PANEL * widest + (4 * WARPS * PANEL if has_sums else 0)
     num_blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors
     whole, problems, first = sum(one.work for one in launches), [], 0
     for one in launches:

@@ -14,16 +14,16 @@
 //   first_block, num_blocks
 //
 // Constants:
-//   FULL_PRECISION  false
+//   FULL_PRECISION  of the elements; false where warpgroups multiply
 //   IS_TANH         the activation: tanh, or else the positive part
 //   WARPS           of a block, a multiple of four
+// Elsewhere than on an sm_90a, as on a CPU, warps multiply alone: to test where everything lies.
 #include "warpgroup.cuh"
 
 constexpr int PANEL = 128;  // columns of a block
 constexpr int BLOCKS = PANEL / 8;
 constexpr int THREADS = WARPS * 32;
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr int PIECE = 16 / (int)sizeof(Element);  // elements that are copied at once
 
 __device__ __forceinline__ float activate(float x)
 {
@@ -58,17 +58,64 @@ struct Rows {
 template <int TOGETHER>
 struct Input {
     static constexpr int TILES = TOGETHER == 2 ? 4 : 1;
-    unsigned tile[TILES][4];
+    Pair tile[TILES][4];
 
     __device__ __forceinline__ void load(const Element* upper, const Element* lower, int chunk)
     {
         const int column = 16 * TILES * chunk + place_of_lane<8, TOGETHER>(lane_index() & 3);
 #pragma unroll
         for (int k = 0; k < TILES; k += TOGETHER) {
-            load_tiles((unsigned(&)[TOGETHER][4])tile[k], upper + column + 16 * k, lower + column + 16 * k);
+            load_tiles((Pair(&)[TOGETHER][4])tile[k], upper + column + 16 * k, lower + column + 16 * k);
         }
     }
 };
+
+// sum += A B of 16 columns of A, of which `tile` is the warp's, and PANEL of B, in shared memory in blocks of 8 x 8.
+//   TRANSPOSED     a row of a block of B is what is summed over, else a column of it
+//   along, across  bytes from a block to the next one along what is summed over, and along B's columns
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <bool TRANSPOSED>
+__device__ __forceinline__ void add_tile(
+    float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
+{
+    add_product<false, TRANSPOSED, 0, BLOCKS>(sum, tile, describe(b, along, across), across);
+}
+#else
+template <bool TRANSPOSED>
+__device__ __forceinline__ void add_tile(
+    float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
+{
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    for (int i = 0; i < BLOCKS; ++i) {
+        Pair both[2];
+        for (int half = 0; half < 2; ++half) {
+            const Element* block = (const Element*)((const char*)b + half * along + i * across);
+            if (TRANSPOSED) {
+                join(both[half], block[2 * t * 8 + g], block[(2 * t + 1) * 8 + g]);
+            } else {
+                join(both[half], block[g * 8 + 2 * t], block[g * 8 + 2 * t + 1]);
+            }
+        }
+        multiply(sum[i], tile, both[0], both[1]);
+    }
+}
+__device__ __forceinline__ void begin_products() {}
+__device__ __forceinline__ void end_products() {}
+template <int PENDING>
+__device__ __forceinline__ void wait_for_products()
+{
+}
+template <int SIZE>
+__device__ __forceinline__ void settle(float (&)[SIZE][4])
+{
+}
+template <int SIZE>
+__device__ __forceinline__ void settle_input(const Pair (&)[SIZE][4])
+{
+}
+__device__ __forceinline__ void show_to_products() {}
+#endif
 
 // All rows of a block through its weights: calls finish(row, sum) for each 64 of a warpgroup.
 //   start(sum)  gives sums their first values
@@ -78,9 +125,9 @@ __device__ __forceinline__ void go_through(
 {
     constexpr int TILES = Input<TOGETHER>::TILES;
     const int num_chunks = width / (16 * TILES);
-    const int along = TRANSPOSED ? PANEL * 16 : 128;
-    const int across = TRANSPOSED ? 128 : width * 16;
-    const unsigned long long matrix = describe(weights, along, across);
+    constexpr int BLOCK_BYTES = 64 * (int)sizeof(Element);
+    const int along = BLOCK_BYTES * (TRANSPOSED ? PANEL / 8 : 1);
+    const int across = BLOCK_BYTES * (TRANSPOSED ? 1 : width / 8);
     Input<TOGETHER> now, next;
     now.load(input + rows.place(rows.first, width), input + rows.place(rows.first + 8, width), 0);
     // Of a warpgroup, all warps go on as long as one of them has a row.
@@ -97,8 +144,8 @@ __device__ __forceinline__ void go_through(
             begin_products();
 #pragma unroll
             for (int k = 0; k < TILES; ++k) {
-                const int at = 2 * (chunk * TILES + k) * along;
-                add_product<false, TRANSPOSED, 0, BLOCKS>(sum, now.tile[k], moved(matrix, at), across);
+                const char* b = (const char*)weights + 2 * (chunk * TILES + k) * along;
+                add_tile<TRANSPOSED>(sum, now.tile[k], (const Element*)b, along, across);
             }
             end_products();
             wait_for_products<0>();
@@ -108,8 +155,6 @@ __device__ __forceinline__ void go_through(
         finish(row, sum);
     }
 }
-
-#endif
 
 struct Problem {
     long long input, weights, sums, output, num_rows, width, num_panels, first_block, num_blocks;
@@ -147,10 +192,9 @@ struct Work {
 //   problems  [num_problems, 9]  64 divides a width; weights are [out / 8][width / 8][8][8]    read
 extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const long long* problems, int num_problems)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char shared[];
     const Work work(problems, num_problems);
-    const int num_pieces = PANEL * work.width / 8;
+    const int num_pieces = PANEL * work.width / PIECE;
     const Bytes16* from = (const Bytes16*)work.weights + work.panel * num_pieces;
     for (int i = threadIdx.x; i < num_pieces; i += THREADS) start_copy((Bytes16*)shared + i, from + i);
     wait_for_copies();
@@ -174,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const lon
             Element* place = work.output + row * out + work.panel * PANEL + place_of_lane<8, 2>(t);
 #pragma unroll
             for (int n = 0; n < BLOCKS / 2; n += 2) {
-                unsigned tiles[2][4];
+                Pair tiles[2][4];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     const float* two = &sum[2 * n + i / 2][2 * (i % 2)];
@@ -184,16 +228,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const lon
                 if (row + 8 < rows.num_rows) put(place + 8 * out + 16 * n, tiles, 1, 0u);
             }
         });
-#endif
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // The delta of a layer from that of the next: (delta weights) times the slope of what the layer gave, in its place.
 template <int TOGETHER>
 __device__ __forceinline__ void backward(
     char* shared, const Work& work, bool goes_on)
 {
-    float* sums = (float*)(shared + PANEL * work.width * 2);  // [warp][PANEL]
+    float* sums = (float*)(shared + PANEL * work.width * sizeof(Element));  // [warp][PANEL]
     for (int i = threadIdx.x; i < WARPS * PANEL; i += THREADS) sums[i] = 0.0f;
     wait_for_copies();
     show_to_products();
@@ -216,8 +258,8 @@ __device__ __forceinline__ void backward(
             Element* lower = column + rows.place(row + 8, out);
 #pragma unroll
             for (int n = 0; n < BLOCKS / 2; n += 2) {
-                unsigned gave[2][4];
-                unsigned tiles[2][4];
+                Pair gave[2][4];
+                Pair tiles[2][4];
                 load_tiles(gave, upper + 16 * n, lower + 16 * n);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
@@ -254,7 +296,6 @@ __device__ __forceinline__ void backward(
         *place = all;
     }
 }
-#endif
 
 // From hidden layers to those before them: what these gave is the output, in whose place their deltas come.
 //   problems  [num_problems, 9]  64 divides a width; weights are [width / 8][out / 8][8][8]; each block has a row of
@@ -263,16 +304,14 @@ __device__ __forceinline__ void backward(
 extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
     const long long* problems, int num_problems, bool goes_on)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char shared[];
-    constexpr int PIECES = PANEL * 8 * 2 / 16;  // of 8 rows of weights
+    constexpr int PIECES = PANEL * 8 / PIECE;  // of 8 rows of weights
     const Work work(problems, num_problems);
     for (int i = threadIdx.x; i < work.width / 8 * PIECES; i += THREADS) {
         const int at = (i / PIECES * work.num_panels + work.panel) * PIECES + i % PIECES;
         start_copy((Bytes16*)shared + i, (const Bytes16*)work.weights + at);
     }
     backward<2>(shared, work, goes_on);
-#endif
 }
 
 // From outputs to the last hidden layers: the same, of weights [width, out] whose columns, and whose rows 16 at a time,
@@ -281,7 +320,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
 extern "C" __global__ void __launch_bounds__(THREADS, 2) outputs_backward(
     const long long* problems, int num_problems, bool goes_on)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char shared[];
     const Work work(problems, num_problems);
     for (int i = threadIdx.x; i < work.width * PANEL; i += THREADS) {
@@ -293,5 +331,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) outputs_backward(
         ((Element*)shared)[block * 64 + row % 8 * 8 + column % 8] = work.weights[from];
     }
     backward<1>(shared, work, goes_on);
-#endif
 }

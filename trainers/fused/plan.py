@@ -174,7 +174,8 @@ class Plan:
         stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
         if stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES):
             return found
-        by_groups = self.limits.has_warpgroups and self.element_bytes == 2 and not asked.norms_hidden
+        by_groups = self.limits.has_warpgroups and not asked.norms_hidden
+        by_groups = by_groups and (self.element_bytes == 2 or self.limits.capability is None)
         by_groups = by_groups and max((asked.num_features, *widths)) <= MAX_GROUP_WIDTH
         by_groups = by_groups and min(widths, default=0) > PANEL // 2  # else half of a panel would be padding
         return (WarpgroupShape if by_groups else LayersShape)(*astuple(found))

@@ -45,6 +45,10 @@ CASES = {
         150, (40,), (2,), layer_norm=True, normalises=True, num_envs=37
     ),
     "LayerNorms everywhere": Case(21, (300, 40), (5,), critic_widths=(17,), layer_norm="all", num_envs=37),
+    "layers in memory by warpgroups": Case(
+        70, (130, 70), (5, 16), critic_widths=(70, 65, 66), activation="tanh", layer_norm=True, normalises=True,
+        agents=range(1, 4), num_agents=5, num_envs=25, by_groups=True,
+    ),
     "four layers and none": Case(1, (1, 16, 24, 8), (3, 2), critic_widths=(), num_envs=37),
 }
 """Rows are a multiple of 16 in "a whole tile" alone; features, with a column of ones, fill 1 to 10 tiles of 16."""

@@ -93,6 +93,14 @@ ROLLOUTS = {
         PPO,
         True,
     ),
+    "ppo of layers by warpgroups": (
+        Case(
+            18, (130, 70, 66), (5, 16), critic_widths=(70, 130, 66), has_mask=True, agents=range(1, 4), num_agents=5,
+            num_envs=9, layer_norm=True, by_groups=True,
+        ),
+        replace(PPO, num_epochs=1, num_minibatches=2),
+        True,
+    ),
     "a2c of four wide layers behind a LayerNorm": (
         Case(100, (128, 256, 300, 70), (5,), layer_norm=True, num_envs=20), A2C, False,
     ),
@@ -169,6 +177,7 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo behind a LayerNorm", FULL, REGISTERS),
         ("ppo behind a LayerNorm", BF16, RECORDS),
         ("a2c of three layers behind a LayerNorm", FULL, LAYERS),
+        ("ppo of layers by warpgroups", FULL, LAYERS),
         ("ppo with LayerNorms everywhere", FULL, LAYERS),
         ("ppo with LayerNorms everywhere", BF16, LAYERS),
         ("a2c with LayerNorms between layers", FULL, LAYERS),
