@@ -7,7 +7,7 @@
 //   ROW_COLUMNS               of a row; those after the features are zeros
 //   AS_RECORDS                whether columns lie as those of a record do, two tiles together
 
-static_assert(ROW_COLUMNS >= NUM_FEATURES && ROW_COLUMNS % 2 == 0, "rows of features meet");
+static_assert(ROW_COLUMNS >= NUM_FEATURES && ROW_COLUMNS % 16 == 0, "rows of features meet");
 
 //   shared               of no use
 //   block, num_blocks    which of how many work for this network
@@ -20,48 +20,48 @@ __device__ __forceinline__ void gather(
     char* shared, int block, int num_blocks, const float* observation, const int* order, const float* mean,
     const float* variance, long long first_row, int num_rows, unsigned char* features)
 {
-    constexpr int PAIRS = ROW_COLUMNS / 2;
-    const auto put_pair = [&](long long row, int column, float low, float high) {
-        const int place = AS_RECORDS ? place_of_column<2>(column) : column;
-        ((Pair*)features)[row * PAIRS + place / 2] = packed(low, high);
-    };
-    const auto row_of = [&](long long row) {
-        const int index = HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    const long long step = (long long)num_blocks * WARPS * 16;
+    for (long long first = ((long long)block * WARPS + threadIdx.x / 32) * 16; first < num_rows; first += step) {
+        const long long of_lane = first + lane_index() % 16;
+        const int index = of_lane >= num_rows ? -1 : HAS_ORDER ? order[first_row + of_lane] : (int)(first_row + of_lane);
         const long long seen = (long long)(index / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + index % GROUP_SIZE;
-        return observation + seen * NUM_FEATURES;
-    };
-    if constexpr (NORMS_INPUT) {  // a warp has a row
-        const int lane = lane_index();
-        const auto over_row = [](float sum) {
-            for (int flip = 16; flip > 0; flip /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, flip);
-            return sum;
-        };
-        const long long step = (long long)num_blocks * WARPS;
-        for (long long row = (long long)block * WARPS + threadIdx.x / 32; row < num_rows; row += step) {
-            const float* from = row_of(row);
-            float sum = 0.0f;
-            float squares = 0.0f;
-            for (int i = lane; i < NUM_FEATURES; i += 32) sum += feature(from, i, mean, variance);
-            const float middle = over_row(sum) / NUM_FEATURES;
-            for (int i = lane; i < NUM_FEATURES; i += 32) {
-                const float off = feature(from, i, mean, variance) - middle;
-                squares += off * off;
+        const Rows rows = share_rows(index >= 0 ? observation + seen * NUM_FEATURES : nullptr);
+        float middle[2] = {};
+        float scale[2] = {1.0f, 1.0f};  // of row g, of row g + 8
+        if (NORMS_INPUT) {
+            float sum[2] = {};
+            float squares[2] = {};
+            float two[2];
+            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+                read_two(two, rows, 0, n / 4, n % 4, mean, variance);
+                sum[n % 2] += two[0] + two[1];
             }
-            const float scale = rsqrtf(over_row(squares) / NUM_FEATURES + NORM_EPS);
-            const auto normed = [&](int column) {
-                return column < NUM_FEATURES ? (feature(from, column, mean, variance) - middle) * scale : 0.0f;
-            };
-            for (int i = lane; i < PAIRS; i += 32) {
-                put_pair(row, 2 * i, normed(2 * i), normed(2 * i + 1));
+            for (int half = 0; half < 2; ++half) middle[half] = over_row(sum[half]) / NUM_FEATURES;
+            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+                read_two(two, rows, 0, n / 4, n % 4, mean, variance);
+                for (int j = 0; j < 2; ++j) {
+                    if (16 * (n / 4) + 8 * (n % 4 / 2) + 2 * t + j >= NUM_FEATURES) continue;
+                    squares[n % 2] += (two[j] - middle[n % 2]) * (two[j] - middle[n % 2]);
+                }
+            }
+            for (int half = 0; half < 2; ++half) {
+                scale[half] = rsqrtf(over_row(squares[half]) / NUM_FEATURES + NORM_EPS);
             }
         }
-    } else {
-        const long long step = (long long)num_blocks * blockDim.x;
-        for (long long i = (long long)block * blockDim.x + threadIdx.x; i < num_rows * (long long)PAIRS; i += step) {
-            const float* from = row_of(i / PAIRS);
-            const auto at = [&](int k) { return k < NUM_FEATURES ? feature(from, k, mean, variance) : 0.0f; };
-            const int column = 2 * (int)(i % PAIRS);
-            put_pair(i / PAIRS, column, at(column), at(column + 1));
+        for (int n = 0; n < ROW_COLUMNS / 4; ++n) {
+            const int half = n % 2;
+            const int column = 16 * (n / 4) + 8 * (n % 4 / 2) + 2 * t;
+            float two[2] = {};
+            if (column < NUM_FEATURES) {
+                read_two(two, rows, 0, n / 4, n % 4, mean, variance);
+                two[0] = (two[0] - middle[half]) * scale[half];
+                two[1] = column + 1 < NUM_FEATURES ? (two[1] - middle[half]) * scale[half] : 0.0f;
+            }
+            const long long row = first + g + 8 * half;
+            const int place = AS_RECORDS ? place_of_column<2>(column) : column;
+            if (row < num_rows) ((Pair*)features)[(row * ROW_COLUMNS + place) / 2] = packed(two[0], two[1]);
         }
     }
 }

@@ -212,7 +212,7 @@ class Plan:
     def gathering(self, shape: LayersShape, num_rows: int) -> Part:
         """The launch that brings so many rows of features together."""
         constants, _ = self._part(shape, 1, 0, in_fours=False)
-        num_blocks = min(8 * self.limits.num_multiprocessors, num_rows)
+        num_blocks = min(8 * self.limits.num_multiprocessors, -(-num_rows // (16 * WARPS)))
         constants |= {"ROW_COLUMNS": shape.padded[0][1], "AS_RECORDS": isinstance(shape, WarpgroupShape)}
         return Part(constants, self.request.head_sizes, num_blocks, 0)
 

@@ -207,18 +207,29 @@ __device__ __forceinline__ void load_features(
     }
 }
 
-// One of the numbers that load_features packs.
-__device__ __forceinline__ float one_feature(
-    const Rows& rows, int r, int k, int i, int j, const float* mean, const float* variance)
+// The two numbers, before a one after the last feature, that load_features packs to part i of tile k.
+__device__ __forceinline__ void read_two(
+    float (&two)[2], const Rows& rows, int r, int k, int i, const float* mean, const float* variance)
 {
-    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j;
-    return feature(i % 2 ? rows.lower[r] : rows.upper[r], column, mean, variance);
+    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
+    const float* row = i % 2 ? rows.lower[r] : rows.upper[r];
+    for (int j = 0; j < 2; ++j) two[j] = column + j < NUM_FEATURES ? feature(row, column + j, mean, variance) : 0.0f;
 }
-__device__ __forceinline__ float one_feature(
-    const Fetched& fetched, int r, int k, int i, int j, const float* mean, const float* variance)
+__device__ __forceinline__ void read_two(
+    float (&two)[2], const Fetched& fetched, int r, int k, int i, const float* mean, const float* variance)
 {
-    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j;
-    return column < NUM_FEATURES ? normalised(fetched.value[r][k][i][j], column, mean, variance) : 0.0f;
+    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
+    const float(&raw)[2] = fetched.value[r][k][i];
+    for (int j = 0; j < 2; ++j) {
+        two[j] = column + j < NUM_FEATURES ? normalised(raw[j], column + j, mean, variance) : 0.0f;
+    }
+}
+
+// The sum over a row, whose columns its four lanes have between them.
+__device__ __forceinline__ float over_row(float sum)
+{
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
 }
 
 // All tiles of the features, where they fit registers; brought to mean 0 and deviation 1 if it NORMS_INPUT. The four
@@ -228,41 +239,37 @@ __device__ __forceinline__ void load_all_features(
     Pair (&tiles)[FEATURE_TILES][4], const Given& rows, int r, const float* mean, const float* variance)
 {
     if constexpr (NORMS_INPUT) {
-        const auto is_feature = [&](int k, int i, int j) {
-            return 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j < NUM_FEATURES;
-        };
-        const auto over_row = [](float sum) {
-            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-            return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
-        };
         float value[FEATURE_TILES][4][2];
+        const auto column_of = [&](int k, int i, int j) { return 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j; };
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // row g, row g + 8
             float sum = 0.0f;
             float squares = 0.0f;
 #pragma unroll
-            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
-                const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
-                value[k][i][j] = one_feature(rows, r, k, i, j, mean, variance);
-                if (is_feature(k, i, j)) sum += value[k][i][j];
+            for (int n = 0; n < 2 * FEATURE_TILES; ++n) {
+                float(&two)[2] = value[n / 2][n % 2 * 2 + half];
+                read_two(two, rows, r, n / 2, n % 2 * 2 + half, mean, variance);
+                sum += two[0] + two[1];
             }
             const float middle = over_row(sum) / NUM_FEATURES;
 #pragma unroll
             for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
                 const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
-                value[k][i][j] -= middle;
-                if (is_feature(k, i, j)) squares += value[k][i][j] * value[k][i][j];
+                value[k][i][j] = column_of(k, i, j) < NUM_FEATURES ? value[k][i][j] - middle : 0.0f;
+                squares += value[k][i][j] * value[k][i][j];
             }
             const float scale = rsqrtf(over_row(squares) / NUM_FEATURES + NORM_EPS);
 #pragma unroll
             for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
                 const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
-                const bool is_one = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j == NUM_FEATURES;
-                value[k][i][j] = is_feature(k, i, j) ? value[k][i][j] * scale : is_one ? 1.0f : 0.0f;
+                value[k][i][j] = column_of(k, i, j) == NUM_FEATURES ? 1.0f : value[k][i][j] * scale;
             }
         }
 #pragma unroll
-        for (int n = 0; n < 4 * FEATURE_TILES; ++n) tiles[n / 4][n % 4] = packed(value[n / 4][n % 4][0], value[n / 4][n % 4][1]);
+        for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+            const float(&two)[2] = value[n / 4][n % 4];
+            tiles[n / 4][n % 4] = packed(two[0], two[1]);
+        }
     } else {
 #pragma unroll
         for (int k = 0; k < FEATURE_TILES; ++k) load_features(tiles[k], rows, r, k, mean, variance);
