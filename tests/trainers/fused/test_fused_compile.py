@@ -15,14 +15,14 @@ from fused_cases import GPUS
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
 from trainers.fused.shape import WARPS
-from trainers.fused.source import compile_fused
+from trainers.fused.source import compile_fused, parameters_of
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.backends.cuda import _nvrtc, compile_to_cubin
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import CompileError
 from warpdrive.function_manager import FunctionManager
-from warpdrive.signature import read_function, read_signatures
+from warpdrive.signature import read_signatures
 
 COMPILERS = {"sm_80": "nvcc", "sm_86": "nvcc", "sm_89": "nvcc", "sm_90a": "nvrtc"}
 OF_GROUP = {
@@ -33,7 +33,7 @@ OWN = {
     "act": {"GREEDY": False, "DRAWS": True},
     "learn": {
         "IS_PPO": True, "MAX_LOG_RATIO": 0.0, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True,
-        "HAS_ACTIVE": True,
+        "HAS_ACTIVE": True, "CREDITS_TEAM": False,
     },
     "products": {},
 }
@@ -136,8 +136,8 @@ def test_prose_names_files_that_are_there_and_every_parameter(file):
     known = {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")}
     prose = "\n".join(re.findall(r"^//.*", text, re.MULTILINE))
     assert {name for name in re.findall(r"\w+\.(?:cuh|cu|py)\b", prose)} <= known
-    found = list(read_signatures(text).values())
-    if file.stem.removeprefix("fused_") in OWN:
-        found.append(read_function(text, file.stem.removeprefix("fused_")))
-    for function in found:
-        assert {one.name for one in function.parameters} <= set(re.findall(r"\w+", prose)), function.name
+    found = {name: signature.parameters for name, signature in read_signatures(text).items()}
+    if (kernel := file.stem.removeprefix("fused_")) in OWN:
+        found[kernel] = parameters_of(kernel)
+    for name, parameters in found.items():
+        assert {one.name for one in parameters} <= set(re.findall(r"\w+", prose)), name
