@@ -141,5 +141,3 @@ def plain(num_features: int, array: str = "observation", num_agents: int = 1) ->
 
 def _literal(number: float) -> str:
     return f"{float(np.float32(number))!r}f"
-
-
