@@ -86,8 +86,8 @@ def locks() -> dict:
 
 def mappo(**more: object) -> dict:
     """One whose critic has hidden layers of 12."""
-    settings = {"algorithm": "MAPPO", "num_epochs": 2, "num_minibatches": 1, "lr": 0.01, "clip_param": 0.02, **STATISTICS}
-    return {**settings, "model": {"fc_dims": [16], "critic_fc_dims": [12]}, **more}
+    settings = {"algorithm": "MAPPO", "num_epochs": 2, "num_minibatches": 1, "lr": 0.01, "clip_param": 0.02}
+    return {**settings, **STATISTICS, "model": {"fc_dims": [16], "critic_fc_dims": [12]}, **more}
 
 
 def spread() -> dict:
@@ -96,7 +96,7 @@ def spread() -> dict:
 
 
 def climbers() -> dict:
-    """Agents who leave the game, of which their critic is told, who sees the env's state; see warpdrive/envs/climbers."""
+    """Agents who leave the game, of which the critic is told, who sees the env's state; see warpdrive/envs/climbers."""
     return {"name": "climbers:Climbers", "policy": {"climber": mappo(normalize_observation=False)}}
 
 
