@@ -68,17 +68,29 @@ def _tag_continuous(num_taggers: int, num_runners: int, num_steps: int, note: st
     return Workload("tag_continuous.yaml", (*agents, f"env.num_other_agents_observed={seen}", *sizes), note)
 
 
-def _jax_ppo(config: str, groups: Sequence[str], num_envs: int, width: int, *more: str, note: str = "") -> Workload:
-    """PPO as the JAX peers' drivers run it: 4 epochs x 4 minibatches, horizon 32, separate tanh networks."""
+def _jax_ppo(
+    config: str, groups: Sequence[str], num_envs: int, width: int, *more: str, note: str = "", algorithm: str = "PPO",
+    activation: str = "tanh",
+) -> Workload:  # fmt: skip
+    """PPO as the JAX peers' drivers run it: 4 epochs x 4 minibatches, horizon 32, separate networks."""
     settings = (
-        "algorithm=PPO", "lr=0.00025", "gamma=0.99", "gae_lambda=0.95", "entropy_coeff=0.01", "vf_loss_coeff=0.5",
-        "clip_param=0.2", "clip_value=true", "max_grad_norm=0.5", "num_epochs=4", "num_minibatches=4",
-        "normalize_reward=false", "normalize_return=false", f"model.fc_dims=[{width}, {width}]",
-        "model.activation=tanh", "model.shared_trunk=false",
+        f"algorithm={algorithm}", "lr=0.00025", "gamma=0.99", "gae_lambda=0.95", "entropy_coeff=0.01",
+        "vf_loss_coeff=0.5", "clip_param=0.2", "clip_value=true", "max_grad_norm=0.5", "num_epochs=4",
+        "num_minibatches=4", "normalize_reward=false", "normalize_return=false", f"model.fc_dims=[{width}, {width}]",
+        f"model.activation={activation}", "model.shared_trunk=false",
     )  # fmt: skip
     sizes = (f"trainer.num_envs={num_envs}", f"trainer.train_batch_size={32 * num_envs}")
     policies = tuple(f"policy.{group}.{one}" for group in groups for one in settings)
     return Workload(config, (*more, *sizes, *policies), note)
+
+
+def _mappo(num_envs: int) -> Workload:
+    """The same with a critic that sees the observations of all agents, and which of them it judges."""
+    sizes = ("policy.agent.model.critic_fc_dims=[128, 128]",)
+    note = "the peer's critic, which sees no agent's number, is asked once an agent, too"
+    return _jax_ppo(
+        "simple_spread_mappo.yaml", ("agent",), num_envs, 128, *sizes, note=note, algorithm="MAPPO", activation="relu"
+    )
 
 
 _PARTIAL = "env.use_full_observation=false"
@@ -103,8 +115,9 @@ WORKLOADS = {
     "P7": _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES),
     "P8": _jax_ppo(*_SIMPLE_TAG, 65536, 64, note=_TWO_POLICIES),
     **{f"P9_{number}": _jax_ppo("cartpole.yaml", ("agent",), number, 64) for number in (2048, 16384, 65536)},
+    **{f"F4_{number}": _mappo(number) for number in (2000, 16384)},
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 is three of them."""
+"""The sizes of the peers' runs. P9 is three of them, F4 two."""
 
 
 def workloads_of(asked: str) -> list[str]:

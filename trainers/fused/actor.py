@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from trainers.fused.plan import plan_acting
 from trainers.fused.source import compile_fused
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant
+from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
     from trainers.experience.group_rollout import GroupRollout
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 def group_constants(group: GroupRollout) -> dict[str, Constant]:
     """Where a group's agents see and act: the constants that fused_act.cuh and fused_learn.cuh share."""
+    active = group.rollout.active
     return {
         "GROUP_SIZE": len(group.agents),
         "FIRST_AGENT": group.agents.start,
+        "ALL_AGENTS": 1 if active is None else active.shape[-1],
         "SEEN_COLUMNS": group.seen_array.shape[2],
         "FIRST_SEEN": group.spec.seen[0].columns.start,
         "NUM_COLUMNS": group.action_array.shape[2],
@@ -48,15 +51,20 @@ class FusedPlayers(Actor):
         self._data = DataManager(env.device)
         for name in ("seed", "env_step"):
             self._data.add(name, env.data[name])
-        dtypes = {"mask": torch.bool, "action": torch.int32}
+        dtypes = {"mask": torch.bool, "active": torch.bool, "action": torch.int32}
         self._nothing = {
             name: torch.zeros(1, dtype=dtypes.get(name, torch.float32), device=env.device)
-            for name in ("mask", "action", "log_prob", "entropy", "value")
+            for name in ("mask", "active", "action", "log_prob", "entropy", "value")
         }
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
         critics = [group.policy.packed.networks[-1] for group in self.groups]  # or the only network
         self._judging = list(zip(self.groups, critics, strict=True))
+        self._final_active = None
+        if any(network.seen.hides for network in critics):
+            self._final_active = torch.ones_like(self.rollout.active[:2])
+            """[2, E, all agents]: whom a critic takes to be in the game where an env was truncated: all; or who was,
+            if it judges those who are out, too."""
         self._act = self._compile(self._acting, draws=True)
         self._judge = self._compile(self._judging, draws=False)
 
@@ -64,7 +72,7 @@ class FusedPlayers(Actor):
         calls = [] if t else [group.policy.packed.pack for group in self.groups]  # a callback may have changed them
         arrays = []
         for group, network in self._acting:
-            one = {"observation": group.seen_array[t]}
+            one = self._seen(network, self.rollout.seen(t), self._active(t))
             if network.shape.num_outputs:
                 one |= {"action": group.action_array[t], "log_prob": group.log_prob[t]}
                 one["entropy"] = self._entropy[group.name]
@@ -76,15 +84,30 @@ class FusedPlayers(Actor):
         return [*calls, self._prepare(self._act, self._acting, arrays)]
 
     def prepare_end(self) -> list[Call]:
-        judged = [[(group.seen_array[-1], group.value[-1]) for group in self.groups]]
-        for k in range(self.rollout.max_truncations):
-            judged.append([(group.final_seen_array[k], group.final_value[k]) for group in self.groups])
-        return [self._prepare_values(one) for one in judged]
+        rollout, arrays = self.rollout, []
+        for group, network in self._judging:
+            arrays.append(self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]})
+        calls = [self._prepare(self._judge, self._judging, arrays)]
+        for k in range(rollout.max_truncations):
+            final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
+            if self._final_active is not None:
+                calls.append(lambda k=k: self._final_active[1].copy_(rollout.active_at_truncation(k)))
+            for group, network in self._judging:
+                active = self._final_active[int(group.credits_team)] if network.seen.hides else None
+                arrays.append(self._seen(network, final, active) | {"value": group.final_value[k]})
+            calls.append(self._prepare(self._judge, self._judging, arrays))
+        return calls
 
-    def _prepare_values(self, judged: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Call:
-        """The launch that judges what groups see, [E, columns, ...], and writes values, [E, agents of the group]."""
-        arrays = [{"observation": seen, "value": value} for seen, value in judged]
-        return self._prepare(self._judge, self._judging, arrays)
+    def _active(self, t: int) -> torch.Tensor | None:
+        """[E, all agents]: who is in the game before step t; None if all always are."""
+        return None if self.rollout.active is None else self.rollout.active[t]
+
+    @staticmethod
+    def _seen(
+        network: PackedNetwork, arrays: Mapping[str, torch.Tensor], active: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """What a launch is given of what a network sees in a step."""
+        return network.seen.arrays(arrays) | ({"active": active} if network.seen.hides else {})
 
     def _prepare(
         self, compiled: tuple, networks: list[tuple[GroupRollout, PackedNetwork]], arrays: list[dict[str, torch.Tensor]]

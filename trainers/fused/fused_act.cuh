@@ -2,7 +2,7 @@
 //
 // Constants, besides those of layers/mlp.cuh and heads/categorical.cuh:
 //   GROUP_SIZE                    agents of the group
-//   FIRST_AGENT                   of the env's agents, the group's first
+//   FIRST_AGENT, ALL_AGENTS       of the env's agents, the group's first, and how many there are
 //   SEEN_COLUMNS, FIRST_SEEN      columns of the array they observe in, and the first that is theirs
 //   NUM_COLUMNS, FIRST_COLUMN     of the one they act in
 //   DRAWS                         whether actions are wanted, or the value alone
@@ -12,7 +12,8 @@
 //   shared             shared memory of the block
 //   block, num_blocks  which of how many work for this network
 //   seed, env_step     name the draws                                               read
-//   observation        [env, column, feature]                                       read
+//   seen               what the network sees: [env, column, feature], or seen.py's  read
+//   active             [env, agent of all]  if it HIDES what they see from agents that are out of the game  read
 //   weights, biases    as layers/mlp.cuh has them                                   read
 //   mean, variance     [feature]  if it NORMALISES                                  read
 //   mask               [env, agent of the group, output]  may be taken, if HAS_MASK read
@@ -22,7 +23,7 @@
 //   num_rows           agents of the group in all envs
 __device__ __forceinline__ void act(
     char* shared, int block, int num_blocks, const unsigned int* seed, const long long* env_step,
-    const float* observation, const unsigned char* weights, const float* biases, const float* mean,
+    Seen seen, const bool* active, const unsigned char* weights, const float* biases, const float* mean,
     const float* variance, const bool* mask, int* action, float* log_prob, float* entropy, float* value, int num_rows)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
@@ -35,8 +36,7 @@ __device__ __forceinline__ void act(
     const auto row_of = [&](int tile) { return (tile * TOGETHER + warp % TOGETHER) * TILE_ROWS + lane % TILE_ROWS; };
     const auto rows_of = [&](int tile) {  // the warp's
         const int row = row_of(tile);
-        const long long seen = (long long)(row / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + row % GROUP_SIZE;
-        return share_rows(tile < num_tiles && row < num_rows ? observation + seen * NUM_FEATURES : nullptr);
+        return find_rows(seen, active, tile < num_tiles && row < num_rows ? row : -1);
     };
     // Tiles go round the blocks first, so that few of them are spread over all multiprocessors.
     const int first = block + num_blocks * (warp / TOGETHER);

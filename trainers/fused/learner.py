@@ -48,7 +48,7 @@ class FusedLearner:
             **learner.loss_of_kernels(),
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": plan.has_order,
-            "ALL_AGENTS": self._active().shape[-1],
+            "CREDITS_TEAM": group.credits_team,
         }
         sizes = [one.num_parts * one.part_size for one in plan.networks]
         self._parts = new(sum(sizes))
@@ -130,6 +130,7 @@ class FusedLearner:
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
                     **self.packed.arrays_of(one.network),
+                    **one.network.seen.arrays(self.learner.group.rollout.seen()),
                     "gradient": one.part_of_chunk(number),
                     "records": one.records,
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
@@ -239,7 +240,6 @@ class FusedLearner:
         size = min(plan.size, plan.num_samples - first)
         order = self._order[number // an_epoch * plan.num_samples :] if plan.has_order else self._order
         arrays = {
-            "observation": group.seen_array,
             "order": order,
             "action": group.action_array,
             "log_prob": group.log_prob,
@@ -254,6 +254,7 @@ class FusedLearner:
             "halted": self._halted,
             "nothing": self._nothing,
             "first_loss": guard.place_of("loss", group.name),
+            "share_of_value": 1.0 / (size * learner.world.size),
         }
         figures = list(self._figures[number].split([one.num_figures for one in plan.networks]))
         calls = self._prepare_learn(arrays, figures, first, size)

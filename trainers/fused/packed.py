@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainers.fused.plan import NUM_FIGURES, SLICES, STEP_THREADS, Plan
+from trainers.fused.seen import Seen
 from trainers.fused.shape import Shape
 from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
@@ -36,6 +37,9 @@ class PackedNetwork:
     layers: list[Layer]
     first_element: int
     first_bias: int
+    seen: Seen
+    is_central: bool
+    """Whether it is a critic that sees the whole env, with statistics of its own."""
 
 
 class PackedPolicy:
@@ -104,7 +108,8 @@ class PackedPolicy:
     def arrays_of(self, network: PackedNetwork) -> dict[str, torch.Tensor]:
         """What every kernel of a network takes: its weights, and what features are normalised by."""
         first = network.first_element * self.plan.element_bytes
-        norm, nothing = self.policy.observation_norm, self.biases[:1]
+        policy, nothing = self.policy, self.biases[:1]
+        norm = policy.critic_norm if network.is_central else policy.observation_norm
         return {
             "weights": self.elements[first : first + network.shape.num_elements * self.plan.element_bytes],
             "biases": self.biases[network.first_bias : network.first_bias + network.shape.num_biases],
@@ -121,7 +126,8 @@ class PackedPolicy:
         found, element, bias = [], 0, 0
         for shape, (trunk, heads) in zip(self.plan.shapes, parts, strict=True):
             layers = [self._layer([layer]) for layer in trunk] + [self._layer(heads)]
-            found.append(PackedNetwork(shape, layers, element, bias))
+            seen = self.plan.seen_by(shape)
+            found.append(PackedNetwork(shape, layers, element, bias, seen, seen is self.plan.request.critic_seen))
             element, bias = element + shape.num_elements, bias + shape.num_biases
         return found
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from trainers.experience.spec import GroupSpec
+from trainers.fused.seen import Seen, plain
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
 from trainers.heads import CategoricalHeads, make_head
 from trainers.networks import find_network
-from trainers.networks.features import Features
 from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
@@ -96,6 +95,7 @@ class Request:
     """A policy, as far as it decides whether the kernels can play and learn for it, and how."""
 
     num_features: int
+    """Of the actor's input."""
     widths: tuple[int, ...]
     head_sizes: tuple[int, ...] | None
     """Actions of each head; None: they are a Box."""
@@ -106,10 +106,10 @@ class Request:
     has_layer_norm: bool = False
     normalises: bool = False
     """Its observation."""
-    has_central_critic: bool = False
-    sees_agent_id: bool = False
-    observations: tuple[np.dtype | type, ...] = (np.float32,)
-    """Of each array that it sees."""
+    seen: Seen | None = None
+    """What the actor's input is made of; None: of one float32 array."""
+    critic_seen: Seen | None = None
+    """Of a central critic; None: it sees what the actor sees."""
 
     @classmethod
     def of(cls, config: PolicyConfig, spec: GroupSpec) -> Request:
@@ -118,9 +118,9 @@ class Request:
         critic_widths = None
         if config.central_critic or not model.shared_trunk:
             critic_widths = model.fc_dims if model.critic_fc_dims is None else model.critic_fc_dims
-        head = make_head(spec.action_space)
+        head, seen = make_head(spec.action_space), Seen.by_actor(spec, config.agent_id)
         return cls(
-            Features(spec.layout, spec.seen, spec.observation_space).num_features,
+            seen.num_features,
             model.fc_dims,
             head.head_sizes if isinstance(head, CategoricalHeads) else None,
             critic_widths,
@@ -128,9 +128,8 @@ class Request:
             model.activates,
             model.layer_norm,
             config.normalize_observation,
-            config.central_critic,
-            config.agent_id,
-            tuple(spec.layout.observations[place.array].dtype for place in spec.seen),
+            seen,
+            Seen.by_central_critic(spec) if config.central_critic else None,
         )
 
 
@@ -161,12 +160,9 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
     num_outputs = sum(request.head_sizes)
     if Shape(1, (MAX_WIDTH, MAX_WIDTH), num_outputs, True).stage_bytes(1) > limits.shared_bytes:
         return f"its {num_outputs} outputs do not fit the shared memory of a block"
-    if request.has_central_critic:
-        return "its critic sees the whole env"
-    if request.sees_agent_id:
-        return "its agents see their numbers"
-    if len(request.observations) != 1 or request.observations[0] != np.float32:
-        return "its observation is not one array of float32"
+    for seen in (request.seen, request.critic_seen):
+        if seen is not None and seen.why_not:
+            return seen.why_not
     return Plan(request, limits, 4 if precision == FULL_PRECISION else 2)
 
 
@@ -178,6 +174,7 @@ class Part:
     head_sizes: Sequence[int]
     num_blocks: int
     shared_bytes: int
+    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,16 @@ class Plan:
         if asked.critic_widths is None:
             return [Shape(asked.num_features, asked.widths, num_outputs, True)]
         actor = Shape(asked.num_features, asked.widths, num_outputs, False)
-        return [actor, Shape(asked.num_features, asked.critic_widths, 0, True)]
+        central = asked.critic_seen
+        num_features = asked.num_features if central is None else central.num_features
+        return [actor, Shape(num_features, asked.critic_widths, 0, True)]
+
+    def seen_by(self, shape: Shape) -> Seen:
+        """What one of these sees."""
+        asked = self.request
+        if shape.num_outputs == 0 and asked.critic_seen is not None:
+            return asked.critic_seen
+        return asked.seen or plain(asked.num_features)
 
     @property
     def num_parameters(self) -> int:
@@ -225,14 +231,15 @@ class Plan:
         for i, (shape, (way, constants, num_bytes), count) in enumerate(zip(shapes, found, blocks, strict=True)):
             rows_a_block = 16 * WARPS * constants["ROW_TILES"]
             num_tiles = -(-chunk // rows_a_block)
-            learn = Part(constants, heads, min(count, num_tiles), num_bytes)
+            seen = self.seen_by(shape)
+            learn = Part(constants, heads, min(count, num_tiles), num_bytes, seen)
             products, num_parts = None, learn.num_blocks * num_chunks if way == "registers" else num_chunks
             if way == "pieces":
                 _, pieces = shape.num_pieces
                 num_parts = max(1, min(blocks_of_products[i] // pieces, -(-chunk // STAGE_ROWS)))
                 stages = min(MAX_STAGES, (limits.shared_bytes - HEAD_BYTES) // shape.products_bytes)
                 num_bytes = HEAD_BYTES + stages * shape.products_bytes
-                products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes)
+                products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes, seen)
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
             networks.append(
@@ -329,9 +336,9 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
     work = [num_rows * shape.num_elements for _, shape, num_rows in networks]
     blocks = split_blocks(at_once * limits.num_multiprocessors, work)
     parts = []
-    for (one, _, num_rows), (constants, num_bytes), count in zip(networks, found, blocks, strict=True):
+    for (one, shape, num_rows), (constants, num_bytes), count in zip(networks, found, blocks, strict=True):
         num_tiles = -(-num_rows // (16 * row_tiles))
-        parts.append(Part(constants, one.request.head_sizes, min(count, num_tiles), num_bytes))
+        parts.append(Part(constants, one.request.head_sizes, min(count, num_tiles), num_bytes, one.seen_by(shape)))
     return parts, at_once
 
 

@@ -52,7 +52,10 @@ class FusedPlayer(Actor):
         return value_fields()
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
-        return self.plan.bytes_of_playing(num_envs * self.spec.num_agents)
+        found = self.plan.bytes_of_playing(num_envs * self.spec.num_agents)
+        if self.plan.seen_by(self.plan.shapes[-1]).hides:
+            found["who was in the game"] = 2 * num_envs * self.spec.num_agents
+        return found
 
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from fused_cases import BF16, FULL, UNTOUCHED, Case, Step, bound_of_chi_square, chi_square
+from fused_cases import BF16, EVEN, FULL, MIXED, UNTOUCHED, Case, Step, bound_of_chi_square, box, chi_square
+from gymnasium import spaces
 
 import trainers.fused.plan
 from trainers.fused import source
@@ -31,9 +33,29 @@ CASES = {
     ),
     "one agent, more features than registers hold": Case(150, (40,), (2,), num_envs=37),
     "wide": Case(33, (256, 256), (7, 2), normalises=True, num_envs=9),
-}
+    "an image, numbers, flags and the agent's number": Case(
+        0, (24,), (5,), agents=range(1, 4), num_agents=5, num_envs=7, space=MIXED, sees_agent_id=True, normalises=True
+    ),
+    "integers in pairs": Case(0, (16, 16), (5,), agents=range(2), num_agents=3, num_envs=9, space=EVEN),
+    "one image": Case(0, (16,), (4,), agents=range(2), num_agents=2, has_own_arrays=True, space=box(np.uint8, 7, 3)),
+    "numbers that a row does not begin with": Case(
+        0, (16,), (4,), space=spaces.Dict({"a": box(np.float32, 3), "b": box(np.float64, 20), "c": box(np.float32, 2)})
+    ),
+    "a critic that sees all, and who is in the game": Case(
+        0, (16,), (5,), critic_widths=(24, 16), agents=range(1, 4), num_agents=4, num_envs=9, space=EVEN,
+        sees_agent_id=True, central="observations", leaves=True, normalises=True,
+    ),
+    "a critic that sees the state": Case(
+        6, (16, 16), (5,), critic_widths=(40,), agents=range(3), num_agents=3, num_envs=9, central="global_state"
+    ),
+    "more of several arrays than registers hold": Case(
+        0, (16,), (5,), agents=range(2), num_agents=2, sees_agent_id=True,
+        space=spaces.Dict({"a": box(np.uint8, 150), "b": box(np.float32, 3), "c": box(np.int8, 120)}),
+    ),
+}  # fmt: skip
 """Rows are a multiple of 16 in "a whole tile" alone; features, with a column of ones, fill 1 to 10 tiles of 16."""
-IN_BF16 = ["some of all agents", "arrays of their own", "wide"]
+IN_BF16 = ["some of all agents", "arrays of their own", "wide", "an image, numbers, flags and the agent's number"]
+IN_BF16 += ["a critic that sees all, and who is in the game"]
 SMALL = Case(6, (16,), (3, 2), has_mask=True, agents=range(1, 5), num_agents=5, num_envs=13)
 
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from fused_cases import (
     BF16,
+    EVEN,
     FULL,
+    MIXED,
     NOTHING_FOUND,
     Case,
     MadeUp,
@@ -56,10 +58,37 @@ ROLLOUTS = {
         PPO,
         False,
     ),
+    "ppo of several arrays": (
+        Case(0, (16,), (3, 2), agents=range(1, 4), num_agents=4, num_envs=14, space=MIXED, sees_agent_id=True),
+        replace(PPO, agent_id=True, normalize_observation=True),
+        True,
+    ),
+    "mappo that credits the team": (
+        Case(
+            0, (16,), (5,), critic_widths=(24, 16), agents=range(1, 4), num_agents=5, num_envs=14, space=EVEN,
+            sees_agent_id=True, central="observations",
+        ),
+        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team", normalize_observation=True),
+        True,
+    ),
+    "mappo whose critic sees the state": (
+        Case(6, (16,), (5,), critic_widths=(40,), agents=range(3), num_agents=3, num_envs=13, central="global_state"),
+        replace(PPO, central_critic=True),
+        True,
+    ),
+    "mappo of two wide layers": (
+        Case(
+            0, (128, 256), (5,), critic_widths=(256, 128), agents=range(3), num_agents=4, num_envs=5, space=EVEN,
+            sees_agent_id=True, central="observations",
+        ),
+        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team"),
+        True,
+    ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
 }  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
+OF_WARPGROUPS += [("mappo of two wide layers", BF16, REGISTERS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
 """Of gradients: some are longer, some are not."""
@@ -116,6 +145,10 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo whose values move freely", FULL, RECORDS),
         ("ppo of a wide network", BF16, REGISTERS),
         ("a2c of the narrowest", FULL, REGISTERS),
+        ("ppo of several arrays", FULL, REGISTERS),
+        ("mappo that credits the team", FULL, RECORDS),
+        ("mappo whose critic sees the state", FULL, REGISTERS),
+        ("mappo whose critic sees the state", BF16, RECORDS),
         *OF_WARPGROUPS,
     ],
 )
