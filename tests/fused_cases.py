@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss, trust
 from trainers.algorithms.on_policy import OnPolicy
@@ -19,7 +20,7 @@ from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from trainers.fused.actor import FusedPlayers
 from trainers.fused.packed import PackedPolicy, pack
 from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
-from trainers.heads import CategoricalHeads
+from trainers.heads import CategoricalHeads, GaussianHead, Head
 from trainers.learning.guard import NOTHING_FOUND
 from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
@@ -59,6 +60,30 @@ class Case:
     has_own_arrays: bool = False
     """Whether the group sees and acts in arrays of its own, not in those of all agents."""
     num_envs: int = 5
+    num_numbers: int = 0
+    """Of an action in a Box, which has no heads."""
+    squashes: bool = False
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_numbers or len(self.head_sizes)
+
+    @property
+    def box(self) -> spaces.Box:
+        """Of three numbers or more, the third has no upper end, unless it squashes."""
+        low = np.linspace(-2.0, 1.0, self.num_numbers, dtype=np.float32)
+        high = low + np.linspace(0.5, 4.0, self.num_numbers, dtype=np.float32)
+        if not self.squashes:
+            high[2:3] = np.inf
+        return spaces.Box(low, high)
+
+    @property
+    def head(self) -> Head:
+        if not self.num_numbers:
+            return CategoricalHeads(self.head_sizes)
+        head = GaussianHead(self.box, 0.0, self.squashes)
+        torch.nn.init.uniform_(head.log_std, -1.0, 0.5, generator=torch.Generator().manual_seed(5))
+        return head
 
     @property
     def columns(self) -> slice:
@@ -94,7 +119,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         critic_fc_dims=case.critic_widths,
         activation=case.activation,
     )
-    head = CategoricalHeads(case.head_sizes)
+    head = case.head
     network = MLP(model, Inputs(case.num_features), {"policy": head.num_outputs, "value": 1}, generator)
     if config is None:
         config = PolicyConfig(normalize_observation=case.normalises)
@@ -112,7 +137,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
 
 def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) -> PackedPolicy:
     request = Request(case.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
-    request = replace(request, normalises=policy.observation_norm is not None)
+    request = replace(request, normalises=policy.observation_norm is not None, num_numbers=case.num_numbers)
     return pack(policy, plan(request, Limits.of(backend), precision), backend)
 
 
@@ -150,7 +175,7 @@ class Step:
     """One step of a group that acts by the fused kernels.
 
     policy is float64, on the CPU; action [E, A, heads], log_prob, value [E, A], observation [E, A, F] and mask are what
-    the kernels wrote and read.
+    the kernels wrote and read. drawn [E, A, numbers] is what the action of a Box was before it was clipped.
     """
 
     def __init__(self, case: Case, backend: Backend, precision: str, greedy: bool = False) -> None:
@@ -171,16 +196,17 @@ class Step:
         data.push("seed", seed_words(77, first_env=5))
         data.push("env_step", np.arange(num_envs) * 3)
         data.push("observation", seen)
-        heads = () if len(case.head_sizes) == 1 else (len(case.head_sizes),)
-        self.all_actions = data.push(
-            "action", torch.full((num_envs, case.num_columns, *heads), UNTOUCHED, dtype=torch.int32)
-        )
+        heads = () if len(case.head_sizes) == 1 else (case.num_heads,)
+        dtype = torch.float32 if case.num_numbers else torch.int32
+        self.all_actions = data.push("action", torch.full((num_envs, case.num_columns, *heads), UNTOUCHED, dtype=dtype))
         self.env = SimpleNamespace(
             num_envs=num_envs, num_agents=case.num_agents, device=device, data=data, backend=backend
         )
         # A row more than there is: nobody may write it.
         self._written = torch.full((3, num_envs + 1, shape[1]), float(UNTOUCHED), device=device)
         self.log_prob, self.value, self._judged = (one[:-1] for one in self._written)
+        self._drawn = torch.full((num_envs + 1, shape[1], case.num_numbers), float(UNTOUCHED), device=device)
+        self.drawn = self._drawn[:-1]
         group = SimpleNamespace(
             name="group",
             policy=policy,
@@ -189,6 +215,7 @@ class Step:
             mask=None if self.mask is None else self.mask.unsqueeze(0),
             seen_array=data["observation"].unsqueeze(0),
             action_array=self.all_actions.unsqueeze(0),
+            action=self.drawn.unsqueeze(0),
             log_prob=self.log_prob.unsqueeze(0),
             value=self._written[1:, :-1],
             rollout=SimpleNamespace(env=self.env, max_truncations=0),
@@ -208,7 +235,7 @@ class Step:
     @property
     def action(self) -> torch.Tensor:
         mine = self.all_actions[:, self.case.columns]
-        return mine.reshape(*mine.shape[:2], len(self.case.head_sizes))
+        return mine.reshape(*mine.shape[:2], self.case.num_heads)
 
     def expect(self, rounds: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Outputs [N, outputs], log_prob [N] of the drawn actions, and value [N], by torch in float64.
@@ -219,14 +246,15 @@ class Step:
         with torch.no_grad():
             outputs, value = policy(self.observation.flatten(0, 1).double())
             mask = None if self.mask is None else self.mask.flatten(0, 1).cpu()
-            log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, self.action.flatten(0, 1).cpu(), mask)
+            taken = self.drawn.double() if self.case.num_numbers else self.action
+            log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, taken.flatten(0, 1).cpu(), mask)
         return outputs, log_prob, value
 
     def assert_nothing_else_was_written(self) -> None:
         others = torch.ones(self.case.num_columns, dtype=torch.bool)
         others[self.case.columns] = False
         assert (self.all_actions[:, others.to(self.all_actions.device)] == UNTOUCHED).all()
-        assert (self._written[:, -1] == UNTOUCHED).all()
+        assert (self._written[:, -1] == UNTOUCHED).all() and (self._drawn[-1] == UNTOUCHED).all()
 
 
 class MadeUp:
@@ -263,6 +291,10 @@ class MadeUp:
         self.rows = torch.randn(*shape, case.num_features, generator=generator)
         seen[:-1, :, case.columns] = self.rows
         heads = [torch.randint(size, shape, generator=generator) for size in case.head_sizes]
+        if case.num_numbers:
+            means = self.exact(self.rows.flatten(0, 2).double())[0].detach().view(*shape, case.num_numbers)
+            noise = torch.randn(means.shape, generator=generator)
+            heads = (means + self.exact.head.log_std.detach().exp() * noise).float().double().unbind(-1)
         self.mask = make_mask(case, shape, generator) if case.has_mask else None
         if self.mask is not None:  # what is taken may be taken, unless nothing may
             for i, allowed in enumerate(self.mask.split(case.head_sizes, dim=-1)):
@@ -270,7 +302,9 @@ class MadeUp:
                 heads[i] = torch.where(allowed.any(-1), chance.argmax(-1), 0)
         self.taken = torch.stack(heads, dim=-1)
         action = torch.full((*seen.shape[:3], len(heads)), 10**6, dtype=torch.int32)[:-1].contiguous()
-        action[:, :, case.columns] = self.taken.int()
+        if not case.num_numbers:
+            action[:, :, case.columns] = self.taken.int()
+        self.action = (self.taken.float() if case.num_numbers else self.taken).to(device)  # of a Box the kernels read this, as what the env got is clipped
         self.weight = torch.ones(shape)
         active = None
         if leaves:
@@ -286,7 +320,8 @@ class MadeUp:
         self.value[:-1] = value.detach().view(shape) + moved
         self.value, self.advantage = self.value.to(device), advantage.to(device)
         self.final_value = torch.zeros(0, *shape[1:], device=device)
-        self.seen_array, self.action_array = seen.to(device), action.squeeze(-1).to(device)
+        self.seen_array = seen.to(device)
+        self.action_array = action.squeeze(-1 if case.head_sizes else ()).to(device)
         self.mask = None if self.mask is None else self.mask.to(device)
         self.active = None
         if active is not None:

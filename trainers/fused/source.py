@@ -15,7 +15,7 @@ from warpdrive.signature import read_function
 
 OF_NETWORK = ("weights", "biases", "mean", "variance")
 OWN = {
-    "act": {*OF_NETWORK, "observation", "mask", "action", "log_prob", "entropy", "value", "num_rows"},
+    "act": {*OF_NETWORK, "observation", "mask", "action", "drawn", "log_prob", "entropy", "value", "num_rows"},
     "learn": {*OF_NETWORK, "gradient", "records", "figures"},
     "products": {"records", "parts"},
 }
@@ -43,9 +43,12 @@ def compile_fused(
     if kernel == "learn":
         lines.append('#include "advantage.cuh"')
     for number, part in enumerate(parts):
-        lines += [f"#define BY_WARPGROUPS {int(part.constants['WARPGROUPS'])}", f"namespace network{number} {{"]
-        lines += [write_constants(part.constants), _head_size(part.head_sizes)]
-        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}", "#undef BY_WARPGROUPS"]
+        is_of_box = not part.head_sizes
+        lines += [f"#define BY_WARPGROUPS {int(part.constants['WARPGROUPS'])}", f"#define OF_BOX {int(is_of_box)}"]
+        lines += ['#include "gaussian.cuh"'] if is_of_box else []
+        lines += [f"namespace network{number} {{", write_constants(part.constants)]
+        lines += [] if is_of_box else [_head_size(part.head_sizes)]
+        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}", "#undef BY_WARPGROUPS", "#undef OF_BOX"]
     file = KERNELS / f"fused_{kernel}.cuh"
     asked = read_function(file.read_text(), kernel, str(file)).parameters
     of_block = {"shared", "block", "num_blocks"}
