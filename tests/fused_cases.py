@@ -125,7 +125,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         config = PolicyConfig(normalize_observation=case.normalises)
     policy = Policy(network, head, config, case.num_features, None)
     with torch.no_grad():
-        network.policy_head.weight.mul_(100.0)
+        network.policy_head.weight.mul_(20.0 if case.num_numbers else 100.0)
         for name, parameter in policy.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3, generator=generator)
@@ -304,7 +304,8 @@ class MadeUp:
         action = torch.full((*seen.shape[:3], len(heads)), 10**6, dtype=torch.int32)[:-1].contiguous()
         if not case.num_numbers:
             action[:, :, case.columns] = self.taken.int()
-        self.action = (self.taken.float() if case.num_numbers else self.taken).to(device)  # of a Box the kernels read this, as what the env got is clipped
+        self.action = (self.taken.float() if case.num_numbers else self.taken).to(device)
+        """Of a Box the kernels read this, as what the env got is clipped."""
         self.weight = torch.ones(shape)
         active = None
         if leaves:

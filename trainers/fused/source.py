@@ -48,7 +48,8 @@ def compile_fused(
         lines += ['#include "gaussian.cuh"'] if is_of_box else []
         lines += [f"namespace network{number} {{", write_constants(part.constants)]
         lines += [] if is_of_box else [_head_size(part.head_sizes)]
-        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}", "#undef BY_WARPGROUPS", "#undef OF_BOX"]
+        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}"]
+        lines += ["#undef BY_WARPGROUPS", "#undef OF_BOX"]
     file = KERNELS / f"fused_{kernel}.cuh"
     asked = read_function(file.read_text(), kernel, str(file)).parameters
     of_block = {"shared", "block", "num_blocks"}

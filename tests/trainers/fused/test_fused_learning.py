@@ -58,10 +58,12 @@ ROLLOUTS = {
     ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
     "ppo of a number": (Case(3, (24, 24), (), activation="tanh", num_numbers=1, num_envs=53), PPO, False),
-    "a2c of seventeen numbers": (Case(20, (32, 16), (), num_numbers=17, num_envs=29), A2C, True),
+    "a2c of seventeen numbers": (
+        Case(20, (32, 16), (), activation="tanh", num_numbers=17, num_envs=29), A2C, True,
+    ),
     "ppo of squashed numbers, some of all agents": (
         Case(
-            6, (40,), (), critic_widths=(16,), agents=range(1, 4), num_agents=5, num_numbers=3, squashes=True,
+            6, (40, 16), (), critic_widths=(16,), agents=range(1, 4), num_agents=5, num_numbers=3, squashes=True,
             num_envs=18,
         ),
         replace(PPO, normalize_observation=True, normalize_return=True),
