@@ -84,6 +84,7 @@ def _jax_ppo(config: str, groups: Sequence[str], num_envs: int, width: int, *mor
 _PARTIAL = "env.use_full_observation=false"
 _TWO_POLICIES = "predators and prey have a policy each, as they see differently; JaxMARL pads them into one"
 _SIMPLE_TAG = ("simple_tag.yaml", ("adversary", "agent"))
+_PENDULUM, _AS_SEEN = ("pendulum.yaml", ("agent",)), "policy.agent.normalize_observation=false"
 WORKLOADS = {
     "P1": Workload("tag_gridworld.yaml", ()),
     "P2": Workload("tag_gridworld.yaml", ("env.num_taggers=99", _PARTIAL)),
@@ -103,8 +104,10 @@ WORKLOADS = {
     "P7": _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES),
     "P8": _jax_ppo(*_SIMPLE_TAG, 65536, 64, note=_TWO_POLICIES),
     **{f"P9_{number}": _jax_ppo("cartpole.yaml", ("agent",), number, 64) for number in (2048, 16384, 65536)},
+    **{f"F3_{number}": _jax_ppo(*_PENDULUM, number, 64, _AS_SEEN) for number in (2048, 16384)},
+    "F3_wide": _jax_ppo(*_PENDULUM, 16384, 256, _AS_SEEN),
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 is three of them."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each."""
 
 
 def workloads_of(asked: str) -> list[str]:
