@@ -111,7 +111,7 @@ def test_workload_has_the_sizes_and_the_network_of_its_row(name):
     assert next(iter(env.groups.values())).observation_space.shape == (num_features,)
 
 
-@pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048", "F3_2048"])  # of others, the sizes alone differ
+@pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048", "F3_2048"])  # of others sizes differ
 def test_workload_runs(name):
     small = ["trainer.num_envs=2", "trainer.train_batch_size=8"]
     with open_trainer(WORKLOADS[name].config, [*WORKLOADS[name].overrides, *small], "cpu") as (trainer, _):
