@@ -37,11 +37,11 @@ from env_step import BYTES_PER_S, bytes_of_a_step
 from report import NUM_REPEATS, ROOT, write_report
 
 import trainers.report.throughput
-import trainers.trainer
 from trainers.report.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.backends.base import Backend
+from warpdrive.backends.ahead import ModuleAhead
+from warpdrive.backends.base import Module
 from warpdrive.errors import ConfigError, WarpDriveError
 
 FLOP_PER_S = 790e12
@@ -166,24 +166,17 @@ def work_of_a_step(trainer: Trainer) -> dict[str, Work]:
 
 @contextmanager
 def timed_kernels() -> Iterator[list[float]]:
-    """Seconds of every source that a Trainer made in here compiles, or loads if it was compiled before."""
+    """Seconds that a Trainer made in here waits for each source to be compiled, or loaded if it was before."""
     seconds: list[float] = []
-    make_backend = trainers.trainer.make_backend
+    wait = ModuleAhead.module
 
-    def make_timed(*arguments: Any) -> Backend:
-        backend = make_backend(*arguments)
-        compile_source = backend.compile
+    def timed(module: ModuleAhead) -> Module:
+        start = time.perf_counter()
+        found = wait(module)
+        seconds.append(time.perf_counter() - start)
+        return found
 
-        def timed(source: Any) -> Any:
-            start = time.perf_counter()
-            module = compile_source(source)
-            seconds.append(time.perf_counter() - start)
-            return module
-
-        backend.compile = timed
-        return backend
-
-    with mock.patch.object(trainers.trainer, "make_backend", make_timed):
+    with mock.patch.object(ModuleAhead, "module", timed):
         yield seconds
 
 

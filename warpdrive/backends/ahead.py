@@ -33,7 +33,7 @@ def compiling_ahead(backend: Backend) -> Iterator[None]:
                     built.set_exception(error)
 
         threading.Thread(target=build, daemon=True).start()  # the compiler is a process, which ends with this one
-        return _ModuleAhead(built, lambda: compile_here(source))
+        return ModuleAhead(built, lambda: compile_here(source))
 
     backend.compile = begin
     try:
@@ -42,7 +42,9 @@ def compiling_ahead(backend: Backend) -> Iterator[None]:
         backend.compile = compile_here
 
 
-class _ModuleAhead(Module):
+class ModuleAhead(Module):
+    """Kernels that are being compiled."""
+
     def __init__(self, built: Future[None], load: Callable[[], Module]) -> None:
         self._built, self._load = built, load
         self._module: Module | None = None

@@ -15,7 +15,7 @@ from trainers.errors import NonFiniteError
 from trainers.run import checkpoint
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.backends import choose_backend
+from warpdrive.backends import ahead, choose_backend
 
 TORCH, FULL, BF16 = "fp32", "fused-fp32", "bf16"
 NUM_STEPS, NUM_ENVS = 10, 6
@@ -225,6 +225,25 @@ def test_fused_kernels_go_on_where_torch_stopped_and_torch_where_they_did(make, 
         alone = make(run, TORCH, num_iterations=3)
         alone.train()
         assert_near(parameters(third), parameters(alone))
+
+
+def test_nothing_waits_for_a_compiler_before_all_are_at_work(make, monkeypatch):
+    begun, waited = [], []
+    monkeypatch.setattr(ahead.ModuleAhead, "__init__", spy(ahead.ModuleAhead.__init__, begun))
+    monkeypatch.setattr(ahead.ModuleAhead, "module", spy(ahead.ModuleAhead.module, waited))
+    monkeypatch.setattr(Trainer, "_make", spy(Trainer._make, [], lambda: waited.append("all made")))
+    make(shove(), BF16)
+    assert waited[0] == "all made" and len(waited) > 1 and len(begun) > 10
+
+
+def spy(method: Callable, calls: list, after: Callable[[], None] = lambda: None) -> Callable:
+    def call(self: object, *arguments: object) -> object:
+        calls.append(self)
+        found = method(self, *arguments)
+        after()
+        return found
+
+    return call
 
 
 # -------------------------------------------------------------------------------------------- what is not finite
