@@ -37,11 +37,11 @@ from env_step import BYTES_PER_S, bytes_of_a_step
 from report import NUM_REPEATS, ROOT, write_report
 
 import trainers.report.throughput
-import trainers.trainer
 from trainers.report.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.backends.base import Backend
+from warpdrive.backends.ahead import ModuleAhead
+from warpdrive.backends.base import Module
 from warpdrive.errors import ConfigError, WarpDriveError
 
 FLOP_PER_S = 790e12
@@ -68,17 +68,29 @@ def _tag_continuous(num_taggers: int, num_runners: int, num_steps: int, note: st
     return Workload("tag_continuous.yaml", (*agents, f"env.num_other_agents_observed={seen}", *sizes), note)
 
 
-def _jax_ppo(config: str, groups: Sequence[str], num_envs: int, width: int, *more: str, note: str = "") -> Workload:
-    """PPO as the JAX peers' drivers run it: 4 epochs x 4 minibatches, horizon 32, separate tanh networks."""
+def _jax_ppo(
+    config: str, groups: Sequence[str], num_envs: int, width: int, *more: str, note: str = "", algorithm: str = "PPO",
+    activation: str = "tanh",
+) -> Workload:  # fmt: skip
+    """PPO as the JAX peers' drivers run it: 4 epochs x 4 minibatches, horizon 32, separate networks."""
     settings = (
-        "algorithm=PPO", "lr=0.00025", "gamma=0.99", "gae_lambda=0.95", "entropy_coeff=0.01", "vf_loss_coeff=0.5",
-        "clip_param=0.2", "clip_value=true", "max_grad_norm=0.5", "num_epochs=4", "num_minibatches=4",
-        "normalize_reward=false", "normalize_return=false", f"model.fc_dims=[{width}, {width}]",
-        "model.activation=tanh", "model.shared_trunk=false",
+        f"algorithm={algorithm}", "lr=0.00025", "gamma=0.99", "gae_lambda=0.95", "entropy_coeff=0.01",
+        "vf_loss_coeff=0.5", "clip_param=0.2", "clip_value=true", "max_grad_norm=0.5", "num_epochs=4",
+        "num_minibatches=4", "normalize_reward=false", "normalize_return=false", f"model.fc_dims=[{width}, {width}]",
+        f"model.activation={activation}", "model.shared_trunk=false",
     )  # fmt: skip
     sizes = (f"trainer.num_envs={num_envs}", f"trainer.train_batch_size={32 * num_envs}")
     policies = tuple(f"policy.{group}.{one}" for group in groups for one in settings)
     return Workload(config, (*more, *sizes, *policies), note)
+
+
+def _mappo(num_envs: int) -> Workload:
+    """The same with a critic that sees the observations of all agents, and which of them it judges."""
+    sizes = ("policy.agent.model.critic_fc_dims=[128, 128]",)
+    note = "the peer's critic, which sees no agent's number, is asked once an agent, too"
+    return _jax_ppo(
+        "simple_spread_mappo.yaml", ("agent",), num_envs, 128, *sizes, note=note, algorithm="MAPPO", activation="relu"
+    )
 
 
 _PARTIAL = "env.use_full_observation=false"
@@ -86,6 +98,7 @@ _TWO_POLICIES = "predators and prey have a policy each, as they see differently;
 _SIMPLE_TAG = ("simple_tag.yaml", ("adversary", "agent"))
 _P7 = _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES)
 _CHANGES = {"wide": "fc_dims=[512, 512]", "deep": "fc_dims=[256, 256, 256]", "norm": "layer_norm=true"}
+_PENDULUM, _AS_SEEN = ("pendulum.yaml", ("agent",)), "policy.agent.normalize_observation=false"
 WORKLOADS = {
     "P1": Workload("tag_gridworld.yaml", ()),
     "P2": Workload("tag_gridworld.yaml", ("env.num_taggers=99", _PARTIAL)),
@@ -105,12 +118,15 @@ WORKLOADS = {
     "P7": _P7,
     "P8": _jax_ppo(*_SIMPLE_TAG, 65536, 64, note=_TWO_POLICIES),
     **{f"P9_{number}": _jax_ppo("cartpole.yaml", ("agent",), number, 64) for number in (2048, 16384, 65536)},
+    **{f"F3_{number}": _jax_ppo(*_PENDULUM, number, 64, _AS_SEEN) for number in (2048, 16384)},
+    "F3_wide": _jax_ppo(*_PENDULUM, 16384, 256, _AS_SEEN),
+    **{f"F4_{number}": _mappo(number) for number in (2000, 16384)},
     **{
         f"F7_{name}": replace(_P7, overrides=(*_P7.overrides, *(f"policy.{one}.model.{key}" for one in _SIMPLE_TAG[1])))
         for name, key in _CHANGES.items()
     },
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 is three of them; F7 is P7 with other layers."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each, F4 two; F7 is P7 with other layers."""
 
 
 def workloads_of(asked: str) -> list[str]:
@@ -169,24 +185,17 @@ def work_of_a_step(trainer: Trainer) -> dict[str, Work]:
 
 @contextmanager
 def timed_kernels() -> Iterator[list[float]]:
-    """Seconds of every source that a Trainer made in here compiles, or loads if it was compiled before."""
+    """Seconds that a Trainer made in here waits for each source to be compiled, or loaded if it was before."""
     seconds: list[float] = []
-    make_backend = trainers.trainer.make_backend
+    wait = ModuleAhead.module
 
-    def make_timed(*arguments: Any) -> Backend:
-        backend = make_backend(*arguments)
-        compile_source = backend.compile
+    def timed(module: ModuleAhead) -> Module:
+        start = time.perf_counter()
+        found = wait(module)
+        seconds.append(time.perf_counter() - start)
+        return found
 
-        def timed(source: Any) -> Any:
-            start = time.perf_counter()
-            module = compile_source(source)
-            seconds.append(time.perf_counter() - start)
-            return module
-
-        backend.compile = timed
-        return backend
-
-    with mock.patch.object(trainers.trainer, "make_backend", make_timed):
+    with mock.patch.object(ModuleAhead, "module", timed):
         yield seconds
 
 

@@ -12,22 +12,26 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss, trust
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
+from trainers.experience.spec import GroupSpec
 from trainers.fused.actor import FusedPlayers
 from trainers.fused.packed import PackedPolicy, pack
 from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
-from trainers.heads import CategoricalHeads
+from trainers.fused.seen import Seen
+from trainers.heads import CategoricalHeads, GaussianHead, Head
 from trainers.learning.guard import NOTHING_FOUND
-from trainers.networks.features import Inputs
+from trainers.networks.features import CentralFeatures, Features, Inputs, central_features, torch_dtype
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from trainers.settings.config import ModelConfig, PolicyConfig
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
-from warpdrive.layout import Place
+from warpdrive.env import Group
+from warpdrive.layout import GLOBAL_STATE, Layout, Place
 from warpdrive.sampler import seed_words
 
 FULL, BF16 = FULL_PRECISION, "bf16"
@@ -39,6 +43,28 @@ GPUS = {
     "sm_89": Limits((8, 9), 99 << 10, 128),
     "sm_90": Limits((9, 0), 227 << 10, 132, has_warpgroups=True),
 }
+
+
+def box(dtype: type, *shape: int) -> spaces.Box:
+    """Of all that a dtype can hold, or of any float."""
+    if np.dtype(dtype).kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype)
+    low, high = (0, 1) if dtype is np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, shape, dtype)
+
+
+MIXED = spaces.Dict({"image": box(np.uint8, 5, 5, 3), "near": box(np.float32, 4), "open": box(np.bool_, 3)})
+"""From the second part on, columns begin at odd numbers."""
+EVEN = spaces.Dict(
+    {
+        "a": box(np.int8, 2, 4),
+        "b": box(np.int32, 6),
+        "c": box(np.bool_, 2),
+        "d": box(np.int16, 4),
+        "e": box(np.uint8, 6),
+    }
+)
+"""Pairs of neighbours lie side by side in memory."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,37 @@ class Case:
     layer_norm: bool | str = False
     by_groups: bool = False
     """Whether its layers go through memory as whole warpgroups bring them, on a CPU, too."""
+    space: spaces.Space | None = None
+    """What an agent observes; None: one row of `num_features` floats."""
+    sees_agent_id: bool = False
+    central: str | None = None
+    """What a central critic sees: the "global_state", or all "observations"."""
+    leaves: bool = False
+    """Whether agents may leave the game."""
+    num_numbers: int = 0
+    """Of an action in a Box, which has no heads."""
+    squashes: bool = False
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_numbers or len(self.head_sizes)
+
+    @property
+    def box(self) -> spaces.Box:
+        """Of three numbers or more, the third has no upper end, unless it squashes."""
+        low = np.linspace(-2.0, 1.0, self.num_numbers, dtype=np.float32)
+        high = low + np.linspace(0.5, 4.0, self.num_numbers, dtype=np.float32)
+        if not self.squashes:
+            high[2:3] = np.inf
+        return spaces.Box(low, high)
+
+    @property
+    def head(self) -> Head:
+        if not self.num_numbers:
+            return CategoricalHeads(self.head_sizes)
+        head = GaussianHead(self.box, 0.0, self.squashes)
+        torch.nn.init.uniform_(head.log_std, -1.0, 0.5, generator=torch.Generator().manual_seed(5))
+        return head
 
     @property
     def columns(self) -> slice:
@@ -72,9 +129,85 @@ class Case:
         return len(self.agents) if self.has_own_arrays else self.num_agents
 
     @property
-    def spec(self) -> SimpleNamespace:
-        """What is asked of a GroupSpec."""
-        return SimpleNamespace(seen=(Place("observation", self.columns),), acts=Place("action", self.columns))
+    def layout(self) -> Layout:
+        """Of an env where agents before and behind the group see as it does, or something else."""
+        mine = self.space or spaces.Box(-np.inf, np.inf, (self.num_features,), np.float32)
+        others = spaces.Box(-np.inf, np.inf, (2,), np.float32) if self.has_own_arrays else mine
+        parts = {"a": range(self.agents.start), "group": self.agents, "z": range(self.agents.stop, self.num_agents)}
+        action = spaces.Discrete(2)
+        groups = {
+            name: Group(agents, mine if name == "group" else others, action) for name, agents in parts.items() if agents
+        }
+        state = spaces.Box(-np.inf, np.inf, (7,), np.float32) if self.central == GLOBAL_STATE else None
+        return Layout(groups, state)
+
+    @property
+    def spec(self) -> GroupSpec:
+        layout = self.layout
+        seen, acts = tuple(layout.observation["group"].values()), Place("action", self.columns)
+        space = self.space or spaces.Box(-np.inf, np.inf, (self.num_features,), np.float32)
+        return GroupSpec(
+            "group", self.agents, layout, seen, acts, None, space, spaces.MultiDiscrete(self.head_sizes), self.leaves
+        )
+
+    @property
+    def features(self) -> Features:
+        """What agents see, as torch's path has it."""
+        spec = self.spec
+        return Features(spec.layout, spec.seen, spec.observation_space, len(self.agents) * self.sees_agent_id)
+
+    @property
+    def central_features(self) -> CentralFeatures | None:
+        return None if self.central is None else central_features(self.layout, len(self.agents))
+
+
+class Shown:
+    """What an env shows in some steps, made of random numbers; what other agents see is a NaN, if nobody reads it.
+
+    arrays [*steps, E, ...] by name, as the env has them; rows [*steps, E, A, features] and critic_rows, as torch's path
+    makes them of these.
+
+    Args:
+        active: [*steps, E, all agents] bool, or None.
+    """
+
+    def __init__(
+        self, case: Case, steps: tuple[int, ...], active: torch.Tensor | None, generator: torch.Generator
+    ) -> None:
+        layout, features, central = case.layout, case.features, case.central_features
+        self.arrays, shape = {}, (*steps, case.num_envs)
+        mine = {place.array: place.columns for place in features.places}
+        for name, array in layout.observations.items():
+            columns = mine.get(name, slice(0, 0))
+            if central is not None:
+                columns = slice(None)  # the critic sees them all
+            dtype = torch_dtype(array.dtype)
+            self.arrays[name] = torch.full((*shape, array.num_agents, *array.shape), NOBODYS[dtype], dtype=dtype)
+            part = self.arrays[name].movedim(len(shape), 0)[columns].movedim(0, len(shape))
+            part.copy_(_random(part.shape, dtype, generator))
+        if case.central == GLOBAL_STATE:
+            self.arrays[GLOBAL_STATE] = torch.randn(*shape, 7, generator=generator)
+        flat = {name: array.flatten(0, len(steps)) for name, array in self.arrays.items()}
+        self.rows = features.of_step(flat).unflatten(0, shape)
+        self.critic_rows = None
+        if central is not None:
+            if active is not None:
+                active = active[..., case.agents.start : case.agents.stop].flatten(0, len(steps))
+            self.critic_rows = central.of_step(flat, active).unflatten(0, shape)
+
+
+NOBODYS = {
+    torch.float32: float("nan"), torch.float64: float("nan"), torch.int32: 10**6, torch.int16: 10**4, torch.int8: 127,
+    torch.uint8: 255, torch.bool: True,
+}  # fmt: skip
+"""What nobody may read."""
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    low, high = {torch.bool: (0, 2), torch.uint8: (0, 256), torch.int8: (-128, 128)}.get(dtype, (-3, 4))
+    return torch.randint(low, high, shape, generator=generator).to(dtype)
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -98,33 +231,39 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         activation=case.activation,
         layer_norm=case.layer_norm,
     )
-    head = CategoricalHeads(case.head_sizes)
-    network = MLP(model, Inputs(case.num_features), {"policy": head.num_outputs, "value": 1}, generator)
+    head, num_features, central = case.head, case.features.num_features, case.central_features
+    num_critic_features = None if central is None else central.num_features
+    inputs = Inputs(num_features, num_critic_features)
+    network = MLP(model, inputs, {"policy": head.num_outputs, "value": 1}, generator)
     if config is None:
         config = PolicyConfig(normalize_observation=case.normalises)
-    policy = Policy(network, head, config, case.num_features, None)
+    policy = Policy(network, head, config, num_features, num_critic_features)
     with torch.no_grad():
-        network.policy_head.weight.mul_(100.0)
+        network.policy_head.weight.mul_(20.0 if case.num_numbers else 100.0)
         for name, parameter in policy.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3, generator=generator)
         for layer in network.modules():
             if isinstance(layer, torch.nn.LayerNorm):
                 layer.weight.uniform_(0.5, 1.5, generator=generator)
-        if policy.observation_norm is not None:
-            policy.observation_norm.mean.normal_(0.0, 0.5, generator=generator)
-            policy.observation_norm.variance.uniform_(0.3, 3.0, generator=generator)
+        for norm in (policy.observation_norm, policy.critic_norm):
+            if norm is not None:
+                norm.mean.normal_(0.0, 0.5, generator=generator)
+                norm.variance.uniform_(0.3, 3.0, generator=generator)
     return policy
 
 
 def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) -> PackedPolicy:
-    request = Request(case.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
-    request = replace(request, normalises=policy.observation_norm is not None)
+    seen, spec = Seen.by_actor(case.spec, case.sees_agent_id), case.spec
+    request = Request(seen.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
+    request = replace(request, normalises=policy.observation_norm is not None, seen=seen, num_numbers=case.num_numbers)
     request = replace(request, norms_input=case.layer_norm in (True, "all"))
     request = replace(request, norms_hidden=case.layer_norm in ("hidden", "all"))
+    if case.central is not None:
+        request = replace(request, critic_seen=Seen.by_central_critic(spec))
     limits = Limits.of(backend)
     if case.by_groups and limits.capability is None:
-        limits = replace(limits, has_warpgroups=True)
+        limits = replace(limits, has_warpgroups=True, num_multiprocessors=1)  # whose block has more rows than at once
     return pack(policy, plan(request, limits, precision), backend)
 
 
@@ -170,48 +309,57 @@ class Step:
     """One step of a group that acts by the fused kernels.
 
     policy is float64, on the CPU; action [E, A, heads], log_prob, value [E, A], observation [E, A, F] and mask are what
-    the kernels wrote and read.
+    the kernels wrote and read. drawn [E, A, numbers] is what the action of a Box was before it was clipped.
     """
 
     def __init__(self, case: Case, backend: Backend, precision: str, greedy: bool = False) -> None:
         generator = torch.Generator().manual_seed(23)
         num_envs = case.num_envs * (40 if backend.name == "cuda" else 1)
-        shape = (num_envs, len(case.agents))
+        case, shape = replace(case, num_envs=num_envs), (num_envs, len(case.agents))
         policy = make_policy(case)
         self.case = case
         self.policy = copy.deepcopy(policy).double()
         self.backend = backend
         device = backend.device
         self.packed = make_packed(case, policy.to(device), backend, precision)
-        seen = torch.full((num_envs, case.num_columns, case.num_features), float("nan"))
-        self.observation = torch.randn(*shape, case.num_features, generator=generator)
-        seen[:, case.columns] = self.observation
+        active = torch.rand(num_envs, case.num_agents, generator=generator) < 0.7 if case.leaves else None
+        shown = Shown(case, (), active, generator)
+        self.observation, self.critic_input = shown.rows, shown.critic_rows
         self.mask = make_mask(case, shape, generator).to(device) if case.has_mask else None
         data = DataManager(device)
         data.push("seed", seed_words(77, first_env=5))
         data.push("env_step", np.arange(num_envs) * 3)
-        data.push("observation", seen)
-        heads = () if len(case.head_sizes) == 1 else (len(case.head_sizes),)
-        self.all_actions = data.push(
-            "action", torch.full((num_envs, case.num_columns, *heads), UNTOUCHED, dtype=torch.int32)
-        )
+        for name, array in shown.arrays.items():
+            data.push(name, array)
+        heads = () if len(case.head_sizes) == 1 else (case.num_heads,)
+        dtype = torch.float32 if case.num_numbers else torch.int32
+        self.all_actions = data.push("action", torch.full((num_envs, case.num_columns, *heads), UNTOUCHED, dtype=dtype))
         self.env = SimpleNamespace(
             num_envs=num_envs, num_agents=case.num_agents, device=device, data=data, backend=backend
         )
         # A row more than there is: nobody may write it.
         self._written = torch.full((3, num_envs + 1, shape[1]), float(UNTOUCHED), device=device)
         self.log_prob, self.value, self._judged = (one[:-1] for one in self._written)
+        self._drawn = torch.full((num_envs + 1, shape[1], case.num_numbers), float(UNTOUCHED), device=device)
+        self.drawn = self._drawn[:-1]
         group = SimpleNamespace(
             name="group",
             policy=policy,
             agents=case.agents,
             spec=case.spec,
             mask=None if self.mask is None else self.mask.unsqueeze(0),
-            seen_array=data["observation"].unsqueeze(0),
+            seen_array=data[case.features.places[0].array].unsqueeze(0),
+            credits_team=False,
             action_array=self.all_actions.unsqueeze(0),
+            action=self.drawn.unsqueeze(0),
             log_prob=self.log_prob.unsqueeze(0),
             value=self._written[1:, :-1],
-            rollout=SimpleNamespace(env=self.env, max_truncations=0),
+            rollout=SimpleNamespace(
+                env=self.env,
+                max_truncations=0,
+                active=None if active is None else active.expand(2, -1, -1).contiguous().to(device),
+                seen=lambda t: {name: data[name] for name in shown.arrays},
+            ),
         )
         stage = SimpleNamespace(greedy=["group"] if greedy else [])
         self.players = Players([SimpleNamespace(group=group, stage=stage)])
@@ -232,7 +380,7 @@ class Step:
     @property
     def action(self) -> torch.Tensor:
         mine = self.all_actions[:, self.case.columns]
-        return mine.reshape(*mine.shape[:2], len(self.case.head_sizes))
+        return mine.reshape(*mine.shape[:2], self.case.num_heads)
 
     def expect(self, rounds: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Outputs [N, outputs], log_prob [N] of the drawn actions, and value [N], by torch in float64.
@@ -241,16 +389,18 @@ class Step:
         """
         policy = with_rounded_factors(self.policy) if rounds else self.policy
         with torch.no_grad():
-            outputs, value = policy(self.observation.flatten(0, 1).double())
+            critic_input = None if self.critic_input is None else self.critic_input.flatten(0, 1).double()
+            outputs, value = policy(self.observation.flatten(0, 1).double(), critic_input)
             mask = None if self.mask is None else self.mask.flatten(0, 1).cpu()
-            log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, self.action.flatten(0, 1).cpu(), mask)
+            taken = self.drawn.double() if self.case.num_numbers else self.action
+            log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, taken.flatten(0, 1).cpu(), mask)
         return outputs, log_prob, value
 
     def assert_nothing_else_was_written(self) -> None:
         others = torch.ones(self.case.num_columns, dtype=torch.bool)
         others[self.case.columns] = False
         assert (self.all_actions[:, others.to(self.all_actions.device)] == UNTOUCHED).all()
-        assert (self._written[:, -1] == UNTOUCHED).all()
+        assert (self._written[:, -1] == UNTOUCHED).all() and (self._drawn[-1] == UNTOUCHED).all()
 
 
 class MadeUp:
@@ -276,48 +426,65 @@ class MadeUp:
         leaves: bool = False,
         seed: int = 31,
     ) -> None:
+        case = replace(case, leaves=leaves)
         self.case, self.agents, self.spec = case, case.agents, case.spec
+        self.credits_team = leaves and config.credit_after_leaving == "team"
         generator = torch.Generator().manual_seed(seed)
         device, num_agents = backend.device, len(case.agents)
         shape = (num_steps, case.num_envs, num_agents)
         self.num_units = num_steps * case.num_envs * num_agents
         self.policy = make_policy(case, config)
         self.exact = copy.deepcopy(self.policy).double()
-        seen = torch.full((num_steps + 1, case.num_envs, case.num_columns, case.num_features), float("nan"))
-        self.rows = torch.randn(*shape, case.num_features, generator=generator)
-        seen[:-1, :, case.columns] = self.rows
+        active = None
+        if leaves:
+            own = torch.Generator().manual_seed(seed + 1)
+            active = torch.rand(num_steps + 1, case.num_envs, case.num_agents, generator=own) < 0.7
+        shown = Shown(case, (num_steps,), None if active is None else active[:-1], generator)
+        self.rows, self.critic_rows = shown.rows, shown.critic_rows
+        seen = {
+            name: torch.cat([one, torch.full_like(one[:1], NOBODYS[one.dtype])]) for name, one in shown.arrays.items()
+        }
         heads = [torch.randint(size, shape, generator=generator) for size in case.head_sizes]
+        if case.num_numbers:
+            means = self.exact(self.rows.flatten(0, 2).double())[0].detach().view(*shape, case.num_numbers)
+            noise = torch.randn(means.shape, generator=generator)
+            heads = (means + self.exact.head.log_std.detach().exp() * noise).float().double().unbind(-1)
         self.mask = make_mask(case, shape, generator) if case.has_mask else None
         if self.mask is not None:  # what is taken may be taken, unless nothing may
             for i, allowed in enumerate(self.mask.split(case.head_sizes, dim=-1)):
                 chance = torch.rand(allowed.shape, generator=generator) * allowed
                 heads[i] = torch.where(allowed.any(-1), chance.argmax(-1), 0)
         self.taken = torch.stack(heads, dim=-1)
-        action = torch.full((*seen.shape[:3], len(heads)), 10**6, dtype=torch.int32)[:-1].contiguous()
-        action[:, :, case.columns] = self.taken.int()
+        action = torch.full((*shape[:2], case.num_columns, len(heads)), 10**6, dtype=torch.int32)
+        if not case.num_numbers:
+            action[:, :, case.columns] = self.taken.int()
+        self.action = (self.taken.float() if case.num_numbers else self.taken).to(device)
+        """Of a Box the kernels read this, as what the env got is clipped."""
         self.weight = torch.ones(shape)
-        active = None
         if leaves:
-            active = torch.rand(num_steps + 1, case.num_envs, case.num_agents, generator=generator) < 0.7
             self.weight = active[:-1, :, case.agents.start : case.agents.stop].float()
         log_prob, _, value = self.evaluate()
         ratio = torch.tensor([0.6, 0.9, 1.0, 1.1, 1.6])[torch.randint(5, shape, generator=generator)]
         moved = torch.tensor([-0.6, -0.1, 0.1, 0.6])[torch.randint(4, shape, generator=generator)]
         advantage = torch.randn(shape, generator=generator) * 2 + 0.5
-        advantage = torch.where(self.weight > 0, advantage, 1e3)  # counts for nothing
+        if not self.credits_team:
+            advantage = torch.where(self.weight > 0, advantage, 1e3)  # counts for nothing
         self.log_prob = (log_prob.detach().float().view(shape) - ratio.log()).to(device)
         self.value = torch.zeros(num_steps + 1, *shape[1:])
         self.value[:-1] = value.detach().view(shape) + moved
         self.value, self.advantage = self.value.to(device), advantage.to(device)
         self.final_value = torch.zeros(0, *shape[1:], device=device)
-        self.seen_array, self.action_array = seen.to(device), action.squeeze(-1).to(device)
+        seen = {name: one.to(device) for name, one in seen.items()}
+        self.seen_array = seen[self.spec.seen[0].array]
+        self.action_array = action.squeeze(-1 if case.head_sizes else ()).to(device)
         self.mask = None if self.mask is None else self.mask.to(device)
         self.active = None
         if active is not None:
             active = active.to(device)
             self.active = active[:-1, :, case.agents.start : case.agents.stop]
-        self.judged, self.credits_team = self.active, False
-        self.rollout, self.actor = SimpleNamespace(active=active), SimpleNamespace(path="fused")
+        self.judged = None if self.credits_team else self.active
+        self.rollout = SimpleNamespace(active=active, seen=lambda: seen)
+        self.actor = SimpleNamespace(path="fused")
         self.value_moments = torch.tensor([0.0, 1.0], device=device)
         self.policy.to(device)
         if self.policy.value_norm is not None:
@@ -326,7 +493,8 @@ class MadeUp:
 
     def evaluate(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """log_prob, entropy and value [N] of all samples, by torch in float64."""
-        outputs, value = self.exact(self.rows.flatten(0, 2).double())
+        critic_rows = None if self.critic_rows is None else self.critic_rows.flatten(0, 2).double()
+        outputs, value = self.exact(self.rows.flatten(0, 2).double(), critic_rows)
         mask = None if self.mask is None else self.mask.flatten(0, 2).cpu()
         log_prob, entropy = self.exact.head.log_prob_and_entropy(outputs, self.taken.flatten(0, 2), mask)
         return log_prob, entropy, value
@@ -391,11 +559,10 @@ def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor
         )
         figures["approx_kl"] = log_ratio.exp() - 1 - log_ratio
         figures["clip_fraction"] = ((log_ratio.exp() - 1).abs() > clip).double()
-    losses = policy + config.vf_loss_coeff * critic - config.entropy_coeff * entropy
     parameters = list(group.exact.parameters())
-    gradients = torch.autograd.grad((losses * weight).sum() / number, parameters)
-    figures |= {"policy_loss": policy, "value_loss": critic, "entropy": entropy}
-    return (
-        torch.cat([gradient.flatten() for gradient in gradients]),
-        {name: ((one * weight).sum() / number).item() for name, one in figures.items()},
-    )
+    of_action = ((policy - config.entropy_coeff * entropy) * weight).sum() / number
+    of_value = critic.mean() if group.credits_team else (critic * weight).sum() / number
+    gradients = torch.autograd.grad(of_action + config.vf_loss_coeff * of_value, parameters)
+    figures |= {"policy_loss": policy, "entropy": entropy}
+    means = {name: ((one * weight).sum() / number).item() for name, one in figures.items()}
+    return torch.cat([gradient.flatten() for gradient in gradients]), means | {"value_loss": of_value.item()}

@@ -118,11 +118,8 @@ class SampledActor(Actor):
 
     def _active_at_truncation(self, k: int) -> torch.Tensor:
         """[E, A] bool: who was in the game when an env was truncated for the k-th time."""
-        rollout, agents = self.group.rollout, self.spec.agents
-        number = rollout.truncated.cumsum(0, dtype=torch.int32)
-        step = (number <= k).sum(0).clamp_max(rollout.num_steps - 1)  # of an env without such a truncation: any
-        env = torch.arange(rollout.num_envs, device=step.device)
-        return rollout.survived[step, env, agents.start : agents.stop]
+        agents = self.spec.agents
+        return self.group.rollout.active_at_truncation(k)[:, agents.start : agents.stop]
 
     def _prepare_forward(
         self,

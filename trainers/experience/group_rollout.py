@@ -13,7 +13,6 @@ from trainers.experience.samples import Samples
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Observation
 from trainers.networks.policy import Policy
-from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
     from trainers.acting.actor import Actor
@@ -86,11 +85,6 @@ class GroupRollout:
     def seen_array(self) -> torch.Tensor:
         """[T+1, E, columns, ...]: the first array that the group's agents observe in, of all who do."""
         return self.rollout.data[self.spec.seen[0].array]
-
-    @property
-    def final_seen_array(self) -> torch.Tensor:
-        """[K, E, columns, ...]: what they saw before each truncation, likewise."""
-        return self.rollout.env.data[FINAL + self.spec.seen[0].array]
 
     @property
     def observation(self) -> Observation:

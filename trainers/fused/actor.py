@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ from trainers.fused.layers_shape import LayersShape
 from trainers.fused.packed import PackedNetwork
 from trainers.fused.plan import plan_acting
 from trainers.fused.source import compile_fused
+from trainers.heads import CategoricalHeads, GaussianHead, Head
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant
+from warpdrive.gaussian_sampler import constants_of_box
+from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
     from trainers.experience.group_rollout import GroupRollout
@@ -23,15 +27,33 @@ if TYPE_CHECKING:
 
 def group_constants(group: GroupRollout) -> dict[str, Constant]:
     """Where a group's agents see and act: the constants that fused_act.cuh and fused_learn.cuh share."""
+    active = group.rollout.active
     return {
         "GROUP_SIZE": len(group.agents),
         "FIRST_AGENT": group.agents.start,
+        "ALL_AGENTS": 1 if active is None else active.shape[-1],
         "SEEN_COLUMNS": group.seen_array.shape[2],
         "FIRST_SEEN": group.spec.seen[0].columns.start,
         "NUM_COLUMNS": group.action_array.shape[2],
         "FIRST_COLUMN": group.spec.acts.columns.start,
-        "NUM_HEADS": len(group.policy.head.head_sizes),
+        **head_constants(group.policy.head),
         "HAS_MASK": group.mask is not None,
+    }
+
+
+def head_constants(head: Head) -> dict[str, Constant]:
+    """Of heads/categorical.cuh or heads/gaussian.cuh."""
+    if isinstance(head, CategoricalHeads):
+        return {"NUM_HEADS": len(head.head_sizes)}
+    points = {"POINTS": head.points.tolist(), "WEIGHTS": head.weights.tolist()} if head.squashes else {}
+    box = constants_of_box(head.space)
+    return {
+        "NUM_HEADS": head.num_outputs,
+        **box,
+        "STRETCH": [math.log(2 * math.pi) / 2 + math.log(scale) for scale in box["SCALE"]],
+        "SQUASHES": head.squashes,
+        "NUM_POINTS": len(points.get("POINTS", ())),
+        **(points or {"POINTS": [0.0], "WEIGHTS": [0.0]}),
     }
 
 
@@ -50,10 +72,10 @@ class FusedPlayers(Actor):
         self._data = DataManager(env.device)
         for name in ("seed", "env_step"):
             self._data.add(name, env.data[name])
-        dtypes = {"mask": torch.bool, "action": torch.int32}
+        dtypes = {"mask": torch.bool, "active": torch.bool, "action": torch.int32}  # or floats of a Box, viewed so
         self._nothing = {
             name: torch.zeros(1, dtype=dtypes.get(name, torch.float32), device=env.device)
-            for name in ("mask", "action", "log_prob", "entropy", "value")
+            for name in ("mask", "active", "action", "drawn", "log_prob", "entropy", "value")
         }
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
@@ -64,6 +86,11 @@ class FusedPlayers(Actor):
         }
         critics = [group.policy.packed.networks[-1] for group in self.groups]  # or the only network
         self._judging = list(zip(self.groups, critics, strict=True))
+        self._final_active = None
+        if any(network.seen.hides for network in critics):
+            self._final_active = torch.ones_like(self.rollout.active[:2])
+            """[2, E, all agents]: whom a critic takes to be in the game where an env was truncated: all; or who was,
+            if it judges those who are out, too."""
         self._act = self._compile(self._acting, draws=True)
         self._judge = self._compile(self._judging, draws=False)
 
@@ -71,9 +98,11 @@ class FusedPlayers(Actor):
         calls = [] if t else [group.policy.packed.pack for group in self.groups]  # a callback may have changed them
         arrays = []
         for group, network in self._acting:
-            one = {"observation": group.seen_array[t]}
+            one = self._seen(network, self.rollout.seen(t), self._active(t))
             if network.shape.num_outputs:
-                one |= {"action": group.action_array[t], "log_prob": group.log_prob[t]}
+                one |= {"action": group.action_array[t].view(torch.int32), "log_prob": group.log_prob[t]}
+                if isinstance(group.policy.head, GaussianHead):
+                    one["drawn"] = group.action[t]
                 one["entropy"] = self._entropy[group.name]
                 if group.mask is not None:
                     one["mask"] = group.mask[t]
@@ -83,15 +112,30 @@ class FusedPlayers(Actor):
         return [*calls, *self._prepare(self._act, self._acting, arrays)]
 
     def prepare_end(self) -> list[Call]:
-        judged = [[(group.seen_array[-1], group.value[-1]) for group in self.groups]]
-        for k in range(self.rollout.max_truncations):
-            judged.append([(group.final_seen_array[k], group.final_value[k]) for group in self.groups])
-        return [call for one in judged for call in self._prepare_values(one)]
+        rollout, arrays = self.rollout, []
+        for group, network in self._judging:
+            arrays.append(self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]})
+        calls = self._prepare(self._judge, self._judging, arrays)
+        for k in range(rollout.max_truncations):
+            final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
+            if self._final_active is not None:
+                calls.append(lambda k=k: self._final_active[1].copy_(rollout.active_at_truncation(k)))
+            for group, network in self._judging:
+                active = self._final_active[int(group.credits_team)] if network.seen.hides else None
+                arrays.append(self._seen(network, final, active) | {"value": group.final_value[k]})
+            calls += self._prepare(self._judge, self._judging, arrays)
+        return calls
 
-    def _prepare_values(self, judged: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Call]:
-        """The launches that judge what groups see, [E, columns, ...], and write values, [E, agents of the group]."""
-        arrays = [{"observation": seen, "value": value} for seen, value in judged]
-        return self._prepare(self._judge, self._judging, arrays)
+    def _active(self, t: int) -> torch.Tensor | None:
+        """[E, all agents]: who is in the game before step t; None if all always are."""
+        return None if self.rollout.active is None else self.rollout.active[t]
+
+    @staticmethod
+    def _seen(
+        network: PackedNetwork, arrays: Mapping[str, torch.Tensor], active: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """What a launch is given of what a network sees in a step."""
+        return network.seen.arrays(arrays) | ({"active": active} if network.seen.hides else {})
 
     def _prepare(
         self, compiled: tuple, networks: list[tuple[GroupRollout, PackedNetwork]], arrays: list[dict[str, torch.Tensor]]
@@ -102,7 +146,7 @@ class FusedPlayers(Actor):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
             layers = self._layers.get(id(network))
             if layers is not None:
-                before.append(layers.prepare_all(observation=whole["observation"], order=self._nothing["action"]))
+                before.append(layers.prepare_all({**whole, "order": self._nothing["action"]}))
                 whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
         return [*side_by_side(before), functions.prepare("act", launch_shape, **given)]

@@ -169,25 +169,26 @@ class LayersNetwork:
         """What `act` and `learn` take of it in place of weights and biases."""
         return {"weights": bytes_of(self.outputs), "biases": self.layers[-1].bias}
 
-    def prepare_all(self, **arrays: torch.Tensor) -> list[Call]:
-        """Outputs of all rows, in their own order."""
+    def prepare_all(self, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
+        """Outputs of all rows, in their own order; `arrays` as for prepare_forward."""
         calls, num_rows = [], len(self.outputs)
         for first in range(0, num_rows, self._at_once):
             rows = min(self._at_once, num_rows - first)
-            calls += self.prepare_forward(rows, first, self.outputs[first : first + rows], **arrays)
+            calls += self.prepare_forward(rows, first, self.outputs[first : first + rows], arrays)
         return calls
 
     def prepare_forward(
-        self, num_rows: int, first_row: int, outputs: torch.Tensor, **arrays: torch.Tensor
+        self, num_rows: int, first_row: int, outputs: torch.Tensor, arrays: Mapping[str, torch.Tensor]
     ) -> list[Call]:
         """`outputs` [num_rows, columns], of rows from one of the order on.
 
         Args:
-            arrays: the observation, and the order.
+            arrays: the order, who is active, and what the network sees (Seen.arrays), among others.
         """
-        own = self.packed.arrays_of(self.network)
-        own = {"mean_0": own["mean"], "variance_0": own["variance"], "features_0": bytes_of(self.features)}
-        whole = {**arrays, **own, "first_row": first_row, "num_rows": num_rows}
+        own = {**arrays, **self.packed.arrays_of(self.network), "features": bytes_of(self.features)}
+        names = ("active", "mean", "variance", "features", *self.network.seen.parameters)
+        whole = {f"{name}_0": own[name] for name in names}
+        whole |= {"order": arrays["order"], "first_row": first_row, "num_rows": num_rows}
         calls = [self._gather.prepare("gather", self._launch_shape, **whole)]
         given = self.rows_of(self.features, num_rows, self.shape.padded[0][1])
         for i, layer in enumerate(self.layers[:-1]):
@@ -255,7 +256,7 @@ class LayersGradient(NetworkGradient):
         plan, found = self.plan, []
         places = plan.shape.gradient_places(plan.way)
         for number, (layer, (weights, biases)) in enumerate(zip(self.network.layers, places, strict=True)):
-            found.append(Places(layer.weight, weights, plan.part_size, plan.num_parts))
+            found.append(Places(layer.weight, weights[layer.rows], plan.part_size, plan.num_parts))
             start, (width, _) = plan.shape.starts[number][1], plan.shape.padded[number]
             biases = len(self._products) + start * (plan.num_row_blocks - 1) + biases
             for row, parameters in enumerate((layer.bias, *(layer.norm or ()))):
@@ -267,8 +268,7 @@ class LayersGradient(NetworkGradient):
         return {**self._made.arrays(), "records": bytes_of(self._made.delta)}
 
     def prepare_before(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
-        arrays = {name: arrays[name] for name in ("observation", "order")}
-        return self._made.prepare_forward(num_rows, first_row, self._made.outputs[:num_rows], **arrays)
+        return self._made.prepare_forward(num_rows, first_row, self._made.outputs[:num_rows], arrays)
 
     def prepare_after(self, number: int, num_rows: int) -> list[Call]:
         made, shape, calls = self._made, self.plan.shape, []

@@ -1,8 +1,6 @@
 // What goes into the first layer of a network whose layers go through memory: rows of features.
 //
 // Constants, besides those of layers/mlp.cuh:
-//   GROUP_SIZE                agents of the group
-//   SEEN_COLUMNS, FIRST_SEEN  columns of the array they observe in, and the first that is theirs
 //   HAS_ORDER                 whether rows are those of a minibatch, else all in their order
 //   ROW_COLUMNS               of a row; those after the features are zeros
 //   AS_RECORDS                whether columns lie as those of a record do, two tiles together
@@ -11,13 +9,14 @@ static_assert(ROW_COLUMNS >= NUM_FEATURES && ROW_COLUMNS % 16 == 0, "rows of fea
 
 //   shared               of no use
 //   block, num_blocks    which of how many work for this network
-//   observation          [step, env, column, feature]                        read
+//   seen                 what the network sees                               read
+//   active               [step, env, agent of all]  if it HIDES              read
 //   order                [num_rows..] samples, if it HAS_ORDER               read
 //   mean, variance       [feature]  if it NORMALISES                         read
 //   first_row, num_rows  which rows of `order`, or of all
 //   features             bytes of [num_rows, ROW_COLUMNS] elements           written
 __device__ __forceinline__ void gather(
-    char* shared, int block, int num_blocks, const float* observation, const int* order, const float* mean,
+    char* shared, int block, int num_blocks, Seen seen, const bool* active, const int* order, const float* mean,
     const float* variance, long long first_row, int num_rows, unsigned char* features)
 {
     const int g = lane_index() >> 2;
@@ -26,8 +25,7 @@ __device__ __forceinline__ void gather(
     for (long long first = ((long long)block * WARPS + threadIdx.x / 32) * 16; first < num_rows; first += step) {
         const long long of_lane = first + lane_index() % 16;
         const int index = of_lane >= num_rows ? -1 : HAS_ORDER ? order[first_row + of_lane] : (int)(first_row + of_lane);
-        const long long seen = (long long)(index / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + index % GROUP_SIZE;
-        const Rows rows = share_rows(index >= 0 ? observation + seen * NUM_FEATURES : nullptr);
+        const Rows rows = find_rows(seen, active, index);
         float middle[2] = {};
         float scale[2] = {1.0f, 1.0f};  // of row g, of row g + 8
         if (NORMS_INPUT) {

@@ -10,7 +10,7 @@
 // Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8].
 // Of a network BY_LAYERS a record is the delta of the outputs alone: its forward and backward passes are not made here.
 //
-// Constants, besides those of layers/mlp.cuh and heads/categorical.cuh:
+// Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which):
 //   ACCUMULATES                   see above
 //   HIDDEN1_AT, HIDDEN2_AT, DELTA1_AT, DELTA2_AT, DELTA_OUT_AT
 //                                 where each part of the record begins; the features begin it
@@ -28,6 +28,7 @@
 //   CLIPS_VALUE                   whether PPO's value may not move far
 //   HUBER_DELTA                   from which error on its square grows no more; 0: never
 //   HAS_ORDER, HAS_ACTIVE         whether there are such arrays
+//   CREDITS_TEAM                  whether the critic, a network of its own, learns from agents out of the game, too
 //   NORMALISES_ADVANTAGE, NUM_SUMS  as advantage.cuh has them
 
 constexpr bool SWIZZLES = ACCUMULATES && !FULL_PRECISION;
@@ -38,6 +39,10 @@ constexpr int LAST_AT = TILES2 > 0 ? HIDDEN2_AT : HIDDEN1_AT;
 constexpr bool FETCHES_BEFORE_SUMS = FETCHES_AHEAD && ACCUMULATES;  // the next tile's samples come while sums are made
 constexpr int WARP_ROWS = 16 * ROW_TILES;
 
+// Whether samples of agents that are out of the game count for nothing.
+constexpr bool LEAVES_OUT = HAS_ACTIVE && !(CREDITS_TEAM && NUM_OUTPUTS == 0);
+
+static_assert(!CREDITS_TEAM || NUM_OUTPUTS == 0 || !HAS_VALUE, "actor and critic count samples alike");
 static_assert(HIDDEN1_AT == (BY_LAYERS ? 0 : FEATURE_TILES * 16), "columns of a record meet");
 static_assert(HIDDEN2_AT - HIDDEN1_AT == TILES1 * 16, "columns of a record meet");
 static_assert(DELTA1_AT - HIDDEN2_AT == TILES2 * 16, "columns of a record meet");
@@ -171,9 +176,9 @@ __device__ __forceinline__ void backward_by_group(
 
 //   shared              shared memory of the block
 //   block, num_blocks   which of how many work for this network
-//   observation         [step, env, column, feature]                                    read
+//   seen                what the network sees: [step, env, column, feature], or seen.py's  read
 //   order               [num_rows..] the samples of the minibatch, if it HAS_ORDER      read
-//   action              [step, env, column, head]                                       read
+//   action              [step, env, column, head]  of a Box floats, as they were drawn  read
 //   log_prob, value, advantage, target  [step, env, agent of the group]                 read
 //   mask                [step, env, agent of the group, output], if it HAS_MASK         read
 //   active              [step, env, agent of all], if it HAS_ACTIVE                     read
@@ -183,6 +188,7 @@ __device__ __forceinline__ void backward_by_group(
 //   halted              [1]  not 0: nothing more is looked for                          read
 //   nothing             [1]  0, which the compiler must not know: see tensor_core.cuh   read
 //   first_loss          [1]  the first sample whose loss is a NaN or an infinity        read, written
+//   share_of_value      of a sample in the critic's loss, if it CREDITS_TEAM
 //   first_row, num_rows which samples of the minibatch
 //   weights, biases, mean, variance  as in fused_act.cuh                                read
 //   gradient            [block, NUM_BLOCKS, 16, 16]  if it ACCUMULATES                  written
@@ -190,12 +196,12 @@ __device__ __forceinline__ void backward_by_group(
 //                       16 WARPS ROW_TILES                                              written
 //   figures             [warp of all blocks, NUM_FIGURES]  sums                         written
 __device__ __forceinline__ void learn(
-    char* shared, int block, int num_blocks, const float* observation, const int* order, const int* action,
+    char* shared, int block, int num_blocks, Seen seen, const int* order, const int* action,
     const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
     const bool* active, const float* value_moments, const double* sums, const float* coefficients, const float* halted,
-    const unsigned int* nothing, long long* first_loss, long long first_row, int num_rows, const unsigned char* weights,
-    const float* biases, const float* mean, const float* variance, float* gradient, unsigned char* records,
-    float* figures)
+    const unsigned int* nothing, long long* first_loss, float share_of_value, long long first_row, int num_rows,
+    const unsigned char* weights, const float* biases, const float* mean, const float* variance, float* gradient,
+    unsigned char* records, float* figures)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
     Element* records_of_block = (Element*)network.free;
@@ -220,18 +226,15 @@ __device__ __forceinline__ void learn(
         if (row >= num_rows) return -1;
         return HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
     };
-    const auto rows_of = [&](int index) {  // the warp's
-        const long long seen = (long long)(index / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + index % GROUP_SIZE;
-        return share_rows(index >= 0 ? observation + seen * NUM_FEATURES : nullptr);
-    };
+    const auto rows_of = [&](int index) { return find_rows(seen, active, index); };  // the warp's
     const auto read_sample = [&](int index) {  // as memory has it; -1 for none
         Sample sample = {};
         sample.counts = index >= 0;
         if (index < 0) index = 0;
         const int env_step = index / GROUP_SIZE;  // number of the env's step
         const int agent = index % GROUP_SIZE;
-        if (HAS_ACTIVE) sample.counts = sample.counts && active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + agent];
-        sample.action = action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+        if (LEAVES_OUT) sample.counts = sample.counts && active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + agent];
+        sample.action = (const Action*)action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
         if (NUM_OUTPUTS > 0) {
             if (TAKES_EARLY) {
@@ -256,7 +259,7 @@ __device__ __forceinline__ void learn(
         next_index = sample_of(tile + num_blocks);
 
         Sample sample = FETCHES_BEFORE_SUMS ? next_sample : read_sample(index);
-        sample.share = sample.counts ? scale.share : 0.0f;
+        sample.share = sample.counts ? (CREDITS_TEAM && NUM_OUTPUTS == 0 ? share_of_value : scale.share) : 0.0f;
         sample.advantage = (sample.advantage - scale.mean) / scale.deviation;
         sample.target = (sample.target - value_mean) / value_deviation;
         if constexpr (!WARPGROUPS && !FETCHES_BEFORE_SUMS) rows = given_rows(rows_of(index));
@@ -311,12 +314,7 @@ __device__ __forceinline__ void learn(
 
         if (!FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
             const int next_step = next_index / GROUP_SIZE;
-            const long long next = (long long)next_step * SEEN_COLUMNS + FIRST_SEEN + next_index % GROUP_SIZE;
-            const float* place = observation + next * NUM_FEATURES;
-            if (!WARPGROUPS && !BY_LAYERS) {
-                for (int i = 0; i < NUM_FEATURES; i += 32) fetch_ahead(place + i);
-                fetch_ahead(place + NUM_FEATURES - 1);
-            }
+            if (!WARPGROUPS && !BY_LAYERS) fetch_row_ahead(seen, next_index);
             if (HAS_ORDER) {
                 if (NUM_OUTPUTS > 0) {
                     const long long next_column = (long long)next_step * NUM_COLUMNS + FIRST_COLUMN;

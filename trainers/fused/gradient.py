@@ -51,7 +51,8 @@ class NetworkGradient:
         """Among the parts."""
         plan, found = self.plan, []
         for layer, both in zip(self.network.layers, plan.shape.gradient_places(plan.way), strict=True):
-            for parameters, places in zip((layer.weight, layer.bias), both, strict=True):
+            weights, biases = both
+            for parameters, places in ((layer.weight, weights[layer.rows]), (layer.bias, biases)):
                 found.append(Places(parameters, places, plan.part_size, plan.num_parts))
         return found
 

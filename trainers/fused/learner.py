@@ -15,6 +15,7 @@ from trainers.fused.packed import KERNELS
 from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
 from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
+from trainers.heads import GaussianHead
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
@@ -44,12 +45,16 @@ class FusedLearner:
         self._order = torch.zeros(plan.num_ordered, dtype=torch.int32, device=device)
         self._sums = torch.zeros(plan.num_steps, plan.num_sums, 3, dtype=torch.float64, device=device)
         self._coefficients, self._lr = new(3), new(2)
+        # Of a Box what was drawn is kept beside what the env got. Its floats go to the kernels as ints.
+        of_box = isinstance(group.policy.head, GaussianHead)
+        self._action = (group.action if of_box else group.action_array).view(torch.int32)
         self.constants = {
             **group_constants(group),
+            **({"NUM_COLUMNS": len(group.agents), "FIRST_COLUMN": 0} if of_box else {}),
             **learner.loss_of_kernels(),
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": plan.has_order,
-            "ALL_AGENTS": self._active().shape[-1],
+            "CREDITS_TEAM": group.credits_team,
         }
         sizes = [one.size_of_parts for one in plan.networks]
         self._parts = new(sum(sizes))
@@ -130,12 +135,18 @@ class FusedLearner:
         for number in range(-(-size // chunk)):
             rows = min(chunk, size - number * chunk)
             given = {**arrays, "first_row": first + number * chunk, "num_rows": rows}
-            before = [one.prepare_before(rows, first + number * chunk, arrays) for one in self._networks]
-            calls += side_by_side(before)
+            shown = self.learner.group.rollout.seen()
+            calls += side_by_side(
+                [
+                    one.prepare_before(rows, first + number * chunk, {**arrays, **one.network.seen.arrays(shown)})
+                    for one in self._networks
+                ]
+            )
             for i, one in enumerate(self._networks):
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
                     **self.packed.arrays_of(one.network),
+                    **one.network.seen.arrays(self.learner.group.rollout.seen()),
                     "gradient": one.part_of_chunk(number),
                     **one.arrays(),
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
@@ -246,9 +257,8 @@ class FusedLearner:
         size = min(plan.size, plan.num_samples - first)
         order = self._order[number // an_epoch * plan.num_samples :] if plan.has_order else self._order
         arrays = {
-            "observation": group.seen_array,
             "order": order,
-            "action": group.action_array,
+            "action": self._action,
             "log_prob": group.log_prob,
             "value": group.value,
             "advantage": group.advantage,
@@ -261,6 +271,7 @@ class FusedLearner:
             "halted": self._halted,
             "nothing": self._nothing,
             "first_loss": guard.place_of("loss", group.name),
+            "share_of_value": 1.0 / (size * learner.world.size),
         }
         figures = list(self._figures[number].split([one.num_figures for one in plan.networks]))
         calls = self._prepare_learn(arrays, figures, first, size)

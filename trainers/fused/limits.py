@@ -1,13 +1,17 @@
-"""What a device has, as far as the fused kernels care."""
+"""What a device has, and what kernels can number, as far as the fused kernels care."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from warpdrive.backends.base import Backend
+from warpdrive.errors import ConfigError
 
+MAX_ROWS = (1 << 31) - (1 << 20)
+"""Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
 
 @dataclass(frozen=True)
 class Limits:
@@ -46,3 +50,18 @@ class Limits:
 
 CPU = Limits(None, 227 << 10, 2)
 LARGE_GPU = Limits((9, 0), 227 << 10, 132, has_warpgroups=True)
+
+
+def check_rows(number: int, what: str, key: str) -> None:
+    """Raises ConfigError where the kernels cannot number so many rows."""
+    if number > MAX_ROWS:
+        raise ConfigError(
+            f"{number:,} {what} are more than the {MAX_ROWS:,} that the fused kernels can number. Lower {key}, or set "
+            "trainer.precision to tf32, with which torch plays and learns."
+        )
+
+
+def split_blocks(num_blocks: int, work: Sequence[float]) -> list[int]:
+    """Blocks for each of several pieces of work, one at least, about as many as it is of the whole."""
+    whole = sum(work)
+    return [max(1, round(num_blocks * one / whole)) for one in work]

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from trainers.fused.plan import NUM_FIGURES, SLICES, STEP_THREADS, Plan
+from trainers.fused.seen import Seen
 from trainers.fused.shape import Shape, to_tiles
+from trainers.heads import GaussianHead
 from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager
@@ -27,8 +29,11 @@ class Layer:
     """Parameters that are one layer to the kernels: rows of weights, and their biases."""
 
     weight: np.ndarray
-    """[out, in] numbers of the parameters."""
+    """[rows, in] numbers of the parameters."""
     bias: np.ndarray
+    """[out]."""
+    rows: np.ndarray
+    """Of its outputs those that have weights; the others' stay 0."""
     norm: tuple[np.ndarray, np.ndarray] | None = None
     """Gain and shift of a LayerNorm behind it."""
 
@@ -41,6 +46,9 @@ class PackedNetwork:
     layers: list[Layer]
     first_element: int
     first_bias: int
+    seen: Seen
+    is_central: bool
+    """Whether it is a critic that sees the whole env, with statistics of its own."""
     norm: nn.LayerNorm | None = None
     """Of its input."""
 
@@ -76,7 +84,7 @@ class PackedPolicy:
         place = np.zeros(len(self.parameter), np.int32)
         for network in self.networks:
             for layer, (weights, biases) in zip(network.layers, network.shape.places(), strict=True):
-                place[layer.weight] = network.first_element + weights
+                place[layer.weight] = network.first_element + weights[layer.rows]
                 place[layer.bias] = -1 - (network.first_bias + biases)
                 for number, parameters in enumerate(layer.norm or (), 1):
                     place[parameters] = place[layer.bias] - number * to_tiles(len(layer.bias))
@@ -129,7 +137,8 @@ class PackedPolicy:
     def arrays_of(self, network: PackedNetwork) -> dict[str, torch.Tensor]:
         """What every kernel of a network takes: its weights, and what features are normalised by."""
         first = network.first_element * self.plan.element_bytes
-        norm, nothing = self.policy.observation_norm, self.biases[:1]
+        policy, nothing = self.policy, self.biases[:1]
+        norm = policy.critic_norm if network.is_central else policy.observation_norm
         return {
             "weights": self.elements[first : first + network.shape.num_elements * self.plan.element_bytes],
             "biases": self.biases[network.first_bias : network.first_bias + network.shape.num_biases],
@@ -138,11 +147,12 @@ class PackedPolicy:
         }
 
     def _find_networks(self) -> list[PackedNetwork]:
-        network = self.policy.network
+        network, head = self.policy.network, self.policy.head
+        of_policy = [network.policy_head, *([head.log_std] if isinstance(head, GaussianHead) else [])]
         if network.critic_trunk is None:
-            parts = [(network.trunk, [network.policy_head, network.value_head])]
+            parts = [(network.trunk, [*of_policy, network.value_head])]
         else:
-            parts = [(network.trunk, [network.policy_head]), (network.critic_trunk, [network.value_head])]
+            parts = [(network.trunk, of_policy), (network.critic_trunk, [network.value_head])]
         found, element, bias = [], 0, 0
         for shape, (trunk, heads) in zip(self.plan.shapes, parts, strict=True):
             layers, norm = [], None
@@ -153,17 +163,25 @@ class PackedPolicy:
                     layers[-1].norm = self._numbers(layer.weight), self._numbers(layer.bias)
                 else:
                     norm = layer
-            found.append(PackedNetwork(shape, [*layers, self._layer(heads)], element, bias, norm))
+            seen = self.plan.seen_by(shape)
+            is_central = seen is self.plan.request.critic_seen
+            found.append(PackedNetwork(shape, [*layers, self._layer(heads)], element, bias, seen, is_central, norm))
             element, bias = element + shape.num_elements, bias + shape.num_biases
         return found
 
     def _numbers(self, parameter: nn.Parameter) -> np.ndarray:
         return self.numbers[id(parameter)] + np.arange(parameter.numel()).reshape(parameter.shape)
 
-    def _layer(self, linears: list[nn.Linear]) -> Layer:
-        weights = [self._numbers(linear.weight) for linear in linears]
-        biases = [self._numbers(linear.bias) for linear in linears]
-        return Layer(np.concatenate(weights), np.concatenate(biases))
+    def _layer(self, parts: list[nn.Linear | nn.Parameter]) -> Layer:
+        """Of linear layers side by side; a parameter among them is outputs of its own, biases alone."""
+        weights, biases, has_weights = [], [], []
+        for part in parts:
+            is_linear = isinstance(part, nn.Linear)
+            biases.append(self._numbers(part.bias if is_linear else part))
+            has_weights += [is_linear] * len(biases[-1])
+            if is_linear:
+                weights.append(self._numbers(part.weight))
+        return Layer(np.concatenate(weights), np.concatenate(biases), np.flatnonzero(has_weights))
 
 
 class InputNorms:

@@ -12,21 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-import numpy as np
-
 from trainers.experience.spec import GroupSpec
 from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
-from trainers.fused.limits import CPU as CPU
-from trainers.fused.limits import LARGE_GPU as LARGE_GPU
-from trainers.fused.limits import Limits as Limits
+from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
+from trainers.fused.seen import Seen, plain
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
-from trainers.heads import CategoricalHeads, make_head
+from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.networks import find_network
-from trainers.networks.features import Features
 from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
-from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
 
 RUNS_ON_CPU = False
@@ -49,8 +44,6 @@ MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
-MAX_ROWS = (1 << 31) - (1 << 20)
-"""Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
 MAX_STAGES = 4
 """How many times as many samples as it multiplies a block of `products` has in shared memory."""
 SUM_THREADS = 256
@@ -64,9 +57,10 @@ class Request:
     """A policy, as far as it decides whether the kernels can play and learn for it, and how."""
 
     num_features: int
+    """Of the actor's input."""
     widths: tuple[int, ...]
-    head_sizes: tuple[int, ...] | None
-    """Actions of each head; None: they are a Box."""
+    head_sizes: tuple[int, ...]
+    """Actions of each head; none of a Box."""
     critic_widths: tuple[int, ...] | None = None
     """None: the critic shares the hidden layers."""
     network: type = MLP
@@ -75,12 +69,19 @@ class Request:
     """Whether a LayerNorm stands before its first layer."""
     normalises: bool = False
     """Its observation."""
-    has_central_critic: bool = False
-    sees_agent_id: bool = False
-    observations: tuple[np.dtype | type, ...] = (np.float32,)
-    """Of each array that it sees."""
+    seen: Seen | None = None
+    """What the actor's input is made of; None: of one float32 array."""
+    critic_seen: Seen | None = None
+    """Of a central critic; None: it sees what the actor sees."""
+    num_numbers: int = 0
+    """Of an action in a Box."""
     norms_hidden: bool = False
     """Whether a LayerNorm stands before each activation."""
+
+    @property
+    def num_outputs(self) -> int:
+        """That say the action's distribution; of a Box means and, as biases alone, logarithms of deviations."""
+        return 2 * self.num_numbers + sum(self.head_sizes)
 
     @classmethod
     def of(cls, config: PolicyConfig, spec: GroupSpec) -> Request:
@@ -89,19 +90,19 @@ class Request:
         critic_widths = None
         if config.central_critic or not model.shared_trunk:
             critic_widths = model.fc_dims if model.critic_fc_dims is None else model.critic_fc_dims
-        head = make_head(spec.action_space)
+        head, seen = make_head(spec.action_space), Seen.by_actor(spec, config.agent_id)
         return cls(
-            Features(spec.layout, spec.seen, spec.observation_space).num_features,
+            seen.num_features,
             model.fc_dims,
-            head.head_sizes if isinstance(head, CategoricalHeads) else None,
+            head.head_sizes if isinstance(head, CategoricalHeads) else (),
             critic_widths,
             find_network(model.type),
             model.activates,
             model.norms_input,
             config.normalize_observation,
-            config.central_critic,
-            config.agent_id,
-            tuple(spec.layout.observations[place.array].dtype for place in spec.seen),
+            seen,
+            Seen.by_central_critic(spec) if config.central_critic else None,
+            head.num_outputs if isinstance(head, GaussianHead) else 0,
             model.norms_hidden,
         )
 
@@ -123,20 +124,15 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
     widest = max((*request.widths, *(request.critic_widths or ())), default=0)
     if request.norms_hidden and widest > MAX_NORMED_WIDTH:
         return f"a hidden layer of {widest} with a LayerNorm is wider than {MAX_NORMED_WIDTH}"
-    if request.norms_input and not request.widths and request.critic_widths is None:
+    if request.norms_input and not request.widths:
         return "a LayerNorm stands before its outputs"
-    if request.head_sizes is None:
-        return "its actions are a Box"
     # What a block's warps say of 16 samples each must fit, beside the biases of the widest network.
-    num_outputs = sum(request.head_sizes)
+    num_outputs = request.num_outputs
     if Shape(1, (MAX_WIDTH, MAX_WIDTH), num_outputs, True).stage_bytes(1) > limits.shared_bytes:
         return f"its {num_outputs} outputs do not fit the shared memory of a block"
-    if request.has_central_critic:
-        return "its critic sees the whole env"
-    if request.sees_agent_id:
-        return "its agents see their numbers"
-    if len(request.observations) != 1 or request.observations[0] != np.float32:
-        return "its observation is not one array of float32"
+    for seen in (request.seen, request.critic_seen):
+        if seen is not None and seen.why_not:
+            return seen.why_not
     return Plan(request, limits, 4 if precision == FULL_PRECISION else 2)
 
 
@@ -148,6 +144,7 @@ class Part:
     head_sizes: Sequence[int]
     num_blocks: int
     shared_bytes: int
+    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -162,27 +159,38 @@ class Plan:
     @property
     def shapes(self) -> list[Shape]:
         """Of its one network; or of its actor and its critic."""
-        asked, num_outputs = self.request, sum(self.request.head_sizes)
+        asked, num_outputs = self.request, self.request.num_outputs
         if asked.critic_widths is None:
-            return [self._make_shape(asked.widths, num_outputs, True)]
-        return [self._make_shape(asked.widths, num_outputs, False), self._make_shape(asked.critic_widths, 0, True)]
+            return [self._make_shape(asked.num_features, asked.widths, num_outputs, True)]
+        actor = self._make_shape(asked.num_features, asked.widths, num_outputs, False)
+        central = asked.critic_seen
+        num_features = asked.num_features if central is None else central.num_features
+        return [actor, self._make_shape(num_features, asked.critic_widths, 0, True)]
 
-    def _make_shape(self, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
+    def _make_shape(self, num_features: int, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
         """A network of the policy, by the kernels that are for its layers."""
         asked = self.request
-        found = Shape(asked.num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
+        found = Shape(num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
         stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
         if stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES):
             return found
         by_groups = self.limits.has_warpgroups and not asked.norms_hidden
         by_groups = by_groups and (self.element_bytes == 2 or self.limits.capability is None)
-        by_groups = by_groups and max((asked.num_features, *widths)) <= MAX_GROUP_WIDTH
+        by_groups = by_groups and max((num_features, *widths)) <= MAX_GROUP_WIDTH
         by_groups = by_groups and min(widths, default=0) > PANEL // 2  # else half of a panel would be padding
         return (WarpgroupShape if by_groups else LayersShape)(*astuple(found))
 
+    def seen_by(self, shape: Shape) -> Seen:
+        """What one of these sees."""
+        asked = self.request
+        if shape.num_outputs == 0 and asked.critic_seen is not None:
+            return asked.critic_seen
+        return asked.seen or plain(asked.num_features)
+
     @property
     def num_parameters(self) -> int:
-        return sum(shape.num_parameters for shape in self.shapes)
+        without_weights = self.request.num_numbers * (self.request.num_features, *self.request.widths)[-1]
+        return sum(shape.num_parameters for shape in self.shapes) - without_weights
 
     def bytes_of_playing(self, num_rows: int) -> dict[str, int]:
         """By what holds them, of so many agents in all envs."""
@@ -214,7 +222,7 @@ class Plan:
         constants, _ = self._part(shape, 1, 0, in_fours=False)
         num_blocks = min(8 * self.limits.num_multiprocessors, -(-num_rows // (16 * WARPS)))
         constants |= {"ROW_COLUMNS": shape.padded[0][1], "AS_RECORDS": isinstance(shape, WarpgroupShape)}
-        return Part(constants, self.request.head_sizes, num_blocks, 0)
+        return Part(constants, self.request.head_sizes, num_blocks, 0, self.seen_by(shape))
 
     def learning(self, num_samples: int, num_epochs: int, num_minibatches: int) -> LearningPlan:
         """Of a rollout's samples, in minibatches, several times."""
@@ -234,14 +242,15 @@ class Plan:
         for i, (shape, (way, constants, num_bytes), count) in enumerate(zip(shapes, found, blocks, strict=True)):
             rows_a_block = 16 * WARPS * constants["ROW_TILES"]
             num_tiles = -(-chunk // rows_a_block)
-            learn = Part(constants, heads, min(count, num_tiles), num_bytes)
+            seen = self.seen_by(shape)
+            learn = Part(constants, heads, min(count, num_tiles), num_bytes, seen)
             products, num_parts = None, learn.num_blocks * num_chunks if way == "registers" else num_chunks
             if way == "pieces":
                 _, pieces = shape.num_pieces
                 num_parts = max(1, min(blocks_of_products[i] // pieces, -(-chunk // STAGE_ROWS)))
                 stages = min(MAX_STAGES, (limits.shared_bytes - HEAD_BYTES) // shape.products_bytes)
                 num_bytes = HEAD_BYTES + stages * shape.products_bytes
-                products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes)
+                products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes, seen)
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
             row_blocks = self.num_row_blocks if way == "layers" else 0
@@ -315,21 +324,6 @@ class Plan:
         return constants, taken_bytes
 
 
-def check_rows(number: int, what: str, key: str) -> None:
-    """Raises ConfigError where the kernels cannot number so many rows."""
-    if number > MAX_ROWS:
-        raise ConfigError(
-            f"{number:,} {what} are more than the {MAX_ROWS:,} that the fused kernels can number. Lower {key}, or set "
-            "trainer.precision to tf32, with which torch plays and learns."
-        )
-
-
-def split_blocks(num_blocks: int, work: Sequence[float]) -> list[int]:
-    """Blocks for each of several pieces of work, one at least, about as many as it is of the whole."""
-    whole = sum(work)
-    return [max(1, round(num_blocks * one / whole)) for one in work]
-
-
 def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part], int]:
     """One launch that plays for several networks, and how many of its blocks a multiprocessor holds.
 
@@ -347,9 +341,9 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
     work = [num_rows * shape.work for _, shape, num_rows in networks]
     blocks = split_blocks(at_once * limits.num_multiprocessors, work)
     parts = []
-    for (one, _, num_rows), (constants, num_bytes), count in zip(networks, found, blocks, strict=True):
+    for (one, shape, num_rows), (constants, num_bytes), count in zip(networks, found, blocks, strict=True):
         num_tiles = -(-num_rows // (16 * row_tiles))
-        parts.append(Part(constants, one.request.head_sizes, min(count, num_tiles), num_bytes))
+        parts.append(Part(constants, one.request.head_sizes, min(count, num_tiles), num_bytes, one.seen_by(shape)))
     return parts, at_once
 
 

@@ -49,10 +49,15 @@ class FusedPlayer(Actor):
         self.plan = plan
 
     def fields(self, num_steps: int) -> list[Field]:
-        return value_fields()
+        """Of a Box also what was drawn, in parts of it (see GaussianHead); the env's array has it clipped."""
+        num_numbers = self.plan.request.num_numbers
+        return value_fields() + ([Field("action", (num_numbers,))] if num_numbers else [])
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
-        return self.plan.bytes_of_playing(num_envs * self.spec.num_agents)
+        found = self.plan.bytes_of_playing(num_envs * self.spec.num_agents)
+        if self.plan.seen_by(self.plan.shapes[-1]).hides:
+            found["who was in the game"] = 2 * num_envs * self.spec.num_agents
+        return found
 
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)

@@ -11,14 +11,14 @@ from trainers.fused.shape import WARPS
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager, write_constants
-from warpdrive.signature import read_function
+from warpdrive.signature import DTYPES, Parameter, read_function
 
 OF_NETWORK = ("weights", "biases", "mean", "variance")
 OWN = {
-    "act": {*OF_NETWORK, "observation", "mask", "action", "log_prob", "entropy", "value", "num_rows"},
-    "learn": {*OF_NETWORK, "gradient", "records", "figures"},
+    "act": {*OF_NETWORK, "seen", "active", "mask", "action", "drawn", "log_prob", "entropy", "value", "num_rows"},
+    "learn": {*OF_NETWORK, "seen", "gradient", "records", "figures"},
     "products": {"records", "parts"},
-    "gather": {"mean", "variance", "features"},
+    "gather": {"mean", "variance", "seen", "active", "features"},
 }
 """Parameters that each network has one of, by kernel; the others serve all networks."""
 
@@ -44,17 +44,23 @@ def compile_fused(
     if kernel == "learn":
         lines.append('#include "advantage.cuh"')
     for number, part in enumerate(parts):
-        lines += [f"#define BY_{name} {int(part.constants[name])}" for name in ("WARPGROUPS", "LAYERS")]
-        lines += [f"namespace network{number} {{"]
-        lines += [write_constants(part.constants), _head_size(part.head_sizes)]
-        lines += ['#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}"]
-        lines += ["#undef BY_WARPGROUPS", "#undef BY_LAYERS"]
-    file = KERNELS / f"fused_{kernel}.cuh"
-    asked = read_function(file.read_text(), kernel, str(file)).parameters
+        is_of_box = not part.head_sizes
+        chosen = {f"BY_{name}": part.constants[name] for name in ("WARPGROUPS", "LAYERS")}
+        chosen |= {"SEES_SOURCES": not part.seen.is_plain, "OF_BOX": is_of_box}
+        lines += [f"#define {name} {int(value)}" for name, value in chosen.items()]
+        lines += ['#include "gaussian.cuh"'] if is_of_box else []
+        lines += [f"namespace network{number} {{", write_constants(part.constants)]
+        lines += [] if is_of_box else [_head_size(part.head_sizes)]
+        lines += [part.seen.text(), '#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}"]
+        lines += [f"#undef {name}" for name in chosen]
+    asked = parameters_of(kernel)
     of_block = {"shared", "block", "num_blocks"}
     parameters = [one for one in asked if one.name not in of_block | OWN[kernel]]
-    for number in range(len(parts)):
-        parameters += [replace(one, name=f"{one.name}_{number}") for one in asked if one.name in OWN[kernel]]
+    for number, part in enumerate(parts):
+        own = [one for one in asked if one.name in OWN[kernel] - {"seen"}]
+        if "seen" in OWN[kernel]:
+            own += [Parameter(name, kind, DTYPES[kind], True, True) for name, kind in part.seen.parameters.items()]
+        parameters += [replace(one, name=f"{one.name}_{number}") for one in own]
     bounds = f"__launch_bounds__({WARPS * 32}, {blocks_at_once})"
     lines += [f'extern "C" __global__ void {bounds} {kernel}({", ".join(map(str, parameters))})', "{"]
     lines += ["    extern __shared__ char shared[];", "    const int block = blockIdx.x;"]
@@ -63,6 +69,8 @@ def compile_fused(
         end = start + part.num_blocks
         given = {"block": f"block - {start}", "num_blocks": part.num_blocks}
         given |= {name: f"{name}_{number}" for name in OWN[kernel]}
+        arrays = ", ".join(f"{name}_{number}" for name in part.seen.parameters)
+        given["seen"] = f"network{number}::Seen{{{arrays}}}"
         arguments = ", ".join(str(given.get(one.name, one.name)) for one in asked)
         lines.append(f"    if (block >= {start} && block < {end}) network{number}::{kernel}({arguments});")
         start = end
@@ -71,6 +79,12 @@ def compile_fused(
         data, "\n".join(lines), shared, backend=backend, include_folders=[KERNELS], name=f"<fused {kernel}>"
     )
     return functions, LaunchShape(start, (WARPS * 32, 1), max(part.shared_bytes for part in parts))
+
+
+def parameters_of(kernel: str) -> tuple[Parameter, ...]:
+    """Of its function. `Seen`, which Seen.text writes, is no type of an array: it is read as if it were an int."""
+    file = KERNELS / f"fused_{kernel}.cuh"
+    return read_function(file.read_text().replace("Seen seen", "int seen"), kernel, str(file)).parameters
 
 
 def _head_size(head_sizes: Sequence[int]) -> str:

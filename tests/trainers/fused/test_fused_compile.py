@@ -11,40 +11,64 @@ import pytest
 import torch
 from compile_only import CompileOnlyBackend
 from fused_cases import GPUS
+from gymnasium import spaces
 
+from trainers.fused.actor import head_constants
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
+from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
-from trainers.fused.source import compile_fused
+from trainers.fused.source import compile_fused, parameters_of
+from trainers.heads import CategoricalHeads, GaussianHead
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.backends.cuda import _nvrtc, compile_to_cubin
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import CompileError
 from warpdrive.function_manager import FunctionManager
-from warpdrive.signature import read_function, read_signatures
+from warpdrive.signature import read_signatures
 
 COMPILERS = {"sm_80": "nvcc", "sm_86": "nvcc", "sm_89": "nvcc", "sm_90a": "nvrtc"}
 OF_GROUP = {
     "GROUP_SIZE": 4, "FIRST_AGENT": 1, "ALL_AGENTS": 5, "SEEN_COLUMNS": 5, "FIRST_SEEN": 1, "NUM_COLUMNS": 5,
-    "FIRST_COLUMN": 1, "HAS_MASK": True, "CLIP": 10.0,
+    "FIRST_COLUMN": 1, "HAS_MASK": True,
 }  # fmt: skip
 OWN = {
     "act": {"GREEDY": False, "DRAWS": True},
     "learn": {
-        "IS_PPO": True, "MAX_LOG_RATIO": 0.0, "CLIPS_VALUE": True, "HUBER_DELTA": 10.0, "HAS_ORDER": True,
+        "IS_PPO": True,
+        "MAX_LOG_RATIO": 0.0,
+        "CLIPS_VALUE": True,
+        "HUBER_DELTA": 10.0,
+        "HAS_ORDER": True,
         "HAS_ACTIVE": True,
+        "CREDITS_TEAM": False,
     },
     "products": {},
     "gather": {"HAS_ORDER": True},
 }
 SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}, "gather": {}}
+OF_SEVERAL = Seen(
+    (
+        Source("image", torch.uint8, 12, 60, 12, 12, (0.0, 1 / 255)),
+        Source("place", torch.float32, 7, 35, 7, 7),
+        Source("kind", torch.int8, 4, 20, 4, 4),
+        Source("open", torch.bool, 2, 10, 2, 2),
+    ),
+    num_ids=4,
+)
+OF_ALL = Seen((Source("place", torch.float32, 35, 35), Source("count", torch.int32, 5, 5)), num_ids=4, hides=True)
 REQUESTS = {
     "narrow": Request(6, (32, 24), (5,)),
     "wide, many outputs": Request(71, (256, 256), (21, 21), normalises=True),
     "one layer, features beyond registers": Request(200, (48,), (3,), normalises=True),
     "a critic of its own": Request(16, (64, 64), (3, 2), critic_widths=(128, 256), activation="tanh"),
+    "several arrays and a central critic": Request(
+        29, (64, 64), (5,), critic_widths=(256, 128), seen=OF_SEVERAL, critic_seen=OF_ALL
+    ),
+    "numbers": Request(3, (64, 64), (), critic_widths=(64, 64), activation="tanh", num_numbers=2),
+    "many numbers, wide": Request(30, (256, 256), (), num_numbers=17),
     "more layers and wider": Request(21, (300, 17, 40), (5,), critic_widths=(512,), activation="tanh"),
     "LayerNorms": Request(21, (64, 32), (5,), critic_widths=(512,), norms_input=True),
 }
@@ -75,7 +99,9 @@ def compile_it(
 ) -> tuple[FunctionManager, int]:
     """The kernel of a policy's plan, and its shared memory."""
     parts, at_once = parts_of(kernel, request, limits)
-    own = {**OF_GROUP, **OWN[kernel], "NUM_HEADS": len(request.head_sizes)}
+    numbers = spaces.Box(-1.0, 1.0, (request.num_numbers,))
+    head = GaussianHead(numbers, 0.0, squashes=True) if request.num_numbers else CategoricalHeads(request.head_sizes)
+    own = {**OF_GROUP, **OWN[kernel], **head_constants(head)}
     parts = [replace(one, constants={**one.constants, **own, **changes}) for one in parts]
     shared = {"FULL_PRECISION": False, **SHARED[kernel]}
     functions, launch_shape = compile_fused(kernel, parts, shared, at_once, DataManager(torch.device("cpu")), backend)
@@ -108,11 +134,14 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
 
 @pytest.mark.parametrize("kernel", ["act", "learn"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_its_code_does_not_grow_with_the_features(for_gpus, arch, kernel):
+@pytest.mark.parametrize("is_picture", [False, True])
+def test_its_code_does_not_grow_with_the_features(for_gpus, arch, kernel, is_picture):
     """Else those of a picture, unrolled, would take the compiler hours."""
     sizes = []
     for num_features in (300, 600):
-        functions, _ = compile_it(kernel, Request(num_features, (32,), (3,)), limits_of(arch), for_gpus)
+        seen = Seen((Source("picture", torch.uint8, num_features, 4 * num_features, num_features),))
+        request = Request(num_features, (32,), (3,), seen=seen if is_picture else None)
+        functions, _ = compile_it(kernel, request, limits_of(arch), for_gpus)
         sizes.append(len(compile_to_cubin(functions.source, arch, COMPILERS[arch])))
     assert sizes[1] < 1.3 * sizes[0]
 
@@ -143,8 +172,8 @@ def test_prose_names_files_that_are_there_and_every_parameter(file):
     known = {other.name for folder in (KERNELS, KERNELS_FOLDER) for other in folder.rglob("*.*")}
     prose = "\n".join(re.findall(r"^//.*", text, re.MULTILINE))
     assert {name for name in re.findall(r"\w+\.(?:cuh|cu|py)\b", prose)} <= known
-    found = list(read_signatures(text).values())
-    if file.stem.removeprefix("fused_") in OWN:
-        found.append(read_function(text, file.stem.removeprefix("fused_")))
-    for function in found:
-        assert {one.name for one in function.parameters} <= set(re.findall(r"\w+", prose)), function.name
+    found = {name: signature.parameters for name, signature in read_signatures(text).items()}
+    if (kernel := file.stem.removeprefix("fused_")) in OWN:
+        found[kernel] = parameters_of(kernel)
+    for name, parameters in found.items():
+        assert {one.name for one in parameters} <= set(re.findall(r"\w+", prose)), name

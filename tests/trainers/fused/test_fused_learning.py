@@ -11,7 +11,9 @@ import pytest
 import torch
 from fused_cases import (
     BF16,
+    EVEN,
     FULL,
+    MIXED,
     NOTHING_FOUND,
     Case,
     MadeUp,
@@ -56,7 +58,51 @@ ROLLOUTS = {
         PPO,
         False,
     ),
+    "ppo of several arrays": (
+        Case(0, (16,), (3, 2), agents=range(1, 4), num_agents=4, num_envs=14, space=MIXED, sees_agent_id=True),
+        replace(PPO, agent_id=True, normalize_observation=True),
+        True,
+    ),
+    "mappo that credits the team": (
+        Case(
+            0, (16,), (5,), critic_widths=(24, 16), agents=range(1, 4), num_agents=5, num_envs=14, space=EVEN,
+            sees_agent_id=True, central="observations",
+        ),
+        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team", normalize_observation=True),
+        True,
+    ),
+    "mappo whose critic sees the state": (
+        Case(6, (16,), (5,), critic_widths=(40,), agents=range(3), num_agents=3, num_envs=13, central="global_state"),
+        replace(PPO, central_critic=True),
+        True,
+    ),
+    "mappo of two wide layers": (
+        Case(
+            0, (128, 256), (5,), critic_widths=(256, 128), agents=range(3), num_agents=4, num_envs=5, space=EVEN,
+            sees_agent_id=True, central="observations",
+        ),
+        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team"),
+        True,
+    ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
+    "ppo of a number": (Case(3, (24, 24), (), activation="tanh", num_numbers=1, num_envs=53), PPO, False),
+    "a2c of seventeen numbers": (
+        Case(20, (32, 16), (), activation="tanh", num_numbers=17, num_envs=29), A2C, True,
+    ),
+    "ppo of squashed numbers, some of all agents": (
+        Case(
+            6, (40, 16), (), critic_widths=(16,), agents=range(1, 4), num_agents=5, num_numbers=3, squashes=True,
+            num_envs=18,
+        ),
+        replace(PPO, normalize_observation=True, normalize_return=True),
+        True,
+    ),
+    "a2c in two steps of two numbers": (
+        Case(6, (16,), (), num_numbers=2, num_envs=40), replace(A2C, num_minibatches=2), True
+    ),
+    "ppo of wide layers and numbers": (
+        Case(12, (128, 256), (), critic_widths=(256, 128), activation="tanh", num_numbers=7, num_envs=9), PPO, False,
+    ),
     "ppo of four layers beside one": (
         Case(
             9, (40, 300, 17, 33), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
@@ -95,8 +141,8 @@ ROLLOUTS = {
     ),
     "ppo of layers by warpgroups": (
         Case(
-            18, (130, 70, 66), (5, 16), critic_widths=(70, 130, 66), has_mask=True, agents=range(1, 4), num_agents=5,
-            num_envs=9, layer_norm=True, by_groups=True,
+            18, (70, 130, 66), (5, 16), has_mask=True, agents=range(1, 4), num_agents=5, num_envs=7, layer_norm=True,
+            by_groups=True,
         ),
         replace(PPO, num_epochs=1, num_minibatches=2),
         True,
@@ -109,6 +155,7 @@ ROLLOUTS = {
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 LAYERS = "layers"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
+OF_WARPGROUPS += [("mappo of two wide layers", BF16, REGISTERS), ("ppo of wide layers and numbers", BF16, RECORDS)]
 OF_WARPGROUPS += [("ppo of two wide layers behind a LayerNorm", BF16, REGISTERS)]
 OF_WARPGROUPS += [("ppo of three wide layers", BF16, LAYERS)]
 OF_WARPGROUPS += [("a2c of four wide layers behind a LayerNorm", BF16, LAYERS)]
@@ -170,6 +217,16 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo whose values move freely", FULL, RECORDS),
         ("ppo of a wide network", BF16, REGISTERS),
         ("a2c of the narrowest", FULL, REGISTERS),
+        ("ppo of several arrays", FULL, REGISTERS),
+        ("mappo that credits the team", FULL, RECORDS),
+        ("mappo whose critic sees the state", FULL, REGISTERS),
+        ("mappo whose critic sees the state", BF16, RECORDS),
+        ("ppo of a number", FULL, REGISTERS),
+        ("ppo of a number", BF16, REGISTERS),
+        ("a2c of seventeen numbers", FULL, RECORDS),
+        ("a2c of seventeen numbers", BF16, REGISTERS),
+        ("ppo of squashed numbers, some of all agents", FULL, BOTH),
+        ("a2c in two steps of two numbers", FULL, REGISTERS),
         ("ppo of four layers beside one", FULL, LAYERS),
         ("ppo of four layers beside one", BF16, LAYERS),
         ("ppo behind a LayerNorm", FULL, REGISTERS),

@@ -14,6 +14,7 @@ from gymnasium import spaces
 import trainers.fused.plan
 from trainers.experience.spec import GroupSpec
 from trainers.fused.plan import CPU, LARGE_GPU, MAX_ROWS, Limits, Request, plan, plan_acting
+from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
 from trainers.networks.gru import GRU
 from trainers.run.estimate import largest_num_envs
@@ -25,6 +26,7 @@ from warpdrive.errors import ConfigError
 from warpdrive.layout import Layout
 
 SMALL = Request(6, (16,), (3, 2))
+HALVES = Seen((Source("observation_far", torch.float16, 6, 6, 6),))
 OLD = Limits((7, 5), 64 << 10, 40)
 
 
@@ -42,13 +44,8 @@ OLD = Limits((7, 5), 64 << 10, 40)
             {"norms_hidden": True, "widths": (2049,)}, LARGE_GPU, "bf16",
             "a hidden layer of 2049 with a LayerNorm is wider than 2048",
         ),
-        ({"head_sizes": None}, LARGE_GPU, "bf16", "its actions are a Box"),
-        ({"has_central_critic": True}, LARGE_GPU, "bf16", "its critic sees the whole env"),
-        ({"sees_agent_id": True}, LARGE_GPU, "bf16", "its agents see their numbers"),
-        *(
-            ({"observations": seen}, LARGE_GPU, "bf16", "its observation is not one array of float32")
-            for seen in ((), (np.float32, np.float32), (np.uint8,), (np.dtype("float64"),))
-        ),
+        ({"seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
+        ({"critic_seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
     ],
 )
 def test_each_reason_why_not_is_told(changes, limits, precision, reason):
@@ -102,6 +99,13 @@ def test_outputs_fit_as_far_as_a_block_can_hold_them(gpu, most):
     assert plan(replace(SMALL, head_sizes=(most,)), GPUS[gpu], "bf16").num_parameters == 7 * 16 + 17 * (most + 1)
     reason = f"its {most + 1} outputs do not fit the shared memory of a block"
     assert plan(replace(SMALL, head_sizes=(most + 1,)), GPUS[gpu], "bf16") == reason
+
+
+@pytest.mark.parametrize(("critic_widths", "of_critic"), [(None, 17), ((8,), 7 * 8 + 9)])
+def test_deviations_of_numbers_have_no_weights(critic_widths, of_critic):
+    """Of 16 hidden numbers: 3 means with 17 parameters each, 3 logarithms of deviations, and the critic's."""
+    found = plan(replace(SMALL, head_sizes=(), num_numbers=3, critic_widths=critic_widths), LARGE_GPU, "bf16")
+    assert found.num_parameters == 7 * 16 + 3 * 17 + 3 + of_critic
 
 
 def test_more_rows_than_the_kernels_can_number_are_refused_and_32_bits_number_all_others():
@@ -187,22 +191,32 @@ def test_networks_of_one_launch_share_its_blocks_by_their_work():
 
 @pytest.mark.parametrize("action", [spaces.MultiDiscrete([4, 2]), spaces.Box(-1, 1, (2,))])
 def test_a_request_is_what_a_config_and_spaces_say(action):
-    seen = spaces.Dict({key: spaces.Box(-1, 1, (3, size), np.float32) for key, size in (("near", 2), ("far", 1))})
-    layout = Layout({"all": Group(range(2), seen, action)})
-    places = tuple(layout.observation["all"].values()), layout.action["all"]
-    spec = GroupSpec("all", range(2), layout, *places, None, seen, action, may_leave=False)
+    """Of five agents the group are the second and the third. Its critic sees bytes as they are, all agents' first."""
+    far, near = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(0, 9, (2, 2), np.uint8)
+    space = spaces.Dict({"far": far, "near": near})
+    groups = {name: Group(agents, space, action) for name, agents in (("one", range(1)), ("two", range(1, 3)))}
+    layout = Layout({**groups, "rest": Group(range(3, 5), space, action)})
+    places = tuple(layout.observation["two"].values()), layout.action["two"]
+    spec = GroupSpec("two", range(1, 3), layout, *places, None, space, action, may_leave=True)
+    sources = (
+        Source("observation_far", torch.float32, 3, pitch=15, stride=3, first=3),
+        Source("observation_near", torch.uint8, 4, pitch=20, stride=4, first=4, scale=(0.0, 1 / 9)),
+    )
+    of_all = (Source("observation_far", torch.float32, 15, 15), Source("observation_near", torch.uint8, 20, 20))
     model = ModelConfig(type="gru", fc_dims=(7,), shared_trunk=False, activation="tanh", layer_norm=True)
     config = PolicyConfig(agent_id=True, normalize_observation=True, model=model)
-    heads = (4, 2) if isinstance(action, spaces.MultiDiscrete) else None
-    assert Request.of(config, spec) == Request(
-        9, (7,), heads, (7,), GRU, "tanh", True, True, sees_agent_id=True, observations=(np.float32,) * 2
-    )
+    heads, num_numbers = ((4, 2), 0) if isinstance(action, spaces.MultiDiscrete) else ((), 2)
+    seen = Seen(sources, num_ids=2)
+    expected = Request(9, (7,), heads, (7,), GRU, "tanh", True, True, seen, num_numbers=num_numbers)
+    assert Request.of(config, spec) == expected
     plain, central = (
         Request.of(ActorCriticConfig(central_critic=one, model=ModelConfig(shared_trunk=True)), spec)
         for one in (False, True)
     )
-    assert (plain.critic_widths, plain.has_central_critic) == (None, False)
-    assert (central.critic_widths, central.has_central_critic) == ((64, 64), True)
+    assert (plain.num_features, plain.critic_widths, plain.critic_seen) == (7, None, None)
+    assert (central.num_features, central.critic_widths) == (7, (64, 64))
+    assert central.critic_seen == Seen(of_all, num_ids=2, hides=True)
+    assert central.critic_seen.num_features == 37
 
 
 def test_limits_are_those_of_the_gpu_that_is_there(monkeypatch):

@@ -23,8 +23,12 @@
 //   AT_ONCE1, AT_ONCE2         tiles of a hidden layer that are computed, and stand in a record, side by side
 //   WARPGROUPS                 whether four warps multiply together (mlp_by_warpgroups.cuh)
 //
+//   Seen                       where rows are: one array of floats, or what layers/sources.cuh says (seen.py)
+//   GROUP_SIZE, FIRST_AGENT, ALL_AGENTS, SEEN_COLUMNS, FIRST_SEEN  as fused_act.cuh has them
+//
 // WARPGROUPS asks for hidden layers of 128 or 256, all weights in shared memory, ROW_TILES of 1, and sm_90a.
-// BY_WARPGROUPS is the same for the preprocessor: what follows it compiles for nothing else.
+// BY_WARPGROUPS is the same for the preprocessor: what follows it compiles for nothing else. So does SEES_SOURCES what
+// a network needs that does not see one array of floats alone.
 // BY_LAYERS, too: the layers were computed before the launch (by_layers.cu), and their outputs stand for the weights.
 //
 // One launch may serve several networks: source.py includes this file once for each, in a namespace of its own,
@@ -107,15 +111,32 @@ __device__ __forceinline__ float activate(float x)
     return IS_TANH ? quick_tanh(x) : positive_part(x);
 }
 
+__device__ __forceinline__ float normalised(float x, int column, const float* mean, const float* variance)
+{
+    if (!NORMALISES) return x;
+    return fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
+}
+
+#if SEES_SOURCES
+#include "layers/sources.cuh"
+#else
 // Where rows' features are; null where there is no row.
 struct Rows {
     const float* upper[ROW_TILES];  // of row g of each tile
     const float* lower[ROW_TILES];  // of row g + 8
 };
 
-// Every lane brings the row of its number, below 16 ROW_TILES.
-__device__ __forceinline__ Rows share_rows(const float* of_lane)
+// Where the features of a row of [env's step, agent of the group] are.
+__device__ __forceinline__ const float* place_of_row(const Seen& seen, int row)
 {
+    const long long column = (long long)(row / GROUP_SIZE) * SEEN_COLUMNS + FIRST_SEEN + row % GROUP_SIZE;
+    return seen.seen0 + column * NUM_FEATURES;
+}
+
+// Every lane brings the row of its number, below 16 ROW_TILES; -1 for none.
+__device__ __forceinline__ Rows find_rows(const Seen& seen, const bool*, int row)
+{
+    const float* of_lane = row >= 0 ? place_of_row(seen, row) : nullptr;
     const int g = lane_index() >> 2;
     Rows rows;
 #pragma unroll
@@ -126,10 +147,12 @@ __device__ __forceinline__ Rows share_rows(const float* of_lane)
     return rows;
 }
 
-__device__ __forceinline__ float normalised(float x, int column, const float* mean, const float* variance)
+// Brings what a row needs nearer.
+__device__ __forceinline__ void fetch_row_ahead(const Seen& seen, int row)
 {
-    if (!NORMALISES) return x;
-    return fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
+    const float* place = place_of_row(seen, row);
+    for (int i = 0; i < NUM_FEATURES; i += 32) fetch_ahead(place + i);
+    fetch_ahead(place + NUM_FEATURES - 1);
 }
 
 __device__ __forceinline__ float feature(const float* row, int column, const float* mean, const float* variance)
@@ -224,6 +247,7 @@ __device__ __forceinline__ void read_two(
         two[j] = column + j < NUM_FEATURES ? normalised(raw[j], column + j, mean, variance) : 0.0f;
     }
 }
+#endif
 
 // The sum over a row, whose columns its four lanes have between them.
 __device__ __forceinline__ float over_row(float sum)
