@@ -16,8 +16,8 @@ import torch
 from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.layers_shape import PANEL, WarpgroupShape
+from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
-from trainers.fused.plan import GradientPlan, LearningPlan
 from trainers.fused.shape import NORM_EPS, WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape

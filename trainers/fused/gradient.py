@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import PackedNetwork, PackedPolicy
-from trainers.fused.plan import GradientPlan, LearningPlan
 from warpdrive.function_manager import Constant
 
 

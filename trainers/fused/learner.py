@@ -12,8 +12,8 @@ from trainers.fused.actor import group_constants
 from trainers.fused.by_layers import LayersGradient, side_by_side
 from trainers.fused.cell import Sequences
 from trainers.fused.gradient import NetworkGradient
+from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
 from trainers.fused.packed import KERNELS
-from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
 from trainers.fused.recurrent import RecurrentGradient
 from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
@@ -24,7 +24,7 @@ from warpdrive.function_manager import FunctionManager
 
 if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
-    from trainers.fused.plan import GradientPlan, Part
+    from trainers.fused.learning_plan import GradientPlan, Part
 
 
 class FusedLearner:

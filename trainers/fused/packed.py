@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from trainers.fused.cell import CellPlan
-from trainers.fused.plan import NUM_FIGURES, SLICES, STEP_THREADS, Plan
+from trainers.fused.learning_plan import NUM_FIGURES, SLICES, STEP_THREADS
+from trainers.fused.plan import Plan
 from trainers.fused.seen import Seen
 from trainers.fused.shape import Shape, to_tiles
 from trainers.heads import GaussianHead

@@ -9,12 +9,13 @@ All of it is arithmetic: no network, no array and no device has to exist. Where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from trainers.experience.spec import GroupSpec
 from trainers.fused.cell import CellPlan, RecurrentShape, Sequences, why_no_cell, with_input
 from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
+from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
 from trainers.fused.seen import Seen, plain
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
@@ -32,8 +33,6 @@ FULL_PRECISION = "fused-fp32"
 """A precision for tests: elements are floats, to find mistakes; slow."""
 MAX_WIDTH, MAX_LAYERS = 256, 2
 """Of hidden layers whose activations stay in registers. Others go through memory, one layer after the other."""
-NUM_FIGURES = 5
-"""Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
 MAX_NORMED_TILES = 8
 """Of 16 features, whose mean and deviation a warp finds while it has them in registers."""
 MAX_NORMED_WIDTH = 2048
@@ -48,10 +47,6 @@ MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
 MAX_STAGES = 4
 """How many times as many samples as it multiplies a block of `products` has in shared memory."""
-SUM_THREADS = 256
-"""Of the blocks that sum up advantages."""
-STEP_THREADS, SLICES = 256, 4
-"""Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +138,6 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         if seen is not None and seen.why_not:
             return seen.why_not
     return Plan(request, limits, element_bytes)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One network's share of a launch."""
-
-    constants: Mapping[str, Constant]
-    head_sizes: Sequence[int]
-    num_blocks: int
-    shared_bytes: int
-    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -382,104 +366,3 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
         num_tiles = -(-num_rows // (16 * row_tiles))
         parts.append(Part(constants, one.request.head_sizes, min(count, num_tiles), num_bytes, one.seen_by(shape)))
     return parts, at_once
-
-
-@dataclass(frozen=True)
-class GradientPlan:
-    """How the gradient of one network is summed up in a minibatch."""
-
-    shape: Shape
-    way: Way
-    learn: Part
-    """Of the kernel `learn`."""
-    products: Part | None
-    """Of the kernel `products`, where the gradient is in pieces."""
-    record_rows: int
-    """Samples whose records are in global memory at once; 0 where they never are."""
-    num_parts: int
-    """Of the gradient, which are added up in the end."""
-    num_figures: int
-    """Rows of figures."""
-    element_bytes: int
-    num_row_blocks: int = 0
-    """Parts of the biases' gradient, where layers go through memory."""
-    cell: CellPlan | None = None
-    """Of a recurrent network: how its unit goes through the sequences of a chunk."""
-
-    @property
-    def size_of_parts(self) -> int:
-        """Numbers of all parts."""
-        of_cell = 0 if self.cell is None else self.num_parts * self.cell.bias_size
-        return self.num_parts * self.part_size + self.num_row_blocks * self.shape.num_biases + of_cell
-
-    @property
-    def part_size(self) -> int:
-        """Numbers of a part."""
-        return self.shape.part_size(self.way)
-
-    @property
-    def record_bytes(self) -> int:
-        if isinstance(self.shape, RecurrentShape):
-            rows, cell = self.record_rows, self.cell
-            return self.shape.bytes_of(self.element_bytes, rows, rows, cell.num_rows, cell.in_width)
-        if isinstance(self.shape, LayersShape):
-            return self.record_rows * self.shape.row_bytes(self.element_bytes, learns=True)
-        return max(self.record_rows * self.shape.record * self.element_bytes, 16)
-
-
-@dataclass(frozen=True)
-class LearningPlan:
-    """How an update is made of a rollout: `num_steps` minibatches of `size` samples, each learned in chunks."""
-
-    policy: Plan
-    num_samples: int
-    num_epochs: int
-    num_steps: int
-    size: int
-    chunk: int
-    networks: tuple[GradientPlan, ...]
-    blocks_at_once: int
-    """Of `learn`, which a multiprocessor holds."""
-    sequences: Sequences | None = None
-    """Of a recurrent policy."""
-
-    @property
-    def has_order(self) -> bool:
-        """Whether samples are shuffled, or come in sequences."""
-        return self.num_steps > 1 or self.sequences is not None
-
-    @property
-    def num_ordered(self) -> int:
-        return self.num_samples * self.num_epochs if self.has_order else 1
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.size // self.chunk)
-
-    @property
-    def num_sums(self) -> int:
-        """Blocks that sum up the advantages of a minibatch: all together keep the device busy."""
-        busy = 8 * self.policy.limits.num_multiprocessors // self.num_steps
-        return max(1, min(busy, -(-self.size // SUM_THREADS)))
-
-    @property
-    def num_groups(self) -> int:
-        """Blocks that add up the parts of the gradient."""
-        return -(-self.policy.num_parameters // (STEP_THREADS // SLICES))
-
-    @property
-    def num_figures(self) -> int:
-        return sum(one.num_figures for one in self.networks)
-
-    @property
-    def num_bytes(self) -> dict[str, int]:
-        """By what holds them, besides the optimiser's memory."""
-        tables = 8 + 3 * 4 + 1  # where a parameter's gradient is, its parts and its name; whether it is a critic's
-        tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
-        return {
-            "order of samples": (5 if self.sequences else 4) * self.num_ordered,
-            "records": sum(one.record_bytes for one in self.networks),
-            "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
-            "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
-            "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
-        }

@@ -16,8 +16,8 @@ import torch
 from trainers.fused.by_layers import Dense, Norm, RowKernels, bytes_of
 from trainers.fused.cell import CellPlan, RecurrentShape
 from trainers.fused.gradient import NetworkGradient, Places
+from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
-from trainers.fused.plan import GradientPlan, LearningPlan
 from trainers.fused.shape import WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import Backend, LaunchShape
