@@ -79,10 +79,10 @@ def tag(**runner: object) -> dict:
     }  # fmt: skip
 
 
-def locks() -> dict:
+def locks(**model: object) -> dict:
     """Three agents who may do something else in each step; see envs/locks.py."""
     policy = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 3, "lr": 0.01, **STATISTICS}
-    policy["model"] = {"fc_dims": [16], "activation": "tanh"}
+    policy["model"] = {"fc_dims": [16], "activation": "tanh", **model}
     return {"name": "locks:Locks", "policy": {"agent": policy}}
 
 
@@ -226,8 +226,9 @@ def assert_is_again_and_resumes(make, run: dict) -> Trainer:
     return whole
 
 
-def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit_and_keep_to_masks(make):
-    whole = assert_is_again_and_resumes(make, locks())
+@pytest.mark.parametrize("model", [{}, GRU], ids=["mlp", "gru"])
+def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit_and_keep_to_masks(make, model):
+    whole = assert_is_again_and_resumes(make, locks(**model))
     reward, group = whole.rollout.reward, whole.rollout.groups["agent"]
     assert reward.min() == 0 and reward.max() == 1  # what is not allowed costs 1
     taken = torch.nn.functional.one_hot(group.action[..., 0].long(), 3).bool()
