@@ -5,7 +5,7 @@ from pathlib import Path
 import compare
 import pytest
 import run_peers
-from compare import DEVICE, ROWS, outcomes, peer_rows, shown, table, us_a_step
+from compare import DEVICE, RATE, ROWS, outcomes, peer_rows, shown, table, us_a_step
 from run_peers import figures_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +41,11 @@ def write_all(folder: Path) -> None:
             write(folder, row.report, columns(1.0, 2.0, 20.0))
     reaching = {"train": {"us_a_step": 1.0, "agent_steps_per_s": 350_000_000}}
     reaching["rollout"] = {"us_a_step": 1.0, "agent_steps_per_s": 450_000_000}
-    for name in ("P7", "P8", "P9_2048", "P9_16384", "P9_65536"):
+    for report in {row.report for row in ROWS if row.unit == RATE}:
         results = columns(1.0, 2.0, 4.0)
         for column, figures in reaching.items():
             results[column] |= figures
-        write(folder, f"throughput_{name}", results)
+        write(folder, report, results)
     write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.0))
     write(folder, "time_to_score", {"seconds": 3.0})
     write(folder, "multi_gpu", {"2": {"times_one": 1.9}, "4": {"times_one": 3.7}})
