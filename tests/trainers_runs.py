@@ -53,11 +53,13 @@ RUNS = {
 
 
 def tiny_config(folder: Path, device: str, **changes: object) -> Config:
-    """Of a small run of grid-world Tag in `folder`, with other values at dotted keys that are written with `__`."""
+    """Of a small run of grid-world Tag in `folder`, by torch in full float, with other values at dotted keys that are
+    written with `__`."""
     mapping = {
         "name": "tag_gridworld",
         "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
-        "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 180, "device": device, "seed": 5},
+        "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 180, "device": device, "seed": 5,
+                    "precision": "fp32"},
         "policy": {"tagger": {"lr": 0.01}, "runner": {"model": {"fc_dims": [8]}}},
         "saving": {"basedir": str(folder / "runs"), "metrics_log_freq": 1},
     }  # fmt: skip
@@ -77,8 +79,8 @@ def changed(mapping: dict, **changes: object) -> dict:
 
 
 def config_of(run: str, trainer: dict, saving: dict) -> dict:
-    """A whole config of one of these runs."""
-    return {**RUNS[run], "trainer": {**RUNS[run].get("trainer", {}), **trainer}, "saving": saving}
+    """A whole config of one of these runs; by torch, where the run does not say what else."""
+    return {**RUNS[run], "trainer": {"precision": "fp32", **RUNS[run].get("trainer", {}), **trainer}, "saving": saving}
 
 
 def learns(trainer: Trainer, least: float, num_iterations: int) -> bool:

@@ -86,14 +86,15 @@ def pendulum(tiny):
 
 @pytest.fixture
 def make_trainer(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    """A function that makes a Trainer of any env, those of the tests among them; other keywords are the env's."""
+    """A function that makes a Trainer of any env, those of the tests among them, by torch in full float; other keywords
+    are the env's."""
     for folder in (HERE / "envs", HERE.parent / "warpdrive" / "envs"):
         monkeypatch.syspath_prepend(folder)
 
     def make(name, policy, num_envs=24, num_steps=20, iterations=10, seed=None, log_freq=1000, **env) -> Trainer:
         size = num_envs * num_steps
         trainer = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": iterations * size}
-        trainer |= {"device": device, **({} if seed is None else {"seed": seed})}
+        trainer |= {"device": device, "precision": "fp32", **({} if seed is None else {"seed": seed})}
         saving = {"basedir": str(tmp_path), "metrics_log_freq": log_freq}
         return Trainer(
             read_config(

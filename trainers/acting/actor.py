@@ -77,9 +77,6 @@ class Actor:
         `attach`."""
         return {}
 
-    def begin(self) -> None:
-        """Parameters may have been restored."""
-
     def forget(self) -> None:
         """Every env starts a new episode."""
 

@@ -120,8 +120,6 @@ class Rollout:
 
     def begin(self) -> None:
         """Starts from what the env's observation arrays hold, after a reset or a restore."""
-        for player in self._players:
-            player.begin()
         for name in self.observations:
             self.data[name][-1].copy_(self.env.data[name])
         if self.active is not None:

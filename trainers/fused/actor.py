@@ -68,11 +68,8 @@ class FusedPlayers(Actor):
         self._act = self._compile(self._acting, draws=True)
         self._judge = self._compile(self._judging, draws=False)
 
-    def begin(self) -> None:
-        for group in self.groups:
-            group.policy.packed.pack()
-
     def prepare_step(self, t: int) -> list[Call]:
+        calls = [] if t else [group.policy.packed.pack for group in self.groups]  # a callback may have changed them
         arrays = []
         for group, network in self._acting:
             one = self._seen(network, self.rollout.seen(t), self._active(t))
@@ -84,7 +81,7 @@ class FusedPlayers(Actor):
             if network.shape.has_value:
                 one["value"] = group.value[t]
             arrays.append(one)
-        return [self._prepare(self._act, self._acting, arrays)]
+        return [*calls, self._prepare(self._act, self._acting, arrays)]
 
     def prepare_end(self) -> list[Call]:
         rollout, arrays = self.rollout, []

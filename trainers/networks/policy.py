@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
@@ -56,6 +56,10 @@ class Policy(nn.Module):
             self.critic_norm = None if num_critic_features is None else ObservationNorm(num_critic_features)
         self.value_norm = ValueNorm() if config.normalize_return else None
         self.reward_norm = RewardNorm() if config.normalize_reward else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has parameters of its own, not those that kernels know."""
+        return {key: one for key, one in super().__getstate__().items() if key != "packed"}
 
     @property
     def statistics(self) -> dict[str, RunningMoments | ValueNorm]:

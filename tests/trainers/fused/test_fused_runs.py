@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable
@@ -313,7 +314,6 @@ def test_a_policy_that_makes_no_numbers_stops_the_run_as_it_stops_torchs(make, p
         trainer = make(faulty(), precision)
         with torch.no_grad():
             trainer.policies["others"].network.get_parameter(parameter).view(-1)[0] = float("nan")
-        trainer.rollout.begin()  # brings the kernels' copies up to date
         trainer.iterate()
         with pytest.raises(NonFiniteError) as caught:
             trainer.guard.raise_if_halted(trainer.iteration)
@@ -337,7 +337,6 @@ def test_an_infinite_gradient_stops_the_run_as_it_stops_torchs(make):
             network.trunk[0].bias.fill_(1e20)
             network.value_head.weight.fill_(1e-21)
             network.policy_head.weight.zero_()
-        trainer.rollout.begin()  # brings the kernels' copies up to date
 
     one_trunk = {"normalize_return": False, "model": {"fc_dims": [8], "activation": "relu", "shared_trunk": True}}
     message, both = fail_alike(make, faulty(vf_loss_coeff=1e20, **one_trunk), enlarge)
@@ -346,3 +345,16 @@ def test_an_infinite_gradient_stops_the_run_as_it_stops_torchs(make):
         assert not any(changes(states, "first"))
         # It learns beside the first, from the same rollout; a GPU tells of it an iteration later.
         assert changes(states, "others") == [True, False][: len(states) - 1]
+
+
+def test_what_is_changed_between_iterations_is_what_plays_and_a_copy_is_a_policy_of_its_own(make):
+    trainer = make(tag(), FULL)
+    trainer.iterate()
+    policy = trainer.policies["tagger"]
+    twin = copy.deepcopy(policy)
+    with torch.no_grad():
+        policy.network.value_head.weight.zero_()
+        policy.network.value_head.bias.fill_(0.75)
+    assert twin.network.value_head.bias.item() != 0.75
+    trainer.rollout.collect()
+    assert (trainer.rollout.groups["tagger"].value == 0.75).all()

@@ -43,7 +43,7 @@ def config_of(
     return {
         "name": "faulty:Faulty",
         "env": env,
-        "trainer": {"num_envs": NUM_ENVS, **length, "device": device, "cuda_graphs": graphs},
+        "trainer": {"num_envs": NUM_ENVS, **length, "device": device, "cuda_graphs": graphs, "precision": "fp32"},
         "policy": {name: {**ALGORITHMS[algorithm], "normalize_return": moves} for name in ("first", "others")},
         "saving": {"basedir": str(folder), "metrics_log_freq": 2, "model_params_save_freq": save},
     }

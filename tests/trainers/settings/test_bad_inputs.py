@@ -89,8 +89,8 @@ OTHERS = [
     typed("basedir in a file", "saving.basedir=file/runs",
           line="saving.basedir: no run folder can be made in 'file/runs' (Not a directory). Name a folder "
           "that can be written.", make=lambda folder: (folder / "file").touch(), code=3),
-    typed("no memory", "trainer.num_envs=1e12", "trainer.train_batch_size=1e13", line="'tag_gridworld' needs {memory}",
-          code=3, needs_torch=True),
+    typed("no memory", "trainer.num_envs=1e12", "trainer.train_batch_size=1e13", "trainer.precision=fp32",
+          line="'tag_gridworld' needs {memory}", code=3, needs_torch=True),
     typed("no policy", STARTED, line="a.safetensors: no such file.", **START),
     typed("pickle", STARTED, line="a.safetensors: a pickle, which can run code when it is read. Only safetensors are.",
           make=lambda folder: torch.save({}, folder / "a.safetensors"), **START),
