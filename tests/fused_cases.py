@@ -317,7 +317,7 @@ class Step:
         )
         stage = SimpleNamespace(greedy=["group"] if greedy else [])
         self.players = Players([SimpleNamespace(group=group, stage=stage)])
-        (self.act,) = self.players.prepare_step(0)
+        *_, self.act = self.players.prepare_step(0)
         self.packed.pack()
         self.act()
 

@@ -148,7 +148,6 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo of several arrays", FULL, REGISTERS),
         ("mappo that credits the team", FULL, RECORDS),
         ("mappo whose critic sees the state", FULL, REGISTERS),
-        ("mappo whose critic sees the state", BF16, RECORDS),
         *OF_WARPGROUPS,
     ],
 )
