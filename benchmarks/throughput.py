@@ -37,11 +37,11 @@ from env_step import BYTES_PER_S, bytes_of_a_step
 from report import NUM_REPEATS, ROOT, write_report
 
 import trainers.report.throughput
-import trainers.trainer
 from trainers.report.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.backends.base import Backend
+from warpdrive.backends.ahead import ModuleAhead
+from warpdrive.backends.base import Module
 from warpdrive.errors import ConfigError, WarpDriveError
 
 FLOP_PER_S = 790e12
@@ -96,6 +96,7 @@ def _mappo(num_envs: int) -> Workload:
 _PARTIAL = "env.use_full_observation=false"
 _TWO_POLICIES = "predators and prey have a policy each, as they see differently; JaxMARL pads them into one"
 _SIMPLE_TAG = ("simple_tag.yaml", ("adversary", "agent"))
+_PENDULUM, _AS_SEEN = ("pendulum.yaml", ("agent",)), "policy.agent.normalize_observation=false"
 WORKLOADS = {
     "P1": Workload("tag_gridworld.yaml", ()),
     "P2": Workload("tag_gridworld.yaml", ("env.num_taggers=99", _PARTIAL)),
@@ -115,9 +116,11 @@ WORKLOADS = {
     "P7": _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES),
     "P8": _jax_ppo(*_SIMPLE_TAG, 65536, 64, note=_TWO_POLICIES),
     **{f"P9_{number}": _jax_ppo("cartpole.yaml", ("agent",), number, 64) for number in (2048, 16384, 65536)},
+    **{f"F3_{number}": _jax_ppo(*_PENDULUM, number, 64, _AS_SEEN) for number in (2048, 16384)},
+    "F3_wide": _jax_ppo(*_PENDULUM, 16384, 256, _AS_SEEN),
     **{f"F4_{number}": _mappo(number) for number in (2000, 16384)},
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 is three of them, F4 two."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each, F4 two."""
 
 
 def workloads_of(asked: str) -> list[str]:
@@ -176,24 +179,17 @@ def work_of_a_step(trainer: Trainer) -> dict[str, Work]:
 
 @contextmanager
 def timed_kernels() -> Iterator[list[float]]:
-    """Seconds of every source that a Trainer made in here compiles, or loads if it was compiled before."""
+    """Seconds that a Trainer made in here waits for each source to be compiled, or loaded if it was before."""
     seconds: list[float] = []
-    make_backend = trainers.trainer.make_backend
+    wait = ModuleAhead.module
 
-    def make_timed(*arguments: Any) -> Backend:
-        backend = make_backend(*arguments)
-        compile_source = backend.compile
+    def timed(module: ModuleAhead) -> Module:
+        start = time.perf_counter()
+        found = wait(module)
+        seconds.append(time.perf_counter() - start)
+        return found
 
-        def timed(source: Any) -> Any:
-            start = time.perf_counter()
-            module = compile_source(source)
-            seconds.append(time.perf_counter() - start)
-            return module
-
-        backend.compile = timed
-        return backend
-
-    with mock.patch.object(trainers.trainer, "make_backend", make_timed):
+    with mock.patch.object(ModuleAhead, "module", timed):
         yield seconds
 
 

@@ -22,7 +22,7 @@ from trainers.fused.actor import FusedPlayers
 from trainers.fused.packed import PackedPolicy, pack
 from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
 from trainers.fused.seen import Seen
-from trainers.heads import CategoricalHeads
+from trainers.heads import CategoricalHeads, GaussianHead, Head
 from trainers.learning.guard import NOTHING_FOUND
 from trainers.networks.features import CentralFeatures, Features, Inputs, central_features, torch_dtype
 from trainers.networks.mlp import MLP
@@ -92,6 +92,30 @@ class Case:
     """What a central critic sees: the "global_state", or all "observations"."""
     leaves: bool = False
     """Whether agents may leave the game."""
+    num_numbers: int = 0
+    """Of an action in a Box, which has no heads."""
+    squashes: bool = False
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_numbers or len(self.head_sizes)
+
+    @property
+    def box(self) -> spaces.Box:
+        """Of three numbers or more, the third has no upper end, unless it squashes."""
+        low = np.linspace(-2.0, 1.0, self.num_numbers, dtype=np.float32)
+        high = low + np.linspace(0.5, 4.0, self.num_numbers, dtype=np.float32)
+        if not self.squashes:
+            high[2:3] = np.inf
+        return spaces.Box(low, high)
+
+    @property
+    def head(self) -> Head:
+        if not self.num_numbers:
+            return CategoricalHeads(self.head_sizes)
+        head = GaussianHead(self.box, 0.0, self.squashes)
+        torch.nn.init.uniform_(head.log_std, -1.0, 0.5, generator=torch.Generator().manual_seed(5))
+        return head
 
     @property
     def columns(self) -> slice:
@@ -203,7 +227,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         critic_fc_dims=case.critic_widths,
         activation=case.activation,
     )
-    head, num_features, central = CategoricalHeads(case.head_sizes), case.features.num_features, case.central_features
+    head, num_features, central = case.head, case.features.num_features, case.central_features
     num_critic_features = None if central is None else central.num_features
     inputs = Inputs(num_features, num_critic_features)
     network = MLP(model, inputs, {"policy": head.num_outputs, "value": 1}, generator)
@@ -211,7 +235,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         config = PolicyConfig(normalize_observation=case.normalises)
     policy = Policy(network, head, config, num_features, num_critic_features)
     with torch.no_grad():
-        network.policy_head.weight.mul_(100.0)
+        network.policy_head.weight.mul_(20.0 if case.num_numbers else 100.0)
         for name, parameter in policy.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3, generator=generator)
@@ -225,7 +249,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
 def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) -> PackedPolicy:
     seen, spec = Seen.by_actor(case.spec, case.sees_agent_id), case.spec
     request = Request(seen.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
-    request = replace(request, normalises=policy.observation_norm is not None, seen=seen)
+    request = replace(request, normalises=policy.observation_norm is not None, seen=seen, num_numbers=case.num_numbers)
     if case.central is not None:
         request = replace(request, critic_seen=Seen.by_central_critic(spec))
     return pack(policy, plan(request, Limits.of(backend), precision), backend)
@@ -265,7 +289,7 @@ class Step:
     """One step of a group that acts by the fused kernels.
 
     policy is float64, on the CPU; action [E, A, heads], log_prob, value [E, A], observation [E, A, F] and mask are what
-    the kernels wrote and read.
+    the kernels wrote and read. drawn [E, A, numbers] is what the action of a Box was before it was clipped.
     """
 
     def __init__(self, case: Case, backend: Backend, precision: str, greedy: bool = False) -> None:
@@ -287,16 +311,17 @@ class Step:
         data.push("env_step", np.arange(num_envs) * 3)
         for name, array in shown.arrays.items():
             data.push(name, array)
-        heads = () if len(case.head_sizes) == 1 else (len(case.head_sizes),)
-        self.all_actions = data.push(
-            "action", torch.full((num_envs, case.num_columns, *heads), UNTOUCHED, dtype=torch.int32)
-        )
+        heads = () if len(case.head_sizes) == 1 else (case.num_heads,)
+        dtype = torch.float32 if case.num_numbers else torch.int32
+        self.all_actions = data.push("action", torch.full((num_envs, case.num_columns, *heads), UNTOUCHED, dtype=dtype))
         self.env = SimpleNamespace(
             num_envs=num_envs, num_agents=case.num_agents, device=device, data=data, backend=backend
         )
         # A row more than there is: nobody may write it.
         self._written = torch.full((3, num_envs + 1, shape[1]), float(UNTOUCHED), device=device)
         self.log_prob, self.value, self._judged = (one[:-1] for one in self._written)
+        self._drawn = torch.full((num_envs + 1, shape[1], case.num_numbers), float(UNTOUCHED), device=device)
+        self.drawn = self._drawn[:-1]
         group = SimpleNamespace(
             name="group",
             policy=policy,
@@ -306,6 +331,7 @@ class Step:
             seen_array=data[case.features.places[0].array].unsqueeze(0),
             credits_team=False,
             action_array=self.all_actions.unsqueeze(0),
+            action=self.drawn.unsqueeze(0),
             log_prob=self.log_prob.unsqueeze(0),
             value=self._written[1:, :-1],
             rollout=SimpleNamespace(
@@ -317,7 +343,7 @@ class Step:
         )
         stage = SimpleNamespace(greedy=["group"] if greedy else [])
         self.players = Players([SimpleNamespace(group=group, stage=stage)])
-        *_, self.act = self.players.prepare_step(0)
+        _, self.act = self.players.prepare_step(0)
         self.packed.pack()
         self.act()
 
@@ -330,7 +356,7 @@ class Step:
     @property
     def action(self) -> torch.Tensor:
         mine = self.all_actions[:, self.case.columns]
-        return mine.reshape(*mine.shape[:2], len(self.case.head_sizes))
+        return mine.reshape(*mine.shape[:2], self.case.num_heads)
 
     def expect(self, rounds: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Outputs [N, outputs], log_prob [N] of the drawn actions, and value [N], by torch in float64.
@@ -342,14 +368,15 @@ class Step:
             critic_input = None if self.critic_input is None else self.critic_input.flatten(0, 1).double()
             outputs, value = policy(self.observation.flatten(0, 1).double(), critic_input)
             mask = None if self.mask is None else self.mask.flatten(0, 1).cpu()
-            log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, self.action.flatten(0, 1).cpu(), mask)
+            taken = self.drawn.double() if self.case.num_numbers else self.action
+            log_prob, _ = self.policy.head.log_prob_and_entropy(outputs, taken.flatten(0, 1).cpu(), mask)
         return outputs, log_prob, value
 
     def assert_nothing_else_was_written(self) -> None:
         others = torch.ones(self.case.num_columns, dtype=torch.bool)
         others[self.case.columns] = False
         assert (self.all_actions[:, others.to(self.all_actions.device)] == UNTOUCHED).all()
-        assert (self._written[:, -1] == UNTOUCHED).all()
+        assert (self._written[:, -1] == UNTOUCHED).all() and (self._drawn[-1] == UNTOUCHED).all()
 
 
 class MadeUp:
@@ -394,6 +421,10 @@ class MadeUp:
             name: torch.cat([one, torch.full_like(one[:1], NOBODYS[one.dtype])]) for name, one in shown.arrays.items()
         }
         heads = [torch.randint(size, shape, generator=generator) for size in case.head_sizes]
+        if case.num_numbers:
+            means = self.exact(self.rows.flatten(0, 2).double())[0].detach().view(*shape, case.num_numbers)
+            noise = torch.randn(means.shape, generator=generator)
+            heads = (means + self.exact.head.log_std.detach().exp() * noise).float().double().unbind(-1)
         self.mask = make_mask(case, shape, generator) if case.has_mask else None
         if self.mask is not None:  # what is taken may be taken, unless nothing may
             for i, allowed in enumerate(self.mask.split(case.head_sizes, dim=-1)):
@@ -401,7 +432,10 @@ class MadeUp:
                 heads[i] = torch.where(allowed.any(-1), chance.argmax(-1), 0)
         self.taken = torch.stack(heads, dim=-1)
         action = torch.full((*shape[:2], case.num_columns, len(heads)), 10**6, dtype=torch.int32)
-        action[:, :, case.columns] = self.taken.int()
+        if not case.num_numbers:
+            action[:, :, case.columns] = self.taken.int()
+        self.action = (self.taken.float() if case.num_numbers else self.taken).to(device)
+        """Of a Box the kernels read this, as what the env got is clipped."""
         self.weight = torch.ones(shape)
         if leaves:
             self.weight = active[:-1, :, case.agents.start : case.agents.stop].float()
@@ -417,7 +451,8 @@ class MadeUp:
         self.value, self.advantage = self.value.to(device), advantage.to(device)
         self.final_value = torch.zeros(0, *shape[1:], device=device)
         seen = {name: one.to(device) for name, one in seen.items()}
-        self.seen_array, self.action_array = seen[self.spec.seen[0].array], action.squeeze(-1).to(device)
+        self.seen_array = seen[self.spec.seen[0].array]
+        self.action_array = action.squeeze(-1 if case.head_sizes else ()).to(device)
         self.mask = None if self.mask is None else self.mask.to(device)
         self.active = None
         if active is not None:

@@ -19,7 +19,7 @@ from trainers.callbacks import Callback, Callbacks
 from trainers.errors import describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout, max_truncations
-from trainers.experience.spec import spec_of
+from trainers.experience.spec import GroupSpec, spec_of
 from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
 from trainers.learning.distributed import device_of, join, world
@@ -41,6 +41,7 @@ from trainers.run.saves import Saves
 from trainers.run.stop import SAVE, Stopped, StopSignals, signal_name
 from trainers.settings.config import SHARED, Config, TrainerConfig, check_run_name, total_env_steps
 from warpdrive.backends import choose_backend, why_this_device
+from warpdrive.backends.ahead import compiling_ahead
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.config import shown
@@ -120,6 +121,24 @@ class Trainer:
         torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
         torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
 
+        with compiling_ahead(self.backend):
+            self._make(env, agents, specs)
+        self.iteration, self._was_looked_at = 0, False
+        self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
+        self.reporter = Reporter(self, self.timing, track)
+        self.saves = Saves(self)
+        self.profile = Profile(self) if profile else None
+        self.env.reset()
+        self.rollout.begin()
+        if resume is None:
+            self.run.add_to_history(0, self.world.size)
+        else:
+            with self.run.unlocked_if_refused():
+                self._resume(resume)
+
+    def _make(self, env: Env, agents: Mapping[str, range], specs: Mapping[str, GroupSpec]) -> None:
+        """What has kernels, which are compiled beside it: nothing here launches one."""
+        config, settings = self.config, self.config.trainer
         num_envs = settings.num_envs // self.world.size
         self.env = EnvWrapper(
             env,
@@ -157,19 +176,6 @@ class Trainer:
         self.evaluation = None
         if config.evaluation.eval_freq and self.world.rank == 0:
             self.evaluation = self.make_evaluation()
-        self.iteration = 0
-        self._was_looked_at = False
-        self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
-        self.reporter = Reporter(self, self.timing, track)
-        self.saves = Saves(self)
-        self.profile = Profile(self) if profile else None
-        self.env.reset()
-        self.rollout.begin()
-        if resume is None:
-            self.run.add_to_history(0, self.world.size)
-        else:
-            with self.run.unlocked_if_refused():
-                self._resume(resume)
 
     @property
     def env_steps(self) -> int:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import ShapeError
-from warpdrive.function_manager import FunctionManager
+from warpdrive.function_manager import Constant, FunctionManager
 
 SOURCE: Path = KERNELS_FOLDER / "gaussian_sampler.cu"
 LARGEST_END = 1e30
@@ -59,19 +59,14 @@ class GaussianSampler:
             )
         self.data = data
         num_numbers = space.shape[0]
-        centre, scale = parts_of_box(space)
         self.mean_shape = (num_envs, len(agents), num_numbers)
         self._action_shape = (num_envs, num_agents, num_numbers)
-        limit = np.finfo(np.float32).max
         constants = {
             "NUM_COLUMNS": num_agents,
             "FIRST_COLUMN": first_column,
             "FIRST_AGENT": agents.start,
             "NUM_NUMBERS": num_numbers,
-            "LOW": tuple(float(x) for x in np.clip(space.low, -limit, limit)),
-            "HIGH": tuple(float(x) for x in np.clip(space.high, -limit, limit)),
-            "CENTRE": tuple(centre.tolist()),
-            "SCALE": tuple(scale.tolist()),
+            **constants_of_box(space),
             "SQUASHES": squashes,
         }
         self._functions = FunctionManager(data, SOURCE, constants, num_envs, len(agents), backend)
@@ -109,6 +104,14 @@ class GaussianSampler:
             if tuple(tensor.shape) != shape:
                 raise ShapeError(f"sampler: '{name}' must be {list(shape)}, got {list(tensor.shape)}.")
         return self._functions.prepare("best_numbers" if greedy else "sample_numbers", **arrays)
+
+
+def constants_of_box(space: spaces.Box) -> dict[str, Constant]:
+    """What kernels that draw are told of it: its ends, where it has some, and its parts."""
+    limit = np.finfo(np.float32).max
+    ends = {"LOW": np.clip(space.low, -limit, limit), "HIGH": np.clip(space.high, -limit, limit)}
+    parts = dict(zip(("CENTRE", "SCALE"), parts_of_box(space), strict=True))
+    return {name: tuple(float(x) for x in numbers) for name, numbers in (ends | parts).items()}
 
 
 def parts_of_box(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:

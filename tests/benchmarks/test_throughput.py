@@ -93,6 +93,7 @@ PEERS = {
     "P7": (2000, 5, 32, PPO_256, 18), "P8": (65536, 4, 32, PPO_64, 16), "P9_2048": (2048, 1, 32, PPO_64, 4),
     "P9_16384": (16384, 1, 32, PPO_64, 4), "P9_65536": (65536, 1, 32, PPO_64, 4),
     "F4_2000": (2000, 3, 32, MAPPO, 18), "F4_16384": (16384, 3, 32, MAPPO, 18),
+    "F3_2048": (2048, 1, 32, PPO_64, 3), "F3_16384": (16384, 1, 32, PPO_64, 3), "F3_wide": (16384, 1, 32, PPO_256, 3),
 }  # fmt: skip
 """name -> envs, agents, steps an iteration, network, features of the first group."""
 
@@ -113,7 +114,7 @@ def test_workload_has_the_sizes_and_the_network_of_its_row(name):
 
 
 # Of others, the sizes alone differ.
-@pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048", "F4_2000"])
+@pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048", "F3_2048", "F4_2000"])
 def test_workload_runs(name):
     small = ["trainer.num_envs=2", "trainer.train_batch_size=8"]
     with open_trainer(WORKLOADS[name].config, [*WORKLOADS[name].overrides, *small], "cpu") as (trainer, _):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ from trainers.acting.actor import Actor, Call
 from trainers.fused.packed import PackedNetwork
 from trainers.fused.plan import plan_acting
 from trainers.fused.source import compile_fused
+from trainers.heads import CategoricalHeads, GaussianHead, Head
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant
+from warpdrive.gaussian_sampler import constants_of_box
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
@@ -31,8 +34,24 @@ def group_constants(group: GroupRollout) -> dict[str, Constant]:
         "FIRST_SEEN": group.spec.seen[0].columns.start,
         "NUM_COLUMNS": group.action_array.shape[2],
         "FIRST_COLUMN": group.spec.acts.columns.start,
-        "NUM_HEADS": len(group.policy.head.head_sizes),
+        **head_constants(group.policy.head),
         "HAS_MASK": group.mask is not None,
+    }
+
+
+def head_constants(head: Head) -> dict[str, Constant]:
+    """Of heads/categorical.cuh or heads/gaussian.cuh."""
+    if isinstance(head, CategoricalHeads):
+        return {"NUM_HEADS": len(head.head_sizes)}
+    points = {"POINTS": head.points.tolist(), "WEIGHTS": head.weights.tolist()} if head.squashes else {}
+    box = constants_of_box(head.space)
+    return {
+        "NUM_HEADS": head.num_outputs,
+        **box,
+        "STRETCH": [math.log(2 * math.pi) / 2 + math.log(scale) for scale in box["SCALE"]],
+        "SQUASHES": head.squashes,
+        "NUM_POINTS": len(points.get("POINTS", ())),
+        **(points or {"POINTS": [0.0], "WEIGHTS": [0.0]}),
     }
 
 
@@ -51,10 +70,10 @@ class FusedPlayers(Actor):
         self._data = DataManager(env.device)
         for name in ("seed", "env_step"):
             self._data.add(name, env.data[name])
-        dtypes = {"mask": torch.bool, "active": torch.bool, "action": torch.int32}
+        dtypes = {"mask": torch.bool, "active": torch.bool, "action": torch.int32}  # or floats of a Box, viewed so
         self._nothing = {
             name: torch.zeros(1, dtype=dtypes.get(name, torch.float32), device=env.device)
-            for name in ("mask", "active", "action", "log_prob", "entropy", "value")
+            for name in ("mask", "active", "action", "drawn", "log_prob", "entropy", "value")
         }
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
@@ -74,7 +93,9 @@ class FusedPlayers(Actor):
         for group, network in self._acting:
             one = self._seen(network, self.rollout.seen(t), self._active(t))
             if network.shape.num_outputs:
-                one |= {"action": group.action_array[t], "log_prob": group.log_prob[t]}
+                one |= {"action": group.action_array[t].view(torch.int32), "log_prob": group.log_prob[t]}
+                if isinstance(group.policy.head, GaussianHead):
+                    one["drawn"] = group.action[t]
                 one["entropy"] = self._entropy[group.name]
                 if group.mask is not None:
                     one["mask"] = group.mask[t]

@@ -1,13 +1,17 @@
 // One step of a policy group's agents: network, draw, log-probability, entropy and value.
 //
-// Constants, besides those of layers/mlp.cuh and heads/categorical.cuh:
+// Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which):
 //   GROUP_SIZE                    agents of the group
 //   FIRST_AGENT, ALL_AGENTS       of the env's agents, the group's first, and how many there are
 //   SEEN_COLUMNS, FIRST_SEEN      columns of the array they observe in, and the first that is theirs
 //   NUM_COLUMNS, FIRST_COLUMN     of the one they act in
 //   DRAWS                         whether actions are wanted, or the value alone
 //   GREEDY                        whether the likeliest action is taken instead of a drawn one
+#if OF_BOX
+#include "heads/gaussian.cuh"
+#else
 #include "heads/categorical.cuh"
+#endif
 
 //   shared             shared memory of the block
 //   block, num_blocks  which of how many work for this network
@@ -17,14 +21,16 @@
 //   weights, biases    as layers/mlp.cuh has them                                   read
 //   mean, variance     [feature]  if it NORMALISES                                  read
 //   mask               [env, agent of the group, output]  may be taken, if HAS_MASK read
-//   action             [env, column, head]  if it DRAWS                             written
+//   action             [env, column, head]  if it DRAWS; of a Box floats, clipped   written
+//   drawn              [env, agent of the group, head]  of a Box, not clipped       written
 //   log_prob, entropy  [env, agent of the group]  over heads, nats, if it DRAWS     written
 //   value              [env, agent of the group]  if it HAS_VALUE                   written
 //   num_rows           agents of the group in all envs
 __device__ __forceinline__ void act(
     char* shared, int block, int num_blocks, const unsigned int* seed, const long long* env_step,
     Seen seen, const bool* active, const unsigned char* weights, const float* biases, const float* mean,
-    const float* variance, const bool* mask, int* action, float* log_prob, float* entropy, float* value, int num_rows)
+    const float* variance, const bool* mask, int* action, float* drawn, float* log_prob, float* entropy, float* value,
+    int num_rows)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
     wait_for_network();
@@ -59,19 +65,11 @@ __device__ __forceinline__ void act(
                 const int env = row / GROUP_SIZE;
                 const int agent = row % GROUP_SIZE;
                 const long long column = (long long)env * NUM_COLUMNS + FIRST_COLUMN + agent;
-                int start = 0;
-#pragma unroll
-                for (int head = 0; head < NUM_HEADS; ++head) {
-                    if (head % SHARE == turn) {
-                        Random random(seed, env, FIRST_AGENT + agent, env_step[env], STREAM_ACTION);
-                        random.draw += head;  // the heads before it draw one number each
-                        const bool* allowed = HAS_MASK ? mask + (long long)row * NUM_OUTPUTS + start : nullptr;
-                        const float uniform = GREEDY ? 0.0f : random.uniform();
-                        action[column * NUM_HEADS + head] =
-                            draw<GREEDY>(output + start, allowed, head_size(head), uniform, row_log_prob, row_entropy);
-                    }
-                    start += head_size(head);
-                }
+                draw_heads<GREEDY>(
+                    output, HAS_MASK ? mask + (long long)row * NUM_OUTPUTS : nullptr,
+                    Random(seed, env, FIRST_AGENT + agent, env_step[env], STREAM_ACTION), turn,
+                    (Action*)action + column * NUM_HEADS, drawn + (long long)row * NUM_HEADS, row_log_prob,
+                    row_entropy);
             }
             if (SHARE == 2) {
                 row_log_prob += __shfl_xor_sync(ALL_LANES, row_log_prob, 16);

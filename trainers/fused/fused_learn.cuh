@@ -9,7 +9,7 @@
 // registers. Else records go to global memory: a matrix library, or fused_products.cuh, sums their products up.
 // Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8].
 //
-// Constants, besides those of layers/mlp.cuh and heads/categorical.cuh:
+// Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which):
 //   ACCUMULATES                   see above
 //   HIDDEN1_AT, HIDDEN2_AT, DELTA1_AT, DELTA2_AT, DELTA_OUT_AT
 //                                 where each part of the record begins; the features begin it
@@ -176,7 +176,7 @@ __device__ __forceinline__ void backward_by_group(
 //   block, num_blocks   which of how many work for this network
 //   seen                what the network sees: [step, env, column, feature], or seen.py's  read
 //   order               [num_rows..] the samples of the minibatch, if it HAS_ORDER      read
-//   action              [step, env, column, head]                                       read
+//   action              [step, env, column, head]  of a Box floats, as they were drawn  read
 //   log_prob, value, advantage, target  [step, env, agent of the group]                 read
 //   mask                [step, env, agent of the group, output], if it HAS_MASK         read
 //   active              [step, env, agent of all], if it HAS_ACTIVE                     read
@@ -232,7 +232,7 @@ __device__ __forceinline__ void learn(
         const int env_step = index / GROUP_SIZE;  // number of the env's step
         const int agent = index % GROUP_SIZE;
         if (LEAVES_OUT) sample.counts = sample.counts && active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + agent];
-        sample.action = action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+        sample.action = (const Action*)action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
         if (NUM_OUTPUTS > 0) {
             if (TAKES_EARLY) {

@@ -35,7 +35,7 @@ class NetworkGradient:
         for layer, (weights, biases) in zip(
             self.network.layers, self.plan.shape.gradient_places(self.plan.way), strict=True
         ):
-            found += [(layer.weight, weights), (layer.bias, biases)]
+            found += [(layer.weight, weights[layer.rows]), (layer.bias, biases)]
         return found
 
     def part_of_chunk(self, number: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from trainers.fused.packed import KERNELS
 from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
 from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
+from trainers.heads import GaussianHead
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
@@ -43,8 +44,12 @@ class FusedLearner:
         self._order = torch.zeros(plan.num_ordered, dtype=torch.int32, device=device)
         self._sums = torch.zeros(plan.num_steps, plan.num_sums, 3, dtype=torch.float64, device=device)
         self._coefficients, self._lr = new(3), new(2)
+        # Of a Box what was drawn is kept beside what the env got. Its floats go to the kernels as ints.
+        of_box = isinstance(group.policy.head, GaussianHead)
+        self._action = (group.action if of_box else group.action_array).view(torch.int32)
         self.constants = {
             **group_constants(group),
+            **({"NUM_COLUMNS": len(group.agents), "FIRST_COLUMN": 0} if of_box else {}),
             **learner.loss_of_kernels(),
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": plan.has_order,
@@ -241,7 +246,7 @@ class FusedLearner:
         order = self._order[number // an_epoch * plan.num_samples :] if plan.has_order else self._order
         arrays = {
             "order": order,
-            "action": group.action_array,
+            "action": self._action,
             "log_prob": group.log_prob,
             "value": group.value,
             "advantage": group.advantage,

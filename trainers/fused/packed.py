@@ -12,6 +12,7 @@ from torch import nn
 from trainers.fused.plan import NUM_FIGURES, SLICES, STEP_THREADS, Plan
 from trainers.fused.seen import Seen
 from trainers.fused.shape import Shape
+from trainers.heads import GaussianHead
 from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager
@@ -25,8 +26,11 @@ class Layer:
     """Parameters that are one layer to the kernels: rows of weights, and their biases."""
 
     weight: np.ndarray
-    """[out, in] numbers of the parameters."""
+    """[rows, in] numbers of the parameters."""
     bias: np.ndarray
+    """[out]."""
+    rows: np.ndarray
+    """Of its outputs those that have weights; the others' stay 0."""
 
 
 @dataclass
@@ -70,7 +74,7 @@ class PackedPolicy:
         place = np.zeros(len(self.parameter), np.int32)
         for network in self.networks:
             for layer, (weights, biases) in zip(network.layers, network.shape.places(), strict=True):
-                place[layer.weight] = network.first_element + weights
+                place[layer.weight] = network.first_element + weights[layer.rows]
                 place[layer.bias] = -1 - (network.first_bias + biases)
         self.weight_place = torch.as_tensor(place, device=device)
         """Where each parameter lies: an element, or -1 - a bias."""
@@ -118,11 +122,12 @@ class PackedPolicy:
         }
 
     def _find_networks(self) -> list[PackedNetwork]:
-        network = self.policy.network
+        network, head = self.policy.network, self.policy.head
+        of_policy = [network.policy_head, *([head.log_std] if isinstance(head, GaussianHead) else [])]
         if network.critic_trunk is None:
-            parts = [(network.trunk, [network.policy_head, network.value_head])]
+            parts = [(network.trunk, [*of_policy, network.value_head])]
         else:
-            parts = [(network.trunk, [network.policy_head]), (network.critic_trunk, [network.value_head])]
+            parts = [(network.trunk, of_policy), (network.critic_trunk, [network.value_head])]
         found, element, bias = [], 0, 0
         for shape, (trunk, heads) in zip(self.plan.shapes, parts, strict=True):
             layers = [self._layer([layer]) for layer in trunk] + [self._layer(heads)]
@@ -131,13 +136,18 @@ class PackedPolicy:
             element, bias = element + shape.num_elements, bias + shape.num_biases
         return found
 
-    def _layer(self, linears: list[nn.Linear]) -> Layer:
-        weights, biases = [], []
-        for linear in linears:
-            start = self.numbers[id(linear.weight)]
-            weights.append(start + np.arange(linear.weight.numel()).reshape(linear.weight.shape))
-            biases.append(self.numbers[id(linear.bias)] + np.arange(len(linear.bias)))
-        return Layer(np.concatenate(weights), np.concatenate(biases))
+    def _layer(self, parts: list[nn.Linear | nn.Parameter]) -> Layer:
+        """Of linear layers side by side; a parameter among them is outputs of its own, biases alone."""
+        weights, biases, has_weights = [], [], []
+        for part in parts:
+            is_linear = isinstance(part, nn.Linear)
+            bias = part.bias if is_linear else part
+            biases.append(self.numbers[id(bias)] + np.arange(len(bias)))
+            has_weights += [is_linear] * len(bias)
+            if is_linear:
+                start = self.numbers[id(part.weight)]
+                weights.append(start + np.arange(part.weight.numel()).reshape(part.weight.shape))
+        return Layer(np.concatenate(weights), np.concatenate(biases), np.flatnonzero(has_weights))
 
 
 def pack(policy: Policy, plan: Plan, backend: Backend) -> PackedPolicy:

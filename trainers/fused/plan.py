@@ -17,7 +17,7 @@ import torch
 from trainers.experience.spec import GroupSpec
 from trainers.fused.seen import Seen, plain
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
-from trainers.heads import CategoricalHeads, make_head
+from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.networks import find_network
 from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
@@ -97,8 +97,8 @@ class Request:
     num_features: int
     """Of the actor's input."""
     widths: tuple[int, ...]
-    head_sizes: tuple[int, ...] | None
-    """Actions of each head; None: they are a Box."""
+    head_sizes: tuple[int, ...]
+    """Actions of each head; none of a Box."""
     critic_widths: tuple[int, ...] | None = None
     """None: the critic shares the hidden layers."""
     network: type = MLP
@@ -110,6 +110,13 @@ class Request:
     """What the actor's input is made of; None: of one float32 array."""
     critic_seen: Seen | None = None
     """Of a central critic; None: it sees what the actor sees."""
+    num_numbers: int = 0
+    """Of an action in a Box."""
+
+    @property
+    def num_outputs(self) -> int:
+        """That say the action's distribution; of a Box means and, as biases alone, logarithms of deviations."""
+        return 2 * self.num_numbers + sum(self.head_sizes)
 
     @classmethod
     def of(cls, config: PolicyConfig, spec: GroupSpec) -> Request:
@@ -122,7 +129,7 @@ class Request:
         return cls(
             seen.num_features,
             model.fc_dims,
-            head.head_sizes if isinstance(head, CategoricalHeads) else None,
+            head.head_sizes if isinstance(head, CategoricalHeads) else (),
             critic_widths,
             find_network(model.type),
             model.activates,
@@ -130,6 +137,7 @@ class Request:
             config.normalize_observation,
             seen,
             Seen.by_central_critic(spec) if config.central_critic else None,
+            head.num_outputs if isinstance(head, GaussianHead) else 0,
         )
 
 
@@ -154,10 +162,8 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
             return f"it has {len(widths)} hidden layers, not 1 or 2"
         if widths is not None and max(widths) > MAX_WIDTH:
             return f"a hidden layer of {max(widths)} is wider than {MAX_WIDTH}"
-    if request.head_sizes is None:
-        return "its actions are a Box"
     # What a block's warps say of 16 samples each must fit, beside the biases of the widest network.
-    num_outputs = sum(request.head_sizes)
+    num_outputs = request.num_outputs
     if Shape(1, (MAX_WIDTH, MAX_WIDTH), num_outputs, True).stage_bytes(1) > limits.shared_bytes:
         return f"its {num_outputs} outputs do not fit the shared memory of a block"
     for seen in (request.seen, request.critic_seen):
@@ -189,7 +195,7 @@ class Plan:
     @property
     def shapes(self) -> list[Shape]:
         """Of its one network; or of its actor and its critic."""
-        asked, num_outputs = self.request, sum(self.request.head_sizes)
+        asked, num_outputs = self.request, self.request.num_outputs
         if asked.critic_widths is None:
             return [Shape(asked.num_features, asked.widths, num_outputs, True)]
         actor = Shape(asked.num_features, asked.widths, num_outputs, False)
@@ -206,7 +212,8 @@ class Plan:
 
     @property
     def num_parameters(self) -> int:
-        return sum(shape.num_parameters for shape in self.shapes)
+        without_weights = self.request.num_numbers * self.request.widths[-1]
+        return sum(shape.num_parameters for shape in self.shapes) - without_weights
 
     def bytes_of_playing(self, num_rows: int) -> dict[str, int]:
         """By what holds them, of so many agents in all envs."""

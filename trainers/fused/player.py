@@ -49,7 +49,9 @@ class FusedPlayer(Actor):
         self.plan = plan
 
     def fields(self, num_steps: int) -> list[Field]:
-        return value_fields()
+        """Of a Box also what was drawn, in parts of it (see GaussianHead); the env's array has it clipped."""
+        num_numbers = self.plan.request.num_numbers
+        return value_fields() + ([Field("action", (num_numbers,))] if num_numbers else [])
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
         found = self.plan.bytes_of_playing(num_envs * self.spec.num_agents)

@@ -15,7 +15,7 @@ from warpdrive.signature import DTYPES, Parameter, read_function
 
 OF_NETWORK = ("weights", "biases", "mean", "variance")
 OWN = {
-    "act": {*OF_NETWORK, "seen", "active", "mask", "action", "log_prob", "entropy", "value", "num_rows"},
+    "act": {*OF_NETWORK, "seen", "active", "mask", "action", "drawn", "log_prob", "entropy", "value", "num_rows"},
     "learn": {*OF_NETWORK, "seen", "gradient", "records", "figures"},
     "products": {"records", "parts"},
 }
@@ -43,9 +43,13 @@ def compile_fused(
     if kernel == "learn":
         lines.append('#include "advantage.cuh"')
     for number, part in enumerate(parts):
+        is_of_box = not part.head_sizes
         chosen = {"BY_WARPGROUPS": part.constants["WARPGROUPS"], "SEES_SOURCES": not part.seen.is_plain}
+        chosen["OF_BOX"] = is_of_box
         lines += [f"#define {name} {int(value)}" for name, value in chosen.items()]
-        lines += [f"namespace network{number} {{", write_constants(part.constants), _head_size(part.head_sizes)]
+        lines += ['#include "gaussian.cuh"'] if is_of_box else []
+        lines += [f"namespace network{number} {{", write_constants(part.constants)]
+        lines += [] if is_of_box else [_head_size(part.head_sizes)]
         lines += [part.seen.text(), '#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}"]
         lines += [f"#undef {name}" for name in chosen]
     asked = parameters_of(kernel)

@@ -105,6 +105,10 @@ class Backend(ABC):
     def compile(self, source: Source) -> Module:
         """Raises CompileError with the user's file, line, column, source line and caret."""
 
+    def build(self, source: Source) -> None:
+        """On any thread what takes long of `compile`, into the cache. Raises as that does."""
+        self.compile(source)
+
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until every launch so far has ended. Raises KernelError if one of them failed."""

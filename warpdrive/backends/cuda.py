@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from warpdrive.backends import nvrtc
 from warpdrive.backends.base import Backend, LaunchShape, Module, Source, check_room, show_source_line
 from warpdrive.backends.compiler_process import run_compiler, work_folder
 from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
@@ -64,6 +66,9 @@ class CudaBackend(Backend):
     def compile(self, source: Source) -> Module:
         cubin = compile_to_cubin(source, self.arch, debug=self.debug)
         return CudaModule(self.driver, self.driver.load(cubin), source)
+
+    def build(self, source: Source) -> None:
+        compile_to_cubin(source, self.arch, debug=self.debug, beside=True)
 
     def synchronize(self) -> None:
         self.driver.synchronize()
@@ -116,11 +121,14 @@ def arch_of(major: int, minor: int) -> str:
     return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
-def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: bool = False) -> bytes:
+def compile_to_cubin(
+    source: Source, arch: str, compiler: str = "auto", debug: bool = False, beside: bool = False
+) -> bytes:
     """Machine code for `arch` ("sm_90"); from the cache if it was compiled before. Needs no GPU.
 
     Args:
         compiler: "nvrtc", "nvcc", or "auto" for the first of them that is here.
+        beside: whether NVRTC works in a process of its own, as nvcc does.
     Raises:
         CompileError: the source is wrong.
         BackendError: the compiler is not here.
@@ -129,7 +137,8 @@ def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: b
         compiler = "nvrtc" if _nvrtc() is not None else "nvcc"
     flags = [f"-arch={arch}", *_FLAGS, *(["-G"] if debug else []), *source.options]
     flags += [f"-I{folder}" for folder in source.all_include_folders()]
-    version, run = (_nvrtc_version(), _run_nvrtc) if compiler == "nvrtc" else (_nvcc_version(), _run_nvcc)
+    run = _run_nvcc if compiler == "nvcc" else _run_nvrtc_beside if beside else _run_nvrtc
+    version = _nvcc_version() if compiler == "nvcc" else _nvrtc_version()
     included = source.included_text()
     source = replace(source, path=source.path.replace('"', "'"))  # the assembler cannot read a quote in a path
     unit = f"{source.constants}\n{source.line_directive()}\n{source.text}"
@@ -138,44 +147,40 @@ def compile_to_cubin(source: Source, arch: str, compiler: str = "auto", debug: b
 
 
 def _nvrtc():
-    try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()  # loads the library, which may be missing where the bindings are not
-        return nvrtc
-    except Exception:  # ImportError, or whatever a half-installed library raises
-        return None
+    return nvrtc.load()
 
 
 def _nvrtc_version() -> str:
-    nvrtc = _nvrtc()
-    if nvrtc is None:
+    found = _nvrtc()
+    if found is None:
         raise BackendError("NVRTC is not here. Install it with `pip install nvidia-cuda-nvrtc cuda-bindings`.")
-    _, major, minor = nvrtc.nvrtcVersion()
+    _, major, minor = found.nvrtcVersion()
     return f"nvrtc {major}.{minor}"
 
 
 def _run_nvrtc(source: Source, unit: str, flags: list[str]) -> bytes:
-    nvrtc = _nvrtc()
-
-    def check(result, *values):
-        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BackendError(f"NVRTC failed on {source.path}: {nvrtc.nvrtcGetErrorString(result)[1].decode()}.")
-        return values[0] if values else None
-
-    program = check(*nvrtc.nvrtcCreateProgram(unit.encode(), source.path.encode(), 0, [], []))
     try:
-        options = [flag.encode() for flag in flags]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            log = b" " * check(*nvrtc.nvrtcGetProgramLogSize(program))
-            check(*nvrtc.nvrtcGetProgramLog(program, log))
-            raise CompileError(_read_diagnostics(log.decode(errors="replace").rstrip("\0"), source))
-        cubin = b" " * check(*nvrtc.nvrtcGetCUBINSize(program))
-        check(*nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        cubin, log = nvrtc.compile_unit(_nvrtc(), unit, source.path, flags)
+    except RuntimeError as error:
+        raise BackendError(f"NVRTC failed on {source.path}: {error}.") from None
+    if cubin is None:
+        raise CompileError(_read_diagnostics(log, source))
+    return cubin
+
+
+def _run_nvrtc_beside(source: Source, unit: str, flags: list[str]) -> bytes:
+    """In a process of its own, so that several work at once."""
+    with work_folder() as folder:
+        unit_path, cubin_path = folder / "kernel.cu", folder / "kernel.cubin"
+        unit_path.write_text(unit)
+        # -P: or Python would take the files beside the script for packages
+        command = [sys.executable, "-P", nvrtc.__file__, str(unit_path), source.path, str(cubin_path), *flags]
+        done = run_compiler(command, folder)
+        if done.returncode == 0:
+            return cubin_path.read_bytes()
+    if done.returncode == 1 and _DIAGNOSTIC.search(done.stderr):
+        raise CompileError(_read_diagnostics(done.stderr, source))
+    return _run_nvrtc(source, unit, flags)  # here it may be found, or at least say what is wrong
 
 
 def _nvcc() -> str | None:

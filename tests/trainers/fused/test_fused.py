@@ -18,6 +18,7 @@ import trainers.fused.plan
 from trainers.fused import source
 from trainers.fused.plan import CPU, Limits
 from warpdrive.errors import WiringError
+from warpdrive.gaussian_sampler import GaussianSampler
 from warpdrive.sampler import Sampler
 
 CASES = {
@@ -54,8 +55,20 @@ CASES = {
     ),
 }  # fmt: skip
 """Rows are a multiple of 16 in "a whole tile" alone; features, with a column of ones, fill 1 to 10 tiles of 16."""
-IN_BF16 = ["some of all agents", "arrays of their own", "wide", "an image, numbers, flags and the agent's number"]
-IN_BF16 += ["a critic that sees all, and who is in the game"]
+BOXES = {
+    "one number": Case(3, (24, 24), (), activation="tanh", num_numbers=1, num_envs=35),
+    "two numbers, some of all agents": Case(
+        9, (16,), (), critic_widths=(24,), normalises=True, agents=range(1, 4), num_agents=5, num_numbers=2, num_envs=15
+    ),
+    "three squashed numbers, arrays of their own": Case(
+        6, (40,), (), agents=range(2, 4), num_agents=5, has_own_arrays=True, num_numbers=3, squashes=True, num_envs=17
+    ),
+    "seventeen numbers": Case(20, (32, 16), (), num_numbers=17, num_envs=21),
+    "wide, of a Box": Case(33, (256, 256), (), num_numbers=5, num_envs=9),
+}
+CASES |= BOXES
+IN_BF16 = ["some of all agents", "arrays of their own", "wide", "two numbers, some of all agents"]
+IN_BF16 += ["an image, numbers, flags and the agent's number", "a critic that sees all, and who is in the game"]
 SMALL = Case(6, (16,), (3, 2), has_mask=True, agents=range(1, 5), num_agents=5, num_envs=13)
 
 
@@ -99,13 +112,37 @@ def assert_is_the_samplers(step: Step, greedy: bool = False) -> None:
     assert (step.action != expected).sum() <= expected.numel() // 1000
 
 
+def assert_is_the_gaussian_samplers(step: Step, precision: str = FULL, greedy: bool = False) -> None:
+    """What is drawn, what the env gets, and the log-probability, from torch's means. Some numbers are clipped, and
+    some are not."""
+    case, data, head = step.case, step.env.data, step.policy.head
+    shape = (*step.value.shape, case.num_numbers)
+    given = (data, shape[0], case.agents, case.num_columns, case.box, step.backend, case.columns.start, case.squashes)
+    mean = step.expect(rounds=precision != FULL)[0].float().view(shape).to(data.device)
+    log_std = head.log_std.detach().float().to(data.device)
+    action, drawn = torch.zeros_like(step.all_actions), torch.zeros_like(mean)
+    log_prob, entropy = torch.zeros_like(step.value), torch.zeros_like(step.value)
+    GaussianSampler(*given).prepare(mean, log_std, action, drawn, log_prob, entropy, greedy=greedy)()
+    action = action[:, case.columns]
+    bound = 1e-5 if precision == FULL else 2e-2
+    for found, expected in ((step.drawn, drawn), (step.action, action), (step.log_prob, log_prob)):
+        torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+    low, high = (torch.from_numpy(end).to(data.device) for end in (case.box.low, case.box.high))
+    assert ((low <= step.action) & (step.action <= high)).all()
+    is_end = (step.action == low) | (step.action == high)
+    assert not is_end.all() and (case.squashes or greedy or is_end.any())
+
+
 @pytest.mark.parametrize(("name", "precision"), [(name, FULL) for name in CASES] + [(name, BF16) for name in IN_BF16])
 def test_actions_are_the_samplers_and_log_probability_and_value_torchs(name, precision, backend):
     step = Step(CASES[name], backend, precision)
     assert_is_torchs(step, precision)
-    if precision == FULL:
-        assert_is_the_samplers(step)
-    assert (step.action >= 0).all()
+    if name in BOXES:
+        assert_is_the_gaussian_samplers(step, precision)
+    else:
+        if precision == FULL:
+            assert_is_the_samplers(step)
+        assert (step.action >= 0).all()
     step.assert_nothing_else_was_written()
 
 
@@ -175,6 +212,33 @@ def test_greedy_takes_the_likeliest_action_that_may_be_taken(backend):
         best = torch.where(allowed.any(-1), logits.masked_fill(~allowed, -1e9).argmax(-1), 0)
         assert torch.equal(step.action[..., head].flatten().long().cpu(), best)
     assert_close(step.log_prob, log_prob, FULL)
+
+
+@pytest.mark.parametrize("name", ["one number", "three squashed numbers, arrays of their own"])
+def test_greedy_takes_the_mean_of_a_box(name, backend):
+    step = Step(CASES[name], backend, FULL, greedy=True)
+    assert_is_the_gaussian_samplers(step, greedy=True)
+    assert_close(step.drawn, step.expect()[0].flatten(), FULL)
+
+
+def test_two_tiles_a_warp_draw_the_same_numbers(backend, monkeypatch):
+    monkeypatch.setattr(trainers.fused.plan, "MANY_ROWS", 0)
+    step = Step(CASES["two numbers, some of all agents"], backend, FULL)
+    assert_is_the_gaussian_samplers(step)
+    step.assert_nothing_else_was_written()
+
+
+def test_numbers_come_as_often_as_they_are_likely(backend):
+    """What is drawn, less its mean and by its deviation, in twentieths of the normal distribution."""
+    step = Step(CASES["two numbers, some of all agents"], backend, BF16)
+    mean = step.expect(rounds=True)[0].view(step.drawn.shape)
+    counts = torch.zeros(20)
+    for _ in range(100):
+        step.env.data["env_step"] += 7
+        step.act()
+        deviate = (step.drawn.double().cpu() - mean) / step.policy.head.log_std.detach().exp()
+        counts += torch.histc(torch.special.ndtr(deviate).float(), 20, 0.0, 1.0)
+    assert chi_square(counts, torch.full((20,), counts.sum() / 20)) < bound_of_chi_square(20)
 
 
 def test_values_are_the_same_without_a_draw(backend):

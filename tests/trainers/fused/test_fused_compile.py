@@ -11,12 +11,15 @@ import pytest
 import torch
 from compile_only import CompileOnlyBackend
 from fused_cases import GPUS
+from gymnasium import spaces
 
+from trainers.fused.actor import head_constants
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
 from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
 from trainers.fused.source import compile_fused, parameters_of
+from trainers.heads import CategoricalHeads, GaussianHead
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.backends.cuda import _nvrtc, compile_to_cubin
@@ -28,7 +31,7 @@ from warpdrive.signature import read_signatures
 COMPILERS = {"sm_80": "nvcc", "sm_86": "nvcc", "sm_89": "nvcc", "sm_90a": "nvrtc"}
 OF_GROUP = {
     "GROUP_SIZE": 4, "FIRST_AGENT": 1, "ALL_AGENTS": 5, "SEEN_COLUMNS": 5, "FIRST_SEEN": 1, "NUM_COLUMNS": 5,
-    "FIRST_COLUMN": 1, "HAS_MASK": True, "CLIP": 10.0,
+    "FIRST_COLUMN": 1, "HAS_MASK": True,
 }  # fmt: skip
 OWN = {
     "act": {"GREEDY": False, "DRAWS": True},
@@ -62,6 +65,8 @@ REQUESTS = {
     "several arrays and a central critic": Request(
         29, (64, 64), (5,), critic_widths=(256, 128), seen=OF_SEVERAL, critic_seen=OF_ALL
     ),
+    "numbers": Request(3, (64, 64), (), critic_widths=(64, 64), activation="tanh", num_numbers=2),
+    "many numbers, wide": Request(30, (256, 256), (), num_numbers=17),
 }
 """Of a policy each."""
 PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
@@ -89,7 +94,9 @@ def compile_it(
 ) -> tuple[FunctionManager, int]:
     """The kernel of a policy's plan, and its shared memory."""
     parts, at_once = parts_of(kernel, request, limits)
-    own = {**OF_GROUP, **OWN[kernel], "NUM_HEADS": len(request.head_sizes)}
+    numbers = spaces.Box(-1.0, 1.0, (request.num_numbers,))
+    head = GaussianHead(numbers, 0.0, squashes=True) if request.num_numbers else CategoricalHeads(request.head_sizes)
+    own = {**OF_GROUP, **OWN[kernel], **head_constants(head)}
     parts = [replace(one, constants={**one.constants, **own, **changes}) for one in parts]
     shared = {"FULL_PRECISION": False, **SHARED[kernel]}
     functions, launch_shape = compile_fused(kernel, parts, shared, at_once, DataManager(torch.device("cpu")), backend)

@@ -85,10 +85,28 @@ ROLLOUTS = {
         True,
     ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
+    "ppo of a number": (Case(3, (24, 24), (), activation="tanh", num_numbers=1, num_envs=53), PPO, False),
+    "a2c of seventeen numbers": (
+        Case(20, (32, 16), (), activation="tanh", num_numbers=17, num_envs=29), A2C, True,
+    ),
+    "ppo of squashed numbers, some of all agents": (
+        Case(
+            6, (40, 16), (), critic_widths=(16,), agents=range(1, 4), num_agents=5, num_numbers=3, squashes=True,
+            num_envs=18,
+        ),
+        replace(PPO, normalize_observation=True, normalize_return=True),
+        True,
+    ),
+    "a2c in two steps of two numbers": (
+        Case(6, (16,), (), num_numbers=2, num_envs=40), replace(A2C, num_minibatches=2), True
+    ),
+    "ppo of wide layers and numbers": (
+        Case(12, (128, 256), (), critic_widths=(256, 128), activation="tanh", num_numbers=7, num_envs=9), PPO, False,
+    ),
 }  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
-OF_WARPGROUPS += [("mappo of two wide layers", BF16, REGISTERS)]
+OF_WARPGROUPS += [("mappo of two wide layers", BF16, REGISTERS), ("ppo of wide layers and numbers", BF16, RECORDS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
 MAX_LENGTH = 0.4
 """Of gradients: some are longer, some are not."""
@@ -148,6 +166,12 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo of several arrays", FULL, REGISTERS),
         ("mappo that credits the team", FULL, RECORDS),
         ("mappo whose critic sees the state", FULL, REGISTERS),
+        ("ppo of a number", FULL, REGISTERS),
+        ("ppo of a number", BF16, REGISTERS),
+        ("a2c of seventeen numbers", FULL, RECORDS),
+        ("a2c of seventeen numbers", BF16, REGISTERS),
+        ("ppo of squashed numbers, some of all agents", FULL, BOTH),
+        ("a2c in two steps of two numbers", FULL, REGISTERS),
         *OF_WARPGROUPS,
     ],
 )

@@ -45,7 +45,6 @@ OLD = Limits((7, 5), 64 << 10, 40)
         ({"critic_widths": (1, 2, 3)}, LARGE_GPU, "bf16", "it has 3 hidden layers, not 1 or 2"),
         ({"widths": (8, 257)}, LARGE_GPU, "bf16", "a hidden layer of 257 is wider than 256"),
         ({"critic_widths": (300,)}, LARGE_GPU, "bf16", "a hidden layer of 300 is wider than 256"),
-        ({"head_sizes": None}, LARGE_GPU, "bf16", "its actions are a Box"),
         ({"seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
         ({"critic_seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
     ],
@@ -66,6 +65,13 @@ def test_outputs_fit_as_far_as_a_block_can_hold_them(gpu, most):
     assert plan(replace(SMALL, head_sizes=(most,)), GPUS[gpu], "bf16").num_parameters == 7 * 16 + 17 * (most + 1)
     reason = f"its {most + 1} outputs do not fit the shared memory of a block"
     assert plan(replace(SMALL, head_sizes=(most + 1,)), GPUS[gpu], "bf16") == reason
+
+
+@pytest.mark.parametrize(("critic_widths", "of_critic"), [(None, 17), ((8,), 7 * 8 + 9)])
+def test_deviations_of_numbers_have_no_weights(critic_widths, of_critic):
+    """Of 16 hidden numbers: 3 means with 17 parameters each, 3 logarithms of deviations, and the critic's."""
+    found = plan(replace(SMALL, head_sizes=(), num_numbers=3, critic_widths=critic_widths), LARGE_GPU, "bf16")
+    assert found.num_parameters == 7 * 16 + 3 * 17 + 3 + of_critic
 
 
 def test_more_rows_than_the_kernels_can_number_are_refused_and_32_bits_number_all_others():
@@ -165,8 +171,10 @@ def test_a_request_is_what_a_config_and_spaces_say(action):
     of_all = (Source("observation_far", torch.float32, 15, 15), Source("observation_near", torch.uint8, 20, 20))
     model = ModelConfig(type="gru", fc_dims=(7,), shared_trunk=False, activation="tanh", layer_norm=True)
     config = PolicyConfig(agent_id=True, normalize_observation=True, model=model)
-    heads = (4, 2) if isinstance(action, spaces.MultiDiscrete) else None
-    assert Request.of(config, spec) == Request(9, (7,), heads, (7,), GRU, "tanh", True, True, Seen(sources, num_ids=2))
+    heads, num_numbers = ((4, 2), 0) if isinstance(action, spaces.MultiDiscrete) else ((), 2)
+    seen = Seen(sources, num_ids=2)
+    expected = Request(9, (7,), heads, (7,), GRU, "tanh", True, True, seen, num_numbers=num_numbers)
+    assert Request.of(config, spec) == expected
     plain, central = (
         Request.of(ActorCriticConfig(central_critic=one, model=ModelConfig(shared_trunk=True)), spec)
         for one in (False, True)

@@ -62,6 +62,35 @@ __device__ __forceinline__ int draw(
     return action;
 }
 
+using Action = int;
+
+// Draws for a row's heads that are this lane's.
+//   TAKES_BEST         the likeliest actions instead of drawn ones
+//   output             [NUM_OUTPUTS]  logits, in shared memory, where they do not stay
+//   allowed            [NUM_OUTPUTS]  actions that may be drawn, if it HAS_MASK
+//   random             of the row's agent in this step
+//   turn               of SHARE lanes that share the row: which this is
+//   action             [NUM_HEADS]                                        written
+//   log_prob, entropy  of these heads' distributions, nats                added to
+template <bool TAKES_BEST>
+__device__ __forceinline__ void draw_heads(
+    float* output, const bool* allowed, const Random& random, int turn, Action* action, float*, float& log_prob,
+    float& entropy)
+{
+    int start = 0;
+#pragma unroll
+    for (int head = 0; head < NUM_HEADS; ++head) {
+        if (head % SHARE == turn) {
+            Random own = random;
+            own.draw += head;  // the heads before it draw one number each
+            const float uniform = TAKES_BEST ? 0.0f : own.uniform();
+            action[head] = draw<TAKES_BEST>(
+                output + start, HAS_MASK ? allowed + start : nullptr, head_size(head), uniform, log_prob, entropy);
+        }
+        start += head_size(head);
+    }
+}
+
 // What of a sample's heads is needed twice: the logarithm of the sum of each one's exponentials, and its entropy.
 struct Heads {
     float log_sum[NUM_HEADS];

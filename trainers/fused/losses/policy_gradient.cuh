@@ -1,6 +1,10 @@
 // A2C's and PPO's loss of a sample, and its derivative by what the network says; a part of fused_learn.cuh, which
 // lists the constants.
+#if OF_BOX
+#include "heads/gaussian.cuh"
+#else
 #include "heads/categorical.cuh"
+#endif
 
 static_assert(NUM_FIGURES == 5, "`differentiate` has five figures");
 
@@ -12,11 +16,11 @@ struct Sample {
     float old_log_prob, old_value, advantage, target;
     bool counts;
     float share;  // of the loss: 1 / how many count, or 0
-    const int* action;
+    const Action* action;
     const bool* mask;
-    int taken[NUM_HEADS];  // of `action`, if it TAKES_EARLY
+    Action taken[NUM_HEADS];  // of `action`, if it TAKES_EARLY
 
-    __device__ __forceinline__ int taken_by(int head) const { return TAKES_EARLY ? taken[head] : action[head]; }
+    __device__ __forceinline__ Action taken_by(int head) const { return TAKES_EARLY ? taken[head] : action[head]; }
 };
 
 // Sums over the heads of a sample, which SHARE lanes hold.

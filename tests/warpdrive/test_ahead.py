@@ -1,0 +1,71 @@
+"""Sources are compiled side by side, and waited for where their first launch is."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from warpdrive.backends.ahead import compiling_ahead
+from warpdrive.backends.base import Backend, Module
+from warpdrive.data_manager import DataManager
+from warpdrive.errors import CompileError
+from warpdrive.function_manager import FunctionManager
+
+TEXT = 'extern "C" __global__ void fill(int* x) { for (int i = global_thread(); i < 5; i += num_global_threads()) %s }'
+TEXT = f'#include "warpdrive.cuh"\n{TEXT}'
+
+
+class Compilers(Backend):
+    """Launches nothing. Its sources are built once `together` of them are being built."""
+
+    name, device, prefers_one_thread = "cpu", torch.device("cpu"), True
+
+    def __init__(self, together: int) -> None:
+        self.barrier = threading.Barrier(together, timeout=20)
+        self.steps: list[str] = []
+
+    def build(self, source):
+        self.barrier.wait()
+        self.steps.append("built")
+
+    def compile(self, source):
+        self.steps.append("loaded")
+        return NoModule()
+
+    def synchronize(self):
+        pass
+
+
+class NoModule(Module):
+    def prepare(self, signature, arguments, shape):
+        return lambda: None
+
+
+def test_sources_are_built_side_by_side_and_loaded_where_they_are_first_launched(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    backend, data = Compilers(2), DataManager("cpu")
+    data.push("x", torch.zeros(1, dtype=torch.int32))
+    with compiling_ahead(backend):
+        one, other = (FunctionManager(data, TEXT % f"x[i] = {i};", backend=backend) for i in range(2))
+        calls = [one.prepare("fill"), one.prepare("fill"), other.prepare("fill")]
+    assert "loaded" not in backend.steps
+    for call in calls * 2:
+        call()
+    assert sorted(backend.steps) == ["built", "built", "loaded", "loaded"]
+    FunctionManager(data, TEXT % "x[i] = 2;", backend=backend)
+    assert backend.steps[-1] == "loaded", "outside it waits at once"
+
+
+def test_what_is_compiled_ahead_runs_and_what_is_wrong_with_it_is_told_at_its_first_launch(backend):
+    data = DataManager(backend.device)
+    data.push("x", torch.zeros(5, dtype=torch.int32))
+    with compiling_ahead(backend):
+        good = FunctionManager(data, TEXT % "x[i] = 7;", backend=backend).prepare("fill")
+        bad = FunctionManager(data, TEXT % "x[i] = y;", backend=backend, name="bad.cu").prepare("fill")
+    good()
+    backend.synchronize()
+    assert data["x"].tolist() == [7] * 5
+    for _ in range(2):
+        with pytest.raises(CompileError, match=r"bad\.cu:2:\d+: error: .*y"):
+            bad()

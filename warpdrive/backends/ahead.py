@@ -1,0 +1,69 @@
+"""Compiles sources side by side: each is begun where it is asked for, and waited for where its first launch is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from warpdrive.backends.base import Backend, LaunchShape, Module, Source
+from warpdrive.signature import Signature
+
+
+@contextmanager
+def compiling_ahead(backend: Backend) -> Iterator[None]:
+    """Whatever the backend compiles within is compiled beside what goes on, on as many cores as there are.
+
+    Launches can be prepared at once. A kernel's first launch waits for it, and raises what its compiler found wrong.
+    """
+    compile_here = backend.compile
+    cores = threading.Semaphore(len(os.sched_getaffinity(0)))
+
+    def begin(source: Source) -> Module:
+        built: Future[None] = Future()
+
+        def build() -> None:
+            with cores:
+                try:
+                    built.set_result(backend.build(source))
+                except BaseException as error:  # for whoever waits
+                    built.set_exception(error)
+
+        threading.Thread(target=build, daemon=True).start()  # the compiler is a process, which ends with this one
+        return ModuleAhead(built, lambda: compile_here(source))
+
+    backend.compile = begin
+    try:
+        yield
+    finally:
+        backend.compile = compile_here
+
+
+class ModuleAhead(Module):
+    """Kernels that are being compiled."""
+
+    def __init__(self, built: Future[None], load: Callable[[], Module]) -> None:
+        self._built, self._load = built, load
+        self._module: Module | None = None
+
+    def module(self) -> Module:
+        if self._module is None:
+            self._built.result()
+            self._module = self._load()
+        return self._module
+
+    def prepare(self, signature: Signature, arguments: Sequence[Any], shape: LaunchShape) -> Callable[[], None]:
+        if self._module is not None:
+            return self._module.prepare(signature, arguments, shape)
+        launch: Callable[[], None] | None = None
+
+        def call() -> None:
+            nonlocal launch
+            if launch is None:
+                launch = self.module().prepare(signature, arguments, shape)
+            launch()
+
+        return call
