@@ -70,7 +70,7 @@ def main() -> None:
     print(f"commit {commit()}: {' '.join(sys.argv)}", flush=True)
     parts: list[str] = arguments.parts or ["envs", "sampler", *RUNS]
     if arguments.without_cublas:
-        gradient._prepare_product = multiply_on_the_host
+        gradient.prepare_product = multiply_on_the_host
     for part in parts:
         if part == "envs":
             play_envs()

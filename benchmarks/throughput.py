@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -96,6 +96,8 @@ def _mappo(num_envs: int) -> Workload:
 _PARTIAL = "env.use_full_observation=false"
 _TWO_POLICIES = "predators and prey have a policy each, as they see differently; JaxMARL pads them into one"
 _SIMPLE_TAG = ("simple_tag.yaml", ("adversary", "agent"))
+_P7 = _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES)
+_CHANGES = {"wide": "fc_dims=[512, 512]", "deep": "fc_dims=[256, 256, 256]", "norm": "layer_norm=true"}
 _PENDULUM, _AS_SEEN = ("pendulum.yaml", ("agent",)), "policy.agent.normalize_observation=false"
 WORKLOADS = {
     "P1": Workload("tag_gridworld.yaml", ()),
@@ -113,14 +115,18 @@ WORKLOADS = {
         "with the fused one. The peer's driver takes as many steps as it guesses to fit 60 GiB: 47",
     ),
     "P6": _tag_continuous(100, 900, 4, "4 steps an iteration, as the peer's driver takes to fit 60 GiB"),
-    "P7": _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES),
+    "P7": _P7,
     "P8": _jax_ppo(*_SIMPLE_TAG, 65536, 64, note=_TWO_POLICIES),
     **{f"P9_{number}": _jax_ppo("cartpole.yaml", ("agent",), number, 64) for number in (2048, 16384, 65536)},
     **{f"F3_{number}": _jax_ppo(*_PENDULUM, number, 64, _AS_SEEN) for number in (2048, 16384)},
     "F3_wide": _jax_ppo(*_PENDULUM, 16384, 256, _AS_SEEN),
     **{f"F4_{number}": _mappo(number) for number in (2000, 16384)},
+    **{
+        f"F7_{name}": replace(_P7, overrides=(*_P7.overrides, *(f"policy.{one}.model.{key}" for one in _SIMPLE_TAG[1])))
+        for name, key in _CHANGES.items()
+    },
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 and F3 are three of them each, F4 two."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each, F4 two; F7 is P7 with other layers."""
 
 
 def workloads_of(asked: str) -> list[str]:

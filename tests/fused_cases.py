@@ -85,6 +85,9 @@ class Case:
     has_own_arrays: bool = False
     """Whether the group sees and acts in arrays of its own, not in those of all agents."""
     num_envs: int = 5
+    layer_norm: bool | str = False
+    by_groups: bool = False
+    """Whether its layers go through memory as whole warpgroups bring them, on a CPU, too."""
     space: spaces.Space | None = None
     """What an agent observes; None: one row of `num_features` floats."""
     sees_agent_id: bool = False
@@ -226,6 +229,7 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         shared_trunk=case.critic_widths is None,
         critic_fc_dims=case.critic_widths,
         activation=case.activation,
+        layer_norm=case.layer_norm,
     )
     head, num_features, central = case.head, case.features.num_features, case.central_features
     num_critic_features = None if central is None else central.num_features
@@ -239,6 +243,9 @@ def make_policy(case: Case, config: PolicyConfig | None = None) -> Policy:
         for name, parameter in policy.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3, generator=generator)
+        for layer in network.modules():
+            if isinstance(layer, torch.nn.LayerNorm):
+                layer.weight.uniform_(0.5, 1.5, generator=generator)
         for norm in (policy.observation_norm, policy.critic_norm):
             if norm is not None:
                 norm.mean.normal_(0.0, 0.5, generator=generator)
@@ -250,9 +257,14 @@ def make_packed(case: Case, policy: Policy, backend: Backend, precision: str) ->
     seen, spec = Seen.by_actor(case.spec, case.sees_agent_id), case.spec
     request = Request(seen.num_features, case.widths, case.head_sizes, case.critic_widths, activation=case.activation)
     request = replace(request, normalises=policy.observation_norm is not None, seen=seen, num_numbers=case.num_numbers)
+    request = replace(request, norms_input=case.layer_norm in (True, "all"))
+    request = replace(request, norms_hidden=case.layer_norm in ("hidden", "all"))
     if case.central is not None:
         request = replace(request, critic_seen=Seen.by_central_critic(spec))
-    return pack(policy, plan(request, Limits.of(backend), precision), backend)
+    limits = Limits.of(backend)
+    if case.by_groups and limits.capability is None:
+        limits = replace(limits, has_warpgroups=True, num_multiprocessors=1)  # whose block has more rows than at once
+    return pack(policy, plan(request, limits, precision), backend)
 
 
 def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -265,8 +277,16 @@ def make_mask(case: Case, shape: tuple[int, ...], generator: torch.Generator) ->
 
 
 def with_rounded_factors(policy: Policy) -> Policy:
-    """A copy that multiplies bfloat16 by bfloat16; sums and biases stay as they are."""
+    """A copy that multiplies bfloat16 by bfloat16; sums and biases stay as they are. Gain and shift of a LayerNorm of
+    the input are part of the layer behind it."""
     policy = copy.deepcopy(policy)
+    for trunk in (policy.network.trunk, policy.network.critic_trunk or ()):
+        if len(trunk) > 1 and isinstance(trunk[0], torch.nn.LayerNorm):
+            norm, layer = trunk[:2]
+            layer.bias.data += layer.weight.data @ norm.bias.data
+            layer.weight.data *= norm.weight.data
+            norm.weight.data.fill_(1.0)
+            norm.bias.data.zero_()
     for layer in policy.network.modules():
         if isinstance(layer, torch.nn.Linear):
             layer.weight.data = layer.weight.to(torch.bfloat16).to(layer.weight.dtype)
@@ -343,14 +363,18 @@ class Step:
         )
         stage = SimpleNamespace(greedy=["group"] if greedy else [])
         self.players = Players([SimpleNamespace(group=group, stage=stage)])
-        _, self.act = self.players.prepare_step(0)
+        self._calls = self.players.prepare_step(0)
         self.packed.pack()
         self.act()
 
+    def act(self) -> None:
+        for call in self._calls:
+            call()
+
     def judge(self) -> torch.Tensor:
         """The values alone, [E, A]."""
-        (judge,) = self.players.prepare_end()
-        judge()
+        for call in self.players.prepare_end():
+            call()
         return self._judged
 
     @property

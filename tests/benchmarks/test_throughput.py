@@ -94,6 +94,8 @@ PEERS = {
     "P9_16384": (16384, 1, 32, PPO_64, 4), "P9_65536": (65536, 1, 32, PPO_64, 4),
     "F4_2000": (2000, 3, 32, MAPPO, 18), "F4_16384": (16384, 3, 32, MAPPO, 18),
     "F3_2048": (2048, 1, 32, PPO_64, 3), "F3_16384": (16384, 1, 32, PPO_64, 3), "F3_wide": (16384, 1, 32, PPO_256, 3),
+    **{f"F7_{name}": (2000, 5, 32, ("PPO", widths, False, "tanh"), 18)
+       for name, widths in (("wide", (512, 512)), ("deep", (256, 256, 256)), ("norm", (256, 256)))},
 }  # fmt: skip
 """name -> envs, agents, steps an iteration, network, features of the first group."""
 

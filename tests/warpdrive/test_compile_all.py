@@ -25,6 +25,9 @@ FUSED = {
         "HAS_ACTIVE": True, "GROUP_SIZE": 5, "FIRST_AGENT": 0, "ALL_AGENTS": 5, "HALF_BITS": 5, "NUM_SUMS": 3,
         "SUM_THREADS": 256,
     },
+    "by_layers.cu": {"FULL_PRECISION": False, "IS_TANH": True, "THREADS": 256, "NORM_EPS": 1e-5},
+    "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8},
+    "layer_norm.cu": {"FULL_PRECISION": False, "NUM_NORMS": 2, "THREADS": 128},
 }  # fmt: skip
 """Constants of the kernels that need some."""
 GAE = [{"HAS_ACTIVE": leaves, "CREDITS_TEAM": team} for leaves, team in ((False, False), (True, False), (True, True))]

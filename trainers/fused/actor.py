@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.acting.actor import Actor, Call
+from trainers.fused.by_layers import LayersNetwork, make_layers, side_by_side
+from trainers.fused.layers_shape import LayersShape
 from trainers.fused.packed import PackedNetwork
 from trainers.fused.plan import plan_acting
 from trainers.fused.source import compile_fused
@@ -77,6 +79,11 @@ class FusedPlayers(Actor):
         }
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
+        self._layers = {  # of networks that go through memory
+            id(network): self._make_layers(group, network)
+            for group, network in self._acting
+            if isinstance(network.shape, LayersShape)
+        }
         critics = [group.policy.packed.networks[-1] for group in self.groups]  # or the only network
         self._judging = list(zip(self.groups, critics, strict=True))
         self._final_active = None
@@ -102,13 +109,13 @@ class FusedPlayers(Actor):
             if network.shape.has_value:
                 one["value"] = group.value[t]
             arrays.append(one)
-        return [*calls, self._prepare(self._act, self._acting, arrays)]
+        return [*calls, *self._prepare(self._act, self._acting, arrays)]
 
     def prepare_end(self) -> list[Call]:
         rollout, arrays = self.rollout, []
         for group, network in self._judging:
             arrays.append(self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]})
-        calls = [self._prepare(self._judge, self._judging, arrays)]
+        calls = self._prepare(self._judge, self._judging, arrays)
         for k in range(rollout.max_truncations):
             final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
             if self._final_active is not None:
@@ -116,7 +123,7 @@ class FusedPlayers(Actor):
             for group, network in self._judging:
                 active = self._final_active[int(group.credits_team)] if network.seen.hides else None
                 arrays.append(self._seen(network, final, active) | {"value": group.final_value[k]})
-            calls.append(self._prepare(self._judge, self._judging, arrays))
+            calls += self._prepare(self._judge, self._judging, arrays)
         return calls
 
     def _active(self, t: int) -> torch.Tensor | None:
@@ -132,13 +139,25 @@ class FusedPlayers(Actor):
 
     def _prepare(
         self, compiled: tuple, networks: list[tuple[GroupRollout, PackedNetwork]], arrays: list[dict[str, torch.Tensor]]
-    ) -> Call:
+    ) -> list[Call]:
         functions, launch_shape = compiled
-        given = {}
+        given, before = {}, []
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
+            layers = self._layers.get(id(network))
+            if layers is not None:
+                before.append(layers.prepare_all({**whole, "order": self._nothing["action"]}))
+                whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
-        return functions.prepare("act", launch_shape, **given)
+        return [*side_by_side(before), functions.prepare("act", launch_shape, **given)]
+
+    def _make_layers(self, group: GroupRollout, network: PackedNetwork) -> LayersNetwork:
+        packed, num_rows = group.policy.packed, self._rows(group)
+        size = packed.plan.bytes_of_rows(network.shape, num_rows)
+        memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
+        at_once = min(num_rows, network.shape.rows_at_once)
+        constants = {**group_constants(group), "HAS_ORDER": False}
+        return make_layers(packed, network, num_rows, at_once, memory, False, constants)
 
     def _rows(self, group: GroupRollout) -> int:
         return self.rollout.env.num_envs * len(group.agents)

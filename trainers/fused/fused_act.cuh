@@ -51,10 +51,14 @@ __device__ __forceinline__ void act(
     for (int tile = first; tile < num_tiles; tile += step) {
         const int row = row_of(tile);
         const bool is_row = row < num_rows;
+#if BY_LAYERS
+        read_outputs(network, (long long)tile * TILE_ROWS, num_rows);
+#else
         forward(
             network, rows, mean, variance, [](Pair(&)[ROW_TILES][FEATURE_TILES][4]) {},
             [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {}, [](int, Pair(&)[ROW_TILES][AT_ONCE2][4]) {});
         rows = given_rows(rows_of(tile + step));
+#endif
 
         const int turn = SHARE == 2 ? lane >> 4 : 0;
         float* output = network.stage + (lane % TILE_ROWS) * STAGE_PITCH;

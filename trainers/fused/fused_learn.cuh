@@ -8,6 +8,7 @@
 // If it ACCUMULATES, a block keeps the records of its samples in shared memory, and adds their products to sums in
 // registers. Else records go to global memory: a matrix library, or fused_products.cuh, sums their products up.
 // Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8].
+// Of a network BY_LAYERS a record is the delta of the outputs alone: its forward and backward passes are not made here.
 //
 // Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which):
 //   ACCUMULATES                   see above
@@ -42,7 +43,8 @@ constexpr int WARP_ROWS = 16 * ROW_TILES;
 constexpr bool LEAVES_OUT = HAS_ACTIVE && !(CREDITS_TEAM && NUM_OUTPUTS == 0);
 
 static_assert(!CREDITS_TEAM || NUM_OUTPUTS == 0 || !HAS_VALUE, "actor and critic count samples alike");
-static_assert(HIDDEN1_AT == FEATURE_TILES * 16 && HIDDEN2_AT - HIDDEN1_AT == TILES1 * 16, "columns of a record meet");
+static_assert(HIDDEN1_AT == (BY_LAYERS ? 0 : FEATURE_TILES * 16), "columns of a record meet");
+static_assert(HIDDEN2_AT - HIDDEN1_AT == TILES1 * 16, "columns of a record meet");
 static_assert(DELTA1_AT - HIDDEN2_AT == TILES2 * 16, "columns of a record meet");
 static_assert(DELTA2_AT - DELTA1_AT == TILES1 * 16, "columns of a record meet");
 static_assert(DELTA_OUT_AT - DELTA2_AT == TILES2 * 16, "columns of a record meet");
@@ -267,6 +269,9 @@ __device__ __forceinline__ void learn(
                           : WARPGROUPS
                               ? (Element*)records + (long long)(first / 64) * 64 * RECORD + (first % 64 + g) * 8
                               : (Element*)records + (long long)(first + g) * PITCH;
+#if BY_LAYERS
+        read_outputs(network, first, num_rows);
+#else
         const auto keep_features = [&](Pair(&tiles)[ROW_TILES][FEATURE_TILES][4]) {
 #pragma unroll
             for (int k = 0; k < FEATURE_TILES; k += AT_ONCE0) {
@@ -305,10 +310,11 @@ __device__ __forceinline__ void learn(
                 copy_tiles(hidden2, n, tiles[0]);
 #endif
             });
+#endif
 
         if (!FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
             const int next_step = next_index / GROUP_SIZE;
-            if (!WARPGROUPS) fetch_row_ahead(seen, next_index);
+            if (!WARPGROUPS && !BY_LAYERS) fetch_row_ahead(seen, next_index);
             if (HAS_ORDER) {
                 if (NUM_OUTPUTS > 0) {
                     const long long next_column = (long long)next_step * NUM_COLUMNS + FIRST_COLUMN;
@@ -340,6 +346,7 @@ __device__ __forceinline__ void learn(
             }
             keep(record, DELTA_OUT_AT + 16 * k, one, zero);
         }
+#if !BY_LAYERS
         const auto forget = [](int, Pair(&)[ROW_TILES][AT_ONCE1][4]) {};
         if constexpr (TILES2 > 0) {
             Pair delta2[ROW_TILES][KEPT2][4];
@@ -362,6 +369,7 @@ __device__ __forceinline__ void learn(
             backward<TILES1, OUTPUT_TILES, SHARED3, 1>(
                 record, HIDDEN1_AT, DELTA1_AT, delta_out, network.weight3, zero, forget);
         }
+#endif
 
         if constexpr (FETCHES_BEFORE_SUMS) {
             rows = given_rows(rows_of(next_index));

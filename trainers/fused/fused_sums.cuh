@@ -41,7 +41,7 @@ __device__ constexpr int choose_moving()
 }
 constexpr int MOVING = ACCUMULATES ? choose_moving() : 1;
 constexpr int UNITS = num_units(MOVING);
-constexpr int NUM_SLICES = num_slices(MOVING);
+constexpr int NUM_SLICES = ACCUMULATES ? num_slices(MOVING) : 1;
 constexpr int UNITS_AT_ONCE = WARPS / NUM_SLICES;
 constexpr int UNITS_A_WARP = ACCUMULATES ? num_units_a_warp(MOVING) : 1;
 

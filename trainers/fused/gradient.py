@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from trainers.fused.packed import PackedNetwork
+from trainers.fused.packed import PackedNetwork, PackedPolicy
 from trainers.fused.plan import GradientPlan
+from warpdrive.function_manager import Constant
+
+
+@dataclass
+class Places:
+    """Where the gradient of some parameters is, of which there are parts to be added up."""
+
+    parameters: np.ndarray
+    """Their numbers."""
+    places: np.ndarray
+    """In the first part."""
+    stride: int
+    """From a part to the next."""
+    num_parts: int
 
 
 class NetworkGradient:
@@ -29,14 +44,29 @@ class NetworkGradient:
         self.parts = parts
         self.records = torch.zeros(plan.record_bytes, dtype=torch.uint8, device=parts.device)
 
-    def places(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(parameters, where the gradient of each is in a part)."""
-        found = []
-        for layer, (weights, biases) in zip(
-            self.network.layers, self.plan.shape.gradient_places(self.plan.way), strict=True
-        ):
-            found += [(layer.weight, weights[layer.rows]), (layer.bias, biases)]
+    def prepare(self, packed: PackedPolicy, constants: Mapping[str, Constant]) -> None:
+        """Compiles what the learn kernel does not do for it; `constants` are that kernel's."""
+
+    def places(self) -> list[Places]:
+        """Among the parts."""
+        plan, found = self.plan, []
+        for layer, both in zip(self.network.layers, plan.shape.gradient_places(plan.way), strict=True):
+            weights, biases = both
+            for parameters, places in ((layer.weight, weights[layer.rows]), (layer.bias, biases)):
+                found.append(Places(parameters, places, plan.part_size, plan.num_parts))
         return found
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """What the learn kernel takes of it, instead of what it takes of the network where both have one."""
+        return {"records": self.records}
+
+    def prepare_before(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Callable]:
+        """Calls that the learn kernel needs before it, for so many samples from a row of the order on."""
+        return []
+
+    def prepare_after(self, number: int, num_rows: int) -> list[Callable]:
+        """Calls after it, for a minibatch's chunk of this number."""
+        return self.prepare_products(number, num_rows) if self.plan.way == "records" else []
 
     def part_of_chunk(self, number: int) -> torch.Tensor:
         """What the learn kernel adds up for a chunk of the minibatch, where it does, and all after it."""
@@ -60,11 +90,11 @@ class NetworkGradient:
         for delta, given in pairs:
             out = part[at : at + delta.shape[1] * given.shape[1]].view(delta.shape[1], given.shape[1])
             at += out.numel()
-            calls.append(_prepare_product(delta.t(), given, out))
+            calls.append(prepare_product(delta.t(), given, out))
         return calls
 
 
-def _prepare_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+def prepare_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
     """out = left right, summed in float32."""
     if left.dtype == torch.float32:
         return lambda: torch.mm(left, right, out=out)

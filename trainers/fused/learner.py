@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.actor import group_constants
+from trainers.fused.by_layers import LayersGradient, side_by_side
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
@@ -55,12 +56,14 @@ class FusedLearner:
             "HAS_ORDER": plan.has_order,
             "CREDITS_TEAM": group.credits_team,
         }
-        sizes = [one.num_parts * one.part_size for one in plan.networks]
+        sizes = [one.size_of_parts for one in plan.networks]
         self._parts = new(sum(sizes))
         self._networks = [
-            NetworkGradient(*one)
-            for one in zip(plan.networks, self.packed.networks, self._parts.split(sizes), strict=True)
+            (LayersGradient if one.way == "layers" else NetworkGradient)(one, network, parts)
+            for one, network, parts in zip(plan.networks, self.packed.networks, self._parts.split(sizes), strict=True)
         ]
+        for one in self._networks:
+            one.prepare(self.packed, self.constants)
         self._compile(config.normalize_advantage)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
@@ -72,8 +75,9 @@ class FusedLearner:
 
     @property
     def shares_nothing(self) -> bool:
-        """On one rank, unless torch multiplies records, for want of a kernel that does."""
-        return self.learner.world.size == 1 and all(one.plan.way != "records" for one in self._networks)
+        """On one rank, unless torch multiplies, for want of a kernel that does."""
+        ways = {one.plan.way for one in self._networks}
+        return self.learner.world.size == 1 and ways.isdisjoint(("records", "layers"))
 
     def learn(self) -> dict[str, torch.Tensor]:
         """All steps of an iteration; returns the figures' means over them, by name."""
@@ -131,13 +135,20 @@ class FusedLearner:
         for number in range(-(-size // chunk)):
             rows = min(chunk, size - number * chunk)
             given = {**arrays, "first_row": first + number * chunk, "num_rows": rows}
+            shown = self.learner.group.rollout.seen()
+            calls += side_by_side(
+                [
+                    one.prepare_before(rows, first + number * chunk, {**arrays, **one.network.seen.arrays(shown)})
+                    for one in self._networks
+                ]
+            )
             for i, one in enumerate(self._networks):
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
                     **self.packed.arrays_of(one.network),
                     **one.network.seen.arrays(self.learner.group.rollout.seen()),
                     "gradient": one.part_of_chunk(number),
-                    "records": one.records,
+                    **one.arrays(),
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
                 }
                 given |= {f"{name}_{i}": array for name, array in own.items()}
@@ -148,9 +159,7 @@ class FusedLearner:
                 for i, one in enumerate(self._in_pieces):
                     given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
                 calls.append(functions.prepare("products", launch_shape, **given))
-            for one in self._networks:
-                if one.plan.way == "records":
-                    calls += one.prepare_products(number, rows)
+            calls += side_by_side([one.prepare_after(number, rows) for one in self._networks])
         return calls
 
     def _adopt(self) -> None:
@@ -182,12 +191,12 @@ class FusedLearner:
         stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
         is_critic = torch.zeros(size, dtype=torch.bool)
         for one in self._networks:
-            for numbers, places in one.places():
-                numbers = torch.as_tensor(numbers).flatten()
-                places = torch.as_tensor(places, dtype=torch.int64).flatten()
+            for some in one.places():
+                numbers = torch.as_tensor(some.parameters).flatten()
+                places = torch.as_tensor(some.places, dtype=torch.int64).flatten()
                 place[numbers] = one.parts.storage_offset() + places
-                stride[numbers] = one.plan.part_size
-                num_parts[numbers] = one.plan.num_parts
+                stride[numbers] = some.stride
+                num_parts[numbers] = some.num_parts
         of_critic = {id(p) for group in learner.optimizer.param_groups[1:] for p in group["params"]}
         for number, parameter in enumerate(learner.parameters):
             start = packed.numbers[id(parameter)]
@@ -203,6 +212,9 @@ class FusedLearner:
         tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
         self._tables = {key: table.to(device) for key, table in tables.items()}
         self._is_critic = is_critic.to(device)
+        self._tables_of_one_part = {}
+        if learner.world.size > 1 or packed.norms is not None:
+            self._tables_of_one_part = _tables_of_one_part(self._gradient)
 
     def _prepare_order(self) -> None:
         group, plan = self.learner.group, self.plan
@@ -272,35 +284,36 @@ class FusedLearner:
             self._step_functions.prepare("add_up_gradient", adds, parts=self._parts, **self._tables, **found, **into)
         )
         if learner.world.size > 1:
-            tables = {**self._tables, **_tables_of_one_part(self._gradient)}
             calls.append(lambda: self._reduce(self._figures[number]))
+        if self.packed.norms is not None:
+            calls.append(self.packed.norms.prepare_unfold(self._gradient))
+        if learner.world.size > 1 or self.packed.norms is not None:
+            tables = {**self._tables, **self._tables_of_one_part}
             calls.append(
                 self._step_functions.prepare("add_up_gradient", adds, parts=self._gradient, **tables, **found, **into)
             )
-        calls.append(
-            self._step_functions.prepare(
-                "adam_step",
-                steps,
-                **into,
-                **found,
-                run_halted=guard.halted,
-                figures=self._figures[number],
-                stopped=learner.stopped,
-                step_before=self._steps[number % 2],
-                step_after=self._steps[(number + 1) % 2],
-                lr=self._lr,
-                is_critic=self._is_critic,
-                weight_place=self.packed.weight_place,
-                parameter=self.packed.parameter,
-                average=self._average,
-                square=self._square,
-                elements=self.packed.elements,
-                biases=self.packed.biases,
-                norm=self._norms[number : number + 1],
-                counts=self._counts[number : number + 1],
-            )
+        step = self._step_functions.prepare(
+            "adam_step",
+            steps,
+            **into,
+            **found,
+            run_halted=guard.halted,
+            figures=self._figures[number],
+            stopped=learner.stopped,
+            step_before=self._steps[number % 2],
+            step_after=self._steps[(number + 1) % 2],
+            lr=self._lr,
+            is_critic=self._is_critic,
+            weight_place=self.packed.weight_place,
+            parameter=self.packed.parameter,
+            average=self._average,
+            square=self._square,
+            elements=self.packed.elements,
+            biases=self.packed.biases,
+            norm=self._norms[number : number + 1],
+            counts=self._counts[number : number + 1],
         )
-        return calls
+        return [*calls, self.packed.then_fold(step)]
 
     def _reduce(self, figures: torch.Tensor) -> None:
         """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""

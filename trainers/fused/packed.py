@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from trainers.fused.plan import NUM_FIGURES, SLICES, STEP_THREADS, Plan
 from trainers.fused.seen import Seen
-from trainers.fused.shape import Shape
+from trainers.fused.shape import Shape, to_tiles
 from trainers.heads import GaussianHead
 from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
@@ -19,6 +20,8 @@ from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 KERNELS = Path(__file__).resolve().parent
+NORM_THREADS = 128
+"""Of a block of the kernels of layer_norm.cu."""
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Layer:
     """[out]."""
     rows: np.ndarray
     """Of its outputs those that have weights; the others' stay 0."""
+    norm: tuple[np.ndarray, np.ndarray] | None = None
+    """Gain and shift of a LayerNorm behind it."""
 
 
 @dataclass
@@ -44,6 +49,8 @@ class PackedNetwork:
     seen: Seen
     is_central: bool
     """Whether it is a critic that sees the whole env, with statistics of its own."""
+    norm: nn.LayerNorm | None = None
+    """Of its input."""
 
 
 class PackedPolicy:
@@ -60,6 +67,8 @@ class PackedPolicy:
         self.policy = policy
         self.plan = plan
         self.backend = backend
+        self.compiled: dict[Path, FunctionManager] = {}
+        """Kernels that several of its networks use, by their file."""
         parameters = list(policy.parameters())
         self.numbers = {id(p): start for p, start in zip(parameters, _starts(parameters), strict=True)}
         self.parameter = torch.cat([p.detach().flatten() for p in parameters])
@@ -70,18 +79,22 @@ class PackedPolicy:
         num_elements = sum(shape.num_elements for shape in plan.shapes)
         device = backend.device
         self.elements = torch.zeros(num_elements * plan.element_bytes, dtype=torch.uint8, device=device)
-        self.biases = torch.zeros(sum(shape.num_biases for shape in plan.shapes), device=device)
+        num_biases = sum(shape.num_biases for shape in plan.shapes)
+        self.biases = torch.zeros(num_biases + plan.request.norms_input, device=device)
         place = np.zeros(len(self.parameter), np.int32)
         for network in self.networks:
             for layer, (weights, biases) in zip(network.layers, network.shape.places(), strict=True):
                 place[layer.weight] = network.first_element + weights[layer.rows]
                 place[layer.bias] = -1 - (network.first_bias + biases)
+                for number, parameters in enumerate(layer.norm or (), 1):
+                    place[parameters] = place[layer.bias] - number * to_tiles(len(layer.bias))
+        self.norms = InputNorms(self, place) if plan.request.norms_input else None
         self.weight_place = torch.as_tensor(place, device=device)
         """Where each parameter lies: an element, or -1 - a bias."""
         constants = {"NUM_GROUPS": -(-len(place) // (STEP_THREADS // SLICES)), "NUM_FIGURE_ROWS": 1}
         constants |= {"MAX_NORM": 0.0, "TARGET_KL": 0.0}
         functions = self.step_functions(constants)
-        self.pack = functions.prepare(
+        pack = functions.prepare(
             "pack_parameters",
             LaunchShape(-(-len(place) // 256), (256, 1)),
             weight_place=self.weight_place,
@@ -89,7 +102,19 @@ class PackedPolicy:
             elements=self.elements,
             biases=self.biases,
         )
+        self.pack = self.then_fold(pack)
         """Brings the copies up to date, after somebody else changed the parameters."""
+
+    def then_fold(self, call: Callable[[], None]) -> Callable[[], None]:
+        """A call that writes copies, and then those that LayerNorms of the input are folded into."""
+        if self.norms is None:
+            return call
+
+        def both() -> None:
+            call()
+            self.norms.fold()
+
+        return both
 
     @property
     def precision(self) -> dict[str, Constant]:
@@ -130,24 +155,80 @@ class PackedPolicy:
             parts = [(network.trunk, of_policy), (network.critic_trunk, [network.value_head])]
         found, element, bias = [], 0, 0
         for shape, (trunk, heads) in zip(self.plan.shapes, parts, strict=True):
-            layers = [self._layer([layer]) for layer in trunk] + [self._layer(heads)]
+            layers, norm = [], None
+            for layer in trunk:
+                if isinstance(layer, nn.Linear):
+                    layers.append(self._layer([layer]))
+                elif layers:
+                    layers[-1].norm = self._numbers(layer.weight), self._numbers(layer.bias)
+                else:
+                    norm = layer
             seen = self.plan.seen_by(shape)
-            found.append(PackedNetwork(shape, layers, element, bias, seen, seen is self.plan.request.critic_seen))
+            is_central = seen is self.plan.request.critic_seen
+            found.append(PackedNetwork(shape, [*layers, self._layer(heads)], element, bias, seen, is_central, norm))
             element, bias = element + shape.num_elements, bias + shape.num_biases
         return found
+
+    def _numbers(self, parameter: nn.Parameter) -> np.ndarray:
+        return self.numbers[id(parameter)] + np.arange(parameter.numel()).reshape(parameter.shape)
 
     def _layer(self, parts: list[nn.Linear | nn.Parameter]) -> Layer:
         """Of linear layers side by side; a parameter among them is outputs of its own, biases alone."""
         weights, biases, has_weights = [], [], []
         for part in parts:
             is_linear = isinstance(part, nn.Linear)
-            bias = part.bias if is_linear else part
-            biases.append(self.numbers[id(bias)] + np.arange(len(bias)))
-            has_weights += [is_linear] * len(bias)
+            biases.append(self._numbers(part.bias if is_linear else part))
+            has_weights += [is_linear] * len(biases[-1])
             if is_linear:
-                start = self.numbers[id(part.weight)]
-                weights.append(start + np.arange(part.weight.numel()).reshape(part.weight.shape))
+                weights.append(self._numbers(part.weight))
         return Layer(np.concatenate(weights), np.concatenate(biases), np.flatnonzero(has_weights))
+
+
+class InputNorms:
+    """The LayerNorms before the first layers, which are folded into these; see layer_norm.cu.
+
+    Args:
+        packed: its networks are known.
+        place: of each parameter. From now on those that are folded have a place that nobody reads.
+    """
+
+    def __init__(self, packed: PackedPolicy, place: np.ndarray) -> None:
+        device, norms, places = packed.parameter.device, [], []
+        self.num_rows = self.num_columns = at = 0
+        for network in packed.networks:
+            first, numbers = network.layers[0], packed.numbers
+            gain, shift = numbers[id(network.norm.weight)], numbers[id(network.norm.bias)]
+            (num_out, num_in), size = first.weight.shape, network.shape.num_features
+            starts = (first.weight.flat[0], first.bias[0], gain, shift)
+            norms.append((*starts, num_out, num_in, at, self.num_rows, self.num_columns))
+            places += [place[first.weight].flatten(), -1 - place[first.bias]]
+            place[first.weight] = place[first.bias] = -len(packed.biases)
+            place[gain : gain + size] = place[shift : shift + size] = -len(packed.biases)
+            at, self.num_rows = at + num_out * (num_in + 1), self.num_rows + num_out
+            self.num_columns += num_in
+        self.norms = torch.tensor(norms, dtype=torch.int32, device=device)
+        self.place = torch.as_tensor(np.concatenate(places), device=device)
+        constants = {"NUM_NORMS": len(norms), "THREADS": NORM_THREADS, **packed.precision}
+        self._parameter = packed.parameter
+        self._functions = FunctionManager(
+            DataManager(device), KERNELS / "layer_norm.cu", constants, backend=packed.backend
+        )
+        self.fold = self._functions.prepare(
+            "fold_norms",
+            LaunchShape(-(-self.num_rows // (NORM_THREADS // 32)), (NORM_THREADS, 1)),
+            norms=self.norms,
+            place=self.place,
+            parameter=packed.parameter,
+            elements=packed.elements,
+            biases=packed.biases,
+            num_rows=self.num_rows,
+        )
+
+    def prepare_unfold(self, gradient: torch.Tensor) -> Callable[[], None]:
+        """Makes the gradient of what is folded that of all parameters."""
+        launch_shape = LaunchShape(self.num_columns, (NORM_THREADS, 1))
+        given = {"norms": self.norms, "parameter": self._parameter, "gradient": gradient}
+        return self._functions.prepare("unfold_gradient", launch_shape, **given)
 
 
 def pack(policy: Policy, plan: Plan, backend: Backend) -> PackedPolicy:

@@ -10,11 +10,11 @@ All of it is arithmetic: no network, no array and no device has to exist. Where 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import astuple, dataclass
 
 from trainers.experience.spec import GroupSpec
+from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
+from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
 from trainers.fused.seen import Seen, plain
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
 from trainers.heads import CategoricalHeads, GaussianHead, make_head
@@ -22,17 +22,20 @@ from trainers.networks import find_network
 from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
-from warpdrive.backends.base import Backend
-from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
 
 RUNS_ON_CPU = False
 """Tests set it: on a CPU, where lanes must exchange what tensor cores multiply, torch is far faster."""
 FULL_PRECISION = "fused-fp32"
 """A precision for tests: elements are floats, to find mistakes; slow."""
-MAX_WIDTH = 256
+MAX_WIDTH, MAX_LAYERS = 256, 2
+"""Of hidden layers whose activations stay in registers. Others go through memory, one layer after the other."""
 NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
+MAX_NORMED_TILES = 8
+"""Of 16 features, whose mean and deviation a warp finds while it has them in registers."""
+MAX_NORMED_WIDTH = 2048
+"""Of a hidden layer with a LayerNorm: the columns that a block has at once."""
 MANY_ROWS = 64
 """Rows a warp from which it plays for 32 at once instead of 16, so that every weight it loads serves two tiles."""
 WIDEST_OF_TWO_TILES = {"act": 128, "learn": 32}
@@ -41,53 +44,12 @@ MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
-MAX_ROWS = (1 << 31) - (1 << 20)
-"""Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
 MAX_STAGES = 4
 """How many times as many samples as it multiplies a block of `products` has in shared memory."""
 SUM_THREADS = 256
 """Of the blocks that sum up advantages."""
 STEP_THREADS, SLICES = 256, 4
 """Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a device has, as far as the kernels care."""
-
-    capability: tuple[int, int] | None
-    """Of a GPU; None: it is a CPU."""
-    shared_bytes: int
-    """Shared memory that a block may have."""
-    num_multiprocessors: int
-    has_warpgroups: bool = False
-    """Whether its warps multiply in fours (`wgmma`, which only sm_90a has)."""
-
-    @classmethod
-    def of(cls, backend: Backend) -> Limits:
-        found = cls.of_device(backend.device)
-        return found if found.capability is None else replace(found, has_warpgroups=backend.has_warpgroups)
-
-    @classmethod
-    def of_device(cls, device: torch.device | str) -> Limits:
-        """Of "cpu"; of a GPU that is here; or, where there is none, of a large one."""
-        if torch.device(device).type != "cuda":
-            return CPU
-        if not torch.cuda.is_available():
-            return LARGE_GPU
-        found = torch.cuda.get_device_properties(device)
-        capability = found.major, found.minor
-        shared_bytes, number = found.shared_memory_per_block_optin, found.multi_processor_count
-        return cls(capability, shared_bytes, number, has_warpgroups=capability == (9, 0))
-
-    def blocks_at_once(self, shared_bytes: int) -> int:
-        """Blocks of so much shared memory that a multiprocessor holds, two at most."""
-        reserved = 1024  # of each block
-        return max(1, min(2, (self.shared_bytes + reserved) // (shared_bytes + reserved)))
-
-
-CPU = Limits(None, 227 << 10, 2)
-LARGE_GPU = Limits((9, 0), 227 << 10, 132, has_warpgroups=True)
 
 
 @dataclass(frozen=True)
@@ -103,7 +65,8 @@ class Request:
     """None: the critic shares the hidden layers."""
     network: type = MLP
     activation: str = "relu"
-    has_layer_norm: bool = False
+    norms_input: bool = False
+    """Whether a LayerNorm stands before its first layer."""
     normalises: bool = False
     """Its observation."""
     seen: Seen | None = None
@@ -112,6 +75,8 @@ class Request:
     """Of a central critic; None: it sees what the actor sees."""
     num_numbers: int = 0
     """Of an action in a Box."""
+    norms_hidden: bool = False
+    """Whether a LayerNorm stands before each activation."""
 
     @property
     def num_outputs(self) -> int:
@@ -133,11 +98,12 @@ class Request:
             critic_widths,
             find_network(model.type),
             model.activates,
-            model.layer_norm,
+            model.norms_input,
             config.normalize_observation,
             seen,
             Seen.by_central_critic(spec) if config.central_critic else None,
             head.num_outputs if isinstance(head, GaussianHead) else 0,
+            model.norms_hidden,
         )
 
 
@@ -155,13 +121,11 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
     if request.network is not MLP:
         return f"the network is a {request.network.__name__}, not an MLP"
-    if request.has_layer_norm:
-        return "it has a LayerNorm"
-    for widths in (request.widths, request.critic_widths):
-        if widths is not None and not 1 <= len(widths) <= 2:
-            return f"it has {len(widths)} hidden layers, not 1 or 2"
-        if widths is not None and max(widths) > MAX_WIDTH:
-            return f"a hidden layer of {max(widths)} is wider than {MAX_WIDTH}"
+    widest = max((*request.widths, *(request.critic_widths or ())), default=0)
+    if request.norms_hidden and widest > MAX_NORMED_WIDTH:
+        return f"a hidden layer of {widest} with a LayerNorm is wider than {MAX_NORMED_WIDTH}"
+    if request.norms_input and not request.widths:
+        return "a LayerNorm stands before its outputs"
     # What a block's warps say of 16 samples each must fit, beside the biases of the widest network.
     num_outputs = request.num_outputs
     if Shape(1, (MAX_WIDTH, MAX_WIDTH), num_outputs, True).stage_bytes(1) > limits.shared_bytes:
@@ -197,11 +161,24 @@ class Plan:
         """Of its one network; or of its actor and its critic."""
         asked, num_outputs = self.request, self.request.num_outputs
         if asked.critic_widths is None:
-            return [Shape(asked.num_features, asked.widths, num_outputs, True)]
-        actor = Shape(asked.num_features, asked.widths, num_outputs, False)
+            return [self._make_shape(asked.num_features, asked.widths, num_outputs, True)]
+        actor = self._make_shape(asked.num_features, asked.widths, num_outputs, False)
         central = asked.critic_seen
         num_features = asked.num_features if central is None else central.num_features
-        return [actor, Shape(num_features, asked.critic_widths, 0, True)]
+        return [actor, self._make_shape(num_features, asked.critic_widths, 0, True)]
+
+    def _make_shape(self, num_features: int, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
+        """A network of the policy, by the kernels that are for its layers."""
+        asked = self.request
+        found = Shape(num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
+        stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
+        if stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES):
+            return found
+        by_groups = self.limits.has_warpgroups and not asked.norms_hidden
+        by_groups = by_groups and (self.element_bytes == 2 or self.limits.capability is None)
+        by_groups = by_groups and max((num_features, *widths)) <= MAX_GROUP_WIDTH
+        by_groups = by_groups and min(widths, default=0) > PANEL // 2  # else half of a panel would be padding
+        return (WarpgroupShape if by_groups else LayersShape)(*astuple(found))
 
     def seen_by(self, shape: Shape) -> Seen:
         """What one of these sees."""
@@ -212,14 +189,40 @@ class Plan:
 
     @property
     def num_parameters(self) -> int:
-        without_weights = self.request.num_numbers * self.request.widths[-1]
+        without_weights = self.request.num_numbers * (self.request.num_features, *self.request.widths)[-1]
         return sum(shape.num_parameters for shape in self.shapes) - without_weights
 
     def bytes_of_playing(self, num_rows: int) -> dict[str, int]:
         """By what holds them, of so many agents in all envs."""
         check_rows(num_rows, "agents of a policy in all envs", "trainer.num_envs")
         packed = sum(self.element_bytes * shape.num_elements + 4 * shape.num_biases for shape in self.shapes)
-        return {"packed parameters": packed + 4 * self.num_parameters, "entropy": 4 * num_rows}
+        packed += self.bytes_of_norms
+        rows = [self.bytes_of_rows(shape, num_rows) for shape in self.shapes if isinstance(shape, LayersShape)]
+        found = {"packed parameters": packed + 4 * self.num_parameters, "entropy": 4 * num_rows}
+        return found | ({"hidden layers": sum(rows)} if rows else {})
+
+    @property
+    def bytes_of_norms(self) -> int:
+        """Of the tables by which LayerNorms of the input are folded into what follows them, and a bias without use."""
+        tables = [36 + 4 * shape.layers[0][0] * (shape.num_features + 1) for shape in self.shapes]
+        return 4 + sum(tables) if self.request.norms_input else 0
+
+    @property
+    def num_row_blocks(self) -> int:
+        """Blocks of a kernel that goes through rows in memory."""
+        return 2 * self.limits.num_multiprocessors
+
+    def bytes_of_rows(self, shape: LayersShape, num_rows: int) -> int:
+        """What a network that plays for so many takes: all outputs, and the layers of some at once."""
+        outputs, at_once = 4 * shape.padded[-1][0], min(num_rows, shape.rows_at_once)
+        return num_rows * outputs + at_once * (shape.row_bytes(self.element_bytes, learns=False) - outputs)
+
+    def gathering(self, shape: LayersShape, num_rows: int) -> Part:
+        """The launch that brings so many rows of features together."""
+        constants, _ = self._part(shape, 1, 0, in_fours=False)
+        num_blocks = min(8 * self.limits.num_multiprocessors, -(-num_rows // (16 * WARPS)))
+        constants |= {"ROW_COLUMNS": shape.padded[0][1], "AS_RECORDS": isinstance(shape, WarpgroupShape)}
+        return Part(constants, self.request.head_sizes, num_blocks, 0, self.seen_by(shape))
 
     def learning(self, num_samples: int, num_epochs: int, num_minibatches: int) -> LearningPlan:
         """Of a rollout's samples, in minibatches, several times."""
@@ -228,9 +231,10 @@ class Plan:
         shapes, heads = self.shapes, self.request.head_sizes
         found = [self._way(shape) for shape in shapes]
         chunk = size if all(way == "registers" for way, _, _ in found) else min(size, MAX_RECORDS)
+        chunk = min([chunk, *(shape.rows_at_once for shape in shapes if isinstance(shape, LayersShape))])
         num_chunks = -(-size // chunk)
         at_once = limits.blocks_at_once(max(num_bytes for _, _, num_bytes in found))
-        blocks = split_blocks(at_once * limits.num_multiprocessors, [shape.num_elements for shape in shapes])
+        blocks = split_blocks(at_once * limits.num_multiprocessors, [shape.work for shape in shapes])
         in_pieces = [i for i, (way, _, _) in enumerate(found) if way == "pieces"]
         shares = split_blocks(limits.num_multiprocessors, [shapes[i].record for i in in_pieces])
         blocks_of_products = dict(zip(in_pieces, shares, strict=True))
@@ -249,8 +253,11 @@ class Plan:
                 products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes, seen)
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
+            row_blocks = self.num_row_blocks if way == "layers" else 0
             networks.append(
-                GradientPlan(shape, way, learn, products, record_rows, num_parts, num_figures, self.element_bytes)
+                GradientPlan(
+                    shape, way, learn, products, record_rows, num_parts, num_figures, self.element_bytes, row_blocks
+                )
             )
         num_steps = num_epochs * num_minibatches
         return LearningPlan(self, num_samples, num_epochs, num_steps, size, chunk, tuple(networks), at_once)
@@ -263,6 +270,11 @@ class Plan:
         fours, that of a kernel whose blocks hold a piece of the gradient each.
         """
         element_bytes, limits = self.element_bytes, self.limits
+        if isinstance(shape, LayersShape):
+            row_tiles = 2 if 2 * shape.stage_bytes(2) <= limits.shared_bytes else 1
+            constants, num_bytes = self._part(shape, row_tiles, 0, in_fours=False)
+            constants |= {"ACCUMULATES": False, "NUM_FIGURES": NUM_FIGURES}
+            return "layers", constants | shape.constants_of_record("layers", element_bytes), num_bytes
         row_tiles = 2 if max(shape.widths) <= WIDEST_OF_TWO_TILES["learn"] else 1
         records = 16 * WARPS * row_tiles * shape.pitch("registers", element_bytes) * element_bytes
         needed = shape.stage_bytes(row_tiles) + records + shape.num_elements * element_bytes
@@ -304,26 +316,12 @@ class Plan:
             "NORMALISES": self.request.normalises,
             "CLIP": CLIP,
             "WARPGROUPS": in_fours,
+            "LAYERS": isinstance(shape, LayersShape),
             "GROUP_TILES": group_tiles,
             "AT_ONCE1": group_tiles if in_fours else tiles_together(first),
             "AT_ONCE2": group_tiles if in_fours else tiles_together(second or 1),
         }
         return constants, taken_bytes
-
-
-def check_rows(number: int, what: str, key: str) -> None:
-    """Raises ConfigError where the kernels cannot number so many rows."""
-    if number > MAX_ROWS:
-        raise ConfigError(
-            f"{number:,} {what} are more than the {MAX_ROWS:,} that the fused kernels can number. Lower {key}, or set "
-            "trainer.precision to tf32, with which torch plays and learns."
-        )
-
-
-def split_blocks(num_blocks: int, work: Sequence[float]) -> list[int]:
-    """Blocks for each of several pieces of work, one at least, about as many as it is of the whole."""
-    whole = sum(work)
-    return [max(1, round(num_blocks * one / whole)) for one in work]
 
 
 def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part], int]:
@@ -334,13 +332,13 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
     """
     limits = networks[0][0].limits
     rows = sum(num_rows for _, _, num_rows in networks)
-    widest = max(max(shape.widths) for _, shape, _ in networks)
+    widest = max(16 * max(shape.tiles[1:3]) for _, shape, _ in networks)
     has_many = rows > MANY_ROWS * WARPS * limits.num_multiprocessors
     fits = max(shape.stage_bytes(2) for _, shape, _ in networks) <= limits.shared_bytes
     row_tiles = 2 if has_many and widest <= WIDEST_OF_TWO_TILES["act"] and fits else 1
     found = [one._part(shape, row_tiles, 0, in_fours=True) for one, shape, _ in networks]
     at_once = limits.blocks_at_once(max(num_bytes for _, num_bytes in found))
-    work = [num_rows * shape.num_elements for _, shape, num_rows in networks]
+    work = [num_rows * shape.work for _, shape, num_rows in networks]
     blocks = split_blocks(at_once * limits.num_multiprocessors, work)
     parts = []
     for (one, shape, num_rows), (constants, num_bytes), count in zip(networks, found, blocks, strict=True):
@@ -366,6 +364,13 @@ class GradientPlan:
     num_figures: int
     """Rows of figures."""
     element_bytes: int
+    num_row_blocks: int = 0
+    """Parts of the biases' gradient, where layers go through memory."""
+
+    @property
+    def size_of_parts(self) -> int:
+        """Numbers of all parts."""
+        return self.num_parts * self.part_size + self.num_row_blocks * self.shape.num_biases
 
     @property
     def part_size(self) -> int:
@@ -374,6 +379,8 @@ class GradientPlan:
 
     @property
     def record_bytes(self) -> int:
+        if isinstance(self.shape, LayersShape):
+            return self.record_rows * self.shape.row_bytes(self.element_bytes, learns=True)
         return max(self.record_rows * self.shape.record * self.element_bytes, 16)
 
 
@@ -423,10 +430,11 @@ class LearningPlan:
     def num_bytes(self) -> dict[str, int]:
         """By what holds them, besides the optimiser's memory."""
         tables = 8 + 3 * 4 + 1  # where a parameter's gradient is, its parts and its name; whether it is a critic's
+        tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
         return {
             "order of samples": 4 * self.num_ordered,
             "records": sum(one.record_bytes for one in self.networks),
-            "parts of the gradient": sum(4 * one.num_parts * one.part_size for one in self.networks),
+            "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
             "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
             "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
         }

@@ -16,12 +16,15 @@ WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
 STAGE_ROWS, HEAD_BYTES = 64, 512
 """Samples whose records a block of `products` multiplies at once; its shared memory before the first of them."""
+NORM_EPS = 1e-5
+"""Of torch's LayerNorm: added to the variance."""
 TILE_BYTES = 16 * STAGE_ROWS * 2
 """Of 16 columns of their records."""
 
-Way = Literal["registers", "records", "pieces"]
-"""How a gradient is summed up: in the registers of the blocks that learn; by a matrix library out of records; or by
-blocks that keep a piece of it each, out of records as well."""
+Way = Literal["registers", "records", "pieces", "layers"]
+"""How a gradient is summed up: in the registers of the blocks that learn; by a matrix library out of records; by
+blocks that keep a piece of it each, out of records as well; or layer by layer, by a matrix library that computes all
+products of the network."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Places of a layer's weights, [out, in], and of its biases, [out]."""
@@ -37,6 +40,10 @@ class Shape:
     num_outputs: int
     """Numbers that say the action's distribution; 0 for a critic alone."""
     has_value: bool
+    norms_input: bool = False
+    """Whether rows of features are brought to mean 0 and deviation 1. (Its gain and shift are folded into layer 1.)"""
+    norms_hidden: bool = False
+    """Whether sums of hidden layers are, with a gain and a shift each, before their activation."""
 
     @property
     def tiles(self) -> tuple[int, int, int, int]:
@@ -59,7 +66,8 @@ class Shape:
 
     @property
     def num_parameters(self) -> int:
-        return sum(out * (given + 1) for out, given in self.layers)
+        of_norms = 2 * (self.num_features * self.norms_input + sum(self.widths) * self.norms_hidden)
+        return sum(out * (given + 1) for out, given in self.layers) + of_norms
 
     # ---------------------------------------------------------------------------------------- weights
 
@@ -72,6 +80,11 @@ class Shape:
     @property
     def num_elements(self) -> int:
         return sum(self.sizes)
+
+    @property
+    def work(self) -> int:
+        """Elements that a block goes through for a sample, by which networks of a launch share its blocks."""
+        return self.num_elements
 
     @property
     def num_biases(self) -> int:
@@ -107,6 +120,8 @@ class Shape:
         size1, size2, size3 = self.sizes
         return {
             "NUM_FEATURES": self.num_features,
+            "NORMS_INPUT": self.norms_input,
+            "NORM_EPS": NORM_EPS,
             "FEATURE_TILES": features,
             "TILES1": first,
             "TILES2": second,
@@ -116,7 +131,7 @@ class Shape:
             "SIZE1": size1,
             "SIZE2": size2,
             "SIZE3": size3,
-            "NUM_BIASES": self.num_biases,
+            "NUM_BIASES": 16 * sum(self.tiles[1:]),
             "WARPS": WARPS,
             "ROW_TILES": row_tiles,
             "STAGE_PITCH": self.stage_pitch,
@@ -257,6 +272,11 @@ class Shape:
         """Of shared memory: what a piece needs of the records of 64 samples."""
         features, first, _, outputs = self.tiles
         return (8 + max(first, 8 + features + outputs)) * TILE_BYTES
+
+
+def to_tiles(columns: int) -> int:
+    """Columns, made whole tiles of 16."""
+    return -(-columns // 16) * 16
 
 
 def tiles_together(tiles: int) -> int:

@@ -18,6 +18,7 @@ OWN = {
     "act": {*OF_NETWORK, "seen", "active", "mask", "action", "drawn", "log_prob", "entropy", "value", "num_rows"},
     "learn": {*OF_NETWORK, "seen", "gradient", "records", "figures"},
     "products": {"records", "parts"},
+    "gather": {"mean", "variance", "seen", "active", "features"},
 }
 """Parameters that each network has one of, by kernel; the others serve all networks."""
 
@@ -30,7 +31,7 @@ def compile_fused(
     data: DataManager,
     backend: Backend,
 ) -> tuple[FunctionManager, LaunchShape]:
-    """`kernel` ("act", "learn" or "products") for some networks: number i's own parameters end in _i.
+    """`kernel` ("act", "learn", "products" or "gather") for some networks: number i's own parameters end in _i.
 
     It takes what the function of that name in fused_<kernel>.cuh takes, and hands it on by name.
 
@@ -44,8 +45,8 @@ def compile_fused(
         lines.append('#include "advantage.cuh"')
     for number, part in enumerate(parts):
         is_of_box = not part.head_sizes
-        chosen = {"BY_WARPGROUPS": part.constants["WARPGROUPS"], "SEES_SOURCES": not part.seen.is_plain}
-        chosen["OF_BOX"] = is_of_box
+        chosen = {f"BY_{name}": part.constants[name] for name in ("WARPGROUPS", "LAYERS")}
+        chosen |= {"SEES_SOURCES": not part.seen.is_plain, "OF_BOX": is_of_box}
         lines += [f"#define {name} {int(value)}" for name, value in chosen.items()]
         lines += ['#include "gaussian.cuh"'] if is_of_box else []
         lines += [f"namespace network{number} {{", write_constants(part.constants)]

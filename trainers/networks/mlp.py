@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -59,9 +59,9 @@ class MLP(nn.Module):
         return apply_heads(self, hidden, critic_hidden)
 
     def encode(self, trunk: nn.ModuleList, features: torch.Tensor) -> torch.Tensor:
-        for layer in trunk:
+        for layer, is_last in with_ends(trunk):
             features = layer(features)
-            if isinstance(layer, nn.Linear):
+            if is_last:
                 features = self.activation(features)
         return features
 
@@ -96,14 +96,12 @@ class MLP(nn.Module):
 
     def _prepare_trunk(self, calls: list[Callable[[], None]], name: str, features: torch.Tensor) -> torch.Tensor:
         """Adds the calls of a trunk; returns where the last layer writes."""
-        for index, layer in enumerate(getattr(self, name)):
+        for index, (layer, is_last) in enumerate(with_ends(getattr(self, name))):
             out = self._buffer(
                 name, index, len(features), features.shape[-1] if layer.weight.dim() == 1 else len(layer.weight)
             )
-            if isinstance(layer, nn.Linear):
-                calls.append(_prepare_linear(layer, features, out, self.activation))
-            else:
-                calls.append(_prepare_layer_norm(layer, features, out))
+            prepare = _prepare_linear if isinstance(layer, nn.Linear) else _prepare_layer_norm
+            calls.append(prepare(layer, features, out, self.activation if is_last else None))
             features = out
         return features
 
@@ -119,6 +117,13 @@ class MLP(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Without that memory: a copy, such as a target network, may never need it."""
         return {key: one for key, one in self.__dict__.items() if key != "_buffers_of_act"}
+
+
+def with_ends(trunk: nn.ModuleList) -> Iterator[tuple[nn.Module, bool]]:
+    """Its layers, each with whether an activation follows: a hidden layer is a Linear, and the LayerNorm after it."""
+    for number, layer in enumerate(trunk):
+        is_normalised = number + 1 < len(trunk) and isinstance(trunk[number + 1], nn.LayerNorm)
+        yield layer, not is_normalised and (number > 0 or isinstance(layer, nn.Linear))
 
 
 def has_own_critic(config: ModelConfig, inputs: Inputs, heads: Mapping[str, int]) -> bool:
@@ -146,11 +151,13 @@ def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.T
 def make_trunk(
     config: ModelConfig, num_features: int, generator: torch.Generator | None, widths: Sequence[int] | None = None
 ) -> tuple[nn.ModuleList, int]:
-    """Linear layers of these widths, or else of `fc_dims`, behind a LayerNorm of the input if asked for; and how wide
-    what comes out of them is."""
+    """Linear layers of these widths, or else of `fc_dims`, with a LayerNorm before the first and after each if asked
+    for; and how wide what comes out of them is."""
     widths = [num_features, *(config.fc_dims if widths is None else widths)]
-    layers = [nn.LayerNorm(num_features)] if config.layer_norm else []
-    layers += [linear(*pair, math.sqrt(2.0), generator) for pair in itertools.pairwise(widths)]
+    layers: list[nn.Module] = [nn.LayerNorm(num_features)] if config.norms_input else []
+    for pair in itertools.pairwise(widths):
+        layers.append(linear(*pair, math.sqrt(2.0), generator))
+        layers += [nn.LayerNorm(pair[1])] if config.norms_hidden else []
     return nn.ModuleList(layers), widths[-1]
 
 
@@ -191,8 +198,12 @@ def _prepare_linear(
     return call
 
 
-def _prepare_layer_norm(layer: nn.LayerNorm, features: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+def _prepare_layer_norm(
+    layer: nn.LayerNorm, features: torch.Tensor, out: torch.Tensor, activation: Callable | None
+) -> Callable[[], None]:
     def call() -> None:
         out.copy_(layer(features))
+        if activation is not None:
+            activation(out)
 
     return call

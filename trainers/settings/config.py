@@ -100,8 +100,9 @@ class ModelConfig:
     """Width of each hidden layer of a critic that has its own; as fc_dims if not given."""
     activation: Literal["relu", "tanh"] | None = None
     """What follows each hidden layer; if not given tanh, and relu in a cnn."""
-    layer_norm: bool = False
-    """Whether the input is normalised over its features."""
+    layer_norm: Literal[False, True, "hidden", "all"] = False
+    """What a LayerNorm normalises over its numbers: true is the input; hidden is each hidden layer, before its
+    activation; all is both."""
     conv: Literal["minatar", "nature"] = "minatar"
     """Convolutions of a cnn: one of 16 3x3 and a layer of 128, as for MinAtar; or those of DQN's paper in Nature, 32
     8x8, 64 4x4, 64 3x3 and a layer of 512."""
@@ -122,6 +123,16 @@ class ModelConfig:
     def activates(self) -> Literal["relu", "tanh"]:
         """What follows each hidden layer."""
         return self.activation or ("relu" if self.type == "cnn" else "tanh")
+
+    @property
+    def norms_input(self) -> bool:
+        """Whether a LayerNorm stands before the first layer."""
+        return self.layer_norm in (True, "all")
+
+    @property
+    def norms_hidden(self) -> bool:
+        """Whether one stands before each activation."""
+        return self.layer_norm in ("hidden", "all")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are given and that this type does not read, each with what to say of it."""

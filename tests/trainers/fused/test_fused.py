@@ -53,6 +53,25 @@ CASES = {
         0, (16,), (5,), agents=range(2), num_agents=2, sees_agent_id=True,
         space=spaces.Dict({"a": box(np.uint8, 150), "b": box(np.float32, 3), "c": box(np.int8, 120)}),
     ),
+    "three layers, of odd widths": Case(
+        21, (300, 17, 40), (21, 3), activation="tanh", has_mask=True, agents=range(1, 4), num_agents=5, num_envs=15
+    ),
+    "wider than registers hold, beside a critic that they do": Case(
+        150, (512, 512), (5,), critic_widths=(40,), normalises=True, agents=range(2), num_agents=2, num_envs=8
+    ),
+    "a LayerNorm of the input, features apart": Case(
+        21, (24, 40), (5,), layer_norm=True, normalises=True, agents=range(1, 4), num_agents=5, num_envs=15
+    ),
+    "a LayerNorm of the input, features fetched": Case(18, (16,), (5,), critic_widths=(40,), layer_norm=True),
+    "a LayerNorm of an input that registers do not hold": Case(
+        150, (40,), (2,), layer_norm=True, normalises=True, num_envs=37
+    ),
+    "LayerNorms everywhere": Case(21, (300, 40), (5,), critic_widths=(17,), layer_norm="all", num_envs=37),
+    "layers in memory by warpgroups": Case(
+        70, (40,), (5, 16), critic_widths=(70, 130, 66), activation="tanh", layer_norm=True, normalises=True,
+        agents=range(1, 4), num_agents=5, num_envs=45, by_groups=True,
+    ),
+    "four layers and none": Case(1, (1, 16, 24, 8), (3, 2), critic_widths=(), num_envs=37),
 }  # fmt: skip
 """Rows are a multiple of 16 in "a whole tile" alone; features, with a column of ones, fill 1 to 10 tiles of 16."""
 BOXES = {
@@ -69,6 +88,15 @@ BOXES = {
 CASES |= BOXES
 IN_BF16 = ["some of all agents", "arrays of their own", "wide", "two numbers, some of all agents"]
 IN_BF16 += ["an image, numbers, flags and the agent's number", "a critic that sees all, and who is in the game"]
+IN_BF16 += [
+    "three layers, of odd widths",
+    "wider than registers hold, beside a critic that they do",
+    "a LayerNorm of the input, features apart",
+    "a LayerNorm of the input, features fetched",
+    "a LayerNorm of an input that registers do not hold",
+    "LayerNorms everywhere",
+    "layers in memory by warpgroups",
+]
 SMALL = Case(6, (16,), (3, 2), has_mask=True, agents=range(1, 5), num_agents=5, num_envs=13)
 
 

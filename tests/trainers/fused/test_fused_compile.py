@@ -14,6 +14,7 @@ from fused_cases import GPUS
 from gymnasium import spaces
 
 from trainers.fused.actor import head_constants
+from trainers.fused.layers_shape import LayersShape
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
 from trainers.fused.seen import Seen, Source
@@ -45,8 +46,9 @@ OWN = {
         "CREDITS_TEAM": False,
     },
     "products": {},
+    "gather": {"HAS_ORDER": True},
 }
-SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}}
+SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}, "gather": {}}
 OF_SEVERAL = Seen(
     (
         Source("image", torch.uint8, 12, 60, 12, 12, (0.0, 1 / 255)),
@@ -67,6 +69,8 @@ REQUESTS = {
     ),
     "numbers": Request(3, (64, 64), (), critic_widths=(64, 64), activation="tanh", num_numbers=2),
     "many numbers, wide": Request(30, (256, 256), (), num_numbers=17),
+    "more layers and wider": Request(21, (300, 17, 40), (5,), critic_widths=(512,), activation="tanh"),
+    "LayerNorms": Request(21, (64, 32), (5,), critic_widths=(512,), norms_input=True),
 }
 """Of a policy each."""
 PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
@@ -84,6 +88,8 @@ def parts_of(kernel: str, request: Request, limits: Limits) -> tuple[Sequence[Pa
     if kernel == "act":
         return plan_acting([(found, shape, 4000) for shape in found.shapes])
     learning = found.learning(4000, 2, 2)
+    if kernel == "gather":
+        return [found.gathering(shape, 4000) for shape in found.shapes if isinstance(shape, LayersShape)], 1
     if kernel == "learn":
         return [one.learn for one in learning.networks], learning.blocks_at_once
     return [one.products for one in learning.networks if one.products is not None], 1
@@ -118,6 +124,7 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
     request, limits = REQUESTS[name], limits_of(arch)
     kernels = [kernel for kernel in OWN if parts_of(kernel, request, limits)[0]]
     assert ("products" in kernels) == (arch == "sm_90a" and max(request.widths + (request.critic_widths or ())) == 256)
+    assert ("gather" in kernels) == (request.critic_widths == (512,))
     for kernel in kernels:
         functions, shared_bytes = compile_it(kernel, request, limits, for_gpus)
         assert shared_bytes <= limits.shared_bytes

@@ -103,13 +103,63 @@ ROLLOUTS = {
     "ppo of wide layers and numbers": (
         Case(12, (128, 256), (), critic_widths=(256, 128), activation="tanh", num_numbers=7, num_envs=9), PPO, False,
     ),
+    "ppo of four layers beside one": (
+        Case(
+            9, (40, 300, 17, 33), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
+            num_agents=5, num_envs=18,
+        ),
+        replace(PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
+        True,
+    ),
+    "ppo behind a LayerNorm": (
+        Case(
+            18, (40, 16), (3, 2), critic_widths=(16,), layer_norm=True, agents=range(1, 4), num_agents=5, num_envs=18
+        ),
+        replace(PPO, normalize_observation=True),
+        True,
+    ),
+    "ppo of two wide layers behind a LayerNorm": (
+        Case(18, (256, 128), (5,), layer_norm=True, num_envs=9), PPO, False,
+    ),
+    "a2c of three layers behind a LayerNorm": (Case(150, (40, 16, 24), (5,), layer_norm=True, num_envs=20), A2C, False),
+    "ppo with LayerNorms everywhere": (
+        Case(
+            9, (40, 300), (3, 2), critic_widths=(17,), activation="tanh", layer_norm="all", agents=range(1, 4),
+            num_agents=5, num_envs=18,
+        ),
+        PPO,
+        True,
+    ),
+    "a2c with LayerNorms between layers": (Case(9, (300, 40), (5,), layer_norm="hidden", num_envs=20), A2C, True),
+    "ppo of three wide layers": (
+        Case(
+            18, (256, 512, 130), (5, 16), critic_widths=(512, 300, 128), activation="tanh", has_mask=True,
+            agents=range(1, 4), num_agents=5, num_envs=18,
+        ),
+        PPO,
+        True,
+    ),
+    "ppo of layers by warpgroups": (
+        Case(
+            18, (70, 130, 66), (5, 16), has_mask=True, agents=range(1, 4), num_agents=5, num_envs=7, layer_norm=True,
+            by_groups=True,
+        ),
+        replace(PPO, num_epochs=1, num_minibatches=2),
+        True,
+    ),
+    "a2c of four wide layers behind a LayerNorm": (
+        Case(100, (128, 256, 300, 70), (5,), layer_norm=True, num_envs=20), A2C, False,
+    ),
+    "a2c of a wide layer and of none": (Case(16, (512,), (21,), critic_widths=(), num_envs=11), A2C, False),
 }  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
+LAYERS = "layers"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
 OF_WARPGROUPS += [("mappo of two wide layers", BF16, REGISTERS), ("ppo of wide layers and numbers", BF16, RECORDS)]
+OF_WARPGROUPS += [("ppo of two wide layers behind a LayerNorm", BF16, REGISTERS)]
+OF_WARPGROUPS += [("ppo of three wide layers", BF16, LAYERS)]
+OF_WARPGROUPS += [("a2c of four wide layers behind a LayerNorm", BF16, LAYERS)]
 """Their GPU multiplies by whole warpgroups, if it is an sm_90a; elsewhere they are as the others."""
-MAX_LENGTH = 0.4
-"""Of gradients: some are longer, some are not."""
 
 
 @pytest.fixture
@@ -125,6 +175,10 @@ def make(backend, monkeypatch):
         case, config = replace(case, num_envs=case.num_envs * times), replace(config, **changes)
         learner = make_learner(MadeUp(case, config, backend, precision, leaves=leaves), config)
         found = [one.way for one in learner.learns_by.plan.networks]
+        if way == LAYERS:
+            fits = case.critic_widths == (16,)
+            assert found == [LAYERS, REGISTERS if fits else LAYERS][: len(found)]
+            return learner
         has_warpgroups = backend.name == "cuda" and backend.has_warpgroups
         wide = PIECES if has_warpgroups and (rollout, precision, way) in OF_WARPGROUPS else RECORDS
         narrow = way == REGISTERS and max(case.widths) <= 64
@@ -172,6 +226,17 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("a2c of seventeen numbers", BF16, REGISTERS),
         ("ppo of squashed numbers, some of all agents", FULL, BOTH),
         ("a2c in two steps of two numbers", FULL, REGISTERS),
+        ("ppo of four layers beside one", FULL, LAYERS),
+        ("ppo of four layers beside one", BF16, LAYERS),
+        ("ppo behind a LayerNorm", FULL, REGISTERS),
+        ("ppo behind a LayerNorm", BF16, RECORDS),
+        ("a2c of three layers behind a LayerNorm", FULL, LAYERS),
+        ("ppo of layers by warpgroups", FULL, LAYERS),
+        ("ppo with LayerNorms everywhere", FULL, LAYERS),
+        ("ppo with LayerNorms everywhere", BF16, LAYERS),
+        ("a2c with LayerNorms between layers", FULL, LAYERS),
+        ("a2c of a wide layer and of none", FULL, LAYERS),
+        ("a2c of a wide layer and of none", BF16, LAYERS),
         *OF_WARPGROUPS,
     ],
 )
@@ -202,7 +267,11 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
         assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)
 
 
-OF_EVERY_DEVICE = [("a2c", BF16, REGISTERS), ("ppo whose values move freely", FULL, RECORDS)]
+OF_EVERY_DEVICE = [
+    ("a2c", BF16, REGISTERS),
+    ("ppo whose values move freely", FULL, RECORDS),
+    ("ppo of four layers beside one", BF16, LAYERS),
+]
 
 
 @pytest.mark.parametrize(("rollout", "precision", "way"), OF_EVERY_DEVICE + OF_WARPGROUPS)
@@ -237,11 +306,14 @@ def watch_steps(learner: OnPolicy, watch: Callable[[], None]) -> None:
         fused._calls += [*calls, watch, step]
 
 
-def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make):
+@pytest.mark.parametrize(
+    ("rollout", "max_length"), [("ppo with a critic of its own", 0.4), ("ppo behind a LayerNorm", 0.8)]
+)
+def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make, rollout, max_length):
     """Along the same gradients, of which some are too long; the critic has a learning rate of its own."""
     falling = Schedule(((0, 0.01), (1000, 0.0)))
-    changes = {"lr": falling, "critic_lr": 0.02, "max_grad_norm": MAX_LENGTH, "normalize_return": False}
-    learner = make("ppo with a critic of its own", BF16, RECORDS, **changes)
+    changes = {"lr": falling, "critic_lr": 0.02, "max_grad_norm": max_length, "normalize_return": False}
+    learner = make(rollout, BF16, RECORDS, **changes)
     policy = learner.policy
     twins = {name: parameter.detach().clone().requires_grad_() for name, parameter in policy.named_parameters()}
     is_critic = {name: name.startswith(("network.critic_", "network.value_head")) for name in twins}
@@ -257,19 +329,19 @@ def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make):
             for twin in twins.values():
                 twin.grad = gradient[start : start + twin.numel()].view(twin.shape).clone()
                 start += twin.numel()
-            lengths.append(torch.nn.utils.clip_grad_norm_(list(twins.values()), MAX_LENGTH).item())
+            lengths.append(torch.nn.utils.clip_grad_norm_(list(twins.values()), max_length).item())
             adam.step()
         for name, parameter in policy.named_parameters():
             torch.testing.assert_close(parameter.detach(), twins[name].detach(), rtol=0, atol=1e-6)
     assert len(lengths) == 18
     assert learner.learns_by._norms.tolist() == pytest.approx(lengths[-6:], rel=1e-5)
-    assert min(lengths) < MAX_LENGTH < max(lengths)
+    assert min(lengths) < max_length < max(lengths)
     assert {memory["step"].item() for memory in learner.optimizer.state.values()} == {18}
     packed = learner.learns_by.packed
     written = packed.elements.clone(), packed.biases.clone()
     packed.pack()
     assert torch.equal(written[0], packed.elements) and torch.equal(written[1], packed.biases)
-    weight = policy.network.trunk[0].weight.detach().to(torch.bfloat16)
+    weight = policy.network.trunk[-1].weight.detach().to(torch.bfloat16)
     assert torch.isin(weight.flatten().view(torch.int16), packed.elements.view(torch.int16)).all()
 
 
@@ -300,9 +372,10 @@ def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
     assert not type(learner).shares_nothing, "what torch makes"
 
 
-@pytest.mark.parametrize("way", [BOTH, RECORDS])
+@pytest.mark.parametrize("way", [BOTH, RECORDS, LAYERS])
 def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
-    fused = make("ppo with a critic of its own", BF16, way).learns_by
+    rollout = "ppo of four layers beside one" if way == LAYERS else "ppo with a critic of its own"
+    fused = make(rollout, BF16, way).learns_by
     packed = fused.packed
     held = {
         "packed parameters": [packed.elements, packed.biases, packed.weight_place],
@@ -314,6 +387,7 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
     }
     told = packed.plan.bytes_of_playing(10) | fused.plan.num_bytes
     assert told.pop("entropy") == 40
+    told.pop("hidden layers", None)  # of who plays
     assert told == {name: sum(one.nbytes for one in tensors) for name, tensors in held.items()}
 
 

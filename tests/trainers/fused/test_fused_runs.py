@@ -159,7 +159,14 @@ def hashes(trainer: Trainer) -> dict[str, str]:
 # -------------------------------------------------------------------------------------- as torch does it
 
 
-@pytest.mark.parametrize("run", [tag, spread, climbers, sights, pendulum, shove])
+def deep() -> dict:
+    """Tag, whose runners have layers that go through memory, with LayerNorms."""
+    run = tag()
+    run["policy"]["runner"]["model"] |= {"fc_dims": [16, 24, 17], "layer_norm": "all"}
+    return run
+
+
+@pytest.mark.parametrize("run", [tag, spread, climbers, sights, pendulum, shove, deep])
 def test_two_iterations_in_full_precision_are_torchs(make, run):
     ours, torchs = make(run(), FULL), make(run(), TORCH)
     before = parameters(ours)

@@ -39,18 +39,52 @@ OLD = Limits((7, 5), 64 << 10, 40)
         ),
         ({}, OLD, "bf16", "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"),
         ({"network": GRU}, LARGE_GPU, "bf16", "the network is a GRU, not an MLP"),
-        ({"has_layer_norm": True}, LARGE_GPU, "bf16", "it has a LayerNorm"),
-        ({"widths": ()}, LARGE_GPU, "bf16", "it has 0 hidden layers, not 1 or 2"),
-        ({"widths": (8, 8, 8)}, LARGE_GPU, "bf16", "it has 3 hidden layers, not 1 or 2"),
-        ({"critic_widths": (1, 2, 3)}, LARGE_GPU, "bf16", "it has 3 hidden layers, not 1 or 2"),
-        ({"widths": (8, 257)}, LARGE_GPU, "bf16", "a hidden layer of 257 is wider than 256"),
-        ({"critic_widths": (300,)}, LARGE_GPU, "bf16", "a hidden layer of 300 is wider than 256"),
+        ({"norms_input": True, "widths": ()}, LARGE_GPU, "bf16", "a LayerNorm stands before its outputs"),
+        (
+            {"norms_hidden": True, "widths": (2049,)}, LARGE_GPU, "bf16",
+            "a hidden layer of 2049 with a LayerNorm is wider than 2048",
+        ),
         ({"seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
         ({"critic_seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
     ],
 )
 def test_each_reason_why_not_is_told(changes, limits, precision, reason):
     assert plan(replace(SMALL, **changes), limits, precision) == reason
+
+
+@pytest.mark.parametrize("widths", [(), (8, 8, 8), (1, 2, 3, 4, 5), (8, 257), (512, 512)])
+def test_layers_that_no_registers_hold_go_through_memory(widths):
+    """Of 64 samples, a row each."""
+    (one,) = plan(replace(SMALL, widths=widths), LARGE_GPU, "bf16").learning(64, 1, 1).networks
+    assert one.way == "layers"
+    actor, critic = plan(replace(SMALL, critic_widths=widths), LARGE_GPU, "bf16").learning(64, 1, 1).networks
+    assert (actor.way, critic.way) == ("registers", "layers")
+
+
+def test_layers_share_the_memory_of_their_sums_that_a_cache_holds():
+    """16 MiB are 8,192 rows of 512 floats. Warpgroups, which have no sums in memory, take 131,072 rows at once."""
+    request, outputs = replace(SMALL, widths=(512, 512)), 16 * 4
+    found = plan(request, GPUS["sm_80"], "bf16")
+    learning = found.learning(100_000, 1, 1)
+    assert (learning.chunk, learning.num_chunks) == (8192, 13)
+    rows = found.bytes_of_playing(100_000)["hidden layers"]
+    assert rows == 100_000 * outputs + 8192 * (512 * 4 + 512 * 2 + 16 * 2)
+    assert learning.num_bytes["records"] == 8192 * (outputs + 512 * 4 + 2 * (16 + 512 + 512 + 16))
+    found = plan(request, GPUS["sm_90"], "bf16")
+    assert found.bytes_of_playing(100_000)["hidden layers"] == 100_000 * (outputs + 2 * (512 + 512 + 64))
+    learning = found.learning(262_144, 1, 1)
+    assert (learning.chunk, learning.num_chunks) == (131_072, 2)
+    assert learning.num_bytes["records"] == 131_072 * (outputs + 2 * (64 + 512 + 512 + 16))
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])
+def test_each_parameter_of_layers_in_memory_has_a_place_of_its_own(gpu):
+    request = Request(18, (130, 256, 70), (21, 3), norms_input=True)
+    (shape,) = plan(request, GPUS[gpu], "bf16").shapes
+    for places in (shape.places(), shape.gradient_places("layers")):
+        for number, end in ((0, shape.num_elements), (1, shape.num_biases)):
+            found = np.concatenate([pair[number].flatten() for pair in places])
+            assert len(np.unique(found)) == len(found) and found.min() >= 0 and found.max() < end
 
 
 def test_a_cpu_is_told_that_torch_is_faster(monkeypatch):

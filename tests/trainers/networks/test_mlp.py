@@ -29,6 +29,8 @@ def test_same_seed_same_start_whatever_torch_drew_before():
         {"activation": "tanh"},
         {"layer_norm": True},
         {"layer_norm": True, "fc_dims": ()},
+        {"layer_norm": "hidden", "activation": "relu"},
+        {"layer_norm": "all"},
         {"shared_trunk": False},
         {"shared_trunk": False, "critic_fc_dims": (4, 4, 4), "layer_norm": True},
     ],
@@ -50,6 +52,21 @@ def test_prepared_pass_and_one_for_the_value_alone_write_what_forward_returns(mo
     with torch.inference_mode():
         policy.prepare_act(observation, critic_input, {"value": alone})()
     torch.testing.assert_close(alone, expected["value"].detach())
+
+
+@pytest.mark.parametrize(("layer_norm", "norms"), [(False, []), (True, [6]), ("hidden", [16, 8]), ("all", [6, 16, 8])])
+def test_a_layer_norm_stands_before_the_first_layer_or_before_each_activation(layer_norm, norms):
+    trunk = network(layer_norm=layer_norm, shared_trunk=True, activation="relu").trunk
+    assert [len(layer.bias) for layer in trunk if isinstance(layer, torch.nn.LayerNorm)] == norms
+    relu, both = torch.nn.ReLU(), norms == [6, 16, 8]
+    linear = [layer for layer in trunk if isinstance(layer, torch.nn.Linear)]
+    norm = [torch.nn.LayerNorm(width) for width in norms]
+    expected = norm[:both] + [linear[0], *norm[both : 1 + both], relu, linear[1], *norm[1 + both :], relu]
+    if layer_norm is True:
+        expected = [norm[0], linear[0], relu, linear[1], relu]
+    observation = torch.randn(7, 6)
+    found = network(layer_norm=layer_norm, shared_trunk=True, activation="relu").encode(trunk, observation)
+    torch.testing.assert_close(found, torch.nn.Sequential(*expected)(observation))
 
 
 def test_a_critic_without_hidden_layers_is_linear():

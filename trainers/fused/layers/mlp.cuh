@@ -9,6 +9,7 @@
 //   NUM_FEATURES               of the observation
 //   FEATURE_TILES              16 columns each: of the features, and a column of ones after them
 //   TILES1, TILES2             of the hidden layers; TILES2 is 0 if there is one
+//   NORMS_INPUT, NORM_EPS      whether a row of features is brought to mean 0 and deviation 1; added to its variance
 //   NUM_OUTPUTS                numbers of the action's distribution; 0 for a critic alone
 //   HAS_VALUE                  whether the last output is the value
 //   OUTPUT_TILES               of the outputs
@@ -28,6 +29,7 @@
 // WARPGROUPS asks for hidden layers of 128 or 256, all weights in shared memory, ROW_TILES of 1, and sm_90a.
 // BY_WARPGROUPS is the same for the preprocessor: what follows it compiles for nothing else. So does SEES_SOURCES what
 // a network needs that does not see one array of floats alone.
+// BY_LAYERS, too: the layers were computed before the launch (by_layers.cu), and their outputs stand for the weights.
 //
 // One launch may serve several networks: source.py includes this file once for each, in a namespace of its own,
 // after tensor_core.cuh and random.cuh.
@@ -45,6 +47,7 @@ constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
 // Tiles that a layer reads: those of thousands of features would take hours to compile.
 constexpr int MOST_UNROLLED = 16;
 
+static_assert(!NORMS_INPUT || FEATURES_IN_REGISTERS || BY_LAYERS, "a row has to be known as a whole");
 static_assert(16 * FEATURE_TILES > NUM_FEATURES, "no room for a column of ones");
 static_assert(16 * OUTPUT_TILES >= NUM_ALL, "no room for the outputs");
 static_assert(SIZE1 == TILES1 * FEATURE_TILES * 256, "a layer is whole tiles of weights");
@@ -226,7 +229,76 @@ __device__ __forceinline__ void load_features(
         tile[i] = packed(finished(two[0], column), finished(two[1], column + 1));
     }
 }
+
+// The two numbers, before a one after the last feature, that load_features packs to part i of tile k.
+__device__ __forceinline__ void read_two(
+    float (&two)[2], const Rows& rows, int r, int k, int i, const float* mean, const float* variance)
+{
+    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
+    const float* row = i % 2 ? rows.lower[r] : rows.upper[r];
+    for (int j = 0; j < 2; ++j) two[j] = column + j < NUM_FEATURES ? feature(row, column + j, mean, variance) : 0.0f;
+}
+__device__ __forceinline__ void read_two(
+    float (&two)[2], const Fetched& fetched, int r, int k, int i, const float* mean, const float* variance)
+{
+    const int column = 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3);
+    const float(&raw)[2] = fetched.value[r][k][i];
+    for (int j = 0; j < 2; ++j) {
+        two[j] = column + j < NUM_FEATURES ? normalised(raw[j], column + j, mean, variance) : 0.0f;
+    }
+}
 #endif
+
+// The sum over a row, whose columns its four lanes have between them.
+__device__ __forceinline__ float over_row(float sum)
+{
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
+}
+
+// All tiles of the features, where they fit registers; brought to mean 0 and deviation 1 if it NORMS_INPUT. The four
+// lanes of a row have its columns between them.
+template <typename Given>
+__device__ __forceinline__ void load_all_features(
+    Pair (&tiles)[FEATURE_TILES][4], const Given& rows, int r, const float* mean, const float* variance)
+{
+    if constexpr (NORMS_INPUT) {
+        float value[FEATURE_TILES][4][2];
+        const auto column_of = [&](int k, int i, int j) { return 16 * k + 8 * (i / 2) + 2 * (lane_index() & 3) + j; };
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // row g, row g + 8
+            float sum = 0.0f;
+            float squares = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 2 * FEATURE_TILES; ++n) {
+                float(&two)[2] = value[n / 2][n % 2 * 2 + half];
+                read_two(two, rows, r, n / 2, n % 2 * 2 + half, mean, variance);
+                sum += two[0] + two[1];
+            }
+            const float middle = over_row(sum) / NUM_FEATURES;
+#pragma unroll
+            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+                const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
+                value[k][i][j] = column_of(k, i, j) < NUM_FEATURES ? value[k][i][j] - middle : 0.0f;
+                squares += value[k][i][j] * value[k][i][j];
+            }
+            const float scale = rsqrtf(over_row(squares) / NUM_FEATURES + NORM_EPS);
+#pragma unroll
+            for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+                const int k = n / 4, i = n % 4 / 2 * 2 + half, j = n % 2;
+                value[k][i][j] = column_of(k, i, j) == NUM_FEATURES ? 1.0f : value[k][i][j] * scale;
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 4 * FEATURE_TILES; ++n) {
+            const float(&two)[2] = value[n / 4][n % 4];
+            tiles[n / 4][n % 4] = packed(two[0], two[1]);
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < FEATURE_TILES; ++k) load_features(tiles[k], rows, r, k, mean, variance);
+    }
+}
 
 // What `forward` takes: the features of these rows, or where they are.
 __device__ __forceinline__ auto given_rows(const Rows& rows)
@@ -238,6 +310,9 @@ __device__ __forceinline__ auto given_rows(const Rows& rows)
     }
 }
 
+#if BY_LAYERS
+#include "layers/given_outputs.cuh"
+#else
 // Puts some tiles among those of a layer, from its tile n on.
 template <int TILES, int COUNT>
 __device__ __forceinline__ void copy_tiles(Pair (&all)[TILES][4], int n, const Pair (&some)[COUNT][4])
@@ -303,10 +378,7 @@ __device__ __forceinline__ void first_layer(
     if constexpr (FEATURES_IN_REGISTERS) {
         Pair features[ROW_TILES][FEATURE_TILES][4];
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r) {
-#pragma unroll
-            for (int k = 0; k < FEATURE_TILES; ++k) load_features(features[r][k], rows, r, k, mean, variance);
-        }
+        for (int r = 0; r < ROW_TILES; ++r) load_all_features(features[r], rows, r, mean, variance);
         keep(features);
         const auto input = [&](int r, int k, Pair(&tile)[4]) {
 #pragma unroll
@@ -400,3 +472,4 @@ __device__ __forceinline__ void forward(
     }
     __syncwarp();
 }
+#endif

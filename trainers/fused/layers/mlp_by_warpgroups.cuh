@@ -88,8 +88,7 @@ __device__ __forceinline__ void forward_by_group(
     Pair hidden[TILES1][4];
     {
         Pair features[1][FEATURE_TILES][4];
-#pragma unroll
-        for (int k = 0; k < FEATURE_TILES; ++k) load_features(features[0][k], fetched, 0, k, mean, variance);
+        load_all_features(features[0], fetched, 0, mean, variance);
         keep_features(features);
         layer_by_group<true, false, FEATURE_TILES, TILES1>(
             features[0], network.weight1,

@@ -209,3 +209,29 @@ __device__ __forceinline__ void load_features(
         tile[i] = finished_pair(fetched.bits[r][k][i], first, column, mean, variance);
     }
 }
+
+// The two numbers, before a one after the last feature, that load_features packs to part i of tile k.
+__device__ __forceinline__ void numbers_of(
+    float (&two)[2], const unsigned (&bits)[2], int k, int i, const float* mean, const float* variance)
+{
+    const int first = 16 * k + 8 * (i / 2);
+    const int column = first + 2 * (lane_index() & 3);
+    two[0] = two[1] = 0.0f;
+    read_numbers(two, bits, first, column);
+    for (int j = 0; j < 2; ++j) {
+        two[j] = column + j < NUM_FEATURES ? normalised(two[j], column + j, mean, variance) : 0.0f;
+    }
+}
+__device__ __forceinline__ void read_two(
+    float (&two)[2], const Rows& rows, int r, int k, int i, const float* mean, const float* variance)
+{
+    const int first = 16 * k + 8 * (i / 2);
+    unsigned bits[2] = {};
+    fetch_pair(bits, rows.seen, i % 2 ? rows.lower[r] : rows.upper[r], first, first + 2 * (lane_index() & 3));
+    numbers_of(two, bits, k, i, mean, variance);
+}
+__device__ __forceinline__ void read_two(
+    float (&two)[2], const Fetched& fetched, int r, int k, int i, const float* mean, const float* variance)
+{
+    numbers_of(two, fetched.bits[r][k][i], k, i, mean, variance);
+}

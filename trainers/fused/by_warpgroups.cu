@@ -1,0 +1,334 @@
+// Layers that go through memory one after the other, each a product by whole warpgroups with what follows it at once.
+//
+// A block keeps 128 columns of a layer's weights in shared memory, and brings 64 rows a warpgroup through them: what
+// goes in comes from memory to registers, what comes out goes to memory with bias and activation, or times a slope.
+// Rows of elements lie as those of a record do (tensor_core.cuh), padded by zeros.
+//
+// A launch does this for several networks. A problem of one is 9 numbers:
+//   input       where bytes of [num_rows, width] elements are
+//   weights     where bytes of elements are
+//   sums        where floats are: biases, or sums of deltas
+//   output      where bytes of [num_rows, 128 num_panels] elements are
+//   num_rows, width
+//   num_panels  which take turns among the problem's blocks
+//   first_block, num_blocks
+//
+// Constants:
+//   FULL_PRECISION  of the elements; false where warpgroups multiply
+//   IS_TANH         the activation: tanh, or else the positive part
+//   WARPS           of a block, a multiple of four
+// Elsewhere than on an sm_90a, as on a CPU, warps multiply alone: to test where everything lies.
+#include "warpgroup.cuh"
+
+constexpr int PANEL = 128;  // columns of a block
+constexpr int BLOCKS = PANEL / 8;
+constexpr int THREADS = WARPS * 32;
+constexpr int PIECE = 16 / (int)sizeof(Element);  // elements that are copied at once
+
+__device__ __forceinline__ float activate(float x)
+{
+    return IS_TANH ? quick_tanh(x) : positive_part(x);
+}
+__device__ __forceinline__ float slope(float activated)
+{
+    if (IS_TANH) return 1.0f - activated * activated;
+    return activated > 0.0f ? 1.0f : 0.0f;
+}
+
+// Which rows a warp has: of 64 rows that its warpgroup has at once.
+struct Rows {
+    long long step;  // from 64 rows to the next
+    long long first;
+    int num_rows;
+
+    __device__ __forceinline__ Rows(int block, int num_blocks, int num_rows) : num_rows(num_rows)
+    {
+        const int group = threadIdx.x / 128;
+        step = (long long)num_blocks * (WARPS / 4) * 64;
+        first = ((long long)block * (WARPS / 4) + group) * 64 + threadIdx.x / 32 % 4 * 16 + lane_index() / 4;
+    }
+    // Where a row begins, or the last one where there is none.
+    __device__ __forceinline__ long long place(long long row, int width) const
+    {
+        return (row < num_rows ? row : num_rows - 1) * width;
+    }
+};
+
+// What goes into a layer, some columns at a time: all together TILES tiles of 16.
+template <int TOGETHER>
+struct Input {
+    static constexpr int TILES = TOGETHER == 2 ? 4 : 1;
+    Pair tile[TILES][4];
+
+    __device__ __forceinline__ void load(const Element* upper, const Element* lower, int chunk)
+    {
+        const int column = 16 * TILES * chunk + place_of_lane<8, TOGETHER>(lane_index() & 3);
+#pragma unroll
+        for (int k = 0; k < TILES; k += TOGETHER) {
+            load_tiles((Pair(&)[TOGETHER][4])tile[k], upper + column + 16 * k, lower + column + 16 * k);
+        }
+    }
+};
+
+// sum += A B of 16 columns of A, of which `tile` is the warp's, and PANEL of B, in shared memory in blocks of 8 x 8.
+//   TRANSPOSED     a row of a block of B is what is summed over, else a column of it
+//   along, across  bytes from a block to the next one along what is summed over, and along B's columns
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <bool TRANSPOSED>
+__device__ __forceinline__ void add_tile(
+    float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
+{
+    add_product<false, TRANSPOSED, 0, BLOCKS>(sum, tile, describe(b, along, across), across);
+}
+#else
+template <bool TRANSPOSED>
+__device__ __forceinline__ void add_tile(
+    float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
+{
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    for (int i = 0; i < BLOCKS; ++i) {
+        Pair both[2];
+        for (int half = 0; half < 2; ++half) {
+            const Element* block = (const Element*)((const char*)b + half * along + i * across);
+            if (TRANSPOSED) {
+                join(both[half], block[2 * t * 8 + g], block[(2 * t + 1) * 8 + g]);
+            } else {
+                join(both[half], block[g * 8 + 2 * t], block[g * 8 + 2 * t + 1]);
+            }
+        }
+        multiply(sum[i], tile, both[0], both[1]);
+    }
+}
+__device__ __forceinline__ void begin_products() {}
+__device__ __forceinline__ void end_products() {}
+template <int PENDING>
+__device__ __forceinline__ void wait_for_products()
+{
+}
+template <int SIZE>
+__device__ __forceinline__ void settle(float (&)[SIZE][4])
+{
+}
+template <int SIZE>
+__device__ __forceinline__ void settle_input(const Pair (&)[SIZE][4])
+{
+}
+__device__ __forceinline__ void show_to_products() {}
+#endif
+
+// All rows of a block through its weights: calls finish(row, sum) for each 64 of a warpgroup.
+//   start(sum)  gives sums their first values
+template <int TOGETHER, bool TRANSPOSED, typename Start, typename Finish>
+__device__ __forceinline__ void go_through(
+    const Rows& rows, const Element* input, int width, const Element* weights, Start start, Finish finish)
+{
+    constexpr int TILES = Input<TOGETHER>::TILES;
+    const int num_chunks = width / (16 * TILES);
+    constexpr int BLOCK_BYTES = 64 * (int)sizeof(Element);
+    const int along = BLOCK_BYTES * (TRANSPOSED ? PANEL / 8 : 1);
+    const int across = BLOCK_BYTES * (TRANSPOSED ? 1 : width / 8);
+    Input<TOGETHER> now, next;
+    now.load(input + rows.place(rows.first, width), input + rows.place(rows.first + 8, width), 0);
+    // Of a warpgroup, all warps go on as long as one of them has a row.
+    for (long long row = rows.first; row / 64 * 64 < rows.num_rows; row += rows.step) {
+        float sum[BLOCKS][4];
+        start(sum);
+        settle(sum);
+        for (int chunk = 0; chunk < num_chunks; ++chunk) {
+            const bool is_last = chunk + 1 == num_chunks;
+            const long long from = is_last ? row + rows.step : row;
+            next.load(
+                input + rows.place(from, width), input + rows.place(from + 8, width), is_last ? 0 : chunk + 1);
+            settle_input(now.tile);
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < TILES; ++k) {
+                const char* b = (const char*)weights + 2 * (chunk * TILES + k) * along;
+                add_tile<TRANSPOSED>(sum, now.tile[k], (const Element*)b, along, across);
+            }
+            end_products();
+            wait_for_products<0>();
+            settle(sum);
+            now = next;
+        }
+        finish(row, sum);
+    }
+}
+
+struct Problem {
+    long long input, weights, sums, output, num_rows, width, num_panels, first_block, num_blocks;
+};
+
+// What this block does of the launch.
+struct Work {
+    const Element* input;
+    const Element* weights;
+    float* sums;
+    Element* output;
+    int num_rows, width, num_panels;
+    int panel, block, num_blocks;  // of those with the same panel
+
+    __device__ __forceinline__ Work(const long long* problems, int num_problems)
+    {
+        const Problem* one = (const Problem*)problems;
+        for (int i = 1; i < num_problems; ++i) {
+            if (((const Problem*)problems)[i].first_block <= blockIdx.x) one = (const Problem*)problems + i;
+        }
+        input = (const Element*)one->input;
+        weights = (const Element*)one->weights;
+        sums = (float*)one->sums;
+        output = (Element*)one->output;
+        num_rows = (int)one->num_rows;
+        width = (int)one->width;
+        num_panels = (int)one->num_panels;
+        panel = ((int)blockIdx.x - (int)one->first_block) % num_panels;
+        block = ((int)blockIdx.x - (int)one->first_block) / num_panels;
+        num_blocks = (int)one->num_blocks / num_panels;
+    }
+};
+
+// Hidden layers, the first among them: output = activation of (weights input + bias).
+//   problems  [num_problems, 9]  64 divides a width; weights are [out / 8][width / 8][8][8]    read
+extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const long long* problems, int num_problems)
+{
+    extern __shared__ char shared[];
+    const Work work(problems, num_problems);
+    const int num_pieces = PANEL * work.width / PIECE;
+    const Bytes16* from = (const Bytes16*)work.weights + work.panel * num_pieces;
+    for (int i = threadIdx.x; i < num_pieces; i += THREADS) start_copy((Bytes16*)shared + i, from + i);
+    wait_for_copies();
+    show_to_products();
+    __syncthreads();
+    const Rows rows(work.block, work.num_blocks, work.num_rows);
+    const int t = lane_index() & 3;
+    const int out = work.num_panels * PANEL;
+    const float* start = work.sums + work.panel * PANEL + 2 * t;
+    go_through<2, false>(
+        rows, work.input, work.width, (const Element*)shared,
+        [&](float(&sum)[BLOCKS][4]) {
+#pragma unroll
+            for (int i = 0; i < BLOCKS; ++i) {
+                const FloatPair two = *(const FloatPair*)(start + 8 * i);
+                sum[i][0] = sum[i][2] = two.low;
+                sum[i][1] = sum[i][3] = two.high;
+            }
+        },
+        [&](long long row, const float(&sum)[BLOCKS][4]) {
+            Element* place = work.output + row * out + work.panel * PANEL + place_of_lane<8, 2>(t);
+#pragma unroll
+            for (int n = 0; n < BLOCKS / 2; n += 2) {
+                Pair tiles[2][4];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const float* two = &sum[2 * n + i / 2][2 * (i % 2)];
+                    tiles[i / 4][i % 4] = packed(activate(two[0]), activate(two[1]));
+                }
+                if (row < rows.num_rows) put(place + 16 * n, tiles, 0, 0u);
+                if (row + 8 < rows.num_rows) put(place + 8 * out + 16 * n, tiles, 1, 0u);
+            }
+        });
+}
+
+// The delta of a layer from that of the next: (delta weights) times the slope of what the layer gave, in its place.
+template <int TOGETHER>
+__device__ __forceinline__ void backward(
+    char* shared, const Work& work, bool goes_on)
+{
+    float* sums = (float*)(shared + PANEL * work.width * sizeof(Element));  // [warp][PANEL]
+    for (int i = threadIdx.x; i < WARPS * PANEL; i += THREADS) sums[i] = 0.0f;
+    wait_for_copies();
+    show_to_products();
+    __syncthreads();
+    const Rows rows(work.block, work.num_blocks, work.num_rows);
+    const int t = lane_index() & 3;
+    const int out = work.num_panels * PANEL;
+    float* sums_of_warp = sums + threadIdx.x / 32 * PANEL;
+    go_through<TOGETHER, true>(
+        rows, work.input, work.width, (const Element*)shared,
+        [&](float(&sum)[BLOCKS][4]) {
+#pragma unroll
+            for (int i = 0; i < BLOCKS; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
+        },
+        [&](long long row, float(&sum)[BLOCKS][4]) {
+            const bool has_upper = row < rows.num_rows;
+            const bool has_lower = row + 8 < rows.num_rows;
+            Element* column = work.output + work.panel * PANEL + place_of_lane<8, 2>(t);
+            Element* upper = column + rows.place(row, out);
+            Element* lower = column + rows.place(row + 8, out);
+#pragma unroll
+            for (int n = 0; n < BLOCKS / 2; n += 2) {
+                Pair gave[2][4];
+                Pair tiles[2][4];
+                load_tiles(gave, upper + 16 * n, lower + 16 * n);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const FloatPair activated = unpack(gave[i / 4][i % 4]);
+                    float* two = &sum[2 * n + i / 2][2 * (i % 2)];
+                    const bool is_there = i % 2 ? has_lower : has_upper;
+                    two[0] = is_there ? two[0] * slope(activated.low) : 0.0f;
+                    two[1] = is_there ? two[1] * slope(activated.high) : 0.0f;
+                    tiles[i / 4][i % 4] = packed(two[0], two[1]);
+                }
+                if (has_upper) put(upper + 16 * n, tiles, 0, 0u);
+                if (has_lower) put(lower + 16 * n, tiles, 1, 0u);
+            }
+#pragma unroll
+            for (int i = 0; i < BLOCKS; ++i) {  // over the warp's 16 rows
+                float low = sum[i][0] + sum[i][2];
+                float high = sum[i][1] + sum[i][3];
+#pragma unroll
+                for (int flip = 4; flip < 32; flip *= 2) {
+                    low += __shfl_xor_sync(ALL_LANES, low, flip);
+                    high += __shfl_xor_sync(ALL_LANES, high, flip);
+                }
+                if (lane_index() < 4) {
+                    sums_of_warp[8 * i + 2 * t] += low;
+                    sums_of_warp[8 * i + 2 * t + 1] += high;
+                }
+            }
+        });
+    __syncthreads();
+    for (int i = threadIdx.x; i < PANEL; i += THREADS) {
+        float* place = work.sums + (long long)work.block * out + work.panel * PANEL + i;
+        float all = goes_on ? *place : 0.0f;
+        for (int warp = 0; warp < WARPS; ++warp) all += sums[warp * PANEL + i];
+        *place = all;
+    }
+}
+
+// From hidden layers to those before them: what these gave is the output, in whose place their deltas come.
+//   problems  [num_problems, 9]  64 divides a width; weights are [width / 8][out / 8][8][8]; each block has a row of
+//             the sums: those of the deltas over its rows                                      read
+//   goes_on   whether they are added to what is there
+extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
+    const long long* problems, int num_problems, bool goes_on)
+{
+    extern __shared__ char shared[];
+    constexpr int PIECES = PANEL * 8 / PIECE;  // of 8 rows of weights
+    const Work work(problems, num_problems);
+    for (int i = threadIdx.x; i < work.width / 8 * PIECES; i += THREADS) {
+        const int at = (i / PIECES * work.num_panels + work.panel) * PIECES + i % PIECES;
+        start_copy((Bytes16*)shared + i, (const Bytes16*)work.weights + at);
+    }
+    backward<2>(shared, work, goes_on);
+}
+
+// From outputs to the last hidden layers: the same, of weights [width, out] whose columns, and whose rows 16 at a time,
+// lie as a record's do.
+//   problems, num_problems, goes_on  as above; 16 divides a width
+extern "C" __global__ void __launch_bounds__(THREADS, 2) outputs_backward(
+    const long long* problems, int num_problems, bool goes_on)
+{
+    extern __shared__ char shared[];
+    const Work work(problems, num_problems);
+    for (int i = threadIdx.x; i < work.width * PANEL; i += THREADS) {
+        const int row = i / PANEL;
+        const int column = i % PANEL;
+        const int out = work.num_panels * PANEL;
+        const int from = place_of_column<1>(row) * out + work.panel * PANEL + place_of_column<2>(column);
+        const int block = row / 8 * (PANEL / 8) + column / 8;
+        ((Element*)shared)[block * 64 + row % 8 * 8 + column % 8] = work.weights[from];
+    }
+    backward<1>(shared, work, goes_on);
+}
