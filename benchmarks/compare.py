@@ -56,6 +56,8 @@ def _trained(name: str, workload: str, unit: str, target: float, column: str = "
 
 
 _CARTPOLE = "CartPole, 64x64, the same PPO, {:,} envs"
+_PENDULUM = "Pendulum, {}, PPO with Gaussian actions, {:,} envs"
+_SPREAD = "MPE simple_spread {:,} x 3, {}"
 _SCALED = "the workload of P5 on {} GPUs, the same size on each"
 ROWS = (
     _trained("P1", "tag_gridworld 2,000 x 5, 32x32, A2C, full observations", US, 20),
@@ -74,6 +76,18 @@ ROWS = (
     Row("P10", "CartPole to a mean return of 475", "time_to_score", ("seconds",), SECONDS, 3, ("P10", "seconds")),
     Row("P11", _SCALED.format(2), "multi_gpu", ("2", "times_one"), TIMES, 1.9, ("P11", "2")),
     Row("P11", _SCALED.format(4), "multi_gpu", ("4", "times_one"), TIMES, 3.7, ("P11", "4")),
+    _trained("F3_2048", _PENDULUM.format("64x64", 2048), RATE, 100e6),
+    _trained("F3_16384", _PENDULUM.format("64x64", 16384), RATE, 350e6),
+    _trained("F3_wide", _PENDULUM.format("256x256", 16384), RATE, 100e6),
+    _trained("F4_2000", _SPREAD.format(2000, "128x128, MAPPO"), RATE, 70e6),
+    _trained("F4_16384", _SPREAD.format(16384, "128x128, MAPPO"), RATE, 200e6),
+    _trained("F5_2000", _SPREAD.format(2000, "GRU of 128, PPO"), RATE, 40e6),
+    _trained("F5_16384", _SPREAD.format(16384, "GRU of 128, PPO"), RATE, 75e6),
+    _trained("F6_2000", _SPREAD.format(2000, "GRU of 128, MAPPO"), RATE, 20e6),
+    _trained("F6_16384", _SPREAD.format(16384, "GRU of 128, MAPPO"), RATE, 38e6),
+    _trained("F7_wide", "P7 with 512x512", RATE, 12e6),
+    _trained("F7_deep", "P7 with three layers of 256", RATE, 40e6),
+    _trained("F7_norm", "P7 behind a LayerNorm", RATE, 50e6),
 )
 
 

@@ -53,6 +53,9 @@ RUNS = {
     "critic": ("simple_tag.yaml", {"trainer.num_envs": "30", "trainer.train_batch_size": "300",
         "trainer.precision": "bf16", "policy.adversary.model.fc_dims": "[256, 256]",
         "policy.agent.model.fc_dims": "[128, 128]", "policy.adversary.num_epochs": "1"}),
+    "central critic": ("tag_continuous_ppo.yaml", {"trainer.num_envs": "9", "trainer.train_batch_size": "180",
+        "trainer.precision": "bf16", "policy.tagger.agent_id": "true", "policy.runner.algorithm": "MAPPO",
+        "policy.runner.num_epochs": "1"}),
 }  # fmt: skip
 """Name -> config, and what is changed in it, to be done soon. Together they launch every kernel of the trainers."""
 

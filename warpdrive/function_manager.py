@@ -34,6 +34,8 @@ _ENV_WORD = re.compile(r"\b(?:env_index|first_agent)\s*\(")
 _LONE_AGENT = re.compile(r"\bfirst_agent\s*\(\s*\)(?!\s*[!=]=\s*0)")
 _AGENT_LOOP = re.compile(r"\bagent_stride\s*\(|\bTHREADS_PER_ENV\b")
 _BRACE = re.compile(r"[{}]")
+_CALL = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(")
+_DEFINITION = re.compile(r"\b([A-Za-z_]\w*)\s*(?=(\([^;{}]*?\)\s*(?:const\s*)?\{))")
 _KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignof", "catch", "decltype"}
 
 
@@ -288,6 +290,9 @@ def _fitting(kernel: str, parameter: Parameter, number: bool | int | float) -> b
 def _classify(code: str, kernels: tuple[str, ...]) -> tuple[frozenset[str], bool]:
     """The kernels that loop over elements, and whether the others are right for any number of threads an env, and of
     envs a block. `code` has no comments."""
+    has_own_index = bool(_OWN_INDEX.search(code))
+    if has_own_index and not _ELEMENT_LOOP.search(code):  # what else is in it then decides nothing
+        return frozenset(), False
     bodies = {kernel: reachable_code(code, kernel) for kernel in kernels}
     element_kernels = frozenset(
         kernel
@@ -296,7 +301,7 @@ def _classify(code: str, kernels: tuple[str, ...]) -> tuple[frozenset[str], bool
     )
     others = [body for kernel, body in bodies.items() if kernel not in element_kernels]
     lone = any(_LONE_AGENT.search(body) and not _AGENT_LOOP.search(body) for body in others)
-    return element_kernels, not _OWN_INDEX.search(code) and not lone
+    return element_kernels, not has_own_index and not lone
 
 
 def reachable_code(code: str, function: str) -> str:
@@ -315,16 +320,26 @@ def reachable_code(code: str, function: str) -> str:
 def _body_and_calls(code: str, function: str) -> tuple[str, tuple[str, ...]]:
     """A function's own body, "" if the text has none, and what is called in it."""
     body = ""
-    for start in re.finditer(rf"\b{function}\s*\([^;{{}}]*?\)\s*(?:const\s*)?\{{", code):
+    for start in _starts_of_bodies(code).get(function, ()):
         depth, end = 1, len(code)
-        for brace in _BRACE.finditer(code, start.end()):
+        for brace in _BRACE.finditer(code, start):
             depth += 1 if brace.group() == "{" else -1
             if depth == 0:
                 end = brace.end()
                 break
-        body += code[start.end() : end]
-    called = re.findall(r"\b([A-Za-z_]\w*)\s*(?:<[^;<>]*>)?\s*\(", body)
-    return body, tuple(one for one in called if one not in _KEYWORDS)
+        body += code[start:end]
+    return body, tuple(dict.fromkeys(one for one in _CALL.findall(body) if one not in _KEYWORDS))
+
+
+@functools.lru_cache(maxsize=128)
+def _starts_of_bodies(code: str) -> dict[str, list[int]]:
+    """By function, where what looks like a body of it begins, behind the brace."""
+    found: dict[str, list[int]] = {}
+    for match in _DEFINITION.finditer(code):
+        starts = found.setdefault(match[1], [])
+        if not starts or match.start() >= starts[-1]:  # else it is called in the head of the same body
+            starts.append(match.end(2))
+    return found
 
 
 def _read(path: Path) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import compare
 import pytest
 import run_peers
-from compare import DEVICE, ROWS, outcomes, peer_rows, shown, table, us_a_step
+from compare import DEVICE, RATE, ROWS, outcomes, peer_rows, shown, table, us_a_step
 from run_peers import figures_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +41,11 @@ def write_all(folder: Path) -> None:
             write(folder, row.report, columns(1.0, 2.0, 20.0))
     reaching = {"train": {"us_a_step": 1.0, "agent_steps_per_s": 350_000_000}}
     reaching["rollout"] = {"us_a_step": 1.0, "agent_steps_per_s": 450_000_000}
-    for name in ("P7", "P8", "P9_2048", "P9_16384", "P9_65536"):
+    for report in {row.report for row in ROWS if row.unit == RATE}:
         results = columns(1.0, 2.0, 4.0)
         for column, figures in reaching.items():
             results[column] |= figures
-        write(folder, f"throughput_{name}", results)
+        write(folder, report, results)
     write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.0))
     write(folder, "time_to_score", {"seconds": 3.0})
     write(folder, "multi_gpu", {"2": {"times_one": 1.9}, "4": {"times_one": 3.7}})
@@ -112,7 +112,7 @@ def test_check_fails_by_the_row_that_falls_short_or_has_no_figure(folder, monkey
     ("name", "text", "words", "message"),
     [
         ("peers.json", None, "--check", "peers.json is not in .*, and nothing can be compared without it"),
-        ("peers.json", '{"device": "d", "sources": {}, "rows": {}}', "--check", "peers.json has no row P1, P10"),
+        ("peers.json", '{"device": "d", "sources": {}, "rows": {}}', "--check", "peers.json has no row F3_16384, F3_2048"),
         ("peers_run.json", '{"rows": {"P99": {}}}', "--check", "has a row 'P99' that peers.json has not"),
         ("peers_run.json", '{"rows": ', "--check", "peers_run.json is no whole JSON"),
         ("peers_run.json", '{"row": {}}', "--run-peers --only P99", "peers_run.json has no rows"),
@@ -161,7 +161,7 @@ def test_table_has_a_line_a_row_and_the_three_columns_and_needs_no_figure_of_our
     assert "nothing measured yet" in text and text.count("| no figure |") == 2 * len(ROWS)
     write(folder, "throughput_P1", columns(4.0, 10.0, 16.0, device_memory_gb=1.5))
     lines = table(folder).splitlines()
-    assert sum(line.startswith("| P") for line in lines) == len(ROWS) + 1
+    assert sum(line.startswith(("| P", "| F")) for line in lines) == len(ROWS) + 1
     of_p1 = "| P1 | tag_gridworld 2,000 x 5, 32x32, A2C, full observations | 856 us a step (WarpDrive, fp32) | "
     assert f"{of_p1}16 us a step (bf16) | 53.5 | at most 20 us a step | ok |" in lines
     no_figure = "6.7 s (PureJaxRL, tf32) | no figure |  | at most 3 s | no figure |"

@@ -6,11 +6,13 @@ import threading
 import pytest
 import torch
 
+from warpdrive.backends import cuda, nvrtc
 from warpdrive.backends.ahead import compiling_ahead
-from warpdrive.backends.base import Backend, Module
+from warpdrive.backends.base import Backend, Module, Source
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import CompileError
 from warpdrive.function_manager import FunctionManager
+from warpdrive.signature import read_signatures
 
 TEXT = 'extern "C" __global__ void fill(int* x) { for (int i = global_thread(); i < 5; i += num_global_threads()) %s }'
 TEXT = f'#include "warpdrive.cuh"\n{TEXT}'
@@ -69,3 +71,23 @@ def test_what_is_compiled_ahead_runs_and_what_is_wrong_with_it_is_told_at_its_fi
     for _ in range(2):
         with pytest.raises(CompileError, match=r"bad\.cu:2:\d+: error: .*y"):
             bad()
+
+
+@pytest.mark.skipif(cuda._nvrtc() is None, reason="there is no NVRTC here")
+def test_nvrtc_in_a_process_of_its_own_gives_the_same_and_says_the_same(monkeypatch, tmp_path):
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path))
+    here = [cuda.compile_to_cubin(read("7"), "sm_80", "nvrtc"), told(beside=False)]
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(nvrtc, "compile_unit", lambda *arguments: pytest.fail("compiled in this process"))
+    assert here == [cuda.compile_to_cubin(read("7"), "sm_80", "nvrtc", beside=True), told(beside=True)]
+
+
+def read(number: str) -> Source:
+    text = f'extern "C" __global__ void fill(int* x)\n{{ x[threadIdx.x] = {number}; }}'
+    return Source("rules.cu", text, "", read_signatures(text))
+
+
+def told(beside: bool) -> str:
+    with pytest.raises(CompileError, match="rules.cu:2:") as caught:
+        cuda.compile_to_cubin(read("y"), "sm_80", "nvrtc", beside=beside)
+    return str(caught.value)

@@ -178,7 +178,7 @@ def _run_nvrtc_beside(source: Source, unit: str, flags: list[str]) -> bytes:
         done = run_compiler(command, folder)
         if done.returncode == 0:
             return cubin_path.read_bytes()
-    if done.returncode == 1 and _DIAGNOSTIC.search(done.stderr):
+    if done.returncode == nvrtc.REFUSED:
         raise CompileError(_read_diagnostics(done.stderr, source))
     return _run_nvrtc(source, unit, flags)  # here it may be found, or at least say what is wrong
 

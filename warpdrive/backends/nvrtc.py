@@ -2,7 +2,7 @@
 
     python -P nvrtc.py UNIT NAME CUBIN FLAG ...
 
-Exit code 1: it has refused what is in UNIT, and says why; 3: it cannot be loaded. The process imports little.
+Exit code REFUSED: what is in UNIT is wrong, and standard error says why. The process imports little.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-NOT_THERE = 3
+REFUSED = 3
 
 
 def load() -> Any:
@@ -54,13 +54,10 @@ def compile_unit(nvrtc: Any, unit: str, name: str, flags: Sequence[str]) -> tupl
 
 
 def main(unit: str, name: str, cubin: str, *flags: str) -> int:
-    nvrtc = load()
-    if nvrtc is None:
-        return NOT_THERE
-    code, log = compile_unit(nvrtc, Path(unit).read_text(), name, flags)
+    code, log = compile_unit(load(), Path(unit).read_text(), name, flags)
     if code is None:
         print(log, file=sys.stderr)
-        return 1
+        return REFUSED
     Path(cubin).write_bytes(code)
     return 0
 

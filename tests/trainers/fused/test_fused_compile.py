@@ -76,6 +76,7 @@ REQUESTS = {
 """Of a policy each."""
 PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
 PLANNED += [(arch, name) for arch in ("sm_80", "sm_86", "sm_90a") for name in REQUESTS]
+PLANNED.remove(("sm_86", "several arrays and a central critic"))  # as sm_80
 
 
 def limits_of(arch: str) -> Limits:
@@ -133,9 +134,8 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
     assert for_gpus.compiled == kernels
 
 
-@pytest.mark.parametrize("kernel", ["act", "learn"])
+@pytest.mark.parametrize(("kernel", "is_picture"), [("act", False), ("learn", False), ("act", True)])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("is_picture", [False, True])
 def test_its_code_does_not_grow_with_the_features(for_gpus, arch, kernel, is_picture):
     """Else those of a picture, unrolled, would take the compiler hours."""
     sizes = []

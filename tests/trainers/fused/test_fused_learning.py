@@ -220,7 +220,6 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         ("ppo of several arrays", FULL, REGISTERS),
         ("mappo that credits the team", FULL, RECORDS),
         ("mappo whose critic sees the state", FULL, REGISTERS),
-        ("mappo whose critic sees the state", BF16, RECORDS),
         ("ppo of a number", FULL, REGISTERS),
         ("ppo of a number", BF16, REGISTERS),
         ("a2c of seventeen numbers", FULL, RECORDS),
