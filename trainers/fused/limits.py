@@ -13,6 +13,7 @@ from warpdrive.errors import ConfigError
 MAX_ROWS = (1 << 31) - (1 << 20)
 """Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
 
+
 @dataclass(frozen=True)
 class Limits:
     """What a device has, as far as the kernels care."""
