@@ -99,6 +99,23 @@ _SIMPLE_TAG = ("simple_tag.yaml", ("adversary", "agent"))
 _P7 = _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES)
 _CHANGES = {"wide": "fc_dims=[512, 512]", "deep": "fc_dims=[256, 256, 256]", "norm": "layer_norm=true"}
 _PENDULUM, _AS_SEEN = ("pendulum.yaml", ("agent",)), "policy.agent.normalize_observation=false"
+_GRU = tuple(
+    f"policy.agent.model.{one}"
+    for one in ("type=gru", "fc_dims=[128]", "memory_size=128", "sequence_length=32", "activation=relu")
+)
+_NO_LAST = "the peer's network has a layer of 128 more after the GRU, for each head"
+
+
+def _recurrent(algorithm: str, num_envs: int) -> Workload:
+    """Simple Spread, 3 agents, a GRU of 128 units behind a layer of 128; MAPPO's critic has another one."""
+    own = f"policy.agent.model.shared_trunk={'true' if algorithm == 'PPO' else 'false'}"
+    row = _jax_ppo("simple_spread.yaml", ("agent",), num_envs, 128, note=_NO_LAST)
+    more = (*_GRU, own, f"policy.agent.algorithm={algorithm}")
+    if algorithm == "MAPPO":
+        more += ("policy.agent.huber_delta=null",)
+    return replace(row, overrides=(*row.overrides, *more))
+
+
 WORKLOADS = {
     "P1": Workload("tag_gridworld.yaml", ()),
     "P2": Workload("tag_gridworld.yaml", ("env.num_taggers=99", _PARTIAL)),
@@ -121,12 +138,14 @@ WORKLOADS = {
     **{f"F3_{number}": _jax_ppo(*_PENDULUM, number, 64, _AS_SEEN) for number in (2048, 16384)},
     "F3_wide": _jax_ppo(*_PENDULUM, 16384, 256, _AS_SEEN),
     **{f"F4_{number}": _mappo(number) for number in (2000, 16384)},
+    **{f"F5_{number}": _recurrent("PPO", number) for number in (2000, 16384)},
+    **{f"F6_{number}": _recurrent("MAPPO", number) for number in (2000, 16384)},
     **{
         f"F7_{name}": replace(_P7, overrides=(*_P7.overrides, *(f"policy.{one}.model.{key}" for one in _SIMPLE_TAG[1])))
         for name, key in _CHANGES.items()
     },
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 and F3 are three of them each, F4 two; F7 is P7 with other layers."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each, F4, F5 and F6 two; F7 is P7 with other layers."""
 
 
 def workloads_of(asked: str) -> list[str]:

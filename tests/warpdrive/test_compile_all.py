@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from compile_only import CompileOnlyBackend
 
+from trainers.fused.cell import CellPlan, with_input
+from trainers.fused.limits import LARGE_GPU
 from warpdrive import actions
 from warpdrive.backends.cuda import _nvrtc
 from warpdrive.env import list_envs, load_env
@@ -23,7 +25,16 @@ FUSED = {
     "minibatches.cu": {
         "NUM_SAMPLES": 1000, "NUM_MINIBATCHES": 8, "MINIBATCH": 250, "NUM_EPOCHS": 2, "HAS_ORDER": True,
         "HAS_ACTIVE": True, "GROUP_SIZE": 5, "FIRST_AGENT": 0, "ALL_AGENTS": 5, "HALF_BITS": 5, "NUM_SUMS": 3,
-        "SUM_THREADS": 256,
+        "SUM_THREADS": 256, "SEQUENCE": 10, "STEP_ROWS": 20, "CHUNK": 100,
+    },
+    "dense.cu": {
+        "FULL_PRECISION": False, "IN_TILES": 2, "OUT_TILES": 4, "PITCH": 40, "WARPS": 8, "IS_TANH": True,
+    },
+    "gru.cu": with_input(CellPlan(32, 1000, LARGE_GPU, 2, 32), 32, is_tanh=True).constants,
+    "gru_pack.cu": {"FULL_PRECISION": False, "UNITS": 32, "IN_TILES": 2, "INPUTS": 30},
+    "memory.cu": {
+        "GROUP_SIZE": 5, "FIRST_AGENT": 0, "ALL_AGENTS": 5, "MEMORY_SIZE": 32, "MAX_TRUNCATIONS": 2,
+        "HAS_ACTIVE": True, "CREDITS_TEAM": False,
     },
     "by_layers.cu": {"FULL_PRECISION": False, "IS_TANH": True, "THREADS": 256, "NORM_EPS": 1e-5},
     "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8},

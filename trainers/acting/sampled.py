@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, prepare_copy, value_fields
+from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
+from trainers.acting.memory import Memory
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
@@ -21,7 +22,7 @@ class SampledActor(Actor):
     """Draws from the distribution that a network's outputs say; keeps log-probabilities and values.
 
     value [T+1, E, A] is in the critic's unit; final_value [K, E, A] of what an env saw before its k-th truncation.
-    Of a recurrent policy, memory [S, E, A, size] is what was remembered before each sequence of the rollout.
+    For what a recurrent policy remembers, see Memory.
 
     Args:
         why: why torch plays, and not fused kernels.
@@ -30,15 +31,10 @@ class SampledActor(Actor):
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str | None = None) -> None:
         super().__init__(policy, spec, stage)
         self.why = why
-        self._memory: torch.Tensor | None = None
+        self._memory: Memory | None = None
 
     def fields(self, num_steps: int) -> list[Field]:
-        fields = value_fields()
-        if size := self.policy.memory_size:
-            every = self.policy.network.sequence_length or num_steps
-            fields.append(Field("memory", (size,), every=every))
-            fields.append(Field("final_memory", (size,), of="truncation"))
-        return fields
+        return [*value_fields(), *Memory.fields(self.policy, num_steps)]
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
         rows, head = num_envs * self.spec.num_agents, self.policy.head
@@ -50,9 +46,7 @@ class SampledActor(Actor):
         rollout, head = group.rollout, self.policy.head
         new, rows = rollout.reward.new_zeros, (rollout.num_envs, self.spec.num_agents)
         if self.policy.memory_size:
-            # The envs' state includes what their agents remember: a checkpoint holds it.
-            memory = torch.zeros((*rows, self.policy.memory_size))
-            self._memory = rollout.env.data.push(self.spec.array("memory"), memory)
+            self._memory = Memory(group)
         # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
         self._outputs = new(*rows, head.num_outputs)
         self._entropy = new(rows)
@@ -67,40 +61,29 @@ class SampledActor(Actor):
 
     def forget(self) -> None:
         if self._memory is not None:
-            self._memory.zero_()
+            self._memory.clear()
 
     def prepare_step(self, t: int) -> list[Call]:
         group, calls = self.group, []
-        if self._memory is not None and t % group.sequence_length == 0:
-            calls.append(prepare_copy(group.memory[t // group.sequence_length], self._memory))
+        if self._memory is not None:
+            calls += self._memory.prepare_keep(t)
         seen, active = group.rollout.seen(t), self._active(t)
-        calls += self._prepare_forward(seen, self._outputs, group.value[t], active, self._memory)
+        calls += self._prepare_forward(seen, self._outputs, group.value[t], active, self._remembered)
         return [*calls, self._prepare_sample(t)]
 
     def prepare_between(self, t: int) -> list[Call]:
-        """A recurrent policy forgets ended episodes, and agents that are out of the game."""
-        if self._memory is None:
-            return []
-        group, rollout, memory, final_memory = self.group, self.group.rollout, self._memory, self.group.final_memory
-        num_truncated = rollout.env.data["num_truncated"]
+        return [] if self._memory is None else self._memory.prepare_forget(t)
 
-        def forget() -> None:
-            truncated = rollout.truncated[t]
-            if group.credits_team:  # an agent that left is judged by what a truncation leaves, too
-                memory.masked_fill_(~(group.active[t] & group.survived[t]).unsqueeze(-1), 0.0)
-            for k, final in enumerate(final_memory):  # what was remembered before the k-th truncation
-                is_this = (truncated & (num_truncated == k)).view(-1, 1, 1)
-                final.copy_(torch.where(is_this, memory, final))
-            memory.masked_fill_(group.forgets(t).unsqueeze(-1), 0.0)
-
-        return [forget]
+    @property
+    def _remembered(self) -> torch.Tensor | None:
+        return None if self._memory is None else self._memory.now
 
     def prepare_end(self) -> list[Call]:
         """Values that targets bootstrap from: of the observation after the last step, and before each truncation."""
         group, calls = self.group, []
         rollout = group.rollout
         active = self._active(rollout.num_steps)
-        calls += self._prepare_forward(rollout.seen(-1), None, group.value[-1], active, self._memory)
+        calls += self._prepare_forward(rollout.seen(-1), None, group.value[-1], active, self._remembered)
         for k, value in enumerate(group.final_value):
             final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
             memory = None if self._memory is None else group.final_memory[k]

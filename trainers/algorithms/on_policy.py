@@ -144,7 +144,7 @@ class OnPolicy(Algorithm):
             making, own, taking = _bytes_of_statistics(actor, length)
             ending = of_end * max(taking, making + own * (of_end < num_samples))  # with the samples before, if any
             whole = max(whole, ending + 8 * num_samples)
-        of_kernels = bytes_of_learner(actor, num_samples, config.num_epochs, num_minibatches)
+        of_kernels = bytes_of_learner(actor, num_steps, num_envs, config.num_epochs, num_minibatches)
         if of_kernels is not None:
             return {**found, **of_kernels, WORK: whole}
         order = 8 * (num_samples // unit if num_minibatches > 1 else num_samples)

@@ -12,8 +12,10 @@ import torch
 from trainers.acting.actor import Actor, Call
 from trainers.fused.by_layers import LayersNetwork, make_layers, side_by_side
 from trainers.fused.layers_shape import LayersShape
+from trainers.fused.memory import KernelMemory
 from trainers.fused.packed import PackedNetwork
 from trainers.fused.plan import plan_acting
+from trainers.fused.recurrent import RecurrentNetwork
 from trainers.fused.source import compile_fused
 from trainers.heads import CategoricalHeads, GaussianHead, Head
 from warpdrive.data_manager import DataManager
@@ -84,6 +86,7 @@ class FusedPlayers(Actor):
             for group, network in self._acting
             if isinstance(network.shape, LayersShape)
         }
+        self._memories = {group.name: KernelMemory(group) for group in self.groups if group.policy.memory_size}
         critics = [group.policy.packed.networks[-1] for group in self.groups]  # or the only network
         self._judging = list(zip(self.groups, critics, strict=True))
         self._final_active = None
@@ -93,6 +96,13 @@ class FusedPlayers(Actor):
             if it judges those who are out, too."""
         self._act = self._compile(self._acting, draws=True)
         self._judge = self._compile(self._judging, draws=False)
+
+    def forget(self) -> None:
+        for memory in self._memories.values():
+            memory.clear()
+
+    def prepare_between(self, t: int) -> list[Call]:
+        return [call for memory in self._memories.values() for call in memory.prepare_forget(t)]
 
     def prepare_step(self, t: int) -> list[Call]:
         calls = [] if t else [group.policy.packed.pack for group in self.groups]  # a callback may have changed them
@@ -109,13 +119,14 @@ class FusedPlayers(Actor):
             if network.shape.has_value:
                 one["value"] = group.value[t]
             arrays.append(one)
-        return [*calls, *self._prepare(self._act, self._acting, arrays)]
+        calls += [call for memory in self._memories.values() for call in memory.prepare_keep(t)]
+        return calls + self._prepare(self._act, self._acting, arrays, self._remembered)
 
     def prepare_end(self) -> list[Call]:
         rollout, arrays = self.rollout, []
         for group, network in self._judging:
             arrays.append(self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]})
-        calls = self._prepare(self._judge, self._judging, arrays)
+        calls = self._prepare(self._judge, self._judging, arrays, self._remembered)
         for k in range(rollout.max_truncations):
             final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
             if self._final_active is not None:
@@ -123,8 +134,14 @@ class FusedPlayers(Actor):
             for group, network in self._judging:
                 active = self._final_active[int(group.credits_team)] if network.seen.hides else None
                 arrays.append(self._seen(network, final, active) | {"value": group.final_value[k]})
-            calls += self._prepare(self._judge, self._judging, arrays)
+            memories = {name: memory.group.final_memory[k] for name, memory in self._memories.items()}
+            calls += self._prepare(self._judge, self._judging, arrays, memories)
         return calls
+
+    @property
+    def _remembered(self) -> dict[str, torch.Tensor]:
+        """What the agents of recurrent policies remember now, by group."""
+        return {name: memory.now for name, memory in self._memories.items()}
 
     def _active(self, t: int) -> torch.Tensor | None:
         """[E, all agents]: who is in the game before step t; None if all always are."""
@@ -138,25 +155,36 @@ class FusedPlayers(Actor):
         return network.seen.arrays(arrays) | ({"active": active} if network.seen.hides else {})
 
     def _prepare(
-        self, compiled: tuple, networks: list[tuple[GroupRollout, PackedNetwork]], arrays: list[dict[str, torch.Tensor]]
+        self,
+        compiled: tuple,
+        networks: list[tuple[GroupRollout, PackedNetwork]],
+        arrays: list[dict[str, torch.Tensor]],
+        memories: Mapping[str, torch.Tensor],
     ) -> list[Call]:
+        """Launches that give each network its arrays. What agents remember then, they do where they act."""
         functions, launch_shape = compiled
         given, before = {}, []
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
             layers = self._layers.get(id(network))
             if layers is not None:
-                before.append(layers.prepare_all({**whole, "order": self._nothing["action"]}))
+                seen, of_memory = {**whole, "order": self._nothing["action"]}, ()
+                if isinstance(layers, RecurrentNetwork):
+                    of_memory = memories[group.name], compiled is self._act
+                before.append(layers.prepare_all(seen, *of_memory))
                 whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
         return [*side_by_side(before), functions.prepare("act", launch_shape, **given)]
 
-    def _make_layers(self, group: GroupRollout, network: PackedNetwork) -> LayersNetwork:
+    def _make_layers(self, group: GroupRollout, network: PackedNetwork) -> LayersNetwork | RecurrentNetwork:
         packed, num_rows = group.policy.packed, self._rows(group)
         size = packed.plan.bytes_of_rows(network.shape, num_rows)
         memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
         at_once = min(num_rows, network.shape.rows_at_once)
         constants = {**group_constants(group), "HAS_ORDER": False}
+        cell = packed.plan.cell(packed.networks.index(network), at_once)
+        if cell is not None:
+            return RecurrentNetwork(packed, network, cell, num_rows, at_once, memory, None, constants)
         return make_layers(packed, network, num_rows, at_once, memory, False, constants)
 
     def _rows(self, group: GroupRollout) -> int:

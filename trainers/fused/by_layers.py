@@ -16,8 +16,8 @@ import torch
 from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.layers_shape import PANEL, WarpgroupShape
+from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
-from trainers.fused.plan import GradientPlan
 from trainers.fused.shape import NORM_EPS, WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
@@ -248,7 +248,7 @@ class LayersGradient(NetworkGradient):
         size = plan.num_parts * plan.part_size
         self._products, self._sums = parts[:size], parts[size:]
 
-    def prepare(self, packed: PackedPolicy, constants: Mapping[str, Constant]) -> None:
+    def prepare(self, packed: PackedPolicy, learning: LearningPlan, constants: Mapping[str, Constant]) -> None:
         rows = self.plan.record_rows
         self._made = make_layers(packed, self.network, rows, rows, self.records, True, constants)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import PackedNetwork, PackedPolicy
-from trainers.fused.plan import GradientPlan
 from warpdrive.function_manager import Constant
 
 
@@ -44,7 +44,7 @@ class NetworkGradient:
         self.parts = parts
         self.records = torch.zeros(plan.record_bytes, dtype=torch.uint8, device=parts.device)
 
-    def prepare(self, packed: PackedPolicy, constants: Mapping[str, Constant]) -> None:
+    def prepare(self, packed: PackedPolicy, learning: LearningPlan, constants: Mapping[str, Constant]) -> None:
         """Compiles what the learn kernel does not do for it; `constants` are that kernel's."""
 
     def places(self) -> list[Places]:

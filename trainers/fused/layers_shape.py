@@ -86,7 +86,7 @@ class LayersShape(Shape):
             start, bias_start = self.starts[number]
             row, column = np.indices((out, given))
             bias_row = np.arange(out)
-            if number == len(self.widths):  # the outputs
+            if number == len(self.layers) - 1:  # the outputs
                 row, bias_row = place_in_record(row, 1), place_in_record(bias_row, 1)
             found.append((start + row * self.padded[number][1] + column, bias_start + bias_row))
         return found

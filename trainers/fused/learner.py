@@ -10,9 +10,11 @@ import torch
 
 from trainers.fused.actor import group_constants
 from trainers.fused.by_layers import LayersGradient, side_by_side
+from trainers.fused.cell import Sequences
 from trainers.fused.gradient import NetworkGradient
+from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
 from trainers.fused.packed import KERNELS
-from trainers.fused.plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
+from trainers.fused.recurrent import RecurrentGradient
 from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
 from trainers.heads import GaussianHead
@@ -22,7 +24,7 @@ from warpdrive.function_manager import FunctionManager
 
 if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
-    from trainers.fused.plan import Part
+    from trainers.fused.learning_plan import GradientPlan, Part
 
 
 class FusedLearner:
@@ -38,11 +40,18 @@ class FusedLearner:
         group, config = learner.group, learner.config
         self.learner = learner
         self.packed = group.policy.packed
-        self.plan = plan = self.packed.plan.learning(group.num_units, config.num_epochs, config.num_minibatches)
+        num_samples, sequences = group.advantage.numel(), None
+        if group.policy.memory_size:
+            _, num_envs, num_agents = group.shape
+            sequences = Sequences(group.sequence_length, num_agents, num_envs)
+            num_samples = group.num_units * sequences.size
+        steps = config.num_epochs, config.num_minibatches
+        self.plan = plan = self.packed.plan.learning(num_samples, *steps, sequences)
         device = group.advantage.device
         new = self.packed.biases.new_zeros
         self._key = torch.zeros(2, dtype=torch.int64, device=device)
         self._order = torch.zeros(plan.num_ordered, dtype=torch.int32, device=device)
+        self._starts = torch.zeros(plan.num_ordered if sequences else 1, dtype=torch.bool, device=device)
         self._sums = torch.zeros(plan.num_steps, plan.num_sums, 3, dtype=torch.float64, device=device)
         self._coefficients, self._lr = new(3), new(2)
         # Of a Box what was drawn is kept beside what the env got. Its floats go to the kernels as ints.
@@ -59,11 +68,11 @@ class FusedLearner:
         sizes = [one.size_of_parts for one in plan.networks]
         self._parts = new(sum(sizes))
         self._networks = [
-            (LayersGradient if one.way == "layers" else NetworkGradient)(one, network, parts)
+            gradient_of(one)(one, network, parts)
             for one, network, parts in zip(plan.networks, self.packed.networks, self._parts.split(sizes), strict=True)
         ]
         for one in self._networks:
-            one.prepare(self.packed, self.constants)
+            one.prepare(self.packed, plan, self.constants)
         self._compile(config.normalize_advantage)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
@@ -126,7 +135,12 @@ class FusedLearner:
         return replace(part, constants={**part.constants, **self.constants})
 
     def _prepare_learn(
-        self, arrays: dict[str, torch.Tensor], figures: list[torch.Tensor], first: int, size: int
+        self,
+        arrays: dict[str, torch.Tensor],
+        of_sequences: dict[str, torch.Tensor],
+        figures: list[torch.Tensor],
+        first: int,
+        size: int,
     ) -> list[Callable[[], None]]:
         """Launches for `size` samples from `first` on of the epoch's order."""
         calls, chunk = [], self.plan.chunk
@@ -136,12 +150,11 @@ class FusedLearner:
             rows = min(chunk, size - number * chunk)
             given = {**arrays, "first_row": first + number * chunk, "num_rows": rows}
             shown = self.learner.group.rollout.seen()
-            calls += side_by_side(
-                [
-                    one.prepare_before(rows, first + number * chunk, {**arrays, **one.network.seen.arrays(shown)})
-                    for one in self._networks
-                ]
-            )
+            before = []
+            for one in self._networks:
+                shown_to_it = {**arrays, **of_sequences, **one.network.seen.arrays(shown)}
+                before.append(one.prepare_before(rows, first + number * chunk, shown_to_it))
+            calls += side_by_side(before)
             for i, one in enumerate(self._networks):
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
@@ -217,7 +230,8 @@ class FusedLearner:
             self._tables_of_one_part = _tables_of_one_part(self._gradient)
 
     def _prepare_order(self) -> None:
-        group, plan = self.learner.group, self.plan
+        group, plan, sequences = self.learner.group, self.plan, self.plan.sequences
+        unit = sequences.size if sequences else 1
         constants = {
             key: self.constants[key]
             for key in ("HAS_ORDER", "HAS_ACTIVE", "GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS")
@@ -227,15 +241,23 @@ class FusedLearner:
             "NUM_EPOCHS": plan.num_epochs,
             "NUM_MINIBATCHES": plan.num_steps,
             "MINIBATCH": plan.size,
-            "HALF_BITS": max(1, -(-(plan.num_samples - 1).bit_length() // 2)),
+            "HALF_BITS": max(1, -(-(plan.num_samples // unit - 1).bit_length() // 2)),
             "SUM_THREADS": SUM_THREADS,
+            "SEQUENCE": sequences.length if sequences else 0,
+            "STEP_ROWS": sequences.step_rows if sequences else 1,
+            "CHUNK": plan.chunk,
         }  # fmt: skip
         data, backend = DataManager(self._order.device), self.packed.backend
         functions = FunctionManager(data, KERNELS / "minibatches.cu", constants, backend=backend)
         num_blocks = min(-(-len(self._order) // 256), 16 * plan.policy.limits.num_multiprocessors)
-        self._shuffle = functions.prepare(
-            "shuffle_samples", LaunchShape(num_blocks, (256, 1)), key=self._key, order=self._order
-        )
+        shuffles, given = "shuffle_samples", {"key": self._key, "order": self._order}
+        if sequences:
+            rollout, active = group.rollout, self._active()
+            survived = active if rollout.survived is None else rollout.survived
+            shuffles, given["starts"] = "shuffle_sequences", self._starts
+            given |= {"terminated": rollout.terminated, "truncated": rollout.truncated}
+            given |= {"active": active, "survived": survived}
+        self._shuffle = functions.prepare(shuffles, LaunchShape(num_blocks, (256, 1)), **given)
         self._sum_advantages = functions.prepare(
             "advantage_sums",
             LaunchShape(plan.num_sums * plan.num_steps, (SUM_THREADS, 1)),
@@ -255,7 +277,8 @@ class FusedLearner:
         an_epoch = plan.num_steps // plan.num_epochs
         first = number % an_epoch * plan.size
         size = min(plan.size, plan.num_samples - first)
-        order = self._order[number // an_epoch * plan.num_samples :] if plan.has_order else self._order
+        of_epoch = slice(number // an_epoch * plan.num_samples, None) if plan.has_order else slice(None)
+        order = self._order[of_epoch]
         arrays = {
             "order": order,
             "action": self._action,
@@ -274,7 +297,10 @@ class FusedLearner:
             "share_of_value": 1.0 / (size * learner.world.size),
         }
         figures = list(self._figures[number].split([one.num_figures for one in plan.networks]))
-        calls = self._prepare_learn(arrays, figures, first, size)
+        more = {}
+        if plan.sequences:
+            more = {"starts": self._starts[of_epoch], "memory": group.memory}
+        calls = self._prepare_learn(arrays, more, figures, first, size)
         adds = LaunchShape(plan.num_groups, (STEP_THREADS, 1))
         steps = LaunchShape(-(-len(self.packed.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         first_name = guard.place_of("gradient", group.name)
@@ -322,6 +348,13 @@ class FusedLearner:
         self._gradient.copy_(gradient)
         figures.copy_(figures_of_all)
         guard.take_over(halted)
+
+
+def gradient_of(plan: GradientPlan) -> type[NetworkGradient]:
+    """What makes the gradient of a network."""
+    if plan.cell is not None:
+        return RecurrentGradient
+    return LayersGradient if plan.way == "layers" else NetworkGradient
 
 
 def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -9,9 +9,16 @@
 //   NUM_SUMS, SUM_THREADS                 blocks a minibatch that sum up advantages; threads of each
 //   HAS_ORDER, HAS_ACTIVE                 whether there are such arrays
 //   GROUP_SIZE, FIRST_AGENT, ALL_AGENTS   agents of the group, and which they are of the env's
+//   SEQUENCE                              steps that stay together, of all agents of an env; 0: every sample is alone
+//   STEP_ROWS                             agents of the group in all envs
+//   CHUNK                                 samples that go through a recurrent network at once
 #include "warpdrive.cuh"
 
-static_assert(1ll << 2 * HALF_BITS >= NUM_SAMPLES, "samples have no place in the order");
+constexpr int UNIT = SEQUENCE > 0 ? SEQUENCE * GROUP_SIZE : 1;  // samples that stay together
+constexpr int NUM_UNITS = NUM_SAMPLES / UNIT;
+
+static_assert(1ll << 2 * HALF_BITS >= NUM_UNITS, "samples have no place in the order");
+static_assert(NUM_SAMPLES % UNIT == 0 && MINIBATCH % UNIT == 0 && CHUNK % UNIT == 0, "sequences are cut");
 
 __device__ __forceinline__ unsigned mix(unsigned x)
 {
@@ -20,31 +27,74 @@ __device__ __forceinline__ unsigned mix(unsigned x)
     return x ^ (x >> 16);
 }
 
-// Every epoch's samples in an order of its own.
+// What stands at a place of an epoch's order, of NUM_UNITS numbers.
 // A Feistel network of 6 rounds permutes 0 .. 4^HALF_BITS - 1, and is applied again where it leads out of
-// 0 .. NUM_SAMPLES - 1 (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+// 0 .. NUM_UNITS - 1 (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+__device__ __forceinline__ unsigned permuted(const long long* key, unsigned epoch, unsigned number)
+{
+    constexpr unsigned MASK = (1u << HALF_BITS) - 1u;
+    unsigned round_key[4];
+    for (int k = 0; k < 4; ++k) round_key[k] = mix((unsigned)(key[k / 2] >> (k % 2 * 32)) + epoch * 0xb5297a4du);
+    do {
+        unsigned left = number >> HALF_BITS;
+        unsigned right = number & MASK;
+#pragma unroll
+        for (unsigned round = 0; round < 6; ++round) {
+            const unsigned next = left ^ (mix(right ^ (round_key[round % 4] + round * 0x9e3779b9u)) & MASK);
+            left = right;
+            right = next;
+        }
+        number = (left << HALF_BITS) | right;
+    } while (number >= NUM_UNITS);
+    return number;
+}
+
+// Every epoch's samples in an order of its own.
 //   key    [2]  drawn anew for every update        read
 //   order  [NUM_EPOCHS, NUM_SAMPLES]               written
 extern "C" __global__ void shuffle_samples(const long long* key, int* order)
 {
-    constexpr unsigned MASK = (1u << HALF_BITS) - 1u;
     for (long long i = global_thread(); i < (long long)NUM_EPOCHS * NUM_SAMPLES; i += num_global_threads()) {
-        const unsigned epoch = (unsigned)(i / NUM_SAMPLES);
-        unsigned number = (unsigned)(i % NUM_SAMPLES);
-        unsigned round_key[4];
-        for (int k = 0; k < 4; ++k) round_key[k] = mix((unsigned)(key[k / 2] >> (k % 2 * 32)) + epoch * 0xb5297a4du);
-        do {
-            unsigned left = number >> HALF_BITS;
-            unsigned right = number & MASK;
-#pragma unroll
-            for (unsigned round = 0; round < 6; ++round) {
-                const unsigned next = left ^ (mix(right ^ (round_key[round % 4] + round * 0x9e3779b9u)) & MASK);
-                left = right;
-                right = next;
+        order[i] = (int)permuted(key, (unsigned)(i / NUM_SAMPLES), (unsigned)(i % NUM_SAMPLES));
+    }
+}
+
+// Every epoch's sequences in an order of its own; of each CHUNK of a minibatch, step by step: [SEQUENCE, sequence].
+//   key                    [2]  drawn anew for every update                                read
+//   terminated, truncated  [step, env]                                                     read
+//   active, survived       [step, env, agent of all]  in the game before the step, and
+//                          after it, if it HAS_ACTIVE                                      read
+//   order                  [NUM_EPOCHS, NUM_SAMPLES]                                       written
+//   starts                 likewise: whether nothing is remembered of the step before      written
+extern "C" __global__ void shuffle_sequences(
+    const long long* key, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
+    int* order, bool* starts)
+{
+    if (SEQUENCE == 0) return;
+    constexpr int LENGTH = SEQUENCE > 0 ? SEQUENCE : 1;
+    for (long long i = global_thread(); i < (long long)NUM_EPOCHS * NUM_SAMPLES; i += num_global_threads()) {
+        const int place = (int)(i % NUM_SAMPLES);
+        const int first = place / MINIBATCH * MINIBATCH;
+        const int chunk = first + (place - first) / CHUNK * CHUNK;
+        const int rows = min(min(CHUNK, first + MINIBATCH - chunk), NUM_SAMPLES - chunk) / LENGTH;  // sequences of it
+        const int t = (place - chunk) / rows;
+        const int row = (place - chunk) % rows;
+        const unsigned unit = permuted(key, (unsigned)(i / NUM_SAMPLES), chunk / UNIT + row / GROUP_SIZE);
+        const int num_envs = STEP_ROWS / GROUP_SIZE;
+        const int env = unit % num_envs;
+        const int step = unit / num_envs * LENGTH + t;
+        const int agent = row % GROUP_SIZE;
+        order[i] = step * STEP_ROWS + env * GROUP_SIZE + agent;
+        bool forgets = false;
+        if (t > 0) {
+            const long long before = (long long)(step - 1) * num_envs + env;
+            forgets = terminated[before] || truncated[before];
+            if (HAS_ACTIVE) {
+                const long long mine = before * ALL_AGENTS + FIRST_AGENT + agent;
+                forgets = forgets || !active[mine] || !survived[mine];
             }
-            number = (left << HALF_BITS) | right;
-        } while (number >= NUM_SAMPLES);
-        order[i] = (int)number;
+        }
+        starts[i] = forgets;
     }
 }
 

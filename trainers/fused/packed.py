@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from trainers.fused.plan import NUM_FIGURES, SLICES, STEP_THREADS, Plan
+from trainers.fused.cell import CellPlan
+from trainers.fused.learning_plan import NUM_FIGURES, SLICES, STEP_THREADS
+from trainers.fused.plan import Plan
 from trainers.fused.seen import Seen
 from trainers.fused.shape import Shape, to_tiles
 from trainers.heads import GaussianHead
@@ -38,6 +41,37 @@ class Layer:
     """Gain and shift of a LayerNorm behind it."""
 
 
+class PackedCell:
+    """The weights of a recurrent unit, in the two orders in which gru.cu reads them, and their packing.
+
+    Args:
+        plan: of it, for any number of rows.
+        cell: on the backend's device.
+    """
+
+    def __init__(self, plan: CellPlan, cell: nn.GRUCell, backend: Backend) -> None:
+        weight, input_weight = cell.weight_hh.detach(), cell.weight_ih.detach()
+        size = plan.element_bytes
+        constants = {"UNITS": plan.units, "IN_TILES": plan.in_width // 16, "INPUTS": input_weight.shape[1]}
+        constants["FULL_PRECISION"] = size == 4
+        functions = FunctionManager(
+            DataManager(backend.device), KERNELS / "gru_pack.cu", constants, backend=backend
+        )
+        new = partial(torch.zeros, dtype=torch.uint8, device=weight.device)
+        self.forwards, self.backwards = new(2, size * weight.numel())
+        self.input_forwards, self.input_backwards = new(2, size * max(plan.input_elements, 1))
+        self.pack = functions.prepare(
+            "gru_pack",
+            LaunchShape(-(-(weight.numel() + plan.input_elements) // 256), (256, 1)),
+            weight=weight,
+            input_weight=input_weight,
+            forwards=self.forwards,
+            backwards=self.backwards,
+            input_forwards=self.input_forwards,
+            input_backwards=self.input_backwards,
+        )
+
+
 @dataclass
 class PackedNetwork:
     """One network: its shape, and which parameters its layers are made of."""
@@ -51,6 +85,8 @@ class PackedNetwork:
     """Whether it is a critic that sees the whole env, with statistics of its own."""
     norm: nn.LayerNorm | None = None
     """Of its input."""
+    cell: PackedCell | None = None
+    """What a recurrent unit's weights are packed for besides."""
 
 
 class PackedPolicy:
@@ -106,15 +142,19 @@ class PackedPolicy:
         """Brings the copies up to date, after somebody else changed the parameters."""
 
     def then_fold(self, call: Callable[[], None]) -> Callable[[], None]:
-        """A call that writes copies, and then those that LayerNorms of the input are folded into."""
-        if self.norms is None:
+        """A call that writes copies, then those of recurrent units, and those that LayerNorms are folded into."""
+        more = [network.cell.pack for network in self.networks if network.cell is not None]
+        if self.norms is not None:
+            more.append(self.norms.fold)
+        if not more:
             return call
 
-        def both() -> None:
+        def all_of_them() -> None:
             call()
-            self.norms.fold()
+            for one in more:
+                one()
 
-        return both
+        return all_of_them
 
     @property
     def precision(self) -> dict[str, Constant]:
@@ -149,13 +189,14 @@ class PackedPolicy:
     def _find_networks(self) -> list[PackedNetwork]:
         network, head = self.policy.network, self.policy.head
         of_policy = [network.policy_head, *([head.log_std] if isinstance(head, GaussianHead) else [])]
+        cell, critic_cell = (getattr(network, name, None) for name in ("cell", "critic_cell"))
         if network.critic_trunk is None:
-            parts = [(network.trunk, [*of_policy, network.value_head])]
+            parts = [(network.trunk, cell, [*of_policy, network.value_head])]
         else:
-            parts = [(network.trunk, of_policy), (network.critic_trunk, [network.value_head])]
+            parts = [(network.trunk, cell, of_policy), (network.critic_trunk, critic_cell, [network.value_head])]
         found, element, bias = [], 0, 0
-        for shape, (trunk, heads) in zip(self.plan.shapes, parts, strict=True):
-            layers, norm = [], None
+        for shape, (trunk, cell, heads) in zip(self.plan.shapes, parts, strict=True):
+            layers, norm, packed_cell = [], None, None
             for layer in trunk:
                 if isinstance(layer, nn.Linear):
                     layers.append(self._layer([layer]))
@@ -163,11 +204,23 @@ class PackedPolicy:
                     layers[-1].norm = self._numbers(layer.weight), self._numbers(layer.bias)
                 else:
                     norm = layer
+            if cell is not None:
+                layers += [self._layer_of_cell(cell.weight_ih, cell.bias_ih, turns=True)]
+                layers += [self._layer_of_cell(cell.weight_hh, cell.bias_hh, turns=False)]
+                packed_cell = PackedCell(self.plan.cell(len(found), 1), cell, self.backend)
             seen = self.plan.seen_by(shape)
             is_central = seen is self.plan.request.critic_seen
-            found.append(PackedNetwork(shape, [*layers, self._layer(heads)], element, bias, seen, is_central, norm))
+            layers.append(self._layer(heads))
+            found.append(PackedNetwork(shape, layers, element, bias, seen, is_central, norm, packed_cell))
             element, bias = element + shape.num_elements, bias + shape.num_biases
         return found
+
+    def _layer_of_cell(self, weight: nn.Parameter, bias: nn.Parameter, turns: bool) -> Layer:
+        """Gates r, z, n of torch's cell; as n, r, z if it `turns`."""
+        rows = np.arange(len(weight))
+        if turns:
+            rows = np.roll(rows, len(rows) // 3)
+        return Layer(self._numbers(weight)[rows], self._numbers(bias)[rows], np.arange(len(rows)))
 
     def _numbers(self, parameter: nn.Parameter) -> np.ndarray:
         return self.numbers[id(parameter)] + np.arange(parameter.numel()).reshape(parameter.shape)

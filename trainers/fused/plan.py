@@ -9,16 +9,19 @@ All of it is arithmetic: no network, no array and no device has to exist. Where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from trainers.experience.spec import GroupSpec
+from trainers.fused.cell import CellPlan, RecurrentShape, Sequences, why_no_cell, with_input
 from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
+from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
 from trainers.fused.seen import Seen, plain
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
 from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.networks import find_network
+from trainers.networks.gru import GRU
 from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
@@ -30,8 +33,6 @@ FULL_PRECISION = "fused-fp32"
 """A precision for tests: elements are floats, to find mistakes; slow."""
 MAX_WIDTH, MAX_LAYERS = 256, 2
 """Of hidden layers whose activations stay in registers. Others go through memory, one layer after the other."""
-NUM_FIGURES = 5
-"""Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
 MAX_NORMED_TILES = 8
 """Of 16 features, whose mean and deviation a warp finds while it has them in registers."""
 MAX_NORMED_WIDTH = 2048
@@ -46,10 +47,6 @@ MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
 MAX_STAGES = 4
 """How many times as many samples as it multiplies a block of `products` has in shared memory."""
-SUM_THREADS = 256
-"""Of the blocks that sum up advantages."""
-STEP_THREADS, SLICES = 256, 4
-"""Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,8 @@ class Request:
     """Of an action in a Box."""
     norms_hidden: bool = False
     """Whether a LayerNorm stands before each activation."""
+    memory_size: int = 0
+    """Units of each recurrent cell; 0: it has none."""
 
     @property
     def num_outputs(self) -> int:
@@ -91,12 +90,13 @@ class Request:
         if config.central_critic or not model.shared_trunk:
             critic_widths = model.fc_dims if model.critic_fc_dims is None else model.critic_fc_dims
         head, seen = make_head(spec.action_space), Seen.by_actor(spec, config.agent_id)
+        network = find_network(model.type)
         return cls(
             seen.num_features,
             model.fc_dims,
             head.head_sizes if isinstance(head, CategoricalHeads) else (),
             critic_widths,
-            find_network(model.type),
+            network,
             model.activates,
             model.norms_input,
             config.normalize_observation,
@@ -104,6 +104,7 @@ class Request:
             Seen.by_central_critic(spec) if config.central_critic else None,
             head.num_outputs if isinstance(head, GaussianHead) else 0,
             model.norms_hidden,
+            model.memory_size if network is GRU else 0,
         )
 
 
@@ -119,8 +120,11 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return f"trainer.precision={precision} asks for it; fused kernels play and learn in bf16, or with auto"
     if limits.capability is not None and limits.capability < (8, 0):
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
-    if request.network is not MLP:
-        return f"the network is a {request.network.__name__}, not an MLP"
+    element_bytes = 4 if precision == FULL_PRECISION else 2
+    if request.network not in (MLP, GRU):
+        return f"the network is a {request.network.__name__}, neither an MLP nor a GRU"
+    if request.memory_size and (why := why_no_cell(request.memory_size, limits, element_bytes)):
+        return why
     widest = max((*request.widths, *(request.critic_widths or ())), default=0)
     if request.norms_hidden and widest > MAX_NORMED_WIDTH:
         return f"a hidden layer of {widest} with a LayerNorm is wider than {MAX_NORMED_WIDTH}"
@@ -133,18 +137,7 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
     for seen in (request.seen, request.critic_seen):
         if seen is not None and seen.why_not:
             return seen.why_not
-    return Plan(request, limits, 4 if precision == FULL_PRECISION else 2)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One network's share of a launch."""
-
-    constants: Mapping[str, Constant]
-    head_sizes: Sequence[int]
-    num_blocks: int
-    shared_bytes: int
-    seen: Seen
+    return Plan(request, limits, element_bytes)
 
 
 @dataclass(frozen=True)
@@ -171,6 +164,8 @@ class Plan:
         """A network of the policy, by the kernels that are for its layers."""
         asked = self.request
         found = Shape(num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
+        if asked.memory_size:
+            return RecurrentShape(*astuple(found), asked.memory_size)
         stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
         if stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES):
             return found
@@ -186,6 +181,17 @@ class Plan:
         if shape.num_outputs == 0 and asked.critic_seen is not None:
             return asked.critic_seen
         return asked.seen or plain(asked.num_features)
+    def cell(self, number: int, num_rows: int, step_rows: int = 1) -> CellPlan | None:
+        """How the recurrent unit of a network of this number goes through so many rows; None if it has none."""
+        asked, shapes = self.request, self.shapes
+        units, widths = asked.memory_size, shapes[number].widths
+        if not units:
+            return None
+        whole = len(shapes) * units
+        found = CellPlan(units, num_rows, self.limits, self.element_bytes, whole, number * units, step_rows)
+        if not widths or asked.norms_hidden:
+            return found
+        return with_input(found, widths[-1], asked.activation == "tanh")
 
     @property
     def num_parameters(self) -> int:
@@ -198,6 +204,9 @@ class Plan:
         packed = sum(self.element_bytes * shape.num_elements + 4 * shape.num_biases for shape in self.shapes)
         packed += self.bytes_of_norms
         rows = [self.bytes_of_rows(shape, num_rows) for shape in self.shapes if isinstance(shape, LayersShape)]
+        for number in range(len(self.shapes)) if self.request.memory_size else ():
+            cell = self.cell(number, 1)  # whose weights are there in two orders of their own, too
+            packed += 2 * self.element_bytes * (3 * cell.units**2 + max(cell.input_elements, 1))
         found = {"packed parameters": packed + 4 * self.num_parameters, "entropy": 4 * num_rows}
         return found | ({"hidden layers": sum(rows)} if rows else {})
 
@@ -215,6 +224,9 @@ class Plan:
     def bytes_of_rows(self, shape: LayersShape, num_rows: int) -> int:
         """What a network that plays for so many takes: all outputs, and the layers of some at once."""
         outputs, at_once = 4 * shape.padded[-1][0], min(num_rows, shape.rows_at_once)
+        if isinstance(shape, RecurrentShape):
+            in_width = self.cell(self.shapes.index(shape), 1).in_width
+            return shape.bytes_of(self.element_bytes, num_rows, at_once, None, in_width)
         return num_rows * outputs + at_once * (shape.row_bytes(self.element_bytes, learns=False) - outputs)
 
     def gathering(self, shape: LayersShape, num_rows: int) -> Part:
@@ -224,14 +236,21 @@ class Plan:
         constants |= {"ROW_COLUMNS": shape.padded[0][1], "AS_RECORDS": isinstance(shape, WarpgroupShape)}
         return Part(constants, self.request.head_sizes, num_blocks, 0, self.seen_by(shape))
 
-    def learning(self, num_samples: int, num_epochs: int, num_minibatches: int) -> LearningPlan:
-        """Of a rollout's samples, in minibatches, several times."""
+    def learning(
+        self, num_samples: int, num_epochs: int, num_minibatches: int, sequences: Sequences | None = None
+    ) -> LearningPlan:
+        """Of a rollout's samples, in minibatches, several times; a recurrent policy's in sequences."""
         check_rows(num_samples, "samples of a policy in a rollout (steps x envs x agents)", "trainer.train_batch_size")
-        size, limits = -(-num_samples // num_minibatches), self.limits
+        unit, limits = sequences.size if sequences else 1, self.limits
+        size = -(-num_samples // unit // num_minibatches) * unit
+        num_minibatches = -(-num_samples // size)
         shapes, heads = self.shapes, self.request.head_sizes
         found = [self._way(shape) for shape in shapes]
         chunk = size if all(way == "registers" for way, _, _ in found) else min(size, MAX_RECORDS)
-        chunk = min([chunk, *(shape.rows_at_once for shape in shapes if isinstance(shape, LayersShape))])
+        if sequences:
+            chunk = max(chunk // unit, 1) * unit
+        else:
+            chunk = min([chunk, *(shape.rows_at_once for shape in shapes if isinstance(shape, LayersShape))])
         num_chunks = -(-size // chunk)
         at_once = limits.blocks_at_once(max(num_bytes for _, _, num_bytes in found))
         blocks = split_blocks(at_once * limits.num_multiprocessors, [shape.work for shape in shapes])
@@ -254,13 +273,15 @@ class Plan:
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
             row_blocks = self.num_row_blocks if way == "layers" else 0
+            cell = self.cell(i, chunk // sequences.length, sequences.step_rows) if sequences else None
             networks.append(
                 GradientPlan(
-                    shape, way, learn, products, record_rows, num_parts, num_figures, self.element_bytes, row_blocks
+                    shape, way, learn, products, record_rows, num_parts, num_figures, self.element_bytes, row_blocks,
+                    cell,
                 )
-            )
+            )  # fmt: skip
         num_steps = num_epochs * num_minibatches
-        return LearningPlan(self, num_samples, num_epochs, num_steps, size, chunk, tuple(networks), at_once)
+        return LearningPlan(self, num_samples, num_epochs, num_steps, size, chunk, tuple(networks), at_once, sequences)
 
     def _way(self, shape: Shape) -> tuple[Way, dict[str, Constant], int]:
         """How a network's gradient is summed up, with the constants and the shared memory of its learn kernel.
@@ -345,96 +366,3 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
         num_tiles = -(-num_rows // (16 * row_tiles))
         parts.append(Part(constants, one.request.head_sizes, min(count, num_tiles), num_bytes, one.seen_by(shape)))
     return parts, at_once
-
-
-@dataclass(frozen=True)
-class GradientPlan:
-    """How the gradient of one network is summed up in a minibatch."""
-
-    shape: Shape
-    way: Way
-    learn: Part
-    """Of the kernel `learn`."""
-    products: Part | None
-    """Of the kernel `products`, where the gradient is in pieces."""
-    record_rows: int
-    """Samples whose records are in global memory at once; 0 where they never are."""
-    num_parts: int
-    """Of the gradient, which are added up in the end."""
-    num_figures: int
-    """Rows of figures."""
-    element_bytes: int
-    num_row_blocks: int = 0
-    """Parts of the biases' gradient, where layers go through memory."""
-
-    @property
-    def size_of_parts(self) -> int:
-        """Numbers of all parts."""
-        return self.num_parts * self.part_size + self.num_row_blocks * self.shape.num_biases
-
-    @property
-    def part_size(self) -> int:
-        """Numbers of a part."""
-        return self.shape.part_size(self.way)
-
-    @property
-    def record_bytes(self) -> int:
-        if isinstance(self.shape, LayersShape):
-            return self.record_rows * self.shape.row_bytes(self.element_bytes, learns=True)
-        return max(self.record_rows * self.shape.record * self.element_bytes, 16)
-
-
-@dataclass(frozen=True)
-class LearningPlan:
-    """How an update is made of a rollout: `num_steps` minibatches of `size` samples, each learned in chunks."""
-
-    policy: Plan
-    num_samples: int
-    num_epochs: int
-    num_steps: int
-    size: int
-    chunk: int
-    networks: tuple[GradientPlan, ...]
-    blocks_at_once: int
-    """Of `learn`, which a multiprocessor holds."""
-
-    @property
-    def has_order(self) -> bool:
-        """Whether samples are shuffled."""
-        return self.num_steps > 1
-
-    @property
-    def num_ordered(self) -> int:
-        return self.num_samples * self.num_epochs if self.has_order else 1
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.size // self.chunk)
-
-    @property
-    def num_sums(self) -> int:
-        """Blocks that sum up the advantages of a minibatch: all together keep the device busy."""
-        busy = 8 * self.policy.limits.num_multiprocessors // self.num_steps
-        return max(1, min(busy, -(-self.size // SUM_THREADS)))
-
-    @property
-    def num_groups(self) -> int:
-        """Blocks that add up the parts of the gradient."""
-        return -(-self.policy.num_parameters // (STEP_THREADS // SLICES))
-
-    @property
-    def num_figures(self) -> int:
-        return sum(one.num_figures for one in self.networks)
-
-    @property
-    def num_bytes(self) -> dict[str, int]:
-        """By what holds them, besides the optimiser's memory."""
-        tables = 8 + 3 * 4 + 1  # where a parameter's gradient is, its parts and its name; whether it is a critic's
-        tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
-        return {
-            "order of samples": 4 * self.num_ordered,
-            "records": sum(one.record_bytes for one in self.networks),
-            "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
-            "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
-            "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
-        }

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trainers.acting.actor import Actor, Stage, value_fields
+from trainers.acting.memory import Memory
 from trainers.algorithms import why_no_kernels
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
 from trainers.fused.actor import FusedPlayers
+from trainers.fused.cell import Sequences
 from trainers.fused.learner import FusedLearner
 from trainers.fused.packed import pack
 from trainers.fused.plan import Plan, Request, plan
@@ -32,11 +34,17 @@ def find_learner(learner: OnPolicy) -> OnPolicy | FusedLearner:
     return FusedLearner(learner) if learner.group.actor.path == "fused" else learner
 
 
-def bytes_of_learner(actor: Actor, num_samples: int, num_epochs: int, num_minibatches: int) -> dict[str, int] | None:
+def bytes_of_learner(
+    actor: Actor, num_steps: int, num_envs: int, num_epochs: int, num_minibatches: int
+) -> dict[str, int] | None:
     """What the learner of `find_learner` takes, by what holds it; None if there is none."""
     if not isinstance(actor, FusedPlayer):
         return None
-    return actor.plan.learning(num_samples, num_epochs, num_minibatches).num_bytes
+    policy, num_agents, sequences = actor.policy, actor.spec.num_agents, None
+    if policy.memory_size:
+        sequences = Sequences(policy.network.sequence_length or num_steps, num_agents, num_envs)
+    num_samples = num_steps * num_envs * num_agents
+    return actor.plan.learning(num_samples, num_epochs, num_minibatches, sequences).num_bytes
 
 
 class FusedPlayer(Actor):
@@ -51,10 +59,14 @@ class FusedPlayer(Actor):
     def fields(self, num_steps: int) -> list[Field]:
         """Of a Box also what was drawn, in parts of it (see GaussianHead); the env's array has it clipped."""
         num_numbers = self.plan.request.num_numbers
-        return value_fields() + ([Field("action", (num_numbers,))] if num_numbers else [])
+        found = [*value_fields(), *Memory.fields(self.policy, num_steps)]
+        return found + ([Field("action", (num_numbers,))] if num_numbers else [])
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
-        found = self.plan.bytes_of_playing(num_envs * self.spec.num_agents)
+        rows, size = num_envs * self.spec.num_agents, self.policy.memory_size
+        found = self.plan.bytes_of_playing(rows)
+        if size:
+            found["memory of the envs"] = 4 * rows * size
         if self.plan.seen_by(self.plan.shapes[-1]).hides:
             found["who was in the game"] = 2 * num_envs * self.spec.num_agents
         return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from trainers.fused.learning_plan import Part
 from trainers.fused.packed import KERNELS
-from trainers.fused.plan import Part
 from trainers.fused.shape import WARPS
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager

@@ -15,8 +15,9 @@ from gymnasium import spaces
 
 from trainers.fused.actor import head_constants
 from trainers.fused.layers_shape import LayersShape
+from trainers.fused.learning_plan import Part
 from trainers.fused.packed import KERNELS
-from trainers.fused.plan import Limits, Part, Request, plan, plan_acting
+from trainers.fused.plan import Limits, Request, plan, plan_acting
 from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
 from trainers.fused.source import compile_fused, parameters_of

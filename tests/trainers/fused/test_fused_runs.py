@@ -21,6 +21,7 @@ from warpdrive.backends import ahead, choose_backend
 TORCH, FULL, BF16 = "fp32", "fused-fp32", "bf16"
 NUM_STEPS, NUM_ENVS = 10, 6
 SIZE = NUM_STEPS * NUM_ENVS
+GRU = {"type": "gru", "memory_size": 16, "sequence_length": 5, "shared_trunk": False}
 STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
 
 
@@ -241,10 +242,10 @@ def test_runs_of_numbers_beside_choices_are_again_and_resumed_bit_for_bit(make):
     assert not torch.equal(head.log_std.detach(), torch.zeros_like(head.log_std))
 
 
-@pytest.mark.parametrize("precision", [FULL, BF16])
-def test_fused_kernels_go_on_where_torch_stopped_and_torch_where_they_did(make, precision):
+@pytest.mark.parametrize(("precision", "model"), [(FULL, {}), (BF16, {}), (BF16, GRU)], ids=["full", "mlp", "gru"])
+def test_fused_kernels_go_on_where_torch_stopped_and_torch_where_they_did(make, precision, model):
     """In full precision as torch alone would have gone on."""
-    run = tag() if precision == FULL else locks()
+    run = tag() if precision == FULL else locks(**model)
     first = make(run, TORCH, num_iterations=1)
     first.train()
     second = make(run, precision, num_iterations=2, resume=first.run.path)

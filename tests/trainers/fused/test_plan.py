@@ -16,6 +16,7 @@ from trainers.experience.spec import GroupSpec
 from trainers.fused.plan import CPU, LARGE_GPU, MAX_ROWS, Limits, Request, plan, plan_acting
 from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
+from trainers.networks.cnn import CNN
 from trainers.networks.gru import GRU
 from trainers.run.estimate import largest_num_envs
 from trainers.settings.config import ActorCriticConfig, ModelConfig, PolicyConfig
@@ -38,7 +39,11 @@ OLD = Limits((7, 5), 64 << 10, 40)
             for name in ("fp32", "tf32")
         ),
         ({}, OLD, "bf16", "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"),
-        ({"network": GRU}, LARGE_GPU, "bf16", "the network is a GRU, not an MLP"),
+        ({"network": CNN}, LARGE_GPU, "bf16", "the network is a CNN, neither an MLP nor a GRU"),
+        (
+            {"network": GRU, "memory_size": 24}, LARGE_GPU, "bf16",
+            "its memory_size is 24, not a multiple of 16 up to 256",
+        ),
         ({"norms_input": True, "widths": ()}, LARGE_GPU, "bf16", "a LayerNorm stands before its outputs"),
         (
             {"norms_hidden": True, "widths": (2049,)}, LARGE_GPU, "bf16",
@@ -208,7 +213,7 @@ def test_a_request_is_what_a_config_and_spaces_say(action):
     heads, num_numbers = ((4, 2), 0) if isinstance(action, spaces.MultiDiscrete) else ((), 2)
     seen = Seen(sources, num_ids=2)
     expected = Request(9, (7,), heads, (7,), GRU, "tanh", True, True, seen, num_numbers=num_numbers)
-    assert Request.of(config, spec) == expected
+    assert Request.of(config, spec) == replace(expected, memory_size=model.memory_size)
     plain, central = (
         Request.of(ActorCriticConfig(central_critic=one, model=ModelConfig(shared_trunk=True)), spec)
         for one in (False, True)

@@ -1,0 +1,232 @@
+"""The gated recurrent units of a policy, as arithmetic: where their numbers lie, and how gru.cu is launched for them.
+
+Gates stand in the order n, r, z, q (see layers/gru.cuh): what belongs to the input is the first three, what belongs to
+the state the last three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from trainers.fused.layers_shape import LayersShape
+from trainers.fused.limits import Limits
+from trainers.fused.shape import to_tiles
+from warpdrive.function_manager import Constant
+
+MAX_UNITS = 256
+MOST_KEPT = 128
+"""Units whose weights are in registers."""
+MAX_ROWS_AT_ONCE = 1 << 17
+MOST_OF_TWO_TILES = 192
+"""Units for which registers hold two tiles of rows."""
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """How one cell walks through sequences."""
+
+    units: int
+    num_rows: int
+    """Sequences, or agents that play, at once."""
+    limits: Limits
+    element_bytes: int
+    memory_size: int
+    """Of the policy's cells together."""
+    first: int = 0
+    """Of all their units, this cell's."""
+    step_rows: int = 1
+    """Agents of the group in all envs."""
+    in_width: int = 0
+    """Columns of an input whose products gru.cu makes, too; 0: they are given."""
+    is_tanh: bool = False
+    """Whether the input came out of tanh."""
+
+    @property
+    def threads(self) -> int:
+        return 2 * self.units
+
+    @cached_property
+    def tiles(self) -> tuple[int, int]:
+        """Of 16 rows: those of an item, and the items of a block. As few as keep all multiprocessors busy; as many as
+        there is shared memory for."""
+        blocks = self.limits.num_multiprocessors * self.blocks_at_once
+        wanted = -(-self.num_rows // (16 * blocks))
+        fits = self.units <= MOST_OF_TWO_TILES and self.shared_bytes_of(2, 1) <= self._most_shared
+        row_tiles = 2 if wanted > 1 and fits else 1
+        items = -(-wanted // row_tiles)
+        while items > 1 and self.shared_bytes_of(row_tiles, items) > self._most_shared:
+            items -= 1
+        return row_tiles, items
+
+    @property
+    def blocks_at_once(self) -> int:
+        """That a multiprocessor is to hold: weights of 128 units fill its registers."""
+        by_registers = max(1, MOST_KEPT // max(self.units, 32))
+        return max(1, min(by_registers, self.limits.shared_bytes // self.shared_bytes_of(1, 1)))
+
+    @property
+    def _most_shared(self) -> int:
+        return self.limits.shared_bytes // self.blocks_at_once
+
+    def shared_bytes_of(self, row_tiles: int, items: int) -> int:
+        """Of a block that goes forwards, or backwards."""
+        rows, pitches = 16 * row_tiles, self._pitches
+        state = 4 * rows * items * pitches["STATE_PITCH"]
+        there = 2 * rows * (items * pitches["HIDDEN_PITCH"] + pitches["IN_PITCH"])
+        back = 2 * rows * pitches["DELTA_PITCH"]
+        return self.element_bytes * (max(there, back) + self.input_elements) + state
+
+    @property
+    def input_elements(self) -> int:
+        """Of the input's weights."""
+        return 3 * self.units * self.in_width
+
+    @property
+    def _pitches(self) -> dict[str, int]:
+        """From a row to the next, 16 bytes more than whole ones of 128: eight rows meet in no bank."""
+        piece = 16 // self.element_bytes
+        return {
+            "DELTA_PITCH": 4 * self.units + piece,
+            "IN_PITCH": self.in_width + piece,
+            "HIDDEN_PITCH": self.units + piece,
+            "STATE_PITCH": self.units + 4,
+        }
+
+    @property
+    def num_blocks(self) -> int:
+        row_tiles, items = self.tiles
+        return -(-self.num_rows // (16 * row_tiles * items))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shared_bytes_of(*self.tiles)
+
+    @property
+    def bias_size(self) -> int:
+        """Numbers of what all blocks sum up of the biases' gradient."""
+        return self.num_blocks * self.bias_width
+
+    @property
+    def bias_width(self) -> int:
+        """Of what a block sums up: of the deltas of n, r, z, q, and of the input."""
+        return 4 * self.units + self.in_width
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        row_tiles, _ = self.tiles
+        return {
+            "FULL_PRECISION": self.element_bytes == 4,
+            "UNITS": self.units,
+            "ROW_TILES": row_tiles,
+            "KEEPS": self.units <= MOST_KEPT,
+            "IN_TILES": self.in_width // 16,
+            "IS_TANH": self.is_tanh,
+            **self._pitches,
+        }
+
+
+def with_input(plan: CellPlan, width: int, is_tanh: bool) -> CellPlan:
+    """The same, with the products of an input that came out of an activation; if there is room for its weights."""
+    found = replace(plan, in_width=to_tiles(width), is_tanh=is_tanh)
+    fits = found.in_width <= plan.units <= MOST_KEPT and found.shared_bytes_of(1, 1) <= plan.limits.shared_bytes
+    return found if fits else plan
+
+
+def why_no_cell(units: int, limits: Limits, element_bytes: int) -> str | None:
+    """Why the kernels cannot compute a cell of so many units, in words."""
+    if units % 16 or units > MAX_UNITS:
+        return f"its memory_size is {units}, not a multiple of 16 up to {MAX_UNITS}"
+    if CellPlan(units, 1, limits, element_bytes, units).shared_bytes > limits.shared_bytes:
+        return f"its memory_size is {units}, of which the shared memory of a block holds too little"
+    return None
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What a recurrent policy learns from: steps that stay together, of all the group's agents of an env."""
+
+    length: int
+    num_agents: int
+    num_envs: int
+
+    @property
+    def size(self) -> int:
+        """Samples that stay together."""
+        return self.length * self.num_agents
+
+    @property
+    def step_rows(self) -> int:
+        return self.num_envs * self.num_agents
+
+
+@dataclass(frozen=True)
+class RecurrentShape(LayersShape):
+    """One whose hidden layers have a gated recurrent unit after them.
+
+    Two layers more: the products of the cell's input, whose gates are n, r, z; and of its state, r, z, n.
+    """
+
+    units: int = 16
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        given = (self.num_features, *self.widths)
+        cell = [(3 * self.units, given[-1]), (3 * self.units, self.units)]
+        return [*zip(self.widths, given, strict=False), *cell, (self.num_outputs + self.has_value, self.units)]
+
+    @property
+    def rows_of_biases(self) -> list[int]:
+        return [3 if self.norms_hidden else 1 for _ in self.widths] + [1, 1, 1]
+
+    @property
+    def rows_at_once(self) -> int:
+        """Agents that play together."""
+        return MAX_ROWS_AT_ONCE
+
+    @property
+    def sum_rows(self) -> int:
+        """Rows whose sums of a layer are in memory at once, where a matrix library makes them."""
+        return super().rows_at_once
+
+    @property
+    def widest(self) -> int:
+        """Columns of the widest layer before the cell."""
+        return max((out for out, _ in self.padded[:-3]), default=16)
+
+    def arrays(
+        self, num_rows: int, at_once: int, sequences: int | None, in_width: int
+    ) -> dict[str, tuple[int, int, bool]]:
+        """Rows and columns of each array in memory, and whether it has floats; else elements.
+
+        Args:
+            num_rows: whose outputs there is room for; all the rest too, if it learns.
+            at_once: rows that go through the network together.
+            sequences: that these rows are, of who learns; None for who plays, `at_once` agents at once.
+            in_width: see CellPlan.
+        """
+        outputs, (_, features) = self.padded[-1][0], self.padded[0]
+        rows = at_once if sequences is None else num_rows
+        found = {"outputs": (num_rows, outputs, True), "sum": (min(rows, self.sum_rows), self.widest, True)}
+        found["features"] = (rows, features, False)
+        for number, (width, _) in enumerate(self.padded[:-3]):
+            found[f"hidden{number}"] = (rows, width, False)
+            if self.norms_hidden and sequences is not None:
+                found |= {f"standard{number}": (rows, width, False), f"scale{number}": (rows, 1, True)}
+        if sequences is None:
+            gates = 1 if in_width else rows  # nobody reads them
+            return found | {"gates": (gates, 3 * self.units, False), "states": (rows, self.units, False)}
+        if in_width:
+            found["by_input"] = (rows, in_width, False)
+        return found | {
+            "gates": (rows, 4 * self.units, False),
+            "states": (rows + sequences, self.units, False),
+            "by_states": (rows, self.units, False),
+            "delta": (rows, outputs, False),
+        }
+
+    def bytes_of(
+        self, element_bytes: int, num_rows: int, at_once: int, sequences: int | None, in_width: int
+    ) -> int:
+        arrays = self.arrays(num_rows, at_once, sequences, in_width).values()
+        return sum(rows * width * (4 if is_float else element_bytes) for rows, width, is_float in arrays)

@@ -1,0 +1,135 @@
+"""How an update is made by fused kernels, as arithmetic: its launches, minibatches and bytes. plan.py makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainers.fused.cell import CellPlan, RecurrentShape, Sequences
+from trainers.fused.layers_shape import LayersShape
+from trainers.fused.seen import Seen
+from trainers.fused.shape import Shape, Way
+from warpdrive.function_manager import Constant
+
+if TYPE_CHECKING:
+    from trainers.fused.plan import Plan
+
+NUM_FIGURES = 5
+"""Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
+SUM_THREADS = 256
+"""Of the blocks that sum up advantages."""
+STEP_THREADS, SLICES = 256, 4
+"""Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One network's share of a launch."""
+
+    constants: Mapping[str, Constant]
+    head_sizes: Sequence[int]
+    num_blocks: int
+    shared_bytes: int
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """How the gradient of one network is summed up in a minibatch."""
+
+    shape: Shape
+    way: Way
+    learn: Part
+    """Of the kernel `learn`."""
+    products: Part | None
+    """Of the kernel `products`, where the gradient is in pieces."""
+    record_rows: int
+    """Samples whose records are in global memory at once; 0 where they never are."""
+    num_parts: int
+    """Of the gradient, which are added up in the end."""
+    num_figures: int
+    """Rows of figures."""
+    element_bytes: int
+    num_row_blocks: int = 0
+    """Parts of the biases' gradient, where layers go through memory."""
+    cell: CellPlan | None = None
+    """Of a recurrent network: how its unit goes through the sequences of a chunk."""
+
+    @property
+    def size_of_parts(self) -> int:
+        """Numbers of all parts."""
+        of_cell = 0 if self.cell is None else self.num_parts * self.cell.bias_size
+        return self.num_parts * self.part_size + self.num_row_blocks * self.shape.num_biases + of_cell
+
+    @property
+    def part_size(self) -> int:
+        """Numbers of a part."""
+        return self.shape.part_size(self.way)
+
+    @property
+    def record_bytes(self) -> int:
+        if isinstance(self.shape, RecurrentShape):
+            rows, cell = self.record_rows, self.cell
+            return self.shape.bytes_of(self.element_bytes, rows, rows, cell.num_rows, cell.in_width)
+        if isinstance(self.shape, LayersShape):
+            return self.record_rows * self.shape.row_bytes(self.element_bytes, learns=True)
+        return max(self.record_rows * self.shape.record * self.element_bytes, 16)
+
+
+@dataclass(frozen=True)
+class LearningPlan:
+    """How an update is made of a rollout: `num_steps` minibatches of `size` samples, each learned in chunks."""
+
+    policy: Plan
+    num_samples: int
+    num_epochs: int
+    num_steps: int
+    size: int
+    chunk: int
+    networks: tuple[GradientPlan, ...]
+    blocks_at_once: int
+    """Of `learn`, which a multiprocessor holds."""
+    sequences: Sequences | None = None
+    """Of a recurrent policy."""
+
+    @property
+    def has_order(self) -> bool:
+        """Whether samples are shuffled, or come in sequences."""
+        return self.num_steps > 1 or self.sequences is not None
+
+    @property
+    def num_ordered(self) -> int:
+        return self.num_samples * self.num_epochs if self.has_order else 1
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.size // self.chunk)
+
+    @property
+    def num_sums(self) -> int:
+        """Blocks that sum up the advantages of a minibatch: all together keep the device busy."""
+        busy = 8 * self.policy.limits.num_multiprocessors // self.num_steps
+        return max(1, min(busy, -(-self.size // SUM_THREADS)))
+
+    @property
+    def num_groups(self) -> int:
+        """Blocks that add up the parts of the gradient."""
+        return -(-self.policy.num_parameters // (STEP_THREADS // SLICES))
+
+    @property
+    def num_figures(self) -> int:
+        return sum(one.num_figures for one in self.networks)
+
+    @property
+    def num_bytes(self) -> dict[str, int]:
+        """By what holds them, besides the optimiser's memory."""
+        tables = 8 + 3 * 4 + 1  # where a parameter's gradient is, its parts and its name; whether it is a critic's
+        tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
+        return {
+            "order of samples": (5 if self.sequences else 4) * self.num_ordered,
+            "records": sum(one.record_bytes for one in self.networks),
+            "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
+            "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
+            "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
+        }

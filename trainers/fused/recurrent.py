@@ -1,0 +1,386 @@
+"""Networks with a gated recurrent unit after their hidden layers: a matrix library multiplies what all steps have at
+once, and gru.cu walks through the steps.
+
+`CellKernels` are the launches of gru.cu, `RecurrentNetwork` is a whole network as it plays or goes through sequences,
+and `RecurrentGradient` as it learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from trainers.fused.by_layers import Dense, Norm, RowKernels, bytes_of
+from trainers.fused.cell import CellPlan, RecurrentShape
+from trainers.fused.gradient import NetworkGradient, Places
+from trainers.fused.learning_plan import GradientPlan, LearningPlan
+from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
+from trainers.fused.shape import WARPS
+from trainers.fused.source import compile_fused
+from warpdrive.backends.base import Backend, LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import Constant, FunctionManager
+
+Call = Callable[[], None]
+MAX_DENSE_INPUT = 256
+"""Columns that a warp of dense.cu holds in registers."""
+
+
+class CellKernels:
+    """The kernels of gru.cu for one cell, and up to `plan.num_rows` rows at once.
+
+    Arrays are bytes of elements, as gru.cu has them.
+    """
+
+    def __init__(self, plan: CellPlan, backend: Backend) -> None:
+        self.plan = plan
+        constants, file = plan.constants, KERNELS / "gru.cu"
+        self._functions = FunctionManager(DataManager(backend.device), file, constants, backend=backend)
+
+    def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
+        plan = self.plan
+        of_memory = {"step_rows": plan.step_rows, "memory_size": plan.memory_size, "cell_start": plan.first}
+        return self._prepare("gru_forward", num_rows, num_steps, **of_memory, **arrays)
+
+    def prepare_backward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
+        return self._prepare("gru_backward", num_rows, num_steps, **arrays)
+
+    def prepare_step(self, num_rows: int, remembers: bool, **arrays: torch.Tensor) -> Call:
+        plan, constants = self.plan, self.plan.constants
+        rows = 16 * constants["ROW_TILES"]
+        blocks = min(-(-num_rows // rows), plan.limits.num_multiprocessors * plan.blocks_at_once)
+        elements = plan.input_elements + rows * (constants["HIDDEN_PITCH"] + constants["IN_PITCH"])
+        shape = LaunchShape(blocks, (plan.threads, 1), elements * plan.element_bytes)
+        of_memory = {"memory_size": plan.memory_size, "cell_start": plan.first, "remembers": remembers}
+        return self._functions.prepare("gru_step", shape, num_rows=num_rows, **of_memory, **arrays)
+
+    def _prepare(self, kernel: str, num_rows: int, num_steps: int, **arrays: torch.Tensor | int) -> Call:
+        plan = self.plan
+        shape = LaunchShape(plan.num_blocks, (plan.threads, 1), plan.shared_bytes)
+        _, num_items = plan.tiles
+        counts = {"num_rows": num_rows, "num_steps": num_steps, "num_items": num_items}
+        return self._functions.prepare(kernel, shape, **counts, **arrays)
+
+
+class DenseKernel:
+    """A hidden layer by dense.cu; None of one whose weights shared memory does not hold, or with a LayerNorm."""
+
+    def __init__(self, packed: PackedPolicy, layer: Dense, shared_bytes: int) -> None:
+        plan, (out, given) = packed.plan, layer.weight.shape
+        self._layer, self._shared_bytes = layer, shared_bytes
+        self._num_blocks = plan.limits.num_multiprocessors * min(4, plan.limits.shared_bytes // shared_bytes)
+        constants = {
+            **packed.precision,
+            "IN_TILES": given // 16,
+            "OUT_TILES": out // 16,
+            "PITCH": given + 16 // plan.element_bytes,
+            "WARPS": WARPS,
+            "IS_TANH": plan.request.activation == "tanh",
+        }
+        data, file = DataManager(packed.backend.device), KERNELS / "dense.cu"
+        self._functions = FunctionManager(data, file, constants, backend=packed.backend)
+
+    @classmethod
+    def of(cls, packed: PackedPolicy, layer: Dense) -> DenseKernel | None:
+        plan, (out, given) = packed.plan, layer.weight.shape
+        num_bytes = plan.element_bytes * out * (given + 16 // plan.element_bytes)
+        if layer.has_norm or given > MAX_DENSE_INPUT or num_bytes > plan.limits.shared_bytes:
+            return None
+        return cls(packed, layer, num_bytes)
+
+    def prepare(self, given: torch.Tensor, hidden: torch.Tensor) -> Call:
+        """hidden [rows, out] of what is given [rows, in]."""
+        blocks = max(1, min(self._num_blocks, -(-len(given) // (16 * WARPS))))
+        return self._functions.prepare(
+            "dense_forward",
+            LaunchShape(blocks, (32 * WARPS, 1), self._shared_bytes),
+            weights=bytes_of(self._layer.weight),
+            bias=self._layer.bias,
+            input=bytes_of(given),
+            output=bytes_of(hidden),
+            num_rows=len(given),
+        )
+
+
+class RecurrentNetwork:
+    """Memory for the rows of a network, and what computes its outputs there.
+
+    Args:
+        cell: how its unit goes through the rows: sequences, of who learns; agents, of who plays.
+        num_rows: whose outputs it has room for.
+        at_once: rows that go through it together.
+        memory: bytes, as many as RecurrentShape.bytes_of says.
+        sequences: that the rows are, of who learns; None for who plays.
+        constants: of `gather`: where features are.
+    """
+
+    def __init__(
+        self,
+        packed: PackedPolicy,
+        network: PackedNetwork,
+        cell: CellPlan,
+        num_rows: int,
+        at_once: int,
+        memory: torch.Tensor,
+        sequences: int | None,
+        constants: Mapping[str, Constant],
+    ) -> None:
+        self.packed, self.network, self.at_once = packed, network, at_once
+        self.shape: RecurrentShape = network.shape
+        self.units = self.shape.units
+        self.dtype = torch.float32 if packed.plan.element_bytes == 4 else torch.bfloat16
+        self.rows_of: dict[str, torch.Tensor] = {}
+        for name, (rows, width, is_float) in self.shape.arrays(num_rows, at_once, sequences, cell.in_width).items():
+            dtype = torch.float32 if is_float else self.dtype
+            size = rows * width * dtype.itemsize
+            self.rows_of[name], memory = memory[:size].view(dtype).view(rows, width), memory[size:]
+        weights = packed.elements.view(self.dtype)[network.first_element :]
+        biases = packed.biases[network.first_bias :]
+        layers = []
+        for i, ((start, bias_start), (out, given)) in enumerate(
+            zip(self.shape.starts, self.shape.padded, strict=True)
+        ):
+            weight, num_rows = weights[start : start + out * given].view(out, given), self.shape.rows_of_biases[i]
+            bias = biases[bias_start : bias_start + num_rows * out]
+            layers.append(Dense(weight, bias, self.shape.layers[i][0], num_rows == 3))
+        *self.trunk, self.of_input, self.of_state, self.last = layers
+        self._dense = [DenseKernel.of(packed, layer) for layer in self.trunk]
+        self.kernels, self.cell = RowKernels(packed), CellKernels(cell, packed.backend)
+        part = packed.plan.gathering(self.shape, at_once)
+        part = replace(part, constants={**part.constants, **constants})
+        self._gather, self._launch_shape = compile_fused(
+            "gather", [part], packed.precision, 1, DataManager(packed.backend.device), packed.backend
+        )
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """What `act` and `learn` take of it in place of weights and biases."""
+        return {"weights": bytes_of(self.rows_of["outputs"]), "biases": self.last.bias}
+
+    @property
+    def of_cell(self) -> dict[str, torch.Tensor]:
+        """What gru_step and gru_forward take of it."""
+        packed = self.network.cell
+        biases = {"bias_input": self.of_input.bias, "bias_hidden": self.of_state.bias}
+        return {"weights": packed.forwards, "input_weights": packed.input_forwards, **biases}
+
+    def prepare_input(self, input: torch.Tensor, gates: torch.Tensor) -> list[Call]:
+        """The products of the cell's input, to gates n, r, z, where gru.cu does not make them."""
+        if self.cell.plan.in_width:
+            return []
+        return [prepare_elements(input, self.of_input.weight.t(), gates[:, : 3 * self.units])]
+
+    def layer(self, number: int) -> torch.Tensor:
+        """What comes out of a hidden layer, [rows, width]; of -1, the features."""
+        return self.rows_of["features" if number < 0 else f"hidden{number}"]
+
+    def prepare_all(self, arrays: Mapping[str, torch.Tensor], memory: torch.Tensor, remembers: bool) -> list[Call]:
+        """A step of all agents, whose outputs it leaves.
+
+        Args:
+            arrays: the order, who is active, and what the network sees (Seen.arrays), among others.
+            memory: [agents, numbers] before the step, and if it `remembers`, after it.
+        """
+        calls, outputs = [], self.rows_of["outputs"]
+        memory = memory.view(len(outputs), -1)
+        for first in range(0, len(outputs), self.at_once):
+            rows = min(self.at_once, len(outputs) - first)
+            calls += self.prepare_trunk(rows, first, arrays)
+            gates, states = self.rows_of["gates"][:rows], self.rows_of["states"][:rows]
+            input = self.layer(len(self.trunk) - 1)[:rows]
+            calls += self.prepare_input(input, gates)
+            given = {"gates": bytes_of(gates), "hidden": bytes_of(states), "memory": memory[first : first + rows]}
+            given["input"] = bytes_of(input)
+            calls.append(self.cell.prepare_step(rows, remembers, **self.of_cell, **given))
+            calls.append(self.last.prepare_forward(states, outputs[first : first + rows]))
+        return calls
+
+    def prepare_trunk(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
+        """The layers before the cell, of rows from one of the order on; `arrays` as for prepare_all."""
+        features = self.layer(-1)[:num_rows]
+        own = {**arrays, **self.packed.arrays_of(self.network), "features": bytes_of(features)}
+        names = ("active", "mean", "variance", "features", *self.network.seen.parameters)
+        whole = {f"{name}_0": own[name] for name in names}
+        whole |= {"order": arrays["order"], "first_row": first_row, "num_rows": num_rows}
+        calls = [self._gather.prepare("gather", self._launch_shape, **whole)]
+        for number in range(len(self.trunk)):
+            given, hidden = self.layer(number - 1)[:num_rows], self.layer(number)[:num_rows]
+            if self._dense[number] is not None:
+                calls.append(self._dense[number].prepare(given, hidden))
+                continue
+            for some in self.slices(num_rows):
+                calls += self._prepare_layer(number, given[some], hidden[some], some)
+        return calls
+
+    def _prepare_layer(self, number: int, given: torch.Tensor, hidden: torch.Tensor, rows: slice) -> list[Call]:
+        """A hidden layer of some rows by the matrix library."""
+        layer = self.trunk[number]
+        sum = self.sums_of(len(given), len(layer.weight))
+        if layer.has_norm:
+            then = self.kernels.activate_normed(sum, layer, hidden, self.norm(number, rows))
+        else:
+            then = self.kernels.activate(sum, layer.bias, hidden)
+        return [layer.prepare_forward(given, sum), then]
+
+    def slices(self, num_rows: int) -> list[slice]:
+        """Of rows, as many as there is room for sums of."""
+        step = len(self.rows_of["sum"])
+        return [slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
+
+    def norm(self, number: int, rows: slice) -> Norm | None:
+        """What the LayerNorm of a hidden layer keeps; None of who plays."""
+        if f"standard{number}" not in self.rows_of:
+            return None
+        return Norm(self.rows_of[f"standard{number}"][rows], self.rows_of[f"scale{number}"][rows])
+
+    def prepare_sequences(
+        self, num_rows: int, num_steps: int, first_row: int, arrays: Mapping[str, torch.Tensor]
+    ) -> list[Call]:
+        """All steps of some sequences, [num_steps, sequence] rows from one of the order on, whose outputs it leaves.
+
+        Args:
+            arrays: as for prepare_all; and memory and starts.
+        """
+        calls = self.prepare_trunk(num_rows, first_row, arrays)
+        rows = slice(first_row, first_row + num_rows)
+        cell = {"memory": arrays["memory"], "order": arrays["order"][rows], "starts": arrays["starts"][rows]}
+        gates = self.rows_of["gates"][:num_rows]
+        input = self.layer(len(self.trunk) - 1)[:num_rows]
+        calls += self.prepare_input(input, gates)
+        given = {"gates": bytes_of(gates), "hidden": bytes_of(self.rows_of["states"]), "input": bytes_of(input)}
+        calls.append(self.cell.prepare_forward(num_rows // num_steps, num_steps, **self.of_cell, **given, **cell))
+        _, after = self.states_of(num_rows, num_steps)
+        return [*calls, self.last.prepare_forward(after, self.rows_of["outputs"][:num_rows])]
+
+    def states_of(self, num_rows: int, num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[num_rows, units] before each step, and after it."""
+        states, sequences = self.rows_of["states"], num_rows // num_steps
+        return states[:num_rows], states[sequences : sequences + num_rows]
+
+    def sums_of(self, num_rows: int, width: int) -> torch.Tensor:
+        """Room for [num_rows, width] sums, which the next ones take again."""
+        return self.rows_of["sum"].view(-1)[: num_rows * width].view(num_rows, width)
+
+
+class RecurrentGradient(NetworkGradient):
+    """The gradient of such a network: products, a part a chunk of samples; sums of the deltas, a part a block; and
+    those of the cell, which its kernel's blocks make for each chunk."""
+
+    def __init__(self, plan: GradientPlan, network: PackedNetwork, parts: torch.Tensor) -> None:
+        super().__init__(plan, network, parts)
+        sizes = [plan.num_parts * plan.part_size, plan.num_row_blocks * plan.shape.num_biases]
+        self._products, self._sums, self._of_cell = parts.split([*sizes, len(parts) - sum(sizes)])
+
+    def prepare(self, packed: PackedPolicy, learning: LearningPlan, constants: Mapping[str, Constant]) -> None:
+        plan, self._num_steps = self.plan, learning.sequences.length
+        rows, sequences = plan.record_rows, plan.cell.num_rows
+        given = (rows, rows, self.records, sequences, constants)
+        self._made = RecurrentNetwork(packed, self.network, plan.cell, *given)
+
+    def places(self) -> list[Places]:
+        plan, found = self.plan, []
+        shape, units = plan.shape, plan.shape.units
+        places = shape.gradient_places(plan.way)
+        before = len(self._products) + len(self._sums)
+        num_parts = plan.num_parts * plan.cell.num_blocks
+        for number, (layer, (weights, biases)) in enumerate(zip(self.network.layers, places, strict=True)):
+            found.append(Places(layer.weight, weights[layer.rows], plan.part_size, plan.num_parts))
+            of_cell = number - (len(places) - 3)
+            if of_cell in (0, 1):  # of the input: the first three of four gates; of the state: the last three
+                columns = of_cell * units + np.arange(3 * units)
+            elif of_cell == -1 and plan.cell.in_width:
+                columns = 4 * units + np.arange(len(layer.bias))
+            else:
+                columns = None
+            if columns is not None:
+                found.append(Places(layer.bias, before + columns, plan.cell.bias_width, num_parts))
+                continue
+            start, (width, _) = shape.starts[number][1], shape.padded[number]
+            biases = len(self._products) + start * (plan.num_row_blocks - 1) + biases
+            for row, parameters in enumerate((layer.bias, *(layer.norm or ()))):
+                at = biases + row * plan.num_row_blocks * width
+                found.append(Places(parameters, at, width, plan.num_row_blocks))
+        return found
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        return {**self._made.arrays(), "records": bytes_of(self._made.rows_of["delta"])}
+
+    def prepare_before(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
+        self._starts = arrays["starts"][first_row : first_row + num_rows]
+        return self._made.prepare_sequences(num_rows, self._num_steps, first_row, arrays)
+
+    def prepare_after(self, number: int, num_rows: int) -> list[Call]:
+        made, plan, units, goes_on = self._made, self.plan, self.plan.shape.units, number > 0
+        delta, gates = made.rows_of["delta"][:num_rows], made.rows_of["gates"][:num_rows]
+        by_states = made.rows_of["by_states"][:num_rows]
+        before, after = made.states_of(num_rows, self._num_steps)
+        input = made.layer(len(made.trunk) - 1)[:num_rows]
+        by_input = made.rows_of["by_input"][:num_rows] if plan.cell.in_width else input  # else it is not written
+        calls = [
+            made.kernels.add_up(delta, self._sums_of(-1), goes_on),
+            made.last.prepare_gradient(delta, after, self._part_of(number, -1)),
+            prepare_elements(delta, made.last.weight, by_states),
+            made.cell.prepare_backward(
+                num_rows // self._num_steps,
+                self._num_steps,
+                weights=self.network.cell.backwards,
+                starts=self._starts,
+                delta=bytes_of(by_states),
+                input=bytes_of(input),
+                input_weights=self.network.cell.input_backwards,
+                gates=bytes_of(gates),
+                hidden=bytes_of(made.rows_of["states"]),
+                by_input=bytes_of(by_input),
+                bias_gradient=self._of_cell[number * plan.cell.bias_size : (number + 1) * plan.cell.bias_size],
+            ),
+            made.of_state.prepare_gradient(gates[:, units:], before, self._part_of(number, -2)),
+        ]
+        layer, delta = made.of_input, gates[:, : 3 * units]
+        for i in reversed(range(len(made.trunk) + 1)):
+            given = made.layer(i - 1)[:num_rows]
+            calls.append(layer.prepare_gradient(delta, given, self._part_of(number, i)))
+            if i == 0:
+                break
+            if i == len(made.trunk) and plan.cell.in_width:
+                layer, delta = made.trunk[i - 1], by_input
+                continue
+            calls += self._prepare_below(i - 1, layer, delta, given, goes_on)
+            layer, delta = made.trunk[i - 1], given
+        return calls
+
+    def _prepare_below(
+        self, i: int, layer: Dense, delta: torch.Tensor, hidden: torch.Tensor, goes_on: bool
+    ) -> list[Call]:
+        """From the delta of the layer behind hidden layer i to that layer's, which takes its place."""
+        made, calls, part = self._made, [], self._sums_of(i)
+        for some in made.slices(len(delta)):
+            sum = made.sums_of(some.stop - some.start, hidden.shape[1])
+            gave, adds = hidden[some], goes_on or some.start > 0
+            calls.append(layer.prepare_backward(delta[some], sum))
+            if made.trunk[i].has_norm:
+                norm = made.norm(i, some)
+                calls.append(made.kernels.differentiate_normed(sum, made.trunk[i], gave, norm, part, adds))
+            else:
+                calls.append(made.kernels.differentiate(sum, gave, part, adds))
+        return calls
+
+    def _part_of(self, number: int, layer: int) -> torch.Tensor:
+        """Where a chunk's product for a layer goes, flat."""
+        start = number * self.plan.part_size + self.plan.shape.starts[layer][0]
+        out, given = self.plan.shape.padded[layer]
+        return self._products[start : start + out * given]
+
+    def _sums_of(self, layer: int) -> torch.Tensor:
+        """[blocks, out] of its deltas, flat; with a LayerNorm three times."""
+        shape, num_blocks = self.plan.shape, self.plan.num_row_blocks
+        start, num_columns = shape.starts[layer][1], shape.rows_of_biases[layer] * shape.padded[layer][0]
+        return self._sums[start * num_blocks : (start + num_columns) * num_blocks]
+
+
+def prepare_elements(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Call:
+    """out = left right, summed in float32 and rounded to elements."""
+    if left.is_cuda or left.dtype == torch.float32:
+        return lambda: torch.mm(left, right, out=out)
+    return lambda: out.copy_(torch.mm(left.float(), right.float()))
