@@ -115,7 +115,7 @@ def befall(kind: str, device: str, within: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if kind != "none":
         code, said, seconds = train(folder, file)
-        told = [line for line in said.splitlines() if line.startswith("error: ")]
+        told = [line.replace(str(folder), "FOLDER") for line in said.splitlines() if line.startswith("error: ")]
         found = {"exit_code": code, "told": told, "traceback": "Traceback" in said, "seconds": seconds}
     code, said, seconds = train(folder, file)
     runs = [path for path in folder.iterdir() if (path / "checkpoints").is_dir()]
