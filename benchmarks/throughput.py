@@ -101,7 +101,7 @@ _CHANGES = {"wide": "fc_dims=[512, 512]", "deep": "fc_dims=[256, 256, 256]", "no
 _PENDULUM, _AS_SEEN = ("pendulum.yaml", ("agent",)), "policy.agent.normalize_observation=false"
 _GRU = tuple(
     f"policy.agent.model.{one}"
-    for one in ("type=gru", "fc_dims=[128]", "memory_size=128", "sequence_length=32", "activation=relu")
+    for one in ("type=gru", "fc_dims=[128]", "memory_size=128", "sequence_length=null", "activation=relu")
 )
 _NO_LAST = "the peer's network has a layer of 128 more after the GRU, for each head"
 

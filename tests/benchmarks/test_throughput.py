@@ -86,6 +86,7 @@ def test_command_writes_rates_shares_and_limits(tiny, run):
 GRID, SQUARE = ("A2C", (32, 32), True, "relu"), ("A2C", (256, 256), True, "relu")
 PPO_64, PPO_256 = ("PPO", (64, 64), False, "tanh"), ("PPO", (256, 256), False, "tanh")
 MAPPO = ("MAPPO", (128, 128), False, "relu")
+IPPO_GRU, MAPPO_GRU = ("PPO", (128,), True, "relu"), ("MAPPO", (128,), False, "relu")
 PEERS = {
     "P1": (2000, 5, 100, GRID, 21), "P2": (2000, 100, 100, GRID, 6), "P3": (2000, 1000, 100, GRID, 6),
     "P4": (2000, 5, 250, SQUARE, 29),  # of the 4 others: the peer sees no more than there are
@@ -94,6 +95,8 @@ PEERS = {
     "P9_16384": (16384, 1, 32, PPO_64, 4), "P9_65536": (65536, 1, 32, PPO_64, 4),
     "F4_2000": (2000, 3, 32, MAPPO, 18), "F4_16384": (16384, 3, 32, MAPPO, 18),
     "F3_2048": (2048, 1, 32, PPO_64, 3), "F3_16384": (16384, 1, 32, PPO_64, 3), "F3_wide": (16384, 1, 32, PPO_256, 3),
+    **{f"F5_{number}": (number, 3, 32, IPPO_GRU, 18) for number in (2000, 16384)},
+    **{f"F6_{number}": (number, 3, 32, MAPPO_GRU, 18) for number in (2000, 16384)},
     **{f"F7_{name}": (2000, 5, 32, ("PPO", widths, False, "tanh"), 18)
        for name, widths in (("wide", (512, 512)), ("deep", (256, 256, 256)), ("norm", (256, 256)))},
 }  # fmt: skip
@@ -116,7 +119,7 @@ def test_workload_has_the_sizes_and_the_network_of_its_row(name):
 
 
 # Of others, the sizes alone differ.
-@pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048", "F3_2048", "F4_2000"])
+@pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048", "F3_2048", "F4_2000", "F6_2000"])
 def test_workload_runs(name):
     small = ["trainer.num_envs=2", "trainer.train_batch_size=8"]
     with open_trainer(WORKLOADS[name].config, [*WORKLOADS[name].overrides, *small], "cpu") as (trainer, _):
