@@ -121,7 +121,7 @@ def test_workload_has_the_sizes_and_the_network_of_its_row(name):
 # Of others, the sizes alone differ.
 @pytest.mark.parametrize("name", ["P1", "P3", "P4", "P6", "P7", "P8", "P9_2048", "F3_2048", "F4_2000", "F6_2000"])
 def test_workload_runs(name):
-    small = ["trainer.num_envs=2", "trainer.train_batch_size=8"]
+    small = ["trainer.num_envs=4", "trainer.train_batch_size=16"]  # four sequences
     with open_trainer(WORKLOADS[name].config, [*WORKLOADS[name].overrides, *small], "cpu") as (trainer, _):
         trainer.metrics.report(trainer.iterate())
         trainer.guard.raise_if_halted(1)
