@@ -118,8 +118,8 @@ class Trainer:
             torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True  # the same convolutions every time
         self.precision = settings.precision_on(self.backend.device.type)
-        torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
-        torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = self.precision in ("tf32", "bf16")
+        torch.set_float32_matmul_precision("high" if self.precision in ("tf32", "bf16") else "highest")
 
         with compiling_ahead(self.backend):
             self._make(env, agents, specs)

@@ -35,6 +35,12 @@ def fused_kernels_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
 
 
+@pytest.fixture(autouse=True)
+def products_in_full_float() -> None:
+    """Whatever the runs of other tests asked torch for."""
+    torch.set_float32_matmul_precision("highest")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_learning_curves() -> Iterator[None]:
     """To draw one takes longer than a small run; tests that look at them ask for `learning_curves`."""

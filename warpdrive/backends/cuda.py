@@ -85,6 +85,8 @@ class CudaModule(Module):
         self._handle = handle
         self._source = source
         self._functions: dict[str, object] = {}
+        self._shared_bytes: dict[str, int] = {}
+        """That each function may have: the most of its launches, which may differ."""
 
     def prepare(
         self, signature: Signature, arguments: Sequence[torch.Tensor | float | int | bool], shape: LaunchShape
@@ -96,8 +98,9 @@ class CudaModule(Module):
             if used > _MAX_STATIC_SHARED:  # the compilers of CUDA 13 refuse it themselves
                 raise CompileError(_too_much_shared(self._source, signature.name, used, _MAX_STATIC_SHARED))
             self._functions[signature.name] = function
-        if shape.shared_bytes > _MAX_STATIC_SHARED:
+        if shape.shared_bytes > self._shared_bytes.get(signature.name, _MAX_STATIC_SHARED):
             self._driver.allow_shared_bytes(function, shape.shared_bytes)
+            self._shared_bytes[signature.name] = shape.shared_bytes
         return self._driver.prepare(function, signature, tuple(arguments), shape)
 
 

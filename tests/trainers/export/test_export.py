@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,10 +102,8 @@ class Played:
 
 
 @pytest.fixture
-def play(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str, Any]], Played]]:
-    """Policies with drawn parameters and statistics, in a game of a few steps, in full float."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+def play(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], Played]:
+    """Policies with drawn parameters and statistics, in a game of a few steps."""
     for folder in (HERE / "envs", EXAMPLES):
         monkeypatch.syspath_prepend(folder)
 
@@ -125,8 +123,7 @@ def play(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         rollout.collect()
         return Played(wrapper, rollout)
 
-    yield make
-    torch.set_float32_matmul_precision(precision)
+    return make
 
 
 @torch.no_grad()

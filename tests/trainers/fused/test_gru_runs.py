@@ -77,7 +77,7 @@ def units_of(learner: OnPolicy) -> list[torch.Tensor]:
             step, env = rows // (num_envs * num_agents), rows // num_agents % num_envs
             units, counts = (step // group.sequence_length * num_envs + env).unique(return_counts=True)
             assert (counts == group.samples_per_unit).all() and len(rows.unique()) == len(rows)
-            found.append(units.cpu())
+            found.append(units)
     return found
 
 
