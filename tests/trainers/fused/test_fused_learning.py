@@ -81,7 +81,7 @@ ROLLOUTS = {
             0, (128, 256), (5,), critic_widths=(256, 128), agents=range(3), num_agents=4, num_envs=5, space=EVEN,
             sees_agent_id=True, central="observations",
         ),
-        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team"),
+        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team", normalize_observation=True),
         True,
     ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
@@ -251,8 +251,8 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     expected = [expect_gradient(learner, rows) for rows in taken]
     found = learner.learns_by._gradient.double().cpu()
     gradient = expected[-1][0]
-    is_full, sees_hundreds = precision == FULL, rollout == "mappo of two wide layers"  # which bfloat16 rounds
-    assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 6e-3 if sees_hundreds else 1e-3)
+    is_full = precision == FULL
+    assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 1e-3)
     for norm, (one, _) in zip(learner.learns_by._norms.double().cpu(), expected, strict=True):
         assert difference(norm, one) <= (1e-4 if is_full else 2e-2)
     start = 0
@@ -340,7 +340,8 @@ def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make, r
     packed = learner.learns_by.packed
     written = packed.elements.clone(), packed.biases.clone()
     packed.pack()
-    assert torch.equal(written[0], packed.elements) and torch.equal(written[1], packed.biases)
+    read = slice(0, sum(shape.num_biases for shape in packed.plan.shapes))  # what is folded has a place after them
+    assert torch.equal(written[0], packed.elements) and torch.equal(written[1][read], packed.biases[read])
     weight = policy.network.trunk[-1].weight.detach().to(torch.bfloat16)
     assert torch.isin(weight.flatten().view(torch.int16), packed.elements.view(torch.int16)).all()
 
