@@ -136,7 +136,8 @@ def with_input(plan: CellPlan, width: int, is_tanh: bool) -> CellPlan:
 def why_no_cell(units: int, limits: Limits, element_bytes: int) -> str | None:
     """Why the kernels cannot compute a cell of so many units, in words."""
     if units % 16 or units > MAX_UNITS:
-        return f"its memory_size is {units}, not a multiple of 16 up to {MAX_UNITS}"
+        nearest = min(MAX_UNITS, -(-units // 16) * 16)
+        return f"its memory_size is {units}, not a multiple of 16 up to {MAX_UNITS}: {nearest} would do"
     if CellPlan(units, 1, limits, element_bytes, units).shared_bytes > limits.shared_bytes:
         return f"its memory_size is {units}, of which the shared memory of a block holds too little"
     return None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from trainers.experience.spec import GroupSpec
-from trainers.fused.cell import CellPlan, RecurrentShape, Sequences, why_no_cell, with_input
+from trainers.fused.cell import MOST_KEPT, CellPlan, RecurrentShape, Sequences, why_no_cell, with_input
 from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
 from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
@@ -122,7 +122,7 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
     element_bytes = 4 if precision == FULL_PRECISION else 2
     if request.network not in (MLP, GRU):
-        return f"the network is a {request.network.__name__}, neither an MLP nor a GRU"
+        return f"the network is a {request.network.__name__}, and fused kernels serve model.type mlp and gru"
     if request.memory_size and (why := why_no_cell(request.memory_size, limits, element_bytes)):
         return why
     widest = max((*request.widths, *(request.critic_widths or ())), default=0)
@@ -159,6 +159,20 @@ class Plan:
         central = asked.critic_seen
         num_features = asked.num_features if central is None else central.num_features
         return [actor, self._make_shape(num_features, asked.critic_widths, 0, True)]
+
+    @property
+    def remark(self) -> str | None:
+        """What would be faster, in words; None if nothing known would."""
+        asked = self.request
+        if asked.memory_size:
+            slow = asked.memory_size > MOST_KEPT
+            return f"up to a memory_size of {MOST_KEPT} they hold its weights, and are faster" if slow else None
+        if not any(isinstance(shape, LayersShape) for shape in self.shapes):
+            return None
+        return (
+            f"layer by layer through memory; with 1 to {MAX_LAYERS} hidden layers of at most {MAX_WIDTH}, and no "
+            "LayerNorm between them, they would be faster"
+        )
 
     def _make_shape(self, num_features: int, widths: tuple[int, ...], num_outputs: int, has_value: bool) -> Shape:
         """A network of the policy, by the kernels that are for its layers."""

@@ -54,7 +54,7 @@ class FusedPlayer(Actor):
 
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, plan: Plan) -> None:
         super().__init__(policy, spec, stage)
-        self.plan = plan
+        self.plan, self.why = plan, plan.remark
 
     def fields(self, num_steps: int) -> list[Field]:
         """Of a Box also what was drawn, in parts of it (see GaussianHead); the env's array has it clipped."""

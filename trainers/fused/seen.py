@@ -108,7 +108,7 @@ class Seen:
         """Why kernels cannot read it; None if they can."""
         for one in self.sources:
             if one.dtype in NOT_READ or one.dtype not in CTYPES:
-                return f"it sees '{one.array}', which is {str(one.dtype).removeprefix('torch.')}"
+                return f"it sees '{one.array}', which is {str(one.dtype).removeprefix('torch.')}: float32 would do"
         return None
 
     @property

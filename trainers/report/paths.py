@@ -23,7 +23,8 @@ def told_paths(trainer: Trainer) -> list[str]:
 def _told(trainer: Trainer, name: str) -> str:
     actor, learns = trainer.rollout.groups[name].actor, name in trainer.algorithms
     if actor.path == "fused":
-        return f"fused kernels play{' and learn' if learns else ''} in {trainer.precision}"
-    precision = {"bf16": "tf32"}.get(trainer.precision, trainer.precision)  # of torch's products where kernels do not
-    found = f"{actor.path} plays{' and learns' if learns else ''} in {precision}"
+        found = f"fused kernels play{' and learn' if learns else ''} in {trainer.precision}"
+    else:
+        precision = {"bf16": "tf32"}.get(trainer.precision, trainer.precision)  # of torch's products beside kernels
+        found = f"{actor.path} plays{' and learns' if learns else ''} in {precision}"
     return found if actor.why is None else f"{found}: {actor.why}"

@@ -39,18 +39,18 @@ OLD = Limits((7, 5), 64 << 10, 40)
             for name in ("fp32", "tf32")
         ),
         ({}, OLD, "bf16", "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"),
-        ({"network": CNN}, LARGE_GPU, "bf16", "the network is a CNN, neither an MLP nor a GRU"),
+        ({"network": CNN}, LARGE_GPU, "bf16", "the network is a CNN, and fused kernels serve model.type mlp and gru"),
         (
             {"network": GRU, "memory_size": 24}, LARGE_GPU, "bf16",
-            "its memory_size is 24, not a multiple of 16 up to 256",
+            "its memory_size is 24, not a multiple of 16 up to 256: 32 would do",
         ),
         ({"norms_input": True, "widths": ()}, LARGE_GPU, "bf16", "a LayerNorm stands before its outputs"),
         (
             {"norms_hidden": True, "widths": (2049,)}, LARGE_GPU, "bf16",
             "a hidden layer of 2049 with a LayerNorm is wider than 2048",
         ),
-        ({"seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
-        ({"critic_seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16"),
+        ({"seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16: float32 would do"),
+        ({"critic_seen": HALVES}, LARGE_GPU, "bf16", "it sees 'observation_far', which is float16: float32 would do"),
     ],
 )
 def test_each_reason_why_not_is_told(changes, limits, precision, reason):
@@ -236,3 +236,20 @@ def test_limits_are_those_of_the_gpu_that_is_there(monkeypatch):
     assert Limits.of_device("cuda").has_warpgroups
     debug = SimpleNamespace(device=torch.device("cuda"), has_warpgroups=False)
     assert not Limits.of(debug).has_warpgroups
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({}, None),
+        ({"widths": (256, 256), "norms_input": True}, None),
+        ({"widths": (8, 8, 8)}, "layer by layer through memory; with 1 to 2 hidden layers of at most 256"),
+        ({"critic_widths": (512,)}, "layer by layer through memory"),
+        ({"norms_hidden": True}, "and no LayerNorm between them, they would be faster"),
+        ({"network": GRU, "memory_size": 128}, None),
+        ({"network": GRU, "memory_size": 144}, "up to a memory_size of 128 they hold its weights, and are faster"),
+    ],
+)
+def test_what_would_be_faster_is_told(changes, remark):
+    found = plan(replace(SMALL, **changes), LARGE_GPU, "bf16").remark
+    assert (found is None) if remark is None else (remark in found)

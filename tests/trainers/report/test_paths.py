@@ -28,6 +28,7 @@ def test_path_is_what_actors_and_algorithms_say():
     [
         ("a", "fused", None, "bf16", "policy a: fused kernels play and learn in bf16"),
         ("runner", "fused", None, "bf16", "policy runner: fused kernels play in bf16"),
+        ("a", "fused", "less is faster", "bf16", "policy a: fused kernels play and learn in bf16: less is faster"),
         ("a", "torch", "it is wide", "bf16", "policy a: torch plays and learns in tf32: it is wide"),
         ("a", "torch", None, "fp32", "policy a: torch plays and learns in fp32"),
         ("a", "mine", None, "fp32", "policy a: mine plays and learns in fp32"),
