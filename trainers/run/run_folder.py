@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ MAX_CURVE_POINTS = 2000
 """Of the learning curve that is kept in memory; then every second of them is taken out."""
 MAX_UNWRITTEN = 1000
 """Reports that wait in memory for room on the disk; then every second of them is left out."""
+READER_PATIENCE = 5.0
+"""Seconds that a line waits for a reader of stdout who does not read; the lines after it wait no more until he does."""
 NUM_KEPT = 20
 """Reports that are kept in memory whole."""
 
@@ -75,7 +78,7 @@ class RunFolder:
         self.path = world().first(make_folder) if resumed is None else resumed
         self.is_silent = world().rank > 0
         self._lock: RunLock | None = None
-        self._is_told = False
+        self._is_told, self._is_read = False, True
         self._unwritten: list[Mapping[str, float]] = []
         world().first(self._take_lock)
         self.console = Console(highlight=False, soft_wrap=True)
@@ -227,12 +230,23 @@ class RunFolder:
         try:
             if self.console.is_terminal:
                 self.console.print(line, style=style, markup=False)
-            else:
+            elif self._has_reader():
                 print(line, flush=True)
         except OSError:  # nobody reads on (`| head -1`), or the terminal is closed: log.txt has it all
             with contextlib.suppress(OSError, ValueError):
                 stdout = sys.stdout.fileno()
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+
+    def _has_reader(self) -> bool:
+        """Whether stdout takes a line now or soon. A pipe that nobody empties (`| less`) would hold the run for ever,
+        and keep it from heeding a signal; log.txt has what is left out here."""
+        poll = select.poll()
+        try:
+            poll.register(sys.stdout, select.POLLOUT)
+        except (OSError, TypeError):
+            return True  # no file behind it, which waits for nobody
+        self._is_read = bool(poll.poll(1e3 * READER_PATIENCE if self._is_read else 0))
+        return self._is_read
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Adds a line to metrics.jsonl."""

@@ -30,6 +30,21 @@ def test_a_log_that_is_full_becomes_the_older_one(tiny, monkeypatch):
     assert len(list(run.path.glob("log*"))) == 2
 
 
+def test_a_reader_who_stops_reading_holds_no_run_and_reads_on_when_he_likes(tiny, monkeypatch):
+    run = RunFolder(tiny())
+    read, write = os.pipe()
+    os.set_blocking(write, False)  # else a run that waits would be waited for here
+    os.write(write, bytes(1 << 20))
+    monkeypatch.setattr(run_folder, "READER_PATIENCE", 0.001)
+    with open(write, "w") as pipe, open(read, "rb", 0) as reader:
+        monkeypatch.setattr("sys.stdout", pipe)
+        run.say("nobody reads")
+        reader.read(1 << 20)
+        run.say("somebody reads")
+        assert reader.read(1 << 20) == b"somebody reads\n"
+    assert (run.path / "log.txt").read_text() == "nobody reads\nsomebody reads\n"
+
+
 def test_metrics_that_are_many_are_thinned_from_the_first_to_the_last(tiny, monkeypatch, capsys):
     monkeypatch.setattr(run_folder, "MAX_METRICS_BYTES", 5000)
     run = RunFolder(tiny())
