@@ -157,6 +157,8 @@ class RunFolder:
                 raise
             if not self._is_told:
                 reason = disk.why_not_written(error, self.path)
+                if (file := error.filename2 or error.filename) is not None:
+                    reason = f"{Path(file).name}: {reason}"
                 line = f"warning: {self.path}: its logs cannot be written ({reason}). Training goes on, and reports"
                 self._print(printable(f"{line} wait until they can."), "yellow")
             self._is_told = True
