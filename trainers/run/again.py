@@ -85,7 +85,7 @@ def with_restarts(
         with tempfile.TemporaryDirectory() as folder:
             code = start(run, Path(folder))
             told = Path(folder, RUN)
-            trained = Path(told.read_text()) if told.exists() else None
+            trained = Path(os.fsdecode(told.read_bytes())) if told.exists() else None
         if code in NOT_AGAIN or code >= 128 or number == max_restarts:
             break
         if trained is not None:
@@ -98,4 +98,4 @@ def with_restarts(
 def tell_launcher(run: Path) -> None:
     """Leaves word for the launcher, if there is one: in which folder the ranks train."""
     if (folder := os.environ.get(LAUNCH_FOLDER)) is not None:
-        Path(folder, RUN).write_text(str(run.resolve()))
+        Path(folder, RUN).write_bytes(os.fsencode(run.resolve()))
