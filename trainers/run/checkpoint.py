@@ -96,7 +96,7 @@ def begin_checkpoint(
     what is written waits in memory that the kernel gives back where it is needed, so that no copy is made here.
 
     The result is called once, in any thread, on the first rank. It waits for the disk, sums up the files, lets `last`
-    and `best` point to what they say, and removes older checkpoints.
+    and `best` point to what they say, removes older checkpoints, and sets later ones aside: the run had gone back.
 
     Args:
         folder: the run's `checkpoints`; made if missing.
@@ -147,7 +147,7 @@ def begin_checkpoint(
             disk.write(beside / MANIFEST, content)
             disk.flush_folder(beside)
             disk.replace_folder(beside, place)
-            _point_links(folder)
+            set_aside_after(place)
         checkpoints = list_checkpoints(folder)
         for old in checkpoints[:-num_kept]:
             if old.name != _target(folder / BEST):
