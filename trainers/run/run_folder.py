@@ -281,7 +281,7 @@ class RunFolder:
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps, as `warpdrive plot` draws them.
 
-        None where matplotlib is missing, nothing ended, or it cannot be written, which is said.
+        None where matplotlib is missing, nothing ended, or it cannot be drawn or written, which is said.
         """
         names = list(returns_by_group(self._curve.names()).values())
         if self.is_silent or not names or importlib.util.find_spec("matplotlib") is None:
@@ -295,8 +295,8 @@ class RunFolder:
         path = self.path / "learning_curve.png"
         try:
             plot.draw_panels(panels, [path], plot.X_LABELS[plot.STEPS])
-        except RunFolderError as error:
-            self.say(f"warning: {error}", style="yellow")
+        except Exception as error:  # of the library, too: the run is trained and saved
+            self.say(f"warning: no learning curve: {' '.join(str(error).split())}", style="yellow")
             return None
         return path
 

@@ -4,8 +4,10 @@ import gc
 import itertools
 import json
 import os
+import sys
 import tracemalloc
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -55,6 +57,21 @@ def test_metrics_that_are_many_are_thinned_from_the_first_to_the_last(tiny, monk
     assert steps[0] == 0 and steps[-1] == 499
     assert steps == sorted(set(steps)) and len(steps) > 25
     assert "metrics.jsonl reached 0 MiB: every second of its lines was taken out" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("learning_curves")
+@pytest.mark.parametrize(("is_missing", "why"), [(True, "curves are drawn by"), (False, "ABI")])
+def test_a_library_that_cannot_draw_ends_no_run(tiny, monkeypatch, capsys, is_missing, why):
+    """It is installed, and cannot be imported; or fails in a way of its own."""
+    run = RunFolder(tiny())
+    run.log(report(1))
+    if is_missing:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    else:
+        monkeypatch.setattr("matplotlib.figure.Figure", mock.Mock(side_effect=AttributeError("_ARRAY_API:\nABI")))
+    assert run.draw_learning_curve() is None
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: no learning curve: ") and why in line
 
 
 def test_a_curve_keeps_its_shape_within_its_bound(monkeypatch):
