@@ -29,6 +29,9 @@ OK, FAILED, BAD_USAGE, NO_RESOURCE, BAD_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4,
 NOBODY_READS = 141
 """As a shell tells of a program that SIGPIPE ended: `warpdrive list | head -1`."""
 
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+"""What a disk says that is full, or not this user's."""
+
 FLAGS = {
     "--verbose": "tell versions, and what is compiled or cached",
     "--traceback": "show where in the code an error came from",
@@ -139,7 +142,7 @@ def exit_code(error: Exception) -> int:
         return NO_RESOURCE
     if isinstance(error, BackendError | RunFolderError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return NO_RESOURCE
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in NOT_WRITTEN:
         return NO_RESOURCE
     return FAILED
 

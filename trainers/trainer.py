@@ -381,7 +381,7 @@ class Trainer:
     def _go_on_after(self, place: Path) -> None:
         self.run.accept(self.env_steps)
         for aside in checkpoint.set_aside_after(place):
-            self.run.say(f"a later checkpoint was set aside: {aside}")
+            self.run.say(f"set aside: {aside}")
 
     def restore(self, path: Path) -> Changes:
         """Takes over a checkpoint, to go on exactly from there; gives what is another than in its run.

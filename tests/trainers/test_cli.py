@@ -138,6 +138,8 @@ def test_without_any_stdout_it_still_works():
         (RunFolderError("x"), 3),
         (MemoryError(), 3),
         (OSError(28, "No space left on device"), 3),
+        (OSError(1, "Operation not permitted"), 3),
+        (OSError(27, "File too large"), 3),
         (CheckpointError("x"), 4),
         (KernelError("x"), 1),
         (RuntimeError("x"), 1),

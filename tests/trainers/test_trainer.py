@@ -48,7 +48,7 @@ def test_learning_curve_is_drawn_and_one_that_cannot_be_written_does_not_end_the
     *_, said, last = capsys.readouterr().out.splitlines()
     assert last.startswith("checkpoint: ")
     if is_in_the_way:
-        assert said == f"warning: {path}: cannot be written (Is a directory). Name another place."
+        assert said == f"warning: no learning curve: {path}: cannot be written (Is a directory). Name another place."
     else:
         assert path.read_bytes().startswith(b"\x89PNG")
 

@@ -21,7 +21,7 @@ from warpdrive.config import did_you_mean
 from warpdrive.config_file import MAX_FILE_BYTES, load_yaml
 from warpdrive.distribution import pip_install
 from warpdrive.drawing import PALETTE
-from warpdrive.errors import BackendError, CheckpointError, ConfigError
+from warpdrive.errors import BackendError, CheckpointError, ConfigError, printable
 
 STEPS, TIME = "steps", "time"
 X_LABELS = {STEPS: "env steps", TIME: "seconds of training"}
@@ -42,6 +42,7 @@ STYLE = {
     "lines.linewidth": 1.6,
     "pdf.fonttype": 42,
     "svg.hashsalt": "warpdrive",
+    "text.parse_math": False,  # names come from folders and metrics: a $ in them is a $
 }
 
 
@@ -179,7 +180,7 @@ def panel_of(runs: Sequence[Run], metric: str, x: str = STEPS, smooth: int = 1) 
 
 def title_of(metric: str) -> str:
     """What a panel of this metric is called."""
-    return next((f"mean return of {group}" for group in returns_by_group([metric])), metric)
+    return printable(next((f"mean return of {group}" for group in returns_by_group([metric])), metric))
 
 
 def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, title: str = "") -> None:
@@ -194,7 +195,8 @@ def draw_panels(panels: Sequence[Panel], paths: Sequence[Path], x_label: str, ti
                 # By label, so that a run has one look in every panel.
                 look = list(handles).index(line.label) if line.label in handles else len(handles)
                 colour, dashes = PALETTE[look % len(PALETTE)], ("-", "--", ":", "-.")[look // len(PALETTE) % 4]
-                (handle,) = axes.plot(line.x, line.y, dashes, color=colour, label=line.label, zorder=3 + number)
+                label = printable(line.label)
+                (handle,) = axes.plot(line.x, line.y, dashes, color=colour, label=label, zorder=3 + number)
                 if len(line.x) == 1:
                     handle.set_marker("o")
                 if line.low is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainers.learning.heartbeat import LAUNCH_FOLDER
 from trainers.run.checkpoint import list_checkpoints
+from trainers.run.disk import remove_leftovers
 from trainers.run.identity import flat
 from trainers.run.lock import lock_run
 from trainers.run.manifest import RESOLVED_CONFIG
@@ -52,8 +53,11 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
     for folder in sorted(started, key=started.__getitem__, reverse=True):
         if _meaning_of(folder, config.name, allow_import) != wanted:
             continue
-        lock_run(folder)  # and let go of: refused while another process trains here
-        return folder if list_checkpoints(folder / "checkpoints") else None
+        lock = lock_run(folder)  # refused while another process trains here; let go of on leaving
+        if list_checkpoints(folder / "checkpoints"):
+            return folder
+        remove_leftovers(lock.path.parent)  # room that was reserved: nobody else comes by
+        return None
     return None
 
 
@@ -85,7 +89,7 @@ def with_restarts(
         with tempfile.TemporaryDirectory() as folder:
             code = start(run, Path(folder))
             told = Path(folder, RUN)
-            trained = Path(told.read_text()) if told.exists() else None
+            trained = Path(os.fsdecode(told.read_bytes())) if told.exists() else None
         if code in NOT_AGAIN or code >= 128 or number == max_restarts:
             break
         if trained is not None:
@@ -98,4 +102,4 @@ def with_restarts(
 def tell_launcher(run: Path) -> None:
     """Leaves word for the launcher, if there is one: in which folder the ranks train."""
     if (folder := os.environ.get(LAUNCH_FOLDER)) is not None:
-        Path(folder, RUN).write_text(str(run.resolve()))
+        Path(folder, RUN).write_bytes(os.fsencode(run.resolve()))

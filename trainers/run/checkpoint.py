@@ -96,7 +96,7 @@ def begin_checkpoint(
     what is written waits in memory that the kernel gives back where it is needed, so that no copy is made here.
 
     The result is called once, in any thread, on the first rank. It waits for the disk, sums up the files, lets `last`
-    and `best` point to what they say, and removes older checkpoints.
+    and `best` point to what they say, removes older checkpoints, and sets later ones aside: the run had gone back.
 
     Args:
         folder: the run's `checkpoints`; made if missing.
@@ -147,7 +147,7 @@ def begin_checkpoint(
             disk.write(beside / MANIFEST, content)
             disk.flush_folder(beside)
             disk.replace_folder(beside, place)
-            _point_links(folder)
+            set_aside_after(place)
         checkpoints = list_checkpoints(folder)
         for old in checkpoints[:-num_kept]:
             if old.name != _target(folder / BEST):
@@ -338,7 +338,7 @@ def set_aside_after(place: Path) -> list[Path]:
     """Renames the checkpoints that come after one that a run goes on from: they are of a past that will not be.
 
     Returns:
-        Their new names; no run resumes from them by itself.
+        Their new names, and those of copies that bore the links' names; no run resumes from them by itself.
     """
     renamed = []
     for later in list_checkpoints(place.parent):
@@ -346,12 +346,14 @@ def set_aside_after(place: Path) -> list[Path]:
             aside = disk.free_name(later.with_name(f"{_ASIDE}{later.name}"))
             later.rename(aside)
             renamed.append(aside)
-    _point_links(place.parent)
-    return renamed
+    return renamed + _point_links(place.parent)
 
 
-def _point_links(folder: Path) -> None:
-    """`last` to the newest, `best` to the best."""
+def _point_links(folder: Path) -> list[Path]:
+    """`last` to the newest, `best` to the best. Who copied the run may have followed them: such copies are set aside,
+    and their new names given."""
+    copies = [link for link in (folder / LAST, folder / BEST) if link.is_dir() and not link.is_symlink()]
+    copies = [link.rename(disk.free_name(folder / f"{_ASIDE}{link.name}")) for link in copies]
     checkpoints = list_checkpoints(folder)
     best = best_of(checkpoints)
     for link, target in ((LAST, checkpoints[-1]), (BEST, best)):
@@ -359,6 +361,7 @@ def _point_links(folder: Path) -> None:
             disk.replace_link(folder / link, target.name)
     if best is None:
         (folder / BEST).unlink(missing_ok=True)
+    return copies
 
 
 def _target(link: Path) -> str | None:

@@ -20,6 +20,8 @@ TEMPORARY = ".tmp-"
 """How the names of files and folders begin that are not whole yet, or not wanted any more."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What a full disk and an exhausted quota say."""
+FEW_FILES = 100
+"""Where a disk has room for fewer (inodes), it may be full though there are bytes left."""
 
 _REPLACED = re.compile(r"\.tmp-(.+)-replaced-[0-9]+")
 
@@ -93,10 +95,10 @@ def append(path: Path, line: str) -> None:
     """Adds a whole line, or nothing where the disk is full."""
     with open(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
-        content = (line + "\n").encode("utf-8", "backslashreplace")
+        content = memoryview((line + "\n").encode("utf-8", "backslashreplace"))
         try:
-            if file.write(content) != len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            while content:  # what takes a part says why only when it is given the rest
+                content = content[file.write(content) :]
         except OSError:
             file.truncate(size)
             raise
@@ -239,9 +241,11 @@ def why_not_written(error: OSError, folder: Path, num_bytes: int | None = None) 
     if error.errno not in FULL:
         return error.strerror or str(error) or type(error).__name__
     try:
-        free = free_bytes(folder)
+        free, found = free_bytes(folder), os.statvfs(folder)
     except OSError:
         return "the disk is full"
     what = "the disk is full" if error.errno == errno.ENOSPC else "the quota is used up"
     needed = "" if num_bytes is None else f"{num_bytes / 1e6:,.1f} MB needed, "
-    return f"{what}: {needed}{free / 1e6:,.1f} MB free on the disk"
+    is_short = found.f_files and found.f_favail < FEW_FILES
+    files = f", and room for {found.f_favail} more files" if is_short else ""
+    return f"{what}: {needed}{free / 1e6:,.1f} MB free on the disk{files}"

@@ -172,17 +172,17 @@ def open_own(path: Path, flags: int, levels: int = 1) -> int:
         descriptor = os.open(name, flags | os.O_NONBLOCK | safely, 0o644, dir_fd=inside)
     except OSError as error:
         reason = REASONS.get(error.errno, f"cannot be opened: {error.strerror}")
-        raise OSError(error.errno, reason) from None
+        raise OSError(error.errno, reason, str(path)) from None
     finally:
         os.close(inside)
     try:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            raise OSError(errno.EISDIR, REASONS[errno.EISDIR])
+            raise OSError(errno.EISDIR, REASONS[errno.EISDIR], str(path))
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "no plain file")
+            raise OSError(errno.EINVAL, "no plain file", str(path))
         if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
-            raise OSError(errno.EMLINK, "has a second name (a hard link), which would be written, too")
+            raise OSError(errno.EMLINK, "has a second name (a hard link), which would be written, too", str(path))
     except OSError:
         os.close(descriptor)
         raise

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ MAX_CURVE_POINTS = 2000
 """Of the learning curve that is kept in memory; then every second of them is taken out."""
 MAX_UNWRITTEN = 1000
 """Reports that wait in memory for room on the disk; then every second of them is left out."""
+READER_PATIENCE = 5.0
+"""Seconds that a line waits for a reader of stdout who does not read; the lines after it wait no more until he does."""
 NUM_KEPT = 20
 """Reports that are kept in memory whole."""
 
@@ -75,7 +78,7 @@ class RunFolder:
         self.path = world().first(make_folder) if resumed is None else resumed
         self.is_silent = world().rank > 0
         self._lock: RunLock | None = None
-        self._is_told = False
+        self._is_told, self._is_read = False, True
         self._unwritten: list[Mapping[str, float]] = []
         world().first(self._take_lock)
         self.console = Console(highlight=False, soft_wrap=True)
@@ -154,6 +157,8 @@ class RunFolder:
                 raise
             if not self._is_told:
                 reason = disk.why_not_written(error, self.path)
+                if (file := error.filename2 or error.filename) is not None:
+                    reason = f"{Path(file).name}: {reason}"
                 line = f"warning: {self.path}: its logs cannot be written ({reason}). Training goes on, and reports"
                 self._print(printable(f"{line} wait until they can."), "yellow")
             self._is_told = True
@@ -227,12 +232,23 @@ class RunFolder:
         try:
             if self.console.is_terminal:
                 self.console.print(line, style=style, markup=False)
-            else:
+            elif self._has_reader():
                 print(line, flush=True)
         except OSError:  # nobody reads on (`| head -1`), or the terminal is closed: log.txt has it all
             with contextlib.suppress(OSError, ValueError):
                 stdout = sys.stdout.fileno()
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+
+    def _has_reader(self) -> bool:
+        """Whether stdout takes a line now or soon. A pipe that nobody empties (`| less`) would hold the run for ever,
+        and keep it from heeding a signal; log.txt has what is left out here."""
+        poll = select.poll()
+        try:
+            poll.register(sys.stdout, select.POLLOUT)
+        except (OSError, TypeError):
+            return True  # no file behind it, which waits for nobody
+        self._is_read = bool(poll.poll(1e3 * READER_PATIENCE if self._is_read else 0))
+        return self._is_read
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Adds a line to metrics.jsonl."""
@@ -265,7 +281,7 @@ class RunFolder:
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps, as `warpdrive plot` draws them.
 
-        None where matplotlib is missing, nothing ended, or it cannot be written, which is said.
+        None where matplotlib is missing, nothing ended, or it cannot be drawn or written, which is said.
         """
         names = list(returns_by_group(self._curve.names()).values())
         if self.is_silent or not names or importlib.util.find_spec("matplotlib") is None:
@@ -279,8 +295,8 @@ class RunFolder:
         path = self.path / "learning_curve.png"
         try:
             plot.draw_panels(panels, [path], plot.X_LABELS[plot.STEPS])
-        except RunFolderError as error:
-            self.say(f"warning: {error}", style="yellow")
+        except Exception as error:  # of the library, too: the run is trained and saved
+            self.say(f"warning: no learning curve: {' '.join(str(error).split())}", style="yellow")
             return None
         return path
 

@@ -131,6 +131,19 @@ def test_one_run_is_drawn_in_its_folder_and_several_here(make_run, tmp_path, mon
 
 
 @needs_matplotlib
+def test_names_of_folders_and_metrics_are_drawn_as_they_are_whatever_they_hold(make_run, tmp_path):
+    """A $ would begin a formula, and half of a surrogate pair is what a name of bytes that are no UTF-8 has."""
+    one, two = make_run("a"), make_run("b", 2)
+    for path in (one, two):
+        metrics = (path / "metrics.jsonl").read_text().replace("rollout/tagger/", "rollout/$\\\\frac$\\ud800/")
+        (path / "metrics.jsonl").write_text(metrics)
+        (path / "config.resolved.yaml").unlink(missing_ok=True)
+    folders = [one.rename(tmp_path / "$\\frac$"), two.rename(tmp_path / os.fsdecode(b"\xff"))]
+    assert run(*folders, "--output", tmp_path / "drawn.png") == 0
+    assert (tmp_path / "drawn.png").stat().st_size > 0
+
+
+@needs_matplotlib
 def test_curves_can_be_seen(make_run, tmp_path):
     """The line's colour and the interval's are in the picture."""
     image = pytest.importorskip("PIL.Image")

@@ -1,11 +1,13 @@
 """A run that failed is started again from where it stood, as often as was asked for."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from trainers.cli import main
-from trainers.run.again import RUN, with_restarts
+from trainers.learning.heartbeat import LAUNCH_FOLDER
+from trainers.run.again import RUN, tell_launcher, with_restarts
 
 
 def starts(codes: list[int], max_restarts: int, run: Path, said: list[str]) -> list[Path | None]:
@@ -28,6 +30,21 @@ def test_it_goes_on_from_its_checkpoint_once_there_is_one_and_says_so(tmp_path):
     (tmp_path / "checkpoints" / "step_000000000008").mkdir(parents=True)
     assert starts([1, 1, 1, 0], 2, tmp_path, said) == [None, tmp_path, tmp_path]
     assert said[1:] == [f"exit code 1: restart {n} of 2, from what {tmp_path} holds" for n in (1, 2)]
+
+
+def test_the_name_of_its_folder_may_be_any_bytes(tmp_path, monkeypatch):
+    run = tmp_path / os.fsdecode(b"\xff")
+    (run / "checkpoints" / "step_000000000008").mkdir(parents=True)
+    began: list[Path | None] = []
+
+    def start(resume: Path | None, folder: Path) -> int:
+        began.append(resume)
+        monkeypatch.setenv(LAUNCH_FOLDER, str(folder))
+        tell_launcher(run)
+        return 2 - len(began)
+
+    assert with_restarts(start, 1, None, lambda line: None) == 0
+    assert began == [None, run]
 
 
 @pytest.mark.parametrize("code", [0, 2, 4, 130, 143])

@@ -78,6 +78,15 @@ def test_last_points_to_the_newest_and_three_are_kept(tmp_path):
         checkpoint.load_checkpoint(tmp_path / "step_000000000002")
 
 
+def test_what_was_saved_just_now_is_the_last_also_where_a_run_went_back(tmp_path):
+    """Three later ones are there, of a past that will not be: they are not what is kept, nor what is gone on from."""
+    for env_steps in (7, 8, 9, 4):
+        save(tmp_path, env_steps)
+    assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["4"]
+    assert checkpoint.load_checkpoint(tmp_path / "last").path.name == "step_000000000004"
+    assert sorted(path.name[-1] for path in tmp_path.glob("abandoned_*")) == ["7", "8", "9"]
+
+
 def test_same_step_may_be_saved_again_and_leftovers_are_removed(tmp_path):
     save(tmp_path)
     (tmp_path / ".tmp-step_000000000001-99").mkdir()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest import mock
 
 import pytest
 from programs import full_disk, run_python
@@ -56,9 +57,9 @@ def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
         "try: disk.append(Path(sys.argv[1]), 'x' * 70000)\n"
-        "except OSError: sys.exit(7)"
+        "except OSError as error: sys.exit(error.errno)"
     )
-    assert run_python("-c", code, path).returncode == 7
+    assert run_python("-c", code, path).returncode == errno.EFBIG  # as it is: no full disk
     assert path.read_text() == "one\n"
     disk.append(path, "two")
     assert path.read_text() == "one\ntwo\n"
@@ -97,6 +98,9 @@ def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_
         checkpoint.save_checkpoint(tmp_path, 1, {"env": {}}, {}, {})
     assert disk.why_not_written(OSError(errno.EDQUOT, "x"), tmp_path, 1).startswith("the quota is used up: 0.0 MB")
     assert disk.why_not_written(OSError(errno.EIO, "Input/output error"), tmp_path, 1) == "Input/output error"
+    monkeypatch.setattr(os, "statvfs", lambda _: mock.Mock(f_files=24, f_favail=1))
+    full = disk.why_not_written(OSError(errno.ENOSPC, "x"), tmp_path)
+    assert full == "the disk is full: 0.1 MB free on the disk, and room for 1 more files"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +158,13 @@ def test_logs_that_cannot_be_written_are_said_once_until_a_checkpoint_is_saved_a
     assert told == (2 if 4 in full_in else 1) or trainer.env.device.type == "cuda"  # whose reports come when they can
     assert [line["time/iterations"] for line in reports_of(trainer.run.path)] == [1, 2, 3, 4, 5, 6]
     assert (trainer.run.checkpoints / "last").is_dir()
+
+
+def test_a_log_that_is_none_is_named(tiny, capsys):
+    run = run_folder.RunFolder(tiny())
+    (run.path / "log.txt").mkdir()
+    run.say("a line")
+    assert f"{run.path}: its logs cannot be written (log.txt: a folder, no file). Training" in capsys.readouterr().out
 
 
 def test_reports_that_wait_for_room_do_not_fill_the_memory(tiny, monkeypatch):

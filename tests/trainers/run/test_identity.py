@@ -111,8 +111,10 @@ def test_auto_goes_on_with_the_newest_run_of_a_config_or_starts_one(run, capsys)
     out = capsys.readouterr().out
     assert "--resume auto: runs has no run of this config to go on with: a new one begins" in out
     shutil.rmtree(runs / "b" / "checkpoints")
+    (runs / "b" / ".tmp-reserved-99").touch()
     assert auto("policy.shared.lr=0.01", "--run-name=b") == 0  # killed before its first checkpoint
     assert {path.name for path in runs.iterdir()} == {"a", "b", "b-2", "strange"}
+    assert not list(runs.glob("*/.tmp-*"))
     assert auto("--run-name=a", "--total-timesteps", "32") == 0
     assert "resumed from" in capsys.readouterr().out
 

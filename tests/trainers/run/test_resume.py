@@ -210,6 +210,17 @@ def test_going_back_twice_keeps_what_was_set_aside_before(tmp_path):
     assert times == [1, 2]
 
 
+def test_a_run_goes_on_that_was_copied_by_what_follows_links(whole, tmp_path, capsys):
+    """As `scp -r` and `cp -rL` do: `last` is a copy of the newest checkpoint then, no link."""
+    copy = tmp_path / "copy"
+    shutil.copytree(whole("a2c", tmp_path), copy)
+    assert not (copy / "checkpoints" / "last").is_symlink()
+    assert main(["train", "--resume", str(copy), "--total-timesteps", "1680"]) == 0
+    assert f"set aside: {copy / 'checkpoints' / 'abandoned_last'}\n" in capsys.readouterr().out
+    assert (copy / "checkpoints" / "last").readlink().name == "step_000000001680"
+    assert checkpoint.load_checkpoint(copy / "checkpoints" / "abandoned_last").progress["iteration"] == 20
+
+
 def test_a_checkpoint_that_was_set_aside_is_played_but_not_resumed_under_that_name(whole, tmp_path, device, capsys):
     place = whole("a2c", tmp_path)
     older, newest = checkpoint.list_checkpoints(place / "checkpoints")

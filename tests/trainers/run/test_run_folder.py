@@ -4,8 +4,10 @@ import gc
 import itertools
 import json
 import os
+import sys
 import tracemalloc
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -30,6 +32,21 @@ def test_a_log_that_is_full_becomes_the_older_one(tiny, monkeypatch):
     assert len(list(run.path.glob("log*"))) == 2
 
 
+def test_a_reader_who_stops_reading_holds_no_run_and_reads_on_when_he_likes(tiny, monkeypatch):
+    run = RunFolder(tiny())
+    read, write = os.pipe()
+    os.set_blocking(write, False)  # else a run that waits would be waited for here
+    os.write(write, bytes(1 << 20))
+    monkeypatch.setattr(run_folder, "READER_PATIENCE", 0.001)
+    with open(write, "w") as pipe, open(read, "rb", 0) as reader:
+        monkeypatch.setattr("sys.stdout", pipe)
+        run.say("nobody reads")
+        reader.read(1 << 20)
+        run.say("somebody reads")
+        assert reader.read(1 << 20) == b"somebody reads\n"
+    assert (run.path / "log.txt").read_text() == "nobody reads\nsomebody reads\n"
+
+
 def test_metrics_that_are_many_are_thinned_from_the_first_to_the_last(tiny, monkeypatch, capsys):
     monkeypatch.setattr(run_folder, "MAX_METRICS_BYTES", 5000)
     run = RunFolder(tiny())
@@ -40,6 +57,21 @@ def test_metrics_that_are_many_are_thinned_from_the_first_to_the_last(tiny, monk
     assert steps[0] == 0 and steps[-1] == 499
     assert steps == sorted(set(steps)) and len(steps) > 25
     assert "metrics.jsonl reached 0 MiB: every second of its lines was taken out" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("learning_curves")
+@pytest.mark.parametrize(("is_missing", "why"), [(True, "curves are drawn by"), (False, "ABI")])
+def test_a_library_that_cannot_draw_ends_no_run(tiny, monkeypatch, capsys, is_missing, why):
+    """It is installed, and cannot be imported; or fails in a way of its own."""
+    run = RunFolder(tiny())
+    run.log(report(1))
+    if is_missing:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    else:
+        monkeypatch.setattr("matplotlib.figure.Figure", mock.Mock(side_effect=AttributeError("_ARRAY_API:\nABI")))
+    assert run.draw_learning_curve() is None
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: no learning curve: ") and why in line
 
 
 def test_a_curve_keeps_its_shape_within_its_bound(monkeypatch):

@@ -9,7 +9,7 @@ from programs import full_disk
 from trainers_runs import config_of
 
 from trainers.callbacks import Callback
-from trainers.run import checkpoint, disk
+from trainers.run import checkpoint, disk, saves
 from trainers.run.stop import SAVE
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -44,8 +44,8 @@ class Watch(Callback):
 @pytest.fixture
 def at_once(monkeypatch):
     """What a save leaves to its thread is done before the next iteration ends."""
-    start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda self: start(self) or self.join(60))
+    writing, start = saves._Writing, saves._Writing.start  # that thread alone: compilers wait for each other
+    monkeypatch.setattr(writing, "start", lambda self: start(self) or self.join(60))
 
 
 def train(config, minutes, **how):
@@ -118,7 +118,7 @@ def sum_of_policies(files):
     return found.hexdigest()
 
 
-def test_a_disk_that_fills_while_training_goes_on_is_said_once(tiny, monkeypatch, capsys):
+def test_a_disk_that_fills_while_training_goes_on_is_said_once(tiny, at_once, monkeypatch, capsys):
     """Three saves find it so, the fourth does not; another one may fail again, and is said again."""
     trainer = Trainer(tiny(saving__minutes=1, trainer__total_timesteps=60 * 7))
     Clock(trainer, minutes=1)
@@ -130,8 +130,6 @@ def test_a_disk_that_fills_while_training_goes_on_is_said_once(tiny, monkeypatch
         write(path, content)
 
     monkeypatch.setattr(disk, "write", sometimes)
-    start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda self: start(self) or self.join(60))
     trainer.train()
     told = [line.split(":")[1][-3:] for line in capsys.readouterr().out.splitlines() if "not saved: the disk" in line]
     assert told == ["060", "300"]
