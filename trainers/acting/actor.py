@@ -64,6 +64,11 @@ class Actor:
         self.group: GroupRollout | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
+    def told(self, precision: str, learns: bool) -> str:
+        """What plays, and learns, in words."""
+        precision = {"bf16": "tf32"}.get(precision, precision)  # of torch's products where kernels do not serve
+        return f"{self.path} plays{' and learns' if learns else ''} in {precision}"
+
     def fields(self, num_steps: int) -> list[Field]:
         """What it writes besides actions. The mask is kept by itself."""
         return []

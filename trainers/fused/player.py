@@ -56,6 +56,9 @@ class FusedPlayer(Actor):
         super().__init__(policy, spec, stage)
         self.plan, self.why = plan, plan.remark
 
+    def told(self, precision: str, learns: bool) -> str:
+        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
+
     def fields(self, num_steps: int) -> list[Field]:
         """Of a Box also what was drawn, in parts of it (see GaussianHead); the env's array has it clipped."""
         num_numbers = self.plan.request.num_numbers

@@ -21,10 +21,6 @@ def told_paths(trainer: Trainer) -> list[str]:
 
 
 def _told(trainer: Trainer, name: str) -> str:
-    actor, learns = trainer.rollout.groups[name].actor, name in trainer.algorithms
-    if actor.path == "fused":
-        found = f"fused kernels play{' and learn' if learns else ''} in {trainer.precision}"
-    else:
-        precision = {"bf16": "tf32"}.get(trainer.precision, trainer.precision)  # of torch's products beside kernels
-        found = f"{actor.path} plays{' and learns' if learns else ''} in {precision}"
+    actor = trainer.rollout.groups[name].actor
+    found = actor.told(trainer.precision, learns=name in trainer.algorithms)
     return found if actor.why is None else f"{found}: {actor.why}"

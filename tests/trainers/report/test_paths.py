@@ -4,8 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from trainers.acting.actor import Actor
+from trainers.fused.player import FusedPlayer
 from trainers.report.paths import path_of, told_paths
 from trainers.settings.config import TrainerConfig
+
+
+def actor_of(path: str, why: str | None) -> Actor:
+    """One that says no more than that."""
+    kind = FusedPlayer if path == "fused" else Actor
+    actor = kind.__new__(kind)
+    actor.path, actor.why = path, why
+    return actor
 
 
 def trainer_of(precision: str = "bf16", **actors: SimpleNamespace) -> SimpleNamespace:
@@ -35,7 +45,7 @@ def test_path_is_what_actors_and_algorithms_say():
     ],
 )
 def test_a_line_a_policy_says_who_plays_and_learns_and_why(name, path, why, precision, line):
-    assert told_paths(trainer_of(precision, **{name: SimpleNamespace(path=path, why=why)})) == [line]
+    assert told_paths(trainer_of(precision, **{name: actor_of(path, why)})) == [line]
 
 
 @pytest.mark.parametrize(
