@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.layers_shape import PANEL, WarpgroupShape
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
-from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
+from trainers.fused.packed import KERNELS, Layer, PackedNetwork, PackedPolicy
 from trainers.fused.shape import NORM_EPS, WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
@@ -239,6 +240,20 @@ class LayersNetwork:
         return found.view(dtype).view(self._num_rows, width)
 
 
+def places_of_sums(plan: GradientPlan, number: int, layer: Layer, at: np.ndarray) -> list[Places]:
+    """Of a layer's biases, and of its LayerNorm: sums a block of rows.
+
+    Args:
+        at: where the biases' would be if there were one block.
+    """
+    start, (width, _) = plan.shape.starts[number][1], plan.shape.padded[number]
+    at = at + start * (plan.num_row_blocks - 1)
+    return [
+        Places(parameters, at + row * plan.num_row_blocks * width, width, plan.num_row_blocks)
+        for row, parameters in enumerate((layer.bias, *(layer.norm or ())))
+    ]
+
+
 class LayersGradient(NetworkGradient):
     """The gradient of such a network: products of deltas and of what was given to their layers, a part a chunk of
     samples; and sums of the deltas, a part a block."""
@@ -257,11 +272,7 @@ class LayersGradient(NetworkGradient):
         places = plan.shape.gradient_places(plan.way)
         for number, (layer, (weights, biases)) in enumerate(zip(self.network.layers, places, strict=True)):
             found.append(Places(layer.weight, weights[layer.rows], plan.part_size, plan.num_parts))
-            start, (width, _) = plan.shape.starts[number][1], plan.shape.padded[number]
-            biases = len(self._products) + start * (plan.num_row_blocks - 1) + biases
-            for row, parameters in enumerate((layer.bias, *(layer.norm or ()))):
-                at = biases + row * plan.num_row_blocks * width
-                found.append(Places(parameters, at, width, plan.num_row_blocks))
+            found += places_of_sums(plan, number, layer, len(self._products) + biases)
         return found
 
     def arrays(self) -> dict[str, torch.Tensor]:

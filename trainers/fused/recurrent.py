@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from trainers.fused.by_layers import Dense, Norm, RowKernels, bytes_of
+from trainers.fused.by_layers import Dense, Norm, RowKernels, bytes_of, places_of_sums
 from trainers.fused.cell import CellPlan, RecurrentShape
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
@@ -297,11 +297,7 @@ class RecurrentGradient(NetworkGradient):
             if columns is not None:
                 found.append(Places(layer.bias, before + columns, plan.cell.bias_width, num_parts))
                 continue
-            start, (width, _) = shape.starts[number][1], shape.padded[number]
-            biases = len(self._products) + start * (plan.num_row_blocks - 1) + biases
-            for row, parameters in enumerate((layer.bias, *(layer.norm or ()))):
-                at = biases + row * plan.num_row_blocks * width
-                found.append(Places(parameters, at, width, plan.num_row_blocks))
+            found += places_of_sums(plan, number, layer, len(self._products) + biases)
         return found
 
     def arrays(self) -> dict[str, torch.Tensor]:
