@@ -28,7 +28,7 @@ STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normaliz
 @pytest.fixture
 def make(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
     """A function that makes a run; one iteration is 10 steps of 6 envs."""
-    for folder in (Path(__file__).parents[1] / "envs", Path(__file__).parents[2] / "warpdrive" / "envs" / "climbers"):
+    for folder in (Path(__file__).parents[1] / "envs", Path(__file__).parents[2] / "warpdrive" / "envs"):
         monkeypatch.syspath_prepend(folder)
 
     def make(
@@ -99,7 +99,7 @@ def spread() -> dict:
 
 def climbers() -> dict:
     """Agents who leave the game, of which the critic is told, who sees the env's state; see warpdrive/envs/climbers."""
-    return {"name": "climbers:Climbers", "policy": {"climber": mappo(normalize_observation=False)}}
+    return {"name": "climbers.climbers:Climbers", "policy": {"climber": mappo(normalize_observation=False)}}
 
 
 def sights() -> dict:
