@@ -95,6 +95,12 @@ class Layout:
     def done_dtype(self) -> torch.dtype:
         return torch.uint8 if TRUNCATED + self.num_sides <= 256 else torch.int32
 
+    @property
+    def num_bytes(self) -> int:
+        """Of a store of it, its tables and batches apart."""
+        of_rings, small = self.sizes()
+        return bytes_of({**of_rings, **small}) + 3 * 4  # with the seed
+
     def sizes(self) -> tuple[Sizes, Sizes]:
         """Of the rings; and of what is small."""
         rows = (self.num_envs, self.num_agents)

@@ -10,7 +10,7 @@ from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
 from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.selectors import Selector
-from trainers.replay.storage import Layout, Window, allocate, bytes_of, lies_side_by_side, run_of
+from trainers.replay.storage import Layout, Window, allocate, lies_side_by_side, run_of
 from trainers.replay.table import Table
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
@@ -63,7 +63,7 @@ class ReplayStore:
         self.backend = backend
         self.episode_length = episode_length
         of_rings, small = layout.sizes()
-        self._check_memory(bytes_of({**of_rings, **small}))
+        self._check_memory(layout.num_bytes)
         self.tensors = allocate(of_rings, backend.device)
         """By name, [num_slots / every, ...]: large; cut by slots."""
         self.small = allocate(small, backend.device)
@@ -85,8 +85,7 @@ class ReplayStore:
         episode_length: int | None = None,
     ) -> int:
         """Bytes that such a store takes, its tables and batches apart."""
-        of_rings, small = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length).sizes()
-        return bytes_of({**of_rings, **small}) + 12
+        return Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length).num_bytes
 
     @property
     def num_slots(self) -> int:
