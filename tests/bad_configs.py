@@ -101,8 +101,8 @@ CONFIGS = [
             "tag.yaml:10: policy.tagger.clip_range: unknown key, here 'clip_param': it is MAPPO's and PPO's, and the "
             "algorithm is A2C. Leave it out, or change that."),
     changed("num_epochs", "lr: 1e-3", "num_epochs: 4",
-            "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's and PPO's, and the algorithm is A2C. "
-            "Leave it out, or change that."),
+            "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's, PPO's and PQN's, and the algorithm is "
+            "A2C. Leave it out, or change that."),
     changed("batch_size", "train_batch_size", "batch_size",
             "tag.yaml:6: trainer.batch_size: unknown key: it means the minibatch in one library and "
             "the whole batch in another. Did you mean 'trainer.train_batch_size' (env steps of an "
