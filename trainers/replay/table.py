@@ -46,9 +46,13 @@ class Table:
         self.num_rows = layout.num_envs * (layout.num_agents if window.axis == "agent" else 1)
         self.draws = torch.zeros(1, dtype=torch.uint64, device=device)
         """[1]: how many draws there were, in the upper 32 bits."""
+        self.attach()
+
+    def attach(self) -> None:
+        """The store's memory is another than before, or new: nothing that was prepared holds any more."""
         self._prepared: dict[int, tuple[Callable[[], None], Batch]] = {}
-        selector.attach(self)
-        self.added = selector.prepare_added()
+        self.selector.attach(self)
+        self.added = self.selector.prepare_added()
         """Calls that follow each window that is added."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -59,7 +63,7 @@ class Table:
     def num_drawable(self) -> int:
         """Items that may be drawn now, by what the host knows of the store."""
         window, head = self.window, self.store.num_steps_added
-        first = max(window.behind, head - self.store.layout.num_slots + 1 + window.behind)
+        first = max(self.store.first_step, head - self.store.layout.num_slots + 1) + window.behind
         first = -(-first // window.period) * window.period
         return max(0, (head - window.ahead - first) // window.period + 1) * self.num_rows
 
@@ -102,7 +106,7 @@ class Table:
         head, draws = text.read("head", store.small["head"]), text.write("draws", self.draws)
         seed, index = text.read("seed", store.seed), text.write("index", tensors["index"])
         weight = text.write("weight", tensors["weight"])
-        text.line(f"const Drawable drawable = drawable_of({head}[0]);")
+        text.line(f"const Drawable drawable = drawable_of({head});")
         text.line(f"const u64 draw_number = {draws}[0] >> 32;")
         text.line("for (long long unit = global_thread(); unit < (long long)num_items * LANES;")
         text.line("     unit += num_global_threads()) {")

@@ -62,3 +62,38 @@ def fields_of(batch) -> dict[str, torch.Tensor]:
 
 def stacked(values: list) -> np.ndarray:
     return np.stack([np.asarray(one) for one in values])
+
+
+@pytest.mark.parametrize("n_step", [2, 5])
+def test_sums_of_rewards_are_torchrls(n_step, backend):
+    """Without agents that leave, which TorchRL does not know."""
+    pytest.importorskip("torchrl")
+    from tensordict import TensorDict
+    from torchrl.envs.transforms import MultiStepTransform
+
+    played = Played(3, 1, 20, seed=8, ends=0.15, leaves=0.0)
+    kept = Kept(played, 3, backend)
+    table = kept.store.table("all", Uniform(), Transitions(n_step=n_step, gamma=GAMMA))
+    for _ in range(2):
+        kept.add()
+    batch = table.draw(table.num_drawable)
+    names = ("reward", "terminated", "truncated")
+    steps = {name: torch.stack([one[name] for one in played.steps], 1) for name in names}
+    last = torch.stack([one["last"]["obs"] for one in played.steps], 1)[:, :, 0]
+    ended = (steps["terminated"] | steps["truncated"]).unsqueeze(-1)
+    after = {"obs": last, "reward": steps["reward"], "done": ended, "terminated": steps["terminated"].unsqueeze(-1),
+             "truncated": steps["truncated"].unsqueeze(-1)}  # fmt: skip
+    data = TensorDict({"obs": torch.stack([one["obs"] for one in played.steps], 1)[:, :, 0], "next": after}, [3, 40])
+    expected = MultiStepTransform(n_steps=n_step, gamma=GAMMA)._inv_call(data)
+    for i, index in enumerate(batch.index.tolist()):
+        step, env = divmod(index, 3)
+        if step >= expected.shape[1]:
+            continue
+        of_item = expected[env, step]
+        torch.testing.assert_close(batch.reward[i].cpu(), of_item["next", "reward"].squeeze())
+        if batch.discount[i] > 0:  # of what terminated they give what was seen last, which nobody uses
+            assert torch.equal(batch.next_observation["obs"][i].cpu(), of_item["next", "obs"])
+            assert batch.discount[i].item() == pytest.approx(GAMMA ** of_item["steps_to_next_obs"].item())
+        last_step = step + of_item["steps_to_next_obs"].item() - 1
+        assert (batch.discount[i].item() == 0) == bool(steps["terminated"][env, last_step])
+    assert expected.shape[1] >= 40 - n_step and ended.sum() > 10
