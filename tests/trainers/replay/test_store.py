@@ -119,8 +119,8 @@ def test_truncations_without_room_have_no_future_and_are_counted(backend, most, 
 
 @pytest.mark.parametrize(("windows", "steps"), [(2, [20]), (4, [12, 14, 16, 18, 20]), (9, [12, 14, 16, 18, 20])])
 def test_a_resized_store_keeps_the_newest_steps_that_fit(backend, windows, steps):
-    """Of 24 steps a ring of 16 has 9 to 23 whole, one of 8 has 17 to 23; a larger one brings no older ones back. An item
-    takes 2 steps before its own, and 3 from it on."""
+    """Of 24 steps a ring of 16 has 9 to 23 whole, one of 8 has 17 to 23; a larger one brings no older ones back. An
+    item takes 2 steps before its own, and 3 from it on."""
     kept = Kept(Played(3, 2, 4, seed=9, ends=0.6, every=2), 4, backend, episode_length=3)
     store = kept.store
     table = store.table("all", Uniform(), Sequences(3, 2, 2, axis="agent"))
