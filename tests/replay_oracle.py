@@ -15,6 +15,8 @@ class Played:
     Args:
         ends: how often an episode does, in a step.
         most: truncations of an env whose last observations a window has.
+        shape, dtype: of what agents observe.
+        acts: dtype of their actions.
         leaves: how often an agent does, in a step.
         every: steps from one `memory` to the next; 0: there is none.
     """
@@ -22,12 +24,12 @@ class Played:
     def __init__(
         self, num_envs: int, num_agents: int, num_steps: int, seed: int = 0, ends: float = 0.2, most: int | None = None,
         shape: tuple[int, ...] = (4,), dtype: torch.dtype = torch.float32, episode_length: int | None = None,
-        every: int = 0, leaves: float = 0.1,
+        every: int = 0, leaves: float = 0.1, acts: torch.dtype = torch.int8,
     ) -> None:  # fmt: skip
         self.num_envs, self.num_agents, self.num_steps = num_envs, num_agents, num_steps
         self.most = num_steps if most is None else most
         self.random = np.random.default_rng(seed)
-        self.every, self.leaves = every, leaves
+        self.every, self.leaves, self.acts = every, leaves, acts
         self.ends, self.shape, self.dtype, self.episode_length = ends, shape, dtype, episode_length
         self.age = [0] * num_envs
         self.steps: list[dict[str, torch.Tensor]] = []
@@ -40,7 +42,7 @@ class Played:
         return [
             Field("obs", self.shape, self.dtype, extra=1),
             Field("image", (3, 5), torch.uint8, extra=1, axis="env"),
-            Field("action", (2,), torch.int8),
+            Field("action", (2,), self.acts),
             Field("reward"),
             Field("mask", (3,), torch.bool, extra=1),
             Field("active", dtype=torch.bool),
@@ -70,7 +72,7 @@ class Played:
         begin = len(self.steps)
         for _ in range(self.num_steps):
             step = {name: one.clone() for name, one in self.now.items()}
-            step["action"] = self._numbers((*rows, 2), torch.int8)
+            step["action"] = self._numbers((*rows, 2), self.acts)
             step["reward"] = self._numbers(rows, torch.float32)
             step["version"] = torch.full((self.num_envs,), begin, dtype=torch.int64)
             step["memory"] = self._numbers((*rows, 2), torch.float32)
@@ -156,7 +158,7 @@ class Played:
         start = self.steps[step]
         found["mask"] = start["mask"][env, agent]
         found["next_mask"] = torch.ones(3, dtype=torch.bool) if ended else self.after("mask", last)[env, agent]
-        found["action"] = start["action"][env, agent].long()
+        found["action"] = start["action"][env, agent]
         found["active"] = float(start["active"][env, agent])
         found["version"] = start["version"][env]
         return found
