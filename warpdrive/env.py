@@ -89,6 +89,8 @@ class Env:
     groups: Mapping[str, Group]
     global_state_space: spaces.Box | None = None
     settable: Sequence[str] = ()
+    lasting: Sequence[str] = ()
+    """Arrays that no restart touches, as what is counted over all episodes of a run."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
@@ -159,6 +161,8 @@ class Env:
         for name, array in arrays.items():
             self.check_numbers(name, array)
         self._check_meanings(arrays)
+        if unknown := [name for name in self.lasting if name not in arrays or name in layout.kept]:
+            raise EnvError(f"{place}: lasting names '{unknown[0]}', which is no array of its own in arrays().")
         for name in self.constants():
             if name in FRAMEWORK_CONSTANTS:
                 raise EnvError(f"{place}: constants() has '{name}', which the framework sets. Leave it out.")

@@ -29,11 +29,14 @@ class BsuiteEnv(Env):
     """
 
     num_agents = 1
-    episode_length = None
-    num_steps: int
-    """Of every episode."""
+    episode_length: int
+    """Of every episode: none ends earlier."""
     totals: ClassVar[tuple[str, ...]]
     """Names of the arrays [env] int64 of what the game counts."""
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        return tuple(self.counters())
 
     def counters(self) -> dict[str, np.ndarray]:
         """The arrays that count over all episodes of a run."""

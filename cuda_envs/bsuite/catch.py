@@ -42,7 +42,7 @@ class Catch(BsuiteEnv):
         super().__init__(config)
         self._check_at_least(2, "rows")
         self._check_at_least(1, "columns")
-        self.num_steps = self.config.rows - 1
+        self.episode_length = self.config.rows - 1
         image = spaces.Box(0, 1, (self.config.rows, self.config.columns), np.uint8)
         self.groups = {"agent": Group(range(1), image, spaces.Discrete(3))}
 
@@ -62,9 +62,10 @@ class Catch(BsuiteEnv):
     def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
         rows, columns = self.config.rows, self.config.columns
         paddle, height = episode["paddle_x"].astype(float), rows - 1.0 - episode["ball_y"]
+        bottom = np.full_like(paddle, -0.45)
         shapes = [
             grid_lines(columns, rows),
-            rectangles(paddle - 0.5, np.full_like(paddle, -0.45), paddle + 0.5, np.full_like(paddle, -0.15), group="agent"),
+            rectangles(paddle - 0.5, bottom, paddle + 0.5, bottom + 0.3, group="agent"),
             circles(episode["ball_x"], height, 0.3, colour=DARK, label="ball", tail=True),
         ]
         return Drawing(shapes, bounds=(-0.8, -0.8, columns - 0.2, rows - 0.2))

@@ -52,7 +52,7 @@ class DeepSea(BsuiteEnv):
         super().__init__(config)
         self._check_at_least(1, "size")
         self._check_at_least(0, "mapping_seed")
-        self.num_steps = self.config.size
+        self.episode_length = self.config.size
         image = spaces.Box(0, 1, (self.config.size, self.config.size), np.uint8)
         self.groups = {"agent": Group(range(1), image, spaces.Discrete(2))}
 

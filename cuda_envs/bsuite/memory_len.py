@@ -41,7 +41,7 @@ class MemoryLen(BsuiteEnv):
     def __init__(self, config: MemoryLenConfig | None = None) -> None:
         super().__init__(config)
         self._check_at_least(1, "memory_length", "num_bits")
-        self.num_steps = self.config.memory_length + 1
+        self.episode_length = self.config.memory_length + 1
         num_bits = self.config.num_bits
         low = np.array([0, 0, *[-1] * num_bits], np.float32)
         high = np.array([1, max(1, num_bits - 1), *[1] * num_bits], np.float32)
@@ -75,10 +75,11 @@ class MemoryLen(BsuiteEnv):
         asked = np.arange(num_bits) == episode["query"][:, np.newaxis]
         is_asked = asked & (episode["time_step"][:, np.newaxis] >= length)
         colours = {"a 0": PALETTE[1], "a 1": PALETTE[2], "no longer seen": LIGHT}
+        marks = {"not asked for": None, "asked for": "#000000"}
         shapes = [
             segments([[0, length + 1]], [[0, 0]], colour=GREY),
             circles(bit_x, bit_y, 0.4 * scale, colour=one_of(np.where(shown, episode["context"], 2), colours)),
-            circles(bit_x, bit_y, 0.15 * scale, colour=one_of(is_asked, {"not asked for": None, "asked for": "#000000"})),
+            circles(bit_x, bit_y, 0.15 * scale, colour=one_of(is_asked, marks)),
             circles(time, 0 * time, 0.15 * scale, group="agent", tail=True),
             texts(0, -0.6 * scale, "the first step", 0.3 * scale, align="left"),
             texts(length + 1, -0.6 * scale, "the answer", 0.3 * scale, align="right"),

@@ -40,7 +40,7 @@ class UmbrellaLength(BsuiteEnv):
         super().__init__(config)
         self._check_at_least(1, "chain_length")
         self._check_at_least(0, "num_distractors")
-        self.num_steps = self.config.chain_length
+        self.episode_length = self.config.chain_length
         seen = spaces.Box(0.0, 1.0, (3 + self.config.num_distractors,), np.float32)
         self.groups = {"agent": Group(range(1), seen, spaces.Discrete(2))}
 
@@ -71,10 +71,11 @@ class UmbrellaLength(BsuiteEnv):
     def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
         length, scale = self.config.chain_length, self.config.chain_length / 4
         time = episode["time_step"].astype(float)
+        weather, taken = ["it will be dry", "it will rain"], ["no umbrella", "an umbrella"]
         shapes = [
             segments([[0, length]], [[0, 0]], colour=GREY),
             circles(time, 0 * time, 0.1 * scale, group="agent", tail=True),
-            texts(0, 0.9 * scale, one_of(episode["needs"], ["it will be dry", "it will rain"]), 0.25 * scale, align="left"),
-            texts(0, 0.5 * scale, one_of(episode["has"], ["no umbrella", "an umbrella"]), 0.25 * scale, align="left"),
+            texts(0, 0.9 * scale, one_of(episode["needs"], weather), 0.25 * scale, align="left"),
+            texts(0, 0.5 * scale, one_of(episode["has"], taken), 0.25 * scale, align="left"),
         ]
         return Drawing(shapes, bounds=(-0.3 * scale, -0.5 * scale, length + 0.3 * scale, 1.4 * scale))
