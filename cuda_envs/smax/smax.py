@@ -118,6 +118,7 @@ class Smax(Env):
 
     Config = SmaxConfig
     config: SmaxConfig
+    figures = {"won": "part of the episodes that the allies won"}
 
     def __init__(self, config: SmaxConfig | None = None) -> None:
         super().__init__(config)
