@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from warpdrive.drawing import Drawing, draw_positions
-from warpdrive.env_names import ENVS_PACKAGE, list_envs
+from warpdrive.env_names import ENVS_PACKAGE, env_files, list_envs
 from warpdrive.errors import ConfigError, EnvError
 from warpdrive.layout import ACTION_MASK, ACTIVE, Layout, mask_place
 
@@ -256,7 +256,7 @@ def _env_class(name: str) -> type[Env]:
             near = difflib.get_close_matches(name, list_envs(), 1)
             hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(list_envs())}."
             raise ConfigError(f"unknown env '{name}'. {hint} An env of your own is 'my_package.my_env:MyEnv'.")
-        module_name = f"{ENVS_PACKAGE}.{name}.{name}"
+        module_name = f"{ENVS_PACKAGE}.{env_files()[name].parent.name}.{name}"
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -9,11 +9,12 @@ ENVS_PACKAGE = "cuda_envs"
 
 
 def env_files() -> dict[str, Path]:
-    """Name of each env -> the Python file that defines it."""
+    """Name of each env -> the Python file that defines it: one beside a `.cu` of its name, in a folder of its own or
+    of its family."""
     spec = importlib.util.find_spec(ENVS_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    kernels = [cu for folder in folders for cu in folder.glob("*/*.cu") if cu.parent.name == cu.stem]
-    return {cu.stem: cu.with_suffix(".py") for cu in sorted(kernels, key=lambda cu: cu.stem)}
+    found = [cu.with_suffix(".py") for folder in folders for cu in folder.glob("*/*.cu")]
+    return {file.stem: file for file in sorted(found, key=lambda file: file.stem) if file.exists()}
 
 
 def list_envs() -> list[str]:
