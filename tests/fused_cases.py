@@ -397,3 +397,25 @@ class Step:
         others[self.case.columns] = False
         assert (self.all_actions[:, others.to(self.all_actions.device)] == UNTOUCHED).all()
         assert (self._written[:, -1] == UNTOUCHED).all() and (self._drawn[-1] == UNTOUCHED).all()
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, precision: str, rms: float = 1e-2) -> None:
+    """To 1e-5 of the largest; in bfloat16, which keeps 8 bits, to 1e-2, and to `rms` in the mean."""
+    found, largest = found.flatten().double().cpu(), expected.abs().max().clamp_min(1.0)
+    assert torch.isfinite(found).all()
+    error = (found - expected).abs()
+    assert error.max() <= (1e-5 if precision == FULL else 1e-2) * largest
+    assert error.square().mean().sqrt() <= (1e-6 if precision == FULL else rms) * expected.square().mean().sqrt()
+
+
+def assert_is_torchs(step: Step, precision: str = FULL, rms: float = 1e-2) -> None:
+    """In bfloat16, what differs from torch comes from rounding what is multiplied, and from nothing else."""
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, precision)
+    assert_close(step.value, value, precision, rms)
+    if precision == FULL:
+        return
+    _, log_prob, value = step.expect(rounds=True)
+    for found, expected in ((step.log_prob, log_prob), (step.value, value)):
+        error = found.flatten().double().cpu() - expected
+        assert error.square().mean().sqrt() <= 1e-3 * expected.square().mean().sqrt()

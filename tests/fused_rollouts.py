@@ -6,8 +6,9 @@ import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 import torch
-from fused_cases import EVEN, MIXED, NOBODYS, Case, Shown, make_mask, make_packed, make_policy
+from fused_cases import EVEN, FULL, MIXED, NOBODYS, Case, Shown, make_mask, make_packed, make_policy
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss, trust
 from trainers.algorithms.on_policy import OnPolicy
@@ -19,6 +20,7 @@ from warpdrive.backends.base import Backend
 COEFFICIENTS = {"lr": 0.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.05, "normalize_return": False}
 BY_A2C = A2CConfig(**COEFFICIENTS, num_minibatches=1)
 BY_PPO = PPOConfig(**COEFFICIENTS, num_epochs=2, num_minibatches=3)
+ONE_EPOCH = replace(BY_PPO, num_epochs=1)
 # Of the 290 samples of "ppo whose values move freely", the last minibatch has 96, two chunks; the others 97, three.
 ROLLOUTS = {
     "a2c": (Case(6, (16, 32), (5,), agents=range(1, 4), num_agents=4, num_envs=15), BY_A2C, False),
@@ -36,7 +38,7 @@ ROLLOUTS = {
         replace(BY_PPO, clip_value=False, normalize_advantage=False, huber_delta=0.7),
         True,
     ),
-    "ppo of a wide network": (Case(150, (256,), (3, 3), num_envs=11, has_mask=True), BY_PPO, False),
+    "ppo of a wide network": (Case(150, (256,), (3, 3), num_envs=11, has_mask=True), ONE_EPOCH, False),
     "a2c of two wide layers": (Case(71, (256, 256), (21, 20), num_envs=7), BY_A2C, True),
     "ppo of two wide layers": (
         Case(12, (128, 256), (5,), critic_widths=(256, 128), activation="tanh", has_mask=True, num_envs=9),
@@ -45,7 +47,7 @@ ROLLOUTS = {
     ),
     "ppo of several arrays": (
         Case(0, (16,), (3, 2), agents=range(1, 4), num_agents=4, num_envs=14, space=MIXED, sees_agent_id=True),
-        replace(BY_PPO, agent_id=True, normalize_observation=True),
+        replace(ONE_EPOCH, agent_id=True, normalize_observation=True),
         True,
     ),
     "mappo that credits the team": (
@@ -53,12 +55,12 @@ ROLLOUTS = {
             0, (16,), (5,), critic_widths=(24, 16), agents=range(1, 4), num_agents=5, num_envs=14, space=EVEN,
             sees_agent_id=True, central="observations",
         ),
-        replace(BY_PPO, agent_id=True, central_critic=True, credit_after_leaving="team", normalize_observation=True),
+        replace(ONE_EPOCH, agent_id=True, central_critic=True, credit_after_leaving="team", normalize_observation=True),
         True,
     ),
     "mappo whose critic sees the state": (
         Case(6, (16,), (5,), critic_widths=(40,), agents=range(3), num_agents=3, num_envs=13, central="global_state"),
-        replace(BY_PPO, central_critic=True),
+        replace(ONE_EPOCH, central_critic=True),
         True,
     ),
     "mappo of two wide layers": (
@@ -70,7 +72,7 @@ ROLLOUTS = {
         True,
     ),
     "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(BY_A2C, normalize_advantage=False), True),
-    "ppo of a number": (Case(3, (24, 24), (), activation="tanh", num_numbers=1, num_envs=53), BY_PPO, False),
+    "ppo of a number": (Case(3, (24, 24), (), activation="tanh", num_numbers=1, num_envs=53), ONE_EPOCH, False),
     "a2c of seventeen numbers": (
         Case(20, (32, 16), (), activation="tanh", num_numbers=17, num_envs=29), BY_A2C, True,
     ),
@@ -79,7 +81,7 @@ ROLLOUTS = {
             6, (40, 16), (), critic_widths=(16,), agents=range(1, 4), num_agents=5, num_numbers=3, squashes=True,
             num_envs=18,
         ),
-        replace(BY_PPO, normalize_observation=True, normalize_return=True),
+        replace(ONE_EPOCH, normalize_observation=True, normalize_return=True),
         True,
     ),
     "a2c in two steps of two numbers": (
@@ -93,7 +95,7 @@ ROLLOUTS = {
             9, (40, 300, 17, 33), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
             num_agents=5, num_envs=18,
         ),
-        replace(BY_PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
+        replace(ONE_EPOCH, normalize_observation=True, normalize_return=True, huber_delta=0.7),
         True,
     ),
     "ppo behind a LayerNorm": (
@@ -114,7 +116,7 @@ ROLLOUTS = {
             9, (40, 300), (3, 2), critic_widths=(17,), activation="tanh", layer_norm="all", agents=range(1, 4),
             num_agents=5, num_envs=18,
         ),
-        BY_PPO,
+        ONE_EPOCH,
         True,
     ),
     "a2c with LayerNorms between layers": (Case(9, (300, 40), (5,), layer_norm="hidden", num_envs=20), BY_A2C, True),
@@ -128,10 +130,10 @@ ROLLOUTS = {
     ),
     "ppo of layers by warpgroups": (
         Case(
-            18, (70, 130, 66), (5, 16), has_mask=True, agents=range(1, 4), num_agents=5, num_envs=7, layer_norm=True,
+            18, (70, 130, 66), (5, 16), has_mask=True, agents=range(1, 4), num_agents=5, num_envs=4, layer_norm=True,
             by_groups=True,
         ),
-        replace(BY_PPO, num_epochs=1, num_minibatches=2),
+        replace(ONE_EPOCH, num_minibatches=2),
         True,
     ),
     "a2c of four wide layers behind a LayerNorm": (
@@ -185,7 +187,8 @@ class MadeUp:
         }
         heads = [torch.randint(size, shape, generator=generator) for size in case.head_sizes]
         if case.num_numbers:
-            means = self.exact(self.rows.flatten(0, 2).double())[0].detach().view(*shape, case.num_numbers)
+            central = None if self.critic_rows is None else self.critic_rows.flatten(0, 2).double()
+            means = self.exact(self.rows.flatten(0, 2).double(), central)[0].detach().view(*shape, case.num_numbers)
             noise = torch.randn(means.shape, generator=generator)
             heads = (means + self.exact.head.log_std.detach().exp() * noise).float().double().unbind(-1)
         self.mask = make_mask(case, shape, generator) if case.has_mask else None
@@ -305,3 +308,44 @@ def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor
     figures |= {"policy_loss": policy, "entropy": entropy}
     means = {name: ((one * weight).sum() / number).item() for name, one in figures.items()}
     return torch.cat([gradient.flatten() for gradient in gradients]), means | {"value_loss": of_value.item()}
+
+
+def minibatches(learner: OnPolicy) -> list[torch.Tensor]:
+    """The rows of [T, E, A] of each, after an update."""
+    plan = learner.learns_by.plan
+    if not plan.has_order:
+        return [torch.arange(plan.num_samples)]
+    epochs = learner.learns_by._order.view(plan.num_epochs, plan.num_samples)
+    return [rows for order in epochs for rows in order.split(plan.size)]
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0).item()
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of their lengths, as a part of the second."""
+    return abs((one.norm() / other.norm()).item() - 1)
+
+
+def assert_learns_as_torch(learner: OnPolicy, precision: str) -> None:
+    """Of an update without a step: the last minibatch's gradient, the others' lengths, and the figures."""
+    figures = learner.update()
+    taken = minibatches(learner)
+    expected = [expect_gradient(learner, rows) for rows in taken]
+    found = learner.learns_by._gradient.double().cpu()
+    gradient = expected[-1][0]
+    is_full = precision == FULL
+    assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 1e-3)
+    for norm, (one, _) in zip(learner.learns_by._norms.double().cpu(), expected, strict=True):
+        assert difference(norm, one) <= (1e-4 if is_full else 2e-2)
+    start = 0
+    for name, parameter in learner.policy.named_parameters():
+        mine, theirs = (one[start : start + parameter.numel()] for one in (found, gradient))
+        start += parameter.numel()
+        if theirs.norm() > 1e-3 * gradient.norm():  # of less than that, rounding is all there is
+            assert cosine(mine, theirs) >= (1 - 1e-6 if is_full else 0.995), name
+    assert start == len(found)
+    for name in expected[0][1]:
+        mean = sum(one[name] for _, one in expected) / len(expected)
+        assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)

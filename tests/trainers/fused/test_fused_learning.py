@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fused_cases import BF16, FULL, Case, bound_of_chi_square, chi_square
-from fused_rollouts import COEFFICIENTS, ROLLOUTS, MadeUp, expect_gradient, make_learner
+from fused_rollouts import COEFFICIENTS, ROLLOUTS, MadeUp, assert_learns_as_torch, make_learner, minibatches
 
 import trainers.fused.plan
 from trainers.algorithms.algorithm import Clock
@@ -56,24 +56,6 @@ def make(backend, monkeypatch):
     return make
 
 
-def minibatches(learner: OnPolicy) -> list[torch.Tensor]:
-    """The rows of [T, E, A] of each, after an update."""
-    plan = learner.learns_by.plan
-    if not plan.has_order:
-        return [torch.arange(plan.num_samples)]
-    epochs = learner.learns_by._order.view(plan.num_epochs, plan.num_samples)
-    return [rows for order in epochs for rows in order.split(plan.size)]
-
-
-def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
-    return torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0).item()
-
-
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Of their lengths, as a part of the second."""
-    return abs((one.norm() / other.norm()).item() - 1)
-
-
 @pytest.mark.parametrize(
     ("rollout", "precision", "way"),
     [
@@ -114,25 +96,7 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
         pytest.skip("a GPU alone has them, and these layers take a CPU long")
     learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
-    figures = learner.update()
-    taken = minibatches(learner)
-    expected = [expect_gradient(learner, rows) for rows in taken]
-    found = learner.learns_by._gradient.double().cpu()
-    gradient = expected[-1][0]
-    is_full = precision == FULL
-    assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 1e-3)
-    for norm, (one, _) in zip(learner.learns_by._norms.double().cpu(), expected, strict=True):
-        assert difference(norm, one) <= (1e-4 if is_full else 2e-2)
-    start = 0
-    for name, parameter in learner.policy.named_parameters():
-        mine, theirs = (one[start : start + parameter.numel()] for one in (found, gradient))
-        start += parameter.numel()
-        if theirs.norm() > 1e-3 * gradient.norm():  # of less than that, rounding is all there is
-            assert cosine(mine, theirs) >= (1 - 1e-6 if is_full else 0.995), name
-    assert start == len(found)
-    for name in expected[0][1]:
-        mean = sum(one[name] for _, one in expected) / len(expected)
-        assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)
+    assert_learns_as_torch(learner, precision)
 
 
 OF_EVERY_DEVICE = [
