@@ -271,7 +271,8 @@ def check_reset_touches_only_ended(env: Env, backend: Backend, play: Play) -> st
 def check_reset_restores_all(env: Env, backend: Backend, play: Play) -> str:
     """A restarted env is like a fresh one that draws the same numbers, at whatever step of an episode it restarts."""
     fresh, played = (EnvWrapper(env, play.num_envs, backend=backend, seed=SEED) for _ in range(2))
-    outputs = {"reward", "terminated", "truncated", "num_truncated", *env.figures, *played.layout.actions}
+    outputs = {"reward", "terminated", "truncated", "num_truncated", *played.layout.actions}
+    outputs |= {*env.lasting, *env.figures}
     names = [name for name in played.data.names() if name not in outputs and not name.startswith(KEPT)]
     fresh.data["env_step"] = 77
     fresh.reset()
