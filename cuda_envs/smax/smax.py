@@ -188,7 +188,7 @@ class Smax(Env):
         radius, most, wait = (
             np.array([getattr(u, name) for u in of_unit]) for name in ("radius", "health", "cooldown")
         )
-        shapes = [outline(0, 0, config.map_width, config.map_height, 0.1), self._shots(episode)]
+        shapes = [outline(0, 0, config.map_width, config.map_height, width=0.1), self._shots(episode)]
         for is_ally, look in ((True, {"group": "ally"}), (False, {"colour": PALETTE[1], "label": "enemy"})):
             for size in sorted(set(radius)):
                 units = (radius == size) & ((np.arange(self.num_units) < self.num_agents) == is_ally)
