@@ -17,6 +17,7 @@ from record_overcooked import JAXMARL, digest  # noqa: E402
 
 UP, DOWN, RIGHT, LEFT, STAY, INTERACT = range(6)
 NOTHING, ONION, PLATE, SOUP = range(4)
+pytestmark = pytest.mark.usefixtures("built_quickly")
 STATE = ("cell", "heading", "holds", "lies", "pot", "time_step")
 
 
