@@ -9,7 +9,7 @@ ENVS_PACKAGE = "cuda_envs"
 
 
 def env_files() -> dict[str, Path]:
-    """Name of each env -> the Python file that defines it, beside its kernels; a family of envs shares a folder."""
+    """Name of each env -> the Python file that defines it, beside a `.cu` of its name; a family shares a folder."""
     spec = importlib.util.find_spec(ENVS_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [cu.with_suffix(".py") for folder in folders for cu in folder.glob("*/*.cu")]

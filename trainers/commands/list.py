@@ -75,12 +75,13 @@ def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Pat
     if options.config is None:
         refuse_overrides("list metrics without a config", overrides)
         found = EXPLANATIONS
-        may = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1))
+        may = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1), ["<figure>"])
     else:
         config = config_of(find_config(options.config, folder), options, overrides)
-        groups = list(load_env(config.name, config.env).groups)
-        found = metrics_of(config, groups)
-        may = metrics_to_go_by([*config.policy, *groups], groups, config.evaluation)
+        env = load_env(config.name, config.env)
+        groups = list(env.groups)
+        found = metrics_of(config, groups, env.figures)
+        may = metrics_to_go_by([*config.policy, *groups], groups, config.evaluation, env.figures)
         last = why_no_best(config, groups) or f"The best checkpoint is told by {best_metric(config, groups)}."
     if options.json:
         tell(json.dumps({METRICS: found, "best_metric": may}, indent=2))
