@@ -216,3 +216,14 @@ def test_a_run_leaves_the_csv_and_its_score_and_goes_on_with_both(tmp_path):
     assert reports[-1]["bsuite/score"] == pytest.approx(np.clip(1 - (60 - caught) / 60 / 1.6, 0, 1))
     with pytest.raises(CallbackError, match="is there already"):
         Trainer(config(540)).train()
+
+
+def test_an_env_that_counts_nothing_has_no_csv(tmp_path):
+    values = {
+        "name": "cartpole",
+        "trainer": {"num_envs": 2, "train_batch_size": 20, "total_timesteps": 20, "device": "cpu"},
+        "callbacks": ["trainers.bsuite:BsuiteCsv"],
+        "saving": {"basedir": str(tmp_path)},
+    }
+    with pytest.raises(CallbackError, match="env 'cartpole' counts nothing for bsuite. Leave BsuiteCsv out"):
+        Trainer(read_config(values)).train()
