@@ -1,22 +1,22 @@
 """Overcooked against JaxMARL's, and its rules by hand."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.record_overcooked import JAXMARL, digest
 
+from cuda_envs.overcooked.overcooked import LAYOUTS
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
 
 ORACLES = Path(__file__).parents[1] / "oracles"
-sys.path.append(str(ORACLES))
-from record_overcooked import JAXMARL, digest  # noqa: E402
 
 UP, DOWN, RIGHT, LEFT, STAY, INTERACT = range(6)
 NOTHING, ONION, PLATE, SOUP = range(4)
+pytestmark = pytest.mark.usefixtures("built_quickly")
 STATE = ("cell", "heading", "holds", "lies", "pot", "time_step")
 
 
@@ -32,9 +32,6 @@ def oracle():
 def put(env: EnvWrapper, **arrays) -> None:
     for name, values in arrays.items():
         env.data[name] = np.asarray(values, env.data.pull(name).dtype)
-
-
-LAYOUTS = ("cramped_room", "asymm_advantages", "coord_ring", "forced_coord", "counter_circuit")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

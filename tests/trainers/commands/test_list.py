@@ -19,6 +19,14 @@ def test_every_kind_is_listed_with_one_line_each(capsys):
     assert "mpe" not in envs.split()  # what two envs share is none
 
 
+def test_envs_of_a_family_stand_together_under_its_name(capsys):
+    assert main(["list", "envs"]) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    first = lines.index("bsuite:")
+    assert lines[first + 1 : first + 5] == ["catch", "deep_sea", "memory_len", "umbrella_length"]
+    assert lines.index("tag_gridworld") < first
+
+
 @pytest.mark.parametrize(
     ("kind", "names"), [("algorithms", {"A2C", "MAPPO", "PPO"}), ("policies", {"gru", "mlp"}), ("envs", {"cartpole"})]
 )
