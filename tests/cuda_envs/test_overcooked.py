@@ -48,7 +48,8 @@ def test_a_step_equals_jaxmarls(layout, oracle, backend):
     np.testing.assert_array_equal(env.data.pull("reward"), theirs["reward"] + 0.5 * theirs["shaped"])
     np.testing.assert_array_equal(env.data.pull("truncated"), theirs["ended"])
     assert not env.data.pull("terminated").any()
-    np.testing.assert_array_equal(env.data.pull("num_delivered"), theirs["reward"][:, 0] / 20)
+    for name in ("num_delivered", "soups"):
+        np.testing.assert_array_equal(env.data.pull(name), theirs["reward"][:, 0] / 20)
     views = env.data.pull("observation")
     np.testing.assert_array_equal(views[: len(theirs["observation"])], theirs["observation"])
     assert [digest(view) for view in views] == [bytes(row) for row in theirs["digest"]]
