@@ -31,6 +31,11 @@ WORKLOADS = {
     "tag_continuous 2,000 x 1,000": ("tag_continuous", 2000, {"num_taggers": 100, "num_runners": 900}, 3000.0),
     "simple_tag 65,536 x 4": ("simple_tag", 65536, {}, 31.0),
     "cartpole 65,536": ("cartpole", 65536, {}, 16.0),
+    "minatar_breakout 65,536": ("minatar_breakout", 65536, {}, 20.0),
+    "minatar_asterix 65,536": ("minatar_asterix", 65536, {}, 20.0),
+    "minatar_freeway 65,536": ("minatar_freeway", 65536, {}, 35.0),
+    "minatar_space_invaders 65,536": ("minatar_space_invaders", 65536, {}, 30.0),
+    "minatar_seaquest 65,536": ("minatar_seaquest", 65536, {}, 60.0),
 }
 """name -> env, envs, config, microseconds a step to stay below."""
 

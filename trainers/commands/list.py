@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainers import algorithms, networks
@@ -46,9 +47,22 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     tables = []
     for kind, lines in found.items():
         rows = [f"  {name:{width}}  {line}".rstrip() for name, line in lines.items()]
+        if kind == "envs":
+            rows = _by_family(dict(zip(lines, rows, strict=True)))
         tables.append("\n".join([f"{kind} ({KINDS[kind]})", *rows]))
     tell("\n\n".join(tables))
     return 0
+
+
+def _by_family(rows: Mapping[str, str]) -> list[str]:
+    """Envs that have a folder of their own, then those that share one, under its name."""
+    families: dict[str, list[str]] = {}
+    for name, file in env_files().items():
+        families.setdefault("" if file.parent.name == name else file.parent.name, []).append(rows[name])
+    found = families.pop("", [])
+    for family, members in sorted(families.items()):
+        found += [f"  {family}:", *members]
+    return found
 
 
 def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
