@@ -80,6 +80,7 @@ NO_STEPS = ({"episode_length": 0}, "episode_length must be at least 1, got 0")
 REFUSED = {
     **{name: [NO_STEPS] for name in CLASSIC_CONTROL},
     "cartpole": [NO_STEPS, ({"pole_mass": 0.0}, "pole_mass must be above 0")],
+    "minatar_breakout": [NO_STEPS, ({"sticky_action_prob": 1.5}, "sticky_action_prob must be from 0 to 1, got 1.5")],
     "pendulum": [NO_STEPS, ({"length": -1.0}, "length must be above 0")],
     "simple_spread": [
         ({"N": 0}, "N must be at least 1, got 0"),
