@@ -89,6 +89,7 @@ REFUSED = {
     "catch": [({"rows": 1}, "rows must be at least 2, got 1"), ({"columns": 0}, "columns must be at least 1")],
     "umbrella_length": [({"chain_length": 0}, "chain_length must"), ({"num_distractors": -1}, "num_distractors must")],
     "overcooked": [NO_STEPS, ({"paid_for_delivery": 0.0}, "paid_for_delivery must be more than 0, got 0.0")],
+    "minatar_breakout": [NO_STEPS, ({"sticky_action_prob": 1.5}, "sticky_action_prob must be from 0 to 1, got 1.5")],
     "pendulum": [NO_STEPS, ({"length": -1.0}, "length must be above 0")],
     "simple_spread": [
         ({"N": 0}, "N must be at least 1, got 0"),
