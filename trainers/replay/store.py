@@ -245,9 +245,9 @@ class ReplayStore:
     def resize(self, capacity: int) -> None:
         """Makes it larger or smaller; what fits of the newest steps stays. Waits for the device.
 
-        One that grows after it was full counts its steps anew, from the first whole window that it holds: as ever, what
-        is not overwritten is there. The store's memory is another from then on: what was prepared or captured of it, or taken of `state`, is to be
-        made again, and both memories are there at once while it is made.
+        One that grows after it was full counts its steps anew, from the first whole window that it holds. The store's
+        memory is another from then on: what was prepared or captured of it, or taken of `state`, is to be made again,
+        and both memories are there at once while it is made.
 
         Args:
             capacity: env steps over all envs, as at the start.

@@ -199,7 +199,7 @@ def test_three_runs_and_a_restored_store_give_the_same_bits(backend):
 def test_debug_mode_finds_nothing_wrong():
     """Indices, races, lost updates, values that were never set."""
     backend = choose_backend("cpu", debug=True)
-    kept = Kept(Played(3, 2, 4, seed=6, ends=0.5, every=2), 4, backend, episode_length=8)
+    kept = Kept(Played(3, 2, 4, seed=6, ends=0.95, every=2), 4, backend, episode_length=16)
     table = kept.store.table("rows", Uniform(), Sequences(3, 2, 2, n_step=2))
     kept.add()
     kept.add()
