@@ -21,7 +21,7 @@ from numpy_envs import ORACLES, STEPS, Arrays
 from report import median, write_report
 
 from warpdrive.backends.cpu import CpuBackend
-from warpdrive.env_names import env_files
+from warpdrive.env import list_envs
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.testing import random_actions
 
@@ -51,7 +51,7 @@ WORKLOADS = {
     "acrobot": ("acrobot", {}),
     "pendulum": ("pendulum", {}),
 }
-"""name -> env, config. Every shipped env is among them that has a folder of its own."""
+"""name -> env, config. Every shipped env is among them."""
 
 
 class Pair:
@@ -153,8 +153,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.only and not arguments.out:
         parser.error("--only leaves workloads out. Say where the rest may go: --out FOLDER.")
-    own = {name for name, file in env_files().items() if file.parent.name == name}  # families have other oracles
-    if missing := own - {env for env, _ in WORKLOADS.values()}:
+    if missing := set(list_envs()) - {env for env, _ in WORKLOADS.values()}:
         raise SystemExit(f"no workload for {', '.join(sorted(missing))}. Add one here, and a step to numpy_envs/.")
     backend = CpuBackend(num_threads=1)
     results = {}

@@ -60,6 +60,7 @@ CLASSIC_CONTROL = ("cartpole", "mountain_car", "continuous_mountain_car", "acrob
 PARTIAL = {"use_full_observation": False}
 OF_37 = {**SMALL_TAG, "num_taggers": 3, "num_runners": 34}
 VARIANTS = [
+    ("smax", {"scenario": "smacv2_5_units", "episode_length": 15, "attack_mode": "random"}),
     ("simple_spread", {"continuous_actions": True}),
     ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
     ("tag_continuous", OF_37),
@@ -89,6 +90,13 @@ REFUSED = {
     "simple_tag": [
         ({"num_good": 0}, "num_good must be at least 1, got 0"),
         ({"num_obstacles": -1}, "num_obstacles must be at least 0, got -1"),
+    ],
+    "smax": [
+        NO_STEPS,
+        ({"scenario": "3n"}, "scenario must be one of 3m, 8m, .*, got 3n"),
+        ({"attack_mode": "first"}, "attack_mode must be closest or random, got first"),
+        ({"num_world_steps": 0}, "num_world_steps must be at least 1, got 0"),
+        ({"map_width": 0.0}, "map_width must be above 0, got 0.0"),
     ],
     "tag_gridworld": [
         ({"num_taggers": 0}, "num_taggers must be at least 1"),

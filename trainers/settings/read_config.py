@@ -106,7 +106,8 @@ class _Reader:
                     policy[name] = one = _with_lr(self._with_minibatches(name, one, trainer, env), trainer, env)
                     self._check_fits(name, one, env)
         if None not in (env, saving, evaluation):
-            self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
+            known = metrics_to_go_by([*policy, *env.groups], env.groups, evaluation, env.figures)
+            self._check_best_metric(saving, known)
         self.problems.raise_if_any()
         return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation, callbacks)
 
@@ -212,7 +213,8 @@ class _Reader:
         """What to say of keys that other algorithms have and this one has not, by the names of other libraries, too."""
         own, found = _keys(cls), {}
         for key in {*self.known["policy.<name>"]}.difference(own):
-            owners = " and ".join(f"{name}'s" for name, one in self.configs.items() if key in _keys(one))
+            *most, last = (f"{name}'s" for name, one in self.configs.items() if key in _keys(one))
+            owners = f"{', '.join(most)} and {last}" if most else last
             for word in (key, *(word for word, ours in SYNONYMS.items() if ours == key)):
                 what = "unknown key" if word == key else f"unknown key, here '{key}'"
                 found[word] = f"{what}: it is {owners}, and the algorithm is {algorithm}. Leave it out, or change that."
