@@ -77,7 +77,8 @@ class Played:
             step["version"] = torch.full((self.num_envs,), begin, dtype=torch.int64)
             step["memory"] = self._numbers((*rows, 2), torch.float32)
             step["active"] = self.in_game.clone()
-            step["survived"] = self.in_game & torch.from_numpy(self.random.random(rows) >= self.leaves)
+            chance = torch.from_numpy(self.random.random(rows))
+            step["survived"] = torch.where(self.in_game, chance >= self.leaves, chance < 0.5)  # some come back
             kind = self.random.random(self.num_envs)
             step["terminated"] = torch.from_numpy(kind < 0.6 * self.ends)
             step["truncated"] = torch.from_numpy((kind > 0.4 * self.ends) & (kind < self.ends))  # some are both

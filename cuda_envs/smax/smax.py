@@ -195,7 +195,7 @@ class Smax(Env):
                 if units.any():
                     shapes.append(circles(x[:, units], y[:, units], size, active=alive[:, units], **look))
                     look = {**look, "label": ""} if "colour" in look else look
-        shapes.append(texts(x, y, [one.letter for one in of_unit], 0.5, colour="#ffffff"))
+        shapes.append(texts(x, y, [one.letter for one in of_unit], 0.5, colour="#ffffff", active=alive))
         left, top = x - radius, y + radius + 0.1
         part, rest = episode["health"] / most, (episode["cooldown"] / wait).clip(0, 1) * alive
         shapes.append(

@@ -4,10 +4,14 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 from oracles import record_minatar as oracle
 
 from warpdrive.backends.base import Backend
+from warpdrive.backends.cpu import CpuBackend
+from warpdrive.drawing import arrays_to_draw
 from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.function_manager import FunctionManager
 
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
 GAMES = pytest.mark.parametrize("game", oracle.GAMES)

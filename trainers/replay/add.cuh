@@ -15,7 +15,7 @@ static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
 
 // How each step ended, and which row of the sides takes what a truncated episode saw last.
 //   terminated, truncated  [step, env]                                                              read
-//   head           [3]          steps so far; see above. [2]: the first that was kept               read, written
+//   head           [2]          steps so far; see above                                             read, written
 //   done           [slot, env]  0 goes on, 1 terminated, 2 + r truncated, seen last in row r        written
 //   side_step      [side, env]  the step whose last observations the row holds, and 1; 0: none yet  read, written
 //   num_truncated  [env]        rows given so far                                                   read, written

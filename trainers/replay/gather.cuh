@@ -37,12 +37,10 @@ struct Drawable {
     long long count;  // of steps, PERIOD apart
 };
 
-//   counts  [3]  steps so far, the same after the window under way, the first step that was kept  read
-__device__ __forceinline__ Drawable drawable_of(const long long* counts)
+__device__ __forceinline__ Drawable drawable_of(long long head)
 {
-    const long long head = counts[0];
-    const long long oldest = head - NUM_SLOTS + 1 > counts[2] ? head - NUM_SLOTS + 1 : counts[2];
-    const long long from = oldest + BEHIND;
+    const long long oldest = head - NUM_SLOTS + 1 + BEHIND;
+    const long long from = oldest > BEHIND ? oldest : BEHIND;
     const long long first = (from + PERIOD - 1) / PERIOD * PERIOD;
     const long long last = head - AHEAD;
     return {first, last < first ? 0 : (last - first) / PERIOD + 1};

