@@ -310,7 +310,57 @@ def test_draws_are_the_same_bits_everywhere(backend):
 
 
 def test_sizes_that_do_not_fit_are_said_before_anything_is_allocated():
-    with pytest.raises(ConfigError, match="sequences begin every 40 steps, which do not divide the store's 100. Keep 80 "):
+    with pytest.raises(ConfigError, match="begin every 40 steps, which do not divide the store's 100. Keep 80 "):
         Anchors(num_slots=100, num_rows=1, period=40).check()
-    with pytest.raises(ConfigError, match="4,294,967,296 items are more than the 2,147,483,616 that a table can number"):
+    with pytest.raises(ConfigError, match="4,294,967,296 items are more than the 2,147,483,616 that a table"):
         Anchors(num_slots=1 << 16, num_rows=1 << 16).check()
+
+
+def test_weights_and_priorities_are_torchrls(backend):
+    """Both read the same priorities; TorchRL's weights, too, are divided by the largest of what was drawn."""
+    samplers = pytest.importorskip("torchrl.data.replay_buffers.samplers", reason="torchrl is not installed")
+    alpha, beta, epsilon, number = 0.7, 0.5, 1e-8, 6400
+    torch.manual_seed(13)
+    priority = torch.rand(number) * 3 + 1e-3
+    theirs = samplers.PrioritizedSampler(number, alpha, beta, epsilon)
+    theirs.extend(torch.arange(number))
+    theirs.update_priority(torch.arange(number), priority)
+    tree = tree_of(MIDDLE, backend, alpha=alpha, epsilon=epsilon)
+    tree.beta.fill_(beta)
+    set_to(tree, np.arange(100, 6500), priority)
+    ours = leaves_of(tree)[100:] / UNITS
+    at = np.array([theirs._sum_tree[i] for i in range(number)])
+    assert np.allclose(ours, at, rtol=1e-5, atol=2**-21)
+    index, weight = draw(tree, 500)
+    p_sum, p_min = theirs._sum_tree.query(0, number), theirs._min_tree.query(0, number)
+    expected = (at[index - 100] / p_min) ** -beta
+    assert np.isclose(at.sum(), p_sum, rtol=1e-5)
+    assert np.allclose(weight, expected / expected.max(), rtol=1e-5)
+
+
+def test_the_tree_draws_what_cumulative_sums_draw(backend):
+    """The dense form, in torch alone: the first place whose cumulative sum is above the point."""
+    tree = tree_of(MIDDLE, backend, seed=(14, 15))
+    set_to(tree, np.arange(6500), np.random.default_rng(16).exponential(size=6500))
+    index, _ = draw(tree, 1000)
+    leaves = tree.leaves[:6500].long().cumsum(0)
+    total, width = int(leaves[-1]), (1 << 64) // 1000
+    places = [(i * width + (anywhere * width >> 64)) * total >> 64 for i, anywhere in enumerate(points(1000, 14, 15))]
+    places = torch.tensor(places, device=leaves.device)
+    assert index.tolist() == torch.searchsorted(leaves, places, right=True).tolist()
+
+
+def points(number: int, low: int, high: int) -> list[int]:
+    """What Philox4x32-10 gives for the first draw of a key, 64 bits an item."""
+    return [philox((low, high), (i, 0, 0, 0)) << 32 | philox((low, high), (i, 0, 0, 1)) for i in range(number)]
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> int:
+    """The first word, by the paper's definition (Salmon et al. 2011)."""
+    a, b, c, d = counter
+    k, m = key
+    for _ in range(10):
+        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = y >> 32 ^ b ^ k, y & 0xFFFFFFFF, x >> 32 ^ d ^ m, x & 0xFFFFFFFF
+        k, m = k + 0x9E3779B9 & 0xFFFFFFFF, m + 0xBB67AE85 & 0xFFFFFFFF
+    return a
