@@ -43,6 +43,12 @@ RUNS = {
                               "normalize_observation": True, "model": SMALL},
                    "runner": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL}},
     },
+    "pqn": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"shared": {"algorithm": "PQN", "lr": 1e-3, "num_minibatches": 4, "epsilon": [[0, 1.0], [200, 0.1]],
+                              "normalize_observation": True, "model": SMALL}},
+    },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

@@ -1,0 +1,1 @@
+"""Experience that outlives a rollout: steps in rings on the device, and items drawn from them."""
