@@ -1,15 +1,10 @@
-// Which anchors may be drawn, and which of them a selector draws.
+// Which anchors are in a table's tree, and which of them a selector draws.
 //
 // An anchor is a step that an item begins at; anchors are numbered from the store's beginning, step / PERIOD. They lie
 // in a ring of NUM_ANCHORS, with a leaf for each of NUM_ROWS rows: leaf = anchor % NUM_ANCHORS * NUM_ROWS + row.
-//
-// Constants:
-//   NUM_SLOTS      steps of the ring
-//   PERIOD         steps from one anchor to the next; divides NUM_SLOTS
-//   NUM_ROWS       envs, or agents of all envs
-//   BEHIND, AHEAD  steps that an item needs before its anchor, and from it on
 #pragma once
 
+#include "drawable.cuh"
 #include "sum_tree.cuh"
 
 constexpr int NUM_ANCHORS = NUM_SLOTS / PERIOD;
@@ -18,6 +13,8 @@ constexpr int NUM_LEAVES = NUM_ANCHORS * NUM_ROWS;
 static_assert(NUM_SLOTS % PERIOD == 0, "anchors do not come round with the ring");
 static_assert((long long)NUM_ANCHORS * NUM_ROWS < (1ll << 31) - CHILDREN, "leaves are numbered by 31 bits");
 
+typedef SumTree<NUM_LEAVES> Tree;
+
 struct Anchors {
     long long first, end;
 
@@ -25,16 +22,13 @@ struct Anchors {
 };
 
 // What may be drawn after `head` steps; nothing from before step `oldest`.
-// Slot `head` holds what is seen now, so the item of the step a ring before it is gone.
-__device__ __forceinline__ Anchors drawable(long long head, long long oldest)
+__device__ __forceinline__ Anchors anchors_of(long long head, long long oldest)
 {
-    long long first = head - NUM_SLOTS + 1;
-    first = (first > 0 ? first : 0) + BEHIND;
-    first = first > oldest ? first : oldest;
-    const long long last = head - AHEAD;
-    const long long anchor = (first + PERIOD - 1) / PERIOD;
-    const long long end = last < 0 ? 0 : last / PERIOD + 1;
-    return {anchor, end > anchor ? end : anchor};
+    const Drawable drawable = drawable_of(head);
+    const long long first = drawable.first / PERIOD;
+    const long long end = first + drawable.count;
+    const long long fresh = (oldest + PERIOD - 1) / PERIOD;
+    return {fresh > first ? fresh : first, fresh > end ? fresh : end};
 }
 
 __device__ __forceinline__ int leaf_of_anchor(long long anchor)
@@ -48,24 +42,35 @@ __device__ __forceinline__ int leaf_of_item(const Anchors& anchors, long long i)
     return leaf_of_anchor(anchors.first + i / NUM_ROWS) + (int)(i % NUM_ROWS);
 }
 
-__device__ __forceinline__ bool is_within(const Anchors& anchors, int leaf)
-{
-    long long ahead = leaf / NUM_ROWS - anchors.first % NUM_ANCHORS;
-    if (ahead < 0) ahead += NUM_ANCHORS;
-    return ahead < anchors.end - anchors.first;
-}
-
 // ---- by a tree
 
-// The i-th of those that still have a leaf of 1, from the newest or from the oldest on; i < total.
-__device__ __forceinline__ Drawn find_in_order(
-    const SumTree<NUM_LEAVES>& tree, const Anchors& anchors, long long i, bool newest_first)
+// Draws by priority; a batch's smallest is kept, for `normalise`.
+template <int LANES_OF_ITEM>
+__device__ __forceinline__ Drawn draw_by_priority(
+    const Tree& tree, const Weighing& weighing, u64 point, int* lowest_of_block)
+{
+    const u64 x = __umul64hi(point, weighing.total);
+    const Drawn drawn = LANES_OF_ITEM >= 4 ? find_leaf_by_four(tree, x) : find_leaf(tree, x);
+    if (weighing.total == 0) return {0, 0u};
+    atomicMin(lowest_of_block, (int)drawn.units);
+    return drawn;
+}
+
+// The i-th of those that still have a leaf of 1, from the newest or from the oldest on. Beyond the last there is none:
+// units are 0.
+__device__ __forceinline__ Drawn draw_in_order(
+    const Tree& tree, const Anchors& anchors, unsigned long long i, bool newest_first)
 {
     const unsigned long long total = tree.total();
+    if (total == 0) return {0, 0u};
+    const bool is_there = i < total;
+    if (!is_there) i = total - 1;
     const unsigned long long before = sum_before(tree, leaf_of_anchor(anchors.first));
-    unsigned long long x = before + (newest_first ? total - 1 - i : (unsigned long long)i);
+    unsigned long long x = before + (newest_first ? total - 1 - i : i);
     if (x >= total) x -= total;
-    return find_leaf(tree, x);
+    Drawn drawn = find_leaf(tree, x);
+    if (!is_there) drawn.units = 0u;
+    return drawn;
 }
 
 // ---- each item once a pass
@@ -88,7 +93,7 @@ __device__ __forceinline__ unsigned permuted(const unsigned* seed, long long pas
     const int bits = count > 1u ? 32 - __clz((int)(count - 1u)) : 1;
     const int half = (bits + 1) / 2;
     const unsigned mask = (1u << half) - 1u;
-    const unsigned of_pass = mixed((unsigned)pass) ^ (unsigned)(pass >> 32) * 0xb5297a4du;
+    const unsigned of_pass = mixed((unsigned)pass + TABLE * 0x9e3779b9u) ^ (unsigned)(pass >> 32) * 0xb5297a4du;
     const unsigned key[4] = {mixed(seed[0] + of_pass), mixed(seed[1] ^ of_pass), mixed(~seed[0] + 3u * of_pass),
                              mixed(~seed[1] ^ 5u * of_pass)};
     do {
@@ -105,14 +110,9 @@ __device__ __forceinline__ unsigned permuted(const unsigned* seed, long long pas
     return number;
 }
 
-struct InPass {
-    int leaf;
-    bool is_there;  // false: it has left since the pass began
-};
-
 // Item i of a batch. A pass is over what may be drawn when it begins: what comes later waits for the next, and what
-// has left by its turn is not there. A batch may run over into passes that begin with it.
-__device__ __forceinline__ InPass find_in_pass(
+// has left by its turn is not there: units are 0. A batch may run over into passes that begin with it.
+__device__ __forceinline__ Drawn draw_in_pass(
     const long long* pass, const Anchors& now, const unsigned* seed, long long i)
 {
     const Anchors begun = {pass[PASS_FIRST], pass[PASS_END]};
@@ -120,14 +120,14 @@ __device__ __forceinline__ InPass find_in_pass(
     if (place < begun.num_items()) {
         const unsigned number = permuted(seed, pass[PASS_NUMBER], (unsigned)place, (unsigned)begun.num_items());
         const long long anchor = begun.first + number / NUM_ROWS;
-        if (anchor >= now.first && anchor < now.end) return {leaf_of_item(begun, number), true};
-        return {leaf_of_anchor(now.first), false};
+        if (anchor >= now.first && anchor < now.end) return {leaf_of_item(begun, number), 1u};
+        return {now.end > now.first ? leaf_of_anchor(now.first) : 0, 0u};
     }
     const long long count = now.num_items();
-    if (count == 0) return {0, false};
+    if (count == 0) return {0, 0u};
     const long long later = place - begun.num_items();
     const long long number = pass[PASS_NUMBER] + 1 + later / count;
-    return {leaf_of_item(now, permuted(seed, number, (unsigned)(later % count), (unsigned)count)), true};
+    return {leaf_of_item(now, permuted(seed, number, (unsigned)(later % count), (unsigned)count)), 1u};
 }
 
 // By one thread, after all have drawn.

@@ -1,6 +1,6 @@
 // Who is drawn: the leaves of a table as steps are added, draws by them, and new priorities.
 //
-// Constants of selectors.cuh, and:
+// Constants of drawable.cuh, and:
 //   NORMALISED  whether weights are divided by the largest of their batch
 //   HAS_OWN     whether the items come with priorities of their own
 //   HAS_USES    whether an item's draws are counted
@@ -17,23 +17,6 @@
 //   num_items      of the batch
 #include "warpdrive.cuh"
 #include "selectors.cuh"
-
-typedef SumTree<NUM_LEAVES> Tree;
-
-// Whether this is the last block to come here: it alone then sees what all of them wrote. All threads call it.
-__device__ __forceinline__ bool is_last_block(int* ticket)
-{
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1) == (int)gridDim.x - 1;
-    __syncthreads();
-    if (is_last) {
-        __threadfence();
-        if (threadIdx.x == 0) ticket[0] = 0;
-    }
-    return is_last;
-}
 
 // ---- as steps are added
 
@@ -54,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
     __shared__ long long sums[CHILDREN];
     const Tree tree(leaves, nodes);
     const Anchors before = {range[0], range[1]};
-    const Anchors now = drawable(head[0], oldest[0]);
+    const Anchors now = anchors_of(head[0], oldest[0]);
     const unsigned newcomer = (unsigned)maximum[0];
     const long long from[2] = {before.end > now.first ? before.end : now.first, before.first};
     const long long to[2] = {now.end, before.end < now.first ? before.end : now.first};
@@ -143,14 +126,14 @@ extern "C" __global__ void rebuild(const int* leaves, long long* nodes, int leve
 //   width        2^64 / num_items: item i is drawn from the i-th of as many equal parts of all priorities, and indices
 //                ascend; 0: from all of them
 //   seed         [3]  the store's                                                    read
-//   draw_number  [1]  batches drawn so far                                           read, written
+//   draws        [1]  batches drawn so far, in the upper half                        read, written
 //   beta         [1]  how much of the uneven chances the weights make up for         read
 //   lowest       [1]  LARGEST_LEAF between launches                                  read, written
 //   index        [num_items]  the leaves; 0 if there is nothing to draw                  written
 //   weight       [num_items]  (count p / total)^-beta, or that over the largest of the batch; or 0       written
 template <int LANES>
 __device__ __forceinline__ void draw_batch(
-    const int* leaves, const long long* nodes, const long long* range, const unsigned* seed, long long* draw_number,
+    const int* leaves, const long long* nodes, const long long* range, const unsigned* seed, u64* draws,
     const float* beta, int* lowest, int* ticket, long long* index, float* weight, unsigned long long width,
     int num_items)
 {
@@ -158,50 +141,36 @@ __device__ __forceinline__ void draw_batch(
     if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;
     __syncthreads();
     const Tree tree(leaves, nodes);
-    const unsigned long long draw = (unsigned long long)draw_number[0];
-    const unsigned long long total = tree.total();
-    const unsigned long long count = (unsigned long long)((range[1] - range[0]) * NUM_ROWS);
+    const u64 draw = draws[0] >> 32;
+    const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
     // All lanes of a warp walk, those beyond the last item, too.
     for (long long start = (long long)blockIdx.x * blockDim.x / LANES; start < num_items;
          start += (long long)gridDim.x * blockDim.x / LANES) {
         const long long mine = start + threadIdx.x / LANES;
         const unsigned i = mine < num_items ? (unsigned)mine : num_items - 1u;
-        const unsigned long long x = __umul64hi(point_of(seed, draw, i, width), total);
-        Drawn drawn = LANES == 4 ? find_leaf_by_four(tree, x) : find_leaf(tree, x);
-        if (total == 0) drawn = {0, 0u};
+        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point_of(seed, i, draw, width), &lowest_of_block);
         if (mine >= num_items || threadIdx.x % LANES != 0) continue;
         index[i] = drawn.leaf;
-        weight[i] = importance(drawn.units, total, count, beta[0]);
-        if (NORMALISED) atomicMin(&lowest_of_block, (int)drawn.units);
+        weight[i] = weighing.weight(drawn.units);
     }
-    __syncthreads();
-    if (NORMALISED && threadIdx.x == 0) atomicMin(lowest, lowest_of_block);
-    if (!is_last_block(ticket)) return;
-    const int least = __ldcg(lowest);
-    if (NORMALISED && total > 0) {
-        const float largest = importance((unsigned)least, total, count, beta[0]);
-        for (int i = threadIdx.x; i < num_items; i += blockDim.x) weight[i] = __fdiv_rn(__ldcg(weight + i), largest);
-    }
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    lowest[0] = (int)LARGEST_LEAF;
-    draw_number[0] = (long long)draw + 1;
+    if (NORMALISED) normalise(weighing, lowest_of_block, lowest, ticket, weight, num_items);
+    count_draw(draws);
 }
 
 extern "C" __global__ void __launch_bounds__(256) draw_leaves(
-    const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed, long long* draw_number,
-    const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
+    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
     unsigned long long width, int num_items)
 {
-    draw_batch<1>(leaves, nodes, range, seed, draw_number, beta, lowest, ticket, index, weight, width, num_items);
+    draw_batch<1>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
 }
 
 extern "C" __global__ void __launch_bounds__(256) draw_leaves_by_four(
-    const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed, long long* draw_number,
-    const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
+    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
     unsigned long long width, int num_items)
 {
-    draw_batch<4>(leaves, nodes, range, seed, draw_number, beta, lowest, ticket, index, weight, width, num_items);
+    draw_batch<4>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
 }
 
 // Counts what was drawn, and takes out of the tree what was drawn as often as it may be; of a batch that draws an item

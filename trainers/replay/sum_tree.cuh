@@ -9,7 +9,6 @@
 #pragma once
 
 #include "powers.cuh"
-#include "random.cuh"
 
 constexpr int CHILDREN_BITS = 4;
 constexpr int CHILDREN = 1 << CHILDREN_BITS;
@@ -162,18 +161,6 @@ private:
 
 // ---- draw
 
-// Item i's point in [0, 2^64): within its stratum of that width, or, if that is 0, anywhere.
-// The same on every device, as a function of (seed, draw, i).
-//   seed  [3]  two words of the table's own, and 0
-__device__ __forceinline__ unsigned long long point_of(
-    const unsigned* seed, unsigned long long draw, unsigned i, unsigned long long width)
-{
-    Random random(seed, i, 0u, (long long)draw);
-    const unsigned long long high = random.bits();
-    const unsigned long long anywhere = high << 32 | random.bits();
-    return width == 0 ? anywhere : i * width + __umul64hi(anywhere, width);
-}
-
 // Which of four neighbours holds place x of their sum. x becomes the place within it; one of 0 holds none.
 __device__ __forceinline__ int pick(unsigned long long a, unsigned long long b, unsigned long long c,
                                     unsigned long long& x)
@@ -278,6 +265,22 @@ __device__ __forceinline__ unsigned long long sum_before(const SumTree<N>& tree,
 
 // ---- weigh
 
+// Whether this is the last block to come here: it alone then sees what all of them wrote. All threads call it.
+//   ticket  [1]  0 between launches  read, written
+__device__ __forceinline__ bool is_last_block(int* ticket)
+{
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1) == (int)gridDim.x - 1;
+    __syncthreads();
+    if (is_last) {
+        __threadfence();
+        if (threadIdx.x == 0) ticket[0] = 0;
+    }
+    return is_last;
+}
+
 // What makes up for how often an item is drawn: (count * p / total)^-beta, of `count` items of priority `total` in all.
 __device__ __forceinline__ float importance(
     unsigned units, unsigned long long total, unsigned long long count, float beta)
@@ -285,4 +288,34 @@ __device__ __forceinline__ float importance(
     if (units == 0u) return 0.0f;
     const float relative = __fdiv_rn(__fmul_rn((float)units, (float)count), (float)total);
     return exp2_exact(__fmul_rn(-beta, log2_exact(relative)));
+}
+
+// What a batch was drawn by.
+struct Weighing {
+    unsigned long long total;  // of all priorities
+    unsigned long long count;  // of items that may be drawn
+    float beta;                // how much of the uneven chances the weights make up for
+
+    __device__ __forceinline__ float weight(unsigned units) const { return importance(units, total, count, beta); }
+};
+
+// Divides a batch's weights by the largest of them: that of the lowest priority. All threads of all blocks call it,
+// after their weights are written; the last block to come does it.
+//   lowest_of_block  shared: of what this block drew                   read
+//   lowest           [1]  LARGEST_LEAF between launches                read, written
+//   weight           [num_items]                                       read, written
+__device__ __forceinline__ void normalise(
+    const Weighing& weighing, const int& lowest_of_block, int* lowest, int* ticket, float* weight, int num_items)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) atomicMin(lowest, lowest_of_block);
+    if (!is_last_block(ticket)) return;
+    if (weighing.total > 0) {
+        const float largest = weighing.weight((unsigned)__ldcg(lowest));
+        for (int i = threadIdx.x; i < num_items; i += blockDim.x) {
+            weight[i] = __fdiv_rn(__ldcg(weight + i), largest);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) lowest[0] = (int)LARGEST_LEAF;
 }

@@ -94,7 +94,8 @@ class SumTree:
 
     Args:
         anchors: which items there may be.
-        head: [1] int64 on the device, steps added so far.
+        head: int64 on the device, whose first number is that of the steps added so far.
+        seed: [3] uint32, of `draw`.
         alpha, epsilon: an item's leaf is (priority + epsilon)^alpha.
         own: [leaves] float32, priorities that items come with; None: the largest so far.
         halted: [1] float32, not 0 once nothing is learned any more: then no priority is written.
@@ -108,7 +109,7 @@ class SumTree:
         anchors: Anchors,
         head: torch.Tensor,
         backend: Backend,
-        seed: tuple[int, int] = (0, 0),
+        seed: torch.Tensor | None = None,
         alpha: float = 1.0,
         epsilon: float = 0.0,
         own: torch.Tensor | None = None,
@@ -134,22 +135,22 @@ class SumTree:
         first = min(LARGEST_LEAF, max(1, round((1.0 + epsilon) ** alpha * UNITS)))
         self.maximum = numbers(1, first, torch.int32)
         """[1] int32: the largest leaf there ever was, at first that of a priority of 1."""
-        self.range, self.draw_number = numbers(2), numbers(1)
+        self.range = numbers(2)
+        self.draws = numbers(1, dtype=torch.uint64)
+        """[1] uint64: batches drawn so far by `draw`, in the upper half."""
         self.oldest = numbers(1)
         """[1] int64: no item from before this step may be drawn."""
         self.refused = numbers(2, NOTHING_REFUSED)
         """[2] int64: the first item of a batch, and the first leaf, whose priority was NaN or negative."""
         self.beta = numbers(1, 1, torch.float32)
         """[1] float32: how much of the uneven chances the weights make up for."""
-        words = [word & 0xFFFFFFFF for word in seed]
-        self._seed = torch.tensor([*words, 0], dtype=torch.int64).to(torch.uint32).to(backend.device)
         constants = {
             **constants_of(anchors),
             "NORMALISED": is_normalised,
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
         }
-        self._functions = FunctionManager(DataManager(backend.device), SOURCE, constants, backend=backend)
+        self._functions = FunctionManager(DataManager(backend.device), SOURCE, constants, anchors.num_rows, backend=backend)
         self._given = {
             "head": head,
             "oldest": self.oldest,
@@ -162,8 +163,8 @@ class SumTree:
             "refused": self.refused,
             "ticket": numbers(1, dtype=torch.int32),
             "lowest": numbers(1, LARGEST_LEAF, torch.int32),
-            "seed": self._seed,
-            "draw_number": self.draw_number,
+            "seed": numbers(3, dtype=torch.uint32) if seed is None else seed,
+            "draws": self.draws,
             "beta": self.beta,
             "halted": numbers(1, dtype=torch.float32) if halted is None else halted,
             "alpha": alpha,
@@ -174,7 +175,7 @@ class SumTree:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed table needs, live."""
-        names = ("leaves", "nodes", "range", "maximum", "draw_number", "oldest", "refused")
+        names = ("leaves", "nodes", "range", "maximum", "draws", "oldest", "refused")
         uses = {"uses": self.uses} if self.max_uses else {}
         return {**{name: getattr(self, name) for name in names}, **uses}
 
@@ -263,10 +264,12 @@ class SumTree:
 
 
 def constants_of(anchors: Anchors) -> dict[str, int]:
-    """What selectors.cuh must know."""
+    """What drawable.cuh must know; rows count as envs."""
     return {
         "NUM_SLOTS": anchors.num_slots,
-        "NUM_ROWS": anchors.num_rows,
+        "GROUP_SIZE": 1,
+        "OF_AGENTS": False,
+        "TABLE": 0,
         "PERIOD": anchors.period,
         "BEHIND": anchors.behind,
         "AHEAD": anchors.ahead,
