@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import torch
+
 from warpdrive.errors import ConfigError
 
 
@@ -123,27 +125,27 @@ class Counter:
         )
 
 
-@dataclass
 class Staleness:
     """From which step on items are fresh enough: those that a policy played at most `limit` versions before this one.
 
     Each window's steps carry the version of the policy that played them, which the host knows.
     """
 
-    limit: int
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """Version and first step of each run of windows that one version played, from the oldest that counts."""
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.versions = torch.full((limit + 1, 2), -1, dtype=torch.int64)
+        """[limit + 1, 2], on the host: versions and the first step that each played; a version has the row of its
+        remainder."""
 
     def played(self, version: int, first_step: int) -> None:
-        """A window was added, which begins at this step."""
-        if self.versions and version < self.versions[-1][0]:
-            newest = self.versions[-1][0]
+        """A window is added, which begins at this step."""
+        newest = int(self.versions[:, 0].max())
+        if version < newest:
             raise ConfigError(f"version {version} of the policy comes after version {newest}. Count upwards.")
-        if not self.versions or version > self.versions[-1][0]:
-            self.versions.append((version, first_step))
+        if version > newest:
+            self.versions[version % (self.limit + 1)] = torch.tensor([version, first_step])
 
     def oldest(self, version: int, head: int) -> int:
         """The first step that may be drawn for this version; `head` if there is none."""
-        while self.versions and self.versions[0][0] < version - self.limit:
-            self.versions.pop(0)
-        return self.versions[0][1] if self.versions else head
+        fresh = self.versions[:, 0] >= max(0, version - self.limit)
+        return int(self.versions[fresh, 1].min()) if fresh.any() else head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -101,11 +102,11 @@ class ReplayStore:
         """[]: truncations whose last observations had no room, and that count as having no future."""
         return self.small["num_dropped"].sum()
 
-    def table(self, name: str, selector: Selector, window: Transitions) -> Table:
-        """A way to draw; several share the steps."""
+    def table(self, name: str, selector: Selector, window: Transitions, **limits: Any) -> Table:
+        """A way to draw; several share the steps. `limits` are those of `Table`."""
         if name in self.tables:
             raise ConfigError(f"there is a table '{name}' already. Choose another name.")
-        self.tables[name] = Table(self, name, len(self.tables), selector, window)
+        self.tables[name] = Table(self, name, len(self.tables), selector, window, **limits)
         return self.tables[name]
 
     # ----------------------------------------------------------------------------------------- adding

@@ -150,7 +150,8 @@ class SumTree:
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
         }
-        self._functions = FunctionManager(DataManager(backend.device), SOURCE, constants, anchors.num_rows, backend=backend)
+        data = DataManager(backend.device)
+        self._functions = FunctionManager(data, SOURCE, constants, anchors.num_rows, backend=backend)
         self._given = {
             "head": head,
             "oldest": self.oldest,
@@ -174,8 +175,8 @@ class SumTree:
         self.follow = self._prepare("follow_window", 4 * CHILDREN**2 * CHILDREN, 1)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything that a resumed table needs, live."""
-        names = ("leaves", "nodes", "range", "maximum", "draws", "oldest", "refused")
+        """Everything that a resumed table needs besides how many draws there were, live."""
+        names = ("leaves", "nodes", "range", "maximum", "oldest", "refused")
         uses = {"uses": self.uses} if self.max_uses else {}
         return {**{name: getattr(self, name) for name in names}, **uses}
 
@@ -195,7 +196,12 @@ class SumTree:
         kernel = "draw_leaves_by_four" if num_lanes == 4 else "draw_leaves"
         width = 0 if number == 1 or not self.is_stratified else (1 << 64) // number
         draw = self._prepare(kernel, number * num_lanes, num_lanes, width=width, **given)
-        return self._counted(draw, given)
+        return draw if not self.max_uses else all_of([draw, self.prepare_count(index, weight)])
+
+    def prepare_count(self, index: torch.Tensor, weight: torch.Tensor) -> Callable[[], None]:
+        """What counts a batch that was drawn, of which rows of an item are neighbours, and takes out of the tree what
+        was drawn as often as it may be. Rows beyond get weight 0."""
+        return self._prepare("count_uses", len(index), 1, index=index, weight=weight, num_items=len(index))
 
     def prepare_set(
         self, index: torch.Tensor, priority: torch.Tensor, in_order: bool = True, revives: bool = False
@@ -215,7 +221,7 @@ class SumTree:
             kernels = ["mark_any", "settle_any"]
         given = {"index": index, "priority": priority, "keeps_zero": int(not revives), "num_items": number}
         calls = [self._prepare(kernel, number, 1, shape, **given) for kernel in kernels]
-        return _all_of(calls)
+        return all_of(calls)
 
     def rebuild(self) -> None:
         """Sums up leaves that were written as a whole."""
@@ -244,11 +250,6 @@ class SumTree:
                 "the largest so far. Give numbers of at least 0: the size of its error, say."
             )
 
-    def _counted(self, draw: Callable[[], None], given: dict) -> Callable[[], None]:
-        if not self.max_uses:
-            return draw
-        return _all_of([draw, self._prepare("count_uses", given["num_items"], 1, **given)])
-
     def _prepare(
         self, kernel: str, num_threads: int, num_lanes: int, shape: LaunchShape | None = None, **given
     ) -> Callable[[], None]:
@@ -276,7 +277,8 @@ def constants_of(anchors: Anchors) -> dict[str, int]:
     }
 
 
-def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
+def all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
+    """One call that makes them all."""
     if len(calls) == 1:
         return calls[0]
 

@@ -9,7 +9,7 @@ import torch
 
 from trainers.errors import PriorityError
 from trainers.learning.graphs import Graphed
-from trainers.replay.sum_tree import CHILDREN, LARGEST_LEAF, UNITS, Anchors, SumTree, num_nodes
+from trainers.replay.sum_tree import CHILDREN, LARGEST_LEAF, UNITS, Anchors, SumTree, all_of, num_nodes
 from warpdrive.errors import ConfigError
 
 IS_LONG = os.environ.get("WARPDRIVE_LONG_TESTS") == "1"
@@ -298,7 +298,7 @@ def test_draws_are_the_same_bits_everywhere(backend):
         index = torch.zeros(512, dtype=torch.int64, device=backend.device)
         weight = torch.zeros(512, device=backend.device)
         calls = [tree.prepare_draw(index, weight), tree.prepare_set(index, weight)]
-        cycle = Graphed(lambda calls=calls: [call() for call in calls] and None, backend, is_enabled=is_graph)
+        cycle = Graphed(all_of(calls), backend, is_enabled=is_graph)
         told = hashlib.sha256()
         for _ in range(6):
             cycle()
@@ -317,26 +317,59 @@ def test_sizes_that_do_not_fit_are_said_before_anything_is_allocated():
         Anchors(num_slots=1 << 16, num_rows=1 << 16).check()
 
 
-def test_weights_and_priorities_are_torchrls(backend):
-    """Both read the same priorities; TorchRL's weights, too, are divided by the largest of what was drawn."""
-    samplers = pytest.importorskip("torchrl.data.replay_buffers.samplers", reason="torchrl is not installed")
+class PlainTree(dict):
+    """In place of TorchRL's compiled trees, which a torch of another version cannot load: numbers by index."""
+
+    def __init__(self, capacity: int, combine=sum) -> None:
+        super().__init__()
+        self.combine = combine
+
+    def __setitem__(self, index, value) -> None:
+        places = np.atleast_1d(index)
+        for i, one in zip(places.tolist(), np.broadcast_to(value, places.shape), strict=True):
+            super().__setitem__(i, np.float32(one))
+
+    def __getitem__(self, index):
+        return torch.tensor([dict.get(self, i, 0.0) for i in np.atleast_1d(index).tolist()]).reshape(np.shape(index))
+
+    def query(self, first: int, end: int) -> np.float32:
+        return self.combine(self[np.arange(first, end)].numpy())
+
+    def scan_lower_bound(self, mass):
+        sums = np.cumsum(self[np.arange(len(self))].numpy(), dtype=np.float64)
+        return torch.from_numpy(np.searchsorted(sums, np.asarray(mass), side="right"))
+
+
+def test_weights_and_priorities_are_torchrls(backend, monkeypatch):
+    """Of one draw of theirs: the same priorities in the tree, and weights as they differ by their largest alone."""
+    theirs = pytest.importorskip("torchrl.data.replay_buffers.samplers.prioritized", reason="there is no torchrl here")
+    storages = pytest.importorskip("torchrl.data", reason="there is no torchrl here")
+    if theirs.SumSegmentTreeFp32 is None:
+        monkeypatch.setattr(theirs, "SumSegmentTreeFp32", PlainTree)
+        monkeypatch.setattr(theirs, "SumSegmentTreeFp64", PlainTree)
+        monkeypatch.setattr(theirs, "MinSegmentTreeFp32", lambda capacity: PlainTree(capacity, np.min))
+        monkeypatch.setattr(theirs, "MinSegmentTreeFp64", lambda capacity: PlainTree(capacity, np.min))
     alpha, beta, epsilon, number = 0.7, 0.5, 1e-8, 6400
     torch.manual_seed(13)
     priority = torch.rand(number) * 3 + 1e-3
-    theirs = samplers.PrioritizedSampler(number, alpha, beta, epsilon)
-    theirs.extend(torch.arange(number))
-    theirs.update_priority(torch.arange(number), priority)
+    sampler = theirs.PrioritizedSampler(number, alpha, beta, epsilon)
+    storage = storages.ListStorage(number)
+    storage.set(list(range(number)), torch.arange(number))
+    sampler.extend(torch.arange(number))
+    sampler.update_priority(torch.arange(number), priority, storage=storage)
     tree = tree_of(MIDDLE, backend, alpha=alpha, epsilon=epsilon)
     tree.beta.fill_(beta)
     set_to(tree, np.arange(100, 6500), priority)
-    ours = leaves_of(tree)[100:] / UNITS
-    at = np.array([theirs._sum_tree[i] for i in range(number)])
-    assert np.allclose(ours, at, rtol=1e-5, atol=2**-21)
-    index, weight = draw(tree, 500)
-    p_sum, p_min = theirs._sum_tree.query(0, number), theirs._min_tree.query(0, number)
-    expected = (at[index - 100] / p_min) ** -beta
-    assert np.isclose(at.sum(), p_sum, rtol=1e-5)
-    assert np.allclose(weight, expected / expected.max(), rtol=1e-5)
+    at = sampler._sum_tree[np.arange(number)].numpy()
+    assert np.allclose(leaves_of(tree)[100:] / UNITS, at, rtol=1e-5, atol=2**-21)
+    index, info = sampler.sample(storage, 2000)
+    expected = np.zeros(number)
+    expected[np.asarray(index)] = np.asarray(info["priority_weight"])
+    index, weight = draw(tree, 2000)
+    both = expected[index - 100] > 0
+    assert both.sum() > 500
+    ratio = weight[both] / expected[index - 100][both]
+    assert np.allclose(ratio, ratio[0], rtol=1e-5)
 
 
 def test_the_tree_draws_what_cumulative_sums_draw(backend):
