@@ -11,6 +11,7 @@ from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
 from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.selectors import Selector
+from trainers.replay.sequences import Sequences
 from trainers.replay.storage import Layout, Window, allocate, lies_side_by_side, run_of
 from trainers.replay.table import Table
 from trainers.replay.windows import Transitions
@@ -102,7 +103,7 @@ class ReplayStore:
         """[]: truncations whose last observations had no room, and that count as having no future."""
         return self.small["num_dropped"].sum()
 
-    def table(self, name: str, selector: Selector, window: Transitions, **limits: Any) -> Table:
+    def table(self, name: str, selector: Selector, window: Transitions | Sequences, **limits: Any) -> Table:
         """A way to draw; several share the steps. `limits` are those of `Table`."""
         if name in self.tables:
             raise ConfigError(f"there is a table '{name}' already. Choose another name.")

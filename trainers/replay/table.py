@@ -11,6 +11,7 @@ from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
+from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
 from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
@@ -44,7 +45,7 @@ class Table:
         name: str,
         number: int,
         selector: Selector,
-        window: Transitions,
+        window: Transitions | Sequences,
         max_times_sampled: int = 0,
         max_staleness: int = 0,
         rate_limiter: RateLimiter | None = None,
@@ -207,8 +208,10 @@ class Table:
         tensors = allocate(window.sizes(store.layout, number), store.backend.device)
         lanes = 1
         if store.backend.name == "cuda":
-            lanes = max(window.num_lanes(store.layout), self.selector.num_lanes(number))
-        text = self._text("draw")
+            lanes = self.selector.num_lanes(number)
+            if isinstance(window, Transitions):
+                lanes = max(lanes, window.num_lanes(store.layout))
+        text = KernelText("draw", ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
         text.number("num_items", "int", number)
         stratum = min((1 << 64) // number, (1 << 64) - 1) if self.selector.is_stratified else 0
         text.number("stratum", "unsigned long long", stratum)
@@ -230,17 +233,35 @@ class Table:
         text.line(f"    {index}[i] = item.index();")
         text.line(f"    {weight}[i] = item.weight;")
         text.line("}")
-        if window.is_fused:
+        if isinstance(window, Transitions):
             window.write(text, store.layout, {**store.tensors, **store.small}, tensors)
         text.line("}")
         self.selector.end_draw(text, weight)
         text.line(f"count_draw({draws});")
-        call = text.prepare(store.backend, self._shape(number * lanes), self._constants(lanes), store.layout.num_envs)
-        calls = [call, *self.selector.prepare_drawn(tensors["index"], tensors["weight"])]
+        shape = self._shape(number * lanes)
+        calls = [text.prepare(store.backend, shape, self._constants(lanes), store.layout.num_envs)]
+        if not isinstance(window, Transitions):
+            calls.append(self._prepare_rows(window, number, tensors))
+        calls += self.selector.prepare_drawn(tensors["index"], tensors["weight"])
         return all_of(calls), window.batch(store.layout, tensors)
 
-    def _text(self, name: str) -> KernelText:
-        return KernelText(name, ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
+    def _prepare_rows(
+        self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]
+    ) -> Callable[[], None]:
+        """What gathers the rows of sequences whose index is there: a second launch, as they are many."""
+        store = self.store
+        lanes = window.num_lanes(store.layout) if store.backend.name == "cuda" else 1
+        text = KernelText("gather_rows", ["sequences.cuh"])
+        num_items, index = text.number("num_items", "int", number), text.read("index", tensors["index"])
+        text.line(f"for (long long unit = global_thread(); unit < {window.num_rows}ll * {num_items} * LANES;")
+        text.line("     unit += num_global_threads()) {")
+        text.line("const int lane = (int)(unit % LANES), i = (int)(unit / LANES % num_items);")
+        text.line("const int r = (int)(unit / LANES / num_items);")
+        text.line(f"const Item item = item_of({index}[i]);")
+        window.write_rows(text, store.layout, store.tensors, tensors)
+        text.line("}")
+        num_threads = window.num_rows * number * lanes
+        return text.prepare(store.backend, self._shape(num_threads), self._constants(lanes), store.layout.num_envs)
 
     def _constants(self, lanes: int) -> dict[str, object]:
         layout, window = self.store.layout, self.window
