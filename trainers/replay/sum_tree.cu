@@ -41,6 +41,8 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
     const unsigned newcomer = (unsigned)maximum[0];
     const long long from[2] = {before.end > now.first ? before.end : now.first, before.first};
     const long long to[2] = {now.end, before.end < now.first ? before.end : now.first};
+    // Whether an item comes in where one leaves in this very launch: then that counts.
+    const bool some_are_replaced = to[0] > from[0] && to[1] > from[1] && to[0] - 1 - from[1] >= NUM_ANCHORS;
     // Each of the two, [in, out], is one piece of the ring, or two.
     int first[4], last[4], num_chunks[4], all_chunks = 0;
 #pragma unroll
@@ -66,22 +68,31 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
             const int low = begin > first[piece] ? begin : first[piece];
             const int high = begin + CHILDREN < last[piece] ? begin + CHILDREN : last[piece];
             long long change = 0;
-            for (int leaf = low; leaf < high; ++leaf) {
-                unsigned value = 0u;
-                if (enters) {
-                    value = newcomer;
-                    if (HAS_USES) uses[leaf] = 0;
-                    if (HAS_OWN) {
-                        if (is_priority(own[leaf])) value = leaf_of(own[leaf], alpha, epsilon);
-                        else atomicMin(refused + 1, (long long)leaf);
+            if (low < high) {
+                uint4 line[CHILDREN / 4];  // all are read before one is written: no read waits for another
+#pragma unroll
+                for (int part = 0; part < CHILDREN / 4; ++part) line[part] = ((const uint4*)(tree.leaf + begin))[part];
+                const unsigned* before_now = (const unsigned*)line;
+#pragma unroll
+                for (int child = 0; child < CHILDREN; ++child) {
+                    const int leaf = begin + child;
+                    if (leaf < low || leaf >= high) continue;
+                    unsigned value = 0u;
+                    if (enters) {
+                        value = newcomer;
+                        if (HAS_USES) uses[leaf] = 0;
+                        if (HAS_OWN) {
+                            if (is_priority(own[leaf])) value = leaf_of(own[leaf], alpha, epsilon);
+                            else atomicMin(refused + 1, (long long)leaf);
+                        }
+                    } else if (some_are_replaced) {
+                        long long ahead = (leaf / NUM_ROWS - from[0]) % NUM_ANCHORS;
+                        if (ahead < 0) ahead += NUM_ANCHORS;
+                        if (from[0] + ahead < to[0]) continue;
                     }
-                } else {  // a newer item may come in where this one leaves
-                    long long ahead = (leaf / NUM_ROWS - from[0]) % NUM_ANCHORS;
-                    if (ahead < 0) ahead += NUM_ANCHORS;
-                    if (from[0] + ahead < to[0]) continue;
+                    change += (long long)value - before_now[child];
+                    tree.leaf[leaf] = value;
                 }
-                change += (long long)value - tree.leaf[leaf];
-                tree.leaf[leaf] = value;
             }
             changes[n] = change;
             if (change != 0) atomicAdd(tree.level(1) + begin / CHILDREN, (unsigned long long)change);

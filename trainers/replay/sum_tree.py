@@ -29,6 +29,8 @@ FOUR_LANES_ITEMS = 8192
 BLOCK_ITEMS = 1 << 14
 """That a block may change: what it sums up in shared memory has 32 bits."""
 THREADS = 256
+CHUNK_LEAVES, FOLLOW_BLOCKS = CHILDREN**3, 132
+"""Leaves that a block changes at once as steps come in; blocks that do so at most."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ class SumTree:
             "epsilon": epsilon,
             "limit": max_uses,
         }
-        self.follow = self._prepare("follow_window", 4 * CHILDREN**2 * CHILDREN, 1)
+        num_blocks = min(FOLLOW_BLOCKS, -(-anchors.num_leaves // CHUNK_LEAVES) + 4)
+        self.follow = self._prepare("follow_window", num_blocks * THREADS, 1)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed table needs besides how many draws there were, live."""

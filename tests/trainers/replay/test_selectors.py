@@ -1,8 +1,11 @@
 """Who is drawn from a store: by priority, in order, each once a pass; at most so often, and not from old policies."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from compile_only import CompileOnlyBackend
 
 from trainers.errors import PriorityError
 from trainers.experience.field import Field
@@ -249,3 +252,12 @@ def test_what_cannot_be_is_said(backend):
         line.table.update(torch.zeros(1, dtype=torch.int64), torch.ones(1))
     with pytest.raises(ConfigError, match="the priorities that items come with are to be in 'mine', which is no field"):
         Line(backend, Prioritized(own="mine"))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
+def test_kernels_that_draw_compile_for_a_gpu(monkeypatch):
+    monkeypatch.setattr("trainers.replay.store.free_bytes", lambda device: None)
+    for selector in (Prioritized(), WithoutReplacement()):
+        backend = CompileOnlyBackend("nvcc", "sm_90a")
+        Line(backend, selector).table.prepare_draw(256)
+        assert "replay_draw" in backend.compiled
