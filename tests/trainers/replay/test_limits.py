@@ -104,13 +104,11 @@ def test_limits_that_no_side_could_keep_are_told():
 
 def test_items_of_old_policies_are_not_drawn():
     staleness = Staleness(limit=2)
-    for version, step in ((0, 0), (0, 8), (1, 16), (3, 24), (4, 32)):
+    found = []
+    for version, step in ((0, 0), (0, 8), (1, 16), (2, 24), (3, 32), (5, 40), (6, 48)):
         staleness.played(version, step)
-    assert staleness.oldest(2, 40) == 0
-    assert staleness.oldest(3, 40) == 16
-    assert staleness.oldest(4, 40) == 24  # of version 1, nothing; there was no 2
-    assert staleness.oldest(6, 40) == 32
-    assert staleness.oldest(7, 40) == 40
-    with pytest.raises(ConfigError, match="version 3 of the policy comes after version 7"):
-        staleness.played(7, 40)
-        staleness.played(3, 48)
+        found.append(staleness.oldest(version, step))
+    assert found == [0, 0, 0, 0, 16, 32, 40]  # for version 6, of 4 there is nothing
+    assert staleness.oldest(8, 56) == 48 and staleness.oldest(9, 56) == 56
+    with pytest.raises(ConfigError, match="version 3 of the policy comes after version 6"):
+        staleness.played(3, 56)
