@@ -49,6 +49,13 @@ RUNS = {
         "policy": {"shared": {"algorithm": "PQN", "lr": 1e-3, "num_minibatches": 4, "epsilon": [[0, 1.0], [200, 0.1]],
                               "normalize_observation": True, "model": SMALL}},
     },
+    "impala": {
+        "name": "tag_continuous",
+        "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
+        "policy": {"tagger": {"algorithm": "IMPALA", "lr": 1e-3, "num_minibatches": 2, "policy_lag": 3, "model": SMALL,
+                              "normalize_reward": True},
+                   "runner": {"algorithm": "IMPALA", "lr": 1e-3, "num_minibatches": 2, "model": SMALL}},
+    },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

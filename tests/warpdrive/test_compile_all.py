@@ -19,7 +19,7 @@ TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers"
 
 FUSED = {
     "fused_step.cu": {
-        "NUM_PARAMETERS": 1000, "STEP_THREADS": 256, "SLICES": 4, "NUM_GROUPS": 16, "NUM_FIGURE_ROWS": 8,
+        "STEP_THREADS": 256, "SLICES": 4,
         "NUM_FIGURES": 5, "MAX_NORM": 0.5, "TARGET_KL": 0.02, "FULL_PRECISION": False,
     },
     "minibatches.cu": {
@@ -53,6 +53,7 @@ ENVS = [
     ("tag_continuous", {"num_taggers": 100, "num_runners": 900, "use_full_observation": False}),
     ("simple_spread", {"continuous_actions": True}),
     ("simple_tag", {"continuous_actions": True}),
+    ("smax", {"scenario": "27m_vs_30m"}),
     ("tag_gridworld", {"use_full_observation": False, "num_taggers": 999}),
     ("tag_gridworld", {"num_taggers": 2600}),  # beyond what the scene has room for in shared memory
     ("tag_gridworld", {"use_full_observation": False, "num_taggers": 6500}),  # and beyond what the cells have

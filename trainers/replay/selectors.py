@@ -26,7 +26,7 @@ class Selector:
     tree: SumTree | None = None
 
     def attach(self, table: Table) -> None:
-        """The table's store is there; what is needed besides can be allocated."""
+        """The table's store is there; what is needed besides can be allocated. Called again when it was resized."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes, by name."""
@@ -230,6 +230,9 @@ def _tree_of(
     )
     if alpha == 0.0:
         tree.maximum.fill_(1)
+    if table.selector.tree is not None:  # the store was resized
+        tree.maximum.copy_(table.selector.tree.maximum)
+    tree.follow()
     return tree
 
 

@@ -89,13 +89,14 @@ class Table:
         """So many items.
 
         Raises:
-            ConfigError: nothing can be drawn yet.
+            ConfigError: there are not as many yet. (`prepare_draw` leaves that to who calls.)
         """
-        if not self.num_drawable:
-            window = self.window
+        if number > self.num_drawable:
+            behind, ahead = self.window.behind, self.window.ahead
             raise ConfigError(
-                f"table '{self.name}': nothing can be drawn after {self.store.num_steps_added} steps: an item takes "
-                f"{window.behind + window.ahead} of them, and the one that is seen next. Add windows first."
+                f"table '{self.name}': a batch of {number:,} items, and {self.num_drawable:,} may be drawn after "
+                f"{self.store.num_steps_added:,} steps of each env: an item has {behind} steps behind and {ahead} "
+                "ahead. Draw fewer, or add more before."
             )
         call, batch = self.prepare_draw(number)
         call()
@@ -280,3 +281,11 @@ class Table:
     def _shape(self, num_threads: int) -> LaunchShape:
         threads = DRAW_THREADS if num_threads < 132 * 256 else 256
         return launch_shape(self.store.backend, num_threads, threads, blocks=1 << 20)
+
+    def resized(self) -> None:
+        """The store's memory is another than before: nothing that was prepared holds any more."""
+        self._prepared.clear()
+        self._updates.clear()
+        self.staleness = Staleness(self.max_staleness)
+        self.selector.attach(self)
+        self.added = self.selector.prepare_added()

@@ -17,6 +17,16 @@ def test_every_kind_is_listed_with_one_line_each(capsys):
     assert "\n  A2C  " in algorithms and "\n  PPO  " in algorithms
     assert "\n  gru  " in policies and "\n  mlp  " in policies
     assert "mpe" not in envs.split()  # what two envs share is none
+    *_, family, first = envs.partition("minatar_breakout")[0].splitlines()[:-1]
+    assert family == "  minatar:" and first.startswith("  minatar_asterix  ")  # those that share a folder
+
+
+def test_envs_of_a_family_stand_together_under_its_name(capsys):
+    assert main(["list", "envs"]) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    first = lines.index("bsuite:")
+    assert lines[first + 1 : first + 5] == ["catch", "deep_sea", "memory_len", "umbrella_length"]
+    assert lines.index("tag_gridworld") < first
 
 
 @pytest.mark.parametrize(
@@ -37,7 +47,7 @@ def test_metrics_are_listed_with_those_that_tell_the_best(capsys):
     marked = {line.split()[1] for line in lines if line.startswith("* ")}
     assert marked == {
         "rollout/ep_rew_mean", "rollout/<policy>/ep_rew_mean", "rollout/ep_len_mean", "eval/mean_reward",
-        "eval/mean_ep_length", "eval/<group>/mean_reward",
+        "eval/mean_ep_length", "eval/<group>/mean_reward", "rollout/<figure>", "eval/<figure>",
     }  # fmt: skip
     assert any(line.startswith("  time/fps ") and line.endswith(EXPLANATIONS["time/fps"]) for line in lines)
 

@@ -10,6 +10,7 @@ from compile_only import CompileOnlyBackend
 from trainers.errors import PriorityError
 from trainers.experience.field import Field
 from trainers.learning.graphs import Graphed
+from trainers.replay.batch import Batch
 from trainers.replay.limits import MinSize
 from trainers.replay.selectors import Newest, Oldest, Prioritized, Uniform, WithoutReplacement
 from trainers.replay.store import ReplayStore
@@ -54,12 +55,18 @@ class Line:
 
     def draw(self, number: int) -> list[tuple[int, int]]:
         """Steps and envs of those that count; what is gathered is of the same step."""
-        batch = self.table.draw(number)
+        batch = self.batch(number)
         counts = batch.weight > 0
         index, seen = batch.index[counts], batch.observation["observation"][counts, 0]
         assert torch.equal(seen, batch.reward[counts])
         assert torch.equal(seen.long() % SLOTS, index // NUM_ENVS)
         return list(zip(seen.long().tolist(), (index % NUM_ENVS).tolist(), strict=True))
+
+    def batch(self, number: int) -> Batch:
+        """Of more items than there are, too."""
+        call, batch = self.table.prepare_draw(number)
+        call()
+        return batch
 
     def there(self) -> list[tuple[int, int]]:
         """All that may be drawn, from the oldest on."""
@@ -153,11 +160,11 @@ def test_priorities_decide_who_is_drawn(backend):
     assert batch.index.tolist() == list(range(40)) and batch.weight.tolist() == [1.0] * 40  # all new: all the same
     index = batch.index.clone()
     line.table.update(index, torch.where(index < 20, 4.0, 1.0))
-    batch = line.table.draw(600)
+    batch = line.batch(600)
     assert torch.bincount(batch.index).tolist() == [20] * 20 + [10] * 20
     assert batch.weight.tolist() == pytest.approx([2**-0.5] * 400 + [1.0] * 200, rel=1e-6)
     line.table.update(batch.index, torch.zeros(600, device=batch.index.device))
-    batch = line.table.draw(600)
+    batch = line.batch(600)
     assert not batch.weight.any()  # nothing is left to draw
     line.add()
     assert {step for step, _ in line.draw(600)} == {8, 9, 10, 11}
@@ -232,6 +239,17 @@ def test_the_cycle_is_the_same_in_a_graph(backend):
             cycle()
             found[-1] += [batch.index.clone(), batch.weight.clone(), batch.reward.clone()]
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_store_that_grows_gives_what_it_keeps_the_largest_priority(backend):
+    line = Line(backend, Prioritized(alpha=1.0, epsilon=0.0))
+    line.add(5)
+    batch = line.table.draw(8)
+    line.table.update(batch.index, torch.full((8,), 3.0, device=batch.index.device))
+    line.store.resize(2 * NUM_ENVS * SLOTS)
+    leaves = line.table.selector.tree.leaves
+    assert sorted(set(leaves.tolist())) == [0, 3 << 20] and (leaves > 0).sum() == line.table.num_drawable
+    assert (line.batch(64).weight == 1).all()
 
 
 def test_a_rate_limiter_says_when_a_table_may_be_drawn_from(backend):
