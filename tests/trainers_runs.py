@@ -40,7 +40,7 @@ RUNS = {
         "env": {"episode_length": 7},
         "policy": {"tagger": {"algorithm": "DQN", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
                               "replay_ratio": 0.05, "target_update_freq": 3, "epsilon": [[0, 1.0], [200, 0.1]],
-                              "normalize_observation": True, "model": SMALL},
+                              "normalize_observation": True, "prioritized": True, "model": SMALL},
                    "runner": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL}},
     },
     "pqn": {

@@ -35,6 +35,10 @@ class NonFiniteError(WarpDriveError):
         self.place = place or {}
 
 
+class PriorityError(WarpDriveError):
+    """An item of a replay table was given a priority that is NaN or negative. It kept the one it had."""
+
+
 def is_shortage(error: BaseException) -> bool:
     """Whether torch, numpy or Python found no memory, of the host or of a GPU."""
     if isinstance(error, MemoryError):

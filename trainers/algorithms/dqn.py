@@ -1,9 +1,11 @@
 """DQN: Q-learning from transitions that are kept, with a network that targets are made by and that follows slowly.
 
-Agents of one policy learn each from its own transitions and share the network. Double Q-learning is on by default.
+Agents of one policy learn each from its own transitions and share the network. Double Q-learning is on by default;
+prioritized replay is not.
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", doi:10.1038/nature14236; van
-Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv:1509.06461.
+Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv:1509.06461; Schaul et al. 2016,
+"Prioritized experience replay", arXiv:1511.05952.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
+    from trainers.replay.selectors import Selector
     from trainers.replay.windows import Transitions
 
 
@@ -44,6 +47,14 @@ class DQNConfig(PolicyConfig):
     """Transitions that are kept, over all envs and agents, rounded up to whole iterations."""
     n_step: Count = 1
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
+    prioritized: bool = False
+    """Whether transitions are drawn by how wrong their Q-values last were, instead of uniformly."""
+    alpha: Annotated[float, Between(0, 1)] = 0.6
+    """How much errors decide who is drawn: by (error + priority_epsilon)^alpha; 0: not at all."""
+    beta: Annotated[Number, Between(0, 1)] = 0.4
+    """How far weights of the loss make up for that; 1: for all of it. A schedule counts env steps."""
+    priority_epsilon: Annotated[float, Between(0)] = 1e-6
+    """What errors are added to, so that what is right at one time is drawn again."""
     learning_starts: Size = 5_000
     """Env steps before the first update, over all envs."""
     batch_size: Count = 128
@@ -76,6 +87,12 @@ class DQNConfig(PolicyConfig):
         from trainers.replay.windows import Transitions
 
         return Transitions(n_step=self.n_step, gamma=self.gamma)
+
+    def selector(self) -> Selector:
+        """Who is drawn."""
+        from trainers.replay.selectors import Prioritized, Uniform
+
+        return Prioritized(self.alpha, self.beta, self.priority_epsilon) if self.prioritized else Uniform()
 
     def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
         """Env steps, over all envs, that hold `buffer_size` transitions: those that are under way apart."""
@@ -150,7 +167,6 @@ class DQN(Algorithm):
 
         from trainers.learning.optimiser import SafeAdam
         from trainers.replay.of_group import store_of, window_of
-        from trainers.replay.selectors import Uniform
 
         super().__init__(config, group, guard, seed)
         if self.world.size > 1:
@@ -161,9 +177,13 @@ class DQN(Algorithm):
         self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
         num_steps, num_envs, _ = group.shape
         self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed)
-        self.table = self.store.table("uniform", Uniform(), config.window())
+        selector, halted = config.selector(), guard.flag_of(group.name)
+        self.table = self.store.table("transitions", selector, config.window(), halted=halted)
         self._add = self.store.prepare_add(window_of(group))
         self._draw, self._batch = self.table.prepare_draw(config.batch_size)
+        if config.prioritized:
+            self._priority = self._batch.weight.clone()
+            self._update = self.table.prepare_update(self._batch.index, self._priority)
         self.epsilon = group.actor.epsilon
         self.epsilon.fill_(float(value_at(config.epsilon, 0)))
 
@@ -200,6 +220,7 @@ class DQN(Algorithm):
     ) -> dict[str, int]:
         from trainers.replay.of_group import blank_batch, layout_of, samples_of
         from trainers.replay.storage import bytes_of as bytes_of_sizes
+        from trainers.replay.sum_tree import bytes_of_tree
         from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
 
         spec, policy, window = actor.spec, actor.policy, config.window()
@@ -208,8 +229,10 @@ class DQN(Algorithm):
         with Counted() as counted:
             losses, *_ = losses_of(network, target, samples_of(batch, actor.features, spec.num_agents), config)
             counted.backward(losses.sum())
+        items = layout.num_slots * num_envs * spec.num_agents
         return {
             "replay": layout.num_bytes,
+            "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,
             "batch": bytes_of_sizes(window.sizes(layout, config.batch_size)),
             "target": bytes_of(policy),
             "optimiser": 2 * bytes_of(policy, buffers=False),
@@ -247,6 +270,7 @@ class DQN(Algorithm):
         found = super().update(clock, phases)
         epsilon = float(value_at(self.config.epsilon, clock.env_steps + clock.batch))
         self.epsilon.fill_(epsilon)
+        self.table.at(clock.env_steps + clock.batch)
         return {**found, "epsilon": epsilon}
 
     def add(self) -> Figures:
@@ -270,12 +294,17 @@ class DQN(Algorithm):
         self._draw()
         batch = samples_of(self._batch, self.group.features, self.group.spec.num_agents)
         losses, q, target = losses_of(self.policy, self.target, batch, config)
-        number = batch.weight.sum().clamp_min(1.0)
+        counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
+        number = counts.sum().clamp_min(1.0)
         loss = (losses * batch.weight).sum() / number
         loss.backward()
         grad_norm = self.optimizer.safe_step()
         with torch.no_grad():
-            q_mean, td_error = ((one * batch.weight).sum() / number for one in (q, (q - target).abs()))
+            error = (q - target).abs() * counts
+            q_mean, td_error = ((one * counts).sum() / number for one in (q, error))
+            if config.prioritized:
+                self._priority.copy_(error)
+                self._update()  # not once a NaN was met: the guard's flag is up by then
         return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}
 
     def follow(self) -> Figures:

@@ -1,23 +1,14 @@
 // Draws items, and gathers what a batch wants of them. An item is a step and a row: an env, or an agent of an env.
 //
-// Constants:
-//   NUM_SLOTS        of a ring
-//   GROUP_SIZE       agents of an env
-//   OF_AGENTS        whether a row is an agent; else it is an env with all of its agents
-//   BEHIND, AHEAD    steps that an item needs before and after its own
-//   PERIOD           steps from one item of a row to the next
+// Constants, besides those of drawable.cuh:
 //   N_STEP           rewards that are added up
 //   STACK            observations that are put behind each other
 //   GAMMA            [N_STEP + 1] powers of the discount, as the host rounded them
 //   LANES            threads that gather an item together; each finds out all that it needs for itself
-//   TABLE            number of the table, which has draws of its own
 #pragma once
-#include "random.cuh"
+#include "drawable.cuh"
 #include "warpdrive.cuh"
 
-typedef unsigned long long u64;
-
-constexpr int NUM_ROWS = OF_AGENTS ? NUM_ENVS * GROUP_SIZE : NUM_ENVS;
 constexpr int AGENTS_OF_ITEM = OF_AGENTS ? 1 : GROUP_SIZE;
 
 struct Item {
@@ -29,31 +20,7 @@ struct Item {
     __device__ long long index() const { return (long long)(slot / PERIOD) * NUM_ROWS + row; }
 };
 
-// ---- what may be drawn
-
-// The steps whose windows lie in the ring as a whole. The slot of step `head` holds what was seen last already.
-struct Drawable {
-    long long first;  // a multiple of PERIOD
-    long long count;  // of steps, PERIOD apart
-};
-
-__device__ __forceinline__ Drawable drawable_of(long long head)
-{
-    const long long oldest = head - NUM_SLOTS + 1 + BEHIND;
-    const long long from = oldest > BEHIND ? oldest : BEHIND;
-    const long long first = (from + PERIOD - 1) / PERIOD * PERIOD;
-    const long long last = head - AHEAD;
-    return {first, last < first ? 0 : (last - first) / PERIOD + 1};
-}
-
-// Item i's point of 0 .. 2^64 - 1, in its own stratum of a batch's.
-__device__ __forceinline__ u64 point_of(const unsigned* seed, unsigned i, u64 draw, u64 stratum)
-{
-    Random random(seed, i, TABLE, (long long)draw, STREAM_REPLAY);
-    const u64 high = random.bits();
-    const u64 anywhere = high << 32 | random.bits();
-    return i * stratum + __umul64hi(anywhere, stratum);
-}
+// ---- who is drawn
 
 // Every item with the same chance. Where there is none, one that teaches nothing.
 __device__ __forceinline__ Item draw_uniform(const Drawable& drawable, u64 point)
@@ -61,17 +28,6 @@ __device__ __forceinline__ Item draw_uniform(const Drawable& drawable, u64 point
     const u64 number = __umul64hi(point, (u64)drawable.count * NUM_ROWS);
     const long long step = drawable.first + (long long)(number / NUM_ROWS) * PERIOD;
     return {(int)(step % NUM_SLOTS), (int)(number % NUM_ROWS), drawable.count ? 1.0f : 0.0f};
-}
-
-// The number of this draw stands in the upper half of `draws`. A block that is done adds its share of one, so that no
-// block moves the number before all have read it. All threads of the block call it, after they have read.
-__device__ __forceinline__ void count_draw(u64* draws)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const u64 share = (1ull << 32) / gridDim.x;
-        atomicAdd(draws, blockIdx.x == 0 ? (1ull << 32) - share * (gridDim.x - 1) : share);
-    }
 }
 
 // ---- an item's window

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from trainers.replay.kernel_text import KernelText
+from trainers.replay.sum_tree import FOUR_LANES_ITEMS, LARGEST_LEAF, Anchors, SumTree
+from warpdrive.config import Number, value_at
+from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Call
     from trainers.replay.table import Table
 
 
@@ -18,26 +21,226 @@ class Selector:
 
     INCLUDE: str | None = None
     """What a kernel includes besides gather.cuh."""
+    is_stratified = True
+    """Whether each item of a batch has a stratum of its own: then indices ascend."""
+    tree: SumTree | None = None
 
     def attach(self, table: Table) -> None:
         """The table's store is there; what is needed besides can be allocated. Called again when it was resized."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes, by name."""
-        return {}
+        return {} if self.tree is None else self.tree.state()
+
+    def num_lanes(self, number: int) -> int:
+        """Threads that draw an item together, at least, of a batch of so many on a GPU."""
+        return 1
+
+    def begin_draw(self, text: KernelText) -> None:
+        """Lines ahead of the loop over items."""
 
     def draw_item(self, text: KernelText) -> str:
         """An expression that gives an `Item` (gather.cuh) in the kernel that `text` writes, where `drawable`, `point`
         and `i` are; arrays are declared by `text`."""
         raise NotImplementedError
 
-    def prepare_added(self) -> list[Call]:
+    def end_draw(self, text: KernelText, weight: str) -> None:
+        """Lines after it; `weight` [num_items] is written."""
+
+    def prepare_drawn(self, index: torch.Tensor, weight: torch.Tensor) -> list[Callable[[], None]]:
+        """What follows each draw of a batch."""
+        if self.tree is None or not self.tree.max_uses:
+            return []
+        return [self.tree.prepare_count(index, weight)]
+
+    def prepare_added(self) -> list[Callable[[], None]]:
         """What follows each window that is added."""
-        return []
+        return [] if self.tree is None else [self.tree.follow]
+
+    def _refuse_limits(self, table: Table) -> None:
+        if table.max_times_sampled or table.max_staleness:
+            raise ConfigError(
+                f"table '{table.name}': {type(self).__name__} takes no max_times_sampled and no max_staleness. "
+                "Leave them 0, or draw by Uniform."
+            )
 
 
 class Uniform(Selector):
     """Each with the same chance, with replacement: one of each of as many equal parts as the batch has items."""
 
+    def attach(self, table: Table) -> None:
+        if table.max_times_sampled or table.max_staleness:  # then there are holes among what may be drawn
+            self.INCLUDE = "selectors.cuh"
+            self.tree = _tree_of(table)
+
     def draw_item(self, text: KernelText) -> str:
-        return "draw_uniform(drawable, point)"
+        if self.tree is None:
+            return "draw_uniform(drawable, point)"
+        text.line(f"const Tree tree({_names(text, self.tree, 'leaves', 'nodes')});")
+        text.line("const Drawn drawn = tree.total() ? find_leaf(tree, __umul64hi(point, tree.total())) : Drawn{0, 0u};")
+        return _item("drawn.units ? 1.0f : 0.0f")
+
+
+class Prioritized(Selector):
+    """Each as often as (its priority + epsilon)^alpha of all; weights make up for that as far as beta says.
+
+    What comes in has the largest priority there ever was, until `Table.update` gives it another. Weights are divided by
+    the largest of their batch: one item that is hardly ever drawn then makes no other's small, and no second tree is
+    needed. What is 0 in the tree, as its priority and epsilon are 0, is never drawn again.
+
+    Args:
+        beta: 0: weights are 1; 1: they make up for all of it. A schedule counts env steps; see `Table.at`.
+        is_normalised: whether weights are divided so; else they are (number of items * chance)^-beta.
+        is_stratified: whether a batch takes one item from each of as many equal parts of all priorities as it has
+            items; else each is drawn by itself.
+        own: name of a store's field [] float32 with the priorities that items come with: their actors' errors.
+
+    Source: Schaul et al. 2016, "Prioritized experience replay", arXiv:1511.05952.
+    """
+
+    INCLUDE = "selectors.cuh"
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: Number = 0.4,
+        epsilon: float = 1e-6,
+        is_normalised: bool = True,
+        is_stratified: bool = True,
+        own: str | None = None,
+    ) -> None:
+        for name, one in (("alpha", alpha), ("epsilon", epsilon)):
+            if not 0 <= one < float("inf"):
+                raise ConfigError(f"{name}: {one} is no size. Take a number of at least 0.")
+        self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
+        self.is_normalised, self.is_stratified, self.own = is_normalised, is_stratified, own
+
+    def attach(self, table: Table) -> None:
+        own = None
+        if self.own is not None:
+            own = table.own_priorities(self.own)
+        self.tree = _tree_of(table, self.alpha, self.epsilon, own, self.is_normalised)
+        self._lowest = torch.full_like(self.tree.maximum, LARGEST_LEAF)
+        self._ticket = torch.zeros_like(self.tree.maximum)
+        self.at(0)
+
+    def at(self, env_steps: int) -> None:
+        """Sets beta to what it is after so many env steps."""
+        self.tree.beta.fill_(float(value_at(self.beta, env_steps)))
+
+    def num_lanes(self, number: int) -> int:
+        return 4 if number <= FOUR_LANES_ITEMS else 1
+
+    def begin_draw(self, text: KernelText) -> None:
+        names = _names(text, self.tree, "leaves", "nodes", "range", "beta")
+        leaves, nodes, anchors, beta = names.split(", ")
+        text.line("__shared__ int lowest_of_block;")
+        text.line("if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;")
+        text.line("__syncthreads();")
+        text.line(f"const Tree tree({leaves}, {nodes});")
+        count = f"(u64)(({anchors}[1] - {anchors}[0]) * NUM_ROWS)"
+        text.line(f"const Weighing weighing = {{tree.total(), {count}, {beta}[0]}};")
+
+    def draw_item(self, text: KernelText) -> str:
+        text.line("const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, &lowest_of_block);")
+        return _item("weighing.weight(drawn.units)")
+
+    def end_draw(self, text: KernelText, weight: str) -> None:
+        if self.is_normalised:
+            lowest, ticket = text.write("lowest", self._lowest), text.write("ticket", self._ticket)
+            text.line(f"normalise(weighing, lowest_of_block, {lowest}, {ticket}, {weight}, num_items);")
+
+
+class Newest(Selector):
+    """The newest, one after the other; of a batch larger than what there is, the rest has weight 0. With
+    max_times_sampled=1 a stack: last in, first out."""
+
+    INCLUDE = "selectors.cuh"
+    is_stratified = False
+    newest_first = True
+
+    def attach(self, table: Table) -> None:
+        self.tree = _tree_of(table)
+
+    def draw_item(self, text: KernelText) -> str:
+        leaves, nodes, anchors = _names(text, self.tree, "leaves", "nodes", "range").split(", ")
+        first = str(self.newest_first).lower()
+        text.line(f"const Anchors anchors = {{{anchors}[0], {anchors}[1]}};")
+        text.line(f"const Drawn drawn = draw_in_order(Tree({leaves}, {nodes}), anchors, i, {first});")
+        return _item("drawn.units ? 1.0f : 0.0f")
+
+
+class Oldest(Newest):
+    """The oldest, likewise. With max_times_sampled=1 a queue: first in, first out."""
+
+    newest_first = False
+
+
+class WithoutReplacement(Selector):
+    """Each once a pass, in an order of the pass's own. A pass is over what may be drawn when it begins: what comes in
+    later waits for the next, and what has left by its turn has weight 0. A batch may run over into the next pass."""
+
+    INCLUDE = "selectors.cuh"
+    is_stratified = False
+
+    def attach(self, table: Table) -> None:
+        self._refuse_limits(table)
+        device = table.store.backend.device
+        self.number = torch.zeros(4, dtype=torch.int64, device=device)
+        """[4] int64: the pass, items drawn in it, its first anchor and the one after its last."""
+        self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
+        self._seed = table.store.seed
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"pass": self.number}
+
+    def begin_draw(self, text: KernelText) -> None:
+        text.line("const Anchors anchors = {drawable.first / PERIOD, drawable.first / PERIOD + drawable.count};")
+
+    def draw_item(self, text: KernelText) -> str:
+        state, seed = text.write("pass", self.number), text.read("seed", self._seed)
+        text.line(f"const Drawn drawn = draw_in_pass({state}, anchors, {seed}, i);")
+        return _item("drawn.units ? 1.0f : 0.0f")
+
+    def end_draw(self, text: KernelText, weight: str) -> None:
+        ticket = text.write("ticket", self._ticket)
+        text.line(f"if (is_last_block({ticket}) && threadIdx.x == 0) end_in_pass(pass, anchors, num_items);")
+
+
+def _tree_of(
+    table: Table,
+    alpha: float = 0.0,
+    epsilon: float = 0.0,
+    own: torch.Tensor | None = None,
+    is_normalised: bool = True,
+) -> SumTree:
+    """Of a table's items. Without alpha, a leaf is 0, or 1 unit."""
+    window, store = table.window, table.store
+    anchors = Anchors(store.layout.num_slots, table.num_rows, window.period, window.behind, window.ahead)
+    tree = SumTree(
+        anchors,
+        store.small["head"],
+        store.backend,
+        alpha=alpha,
+        epsilon=epsilon,
+        own=own,
+        halted=table.halted,
+        max_uses=table.max_times_sampled,
+        is_normalised=is_normalised,
+    )
+    if alpha == 0.0:
+        tree.maximum.fill_(1)
+    if table.selector.tree is not None:  # the store was resized
+        tree.maximum.copy_(table.selector.tree.maximum)
+    tree.follow()
+    return tree
+
+
+def _item(weight: str) -> str:
+    """The item of what was drawn."""
+    return f"Item{{drawn.leaf / NUM_ROWS * PERIOD, drawn.leaf % NUM_ROWS, {weight}}}"
+
+
+def _names(text: KernelText, tree: SumTree, *names: str) -> str:
+    """Parameters for arrays of the tree, which are only read."""
+    return ", ".join(text.read(name, getattr(tree, name)) for name in names)

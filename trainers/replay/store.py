@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -103,11 +104,11 @@ class ReplayStore:
         """[]: truncations whose last observations had no room, and that count as having no future."""
         return self.small["num_dropped"].sum()
 
-    def table(self, name: str, selector: Selector, window: Transitions | Sequences) -> Table:
-        """A way to draw; several share the steps."""
+    def table(self, name: str, selector: Selector, window: Transitions | Sequences, **limits: Any) -> Table:
+        """A way to draw; several share the steps. `limits` are those of `Table`."""
         if name in self.tables:
             raise ConfigError(f"there is a table '{name}' already. Choose another name.")
-        self.tables[name] = Table(self, name, len(self.tables), selector, window)
+        self.tables[name] = Table(self, name, len(self.tables), selector, window, **limits)
         return self.tables[name]
 
     # ----------------------------------------------------------------------------------------- adding

@@ -9,9 +9,11 @@ import torch
 
 from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText, launch_shape
-from trainers.replay.selectors import Selector
+from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
+from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
+from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
@@ -31,10 +33,23 @@ class Table:
 
     Args:
         number: which of the store's tables it is; each has draws of its own.
+        max_times_sampled: draws of an item, all together; 0: any number. What a batch draws beyond has weight 0.
+        max_staleness: how many versions older than now the policy may be that played an item; see `Staleness`. 0: any.
+        rate_limiter: of items that come in and are drawn; see `may_add` and `may_draw`.
+        halted: [1] float32 on the device, not 0 once nothing is learned any more: then `update` writes nothing.
     """
 
     def __init__(
-        self, store: ReplayStore, name: str, number: int, selector: Selector, window: Transitions | Sequences
+        self,
+        store: ReplayStore,
+        name: str,
+        number: int,
+        selector: Selector,
+        window: Transitions | Sequences,
+        max_times_sampled: int = 0,
+        max_staleness: int = 0,
+        rate_limiter: RateLimiter | None = None,
+        halted: torch.Tensor | None = None,
     ) -> None:
         window.check(store.layout)
         self.store = store
@@ -47,13 +62,20 @@ class Table:
         self.draws = torch.zeros(1, dtype=torch.uint64, device=device)
         """[1]: how many draws there were, in the upper 32 bits."""
         self._prepared: dict[int, tuple[Callable[[], None], Batch]] = {}
+        self.max_times_sampled, self.max_staleness, self.halted = max_times_sampled, max_staleness, halted
+        self.rate_limiter = MinSize(1) if rate_limiter is None else rate_limiter
+        self.staleness = Staleness(max_staleness)
+        self.num_sampled = torch.zeros(1, dtype=torch.int64)
+        """[1] on the host: items drawn so far."""
+        self._updates: dict[tuple[int, bool], tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = {}
         selector.attach(self)
         self.added = selector.prepare_added()
         """Calls that follow each window that is added."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes."""
-        return {"draws": self.draws, **self.selector.tensors()}
+        of_host = {"num_sampled": self.num_sampled, "versions": self.staleness.versions}
+        return {"draws": self.draws, **of_host, **self.selector.tensors()}
 
     @property
     def num_drawable(self) -> int:
@@ -78,7 +100,12 @@ class Table:
             )
         call, batch = self.prepare_draw(number)
         call()
+        self.count_draw(number)
         return batch
+
+    def count_draw(self, number: int) -> None:
+        """Tells the host that so many were drawn: whoever replays a graph of `prepare_draw`'s call says so."""
+        self.num_sampled += number
 
     def prepare_draw(self, number: int) -> tuple[Callable[[], None], Batch]:
         """A draw that was packed once, and the batch that it fills; the same two for the same number."""
@@ -88,6 +115,91 @@ class Table:
             self._prepared[number] = self._prepare(number)
         return self._prepared[number]
 
+    # ----------------------------------------------------------------------------------------- priorities and limits
+
+    def update(self, index: torch.Tensor, priority: torch.Tensor) -> None:
+        """New priorities of items: the size of their errors, say. Launches alone.
+
+        Args:
+            index: [N] int64, of a batch; of equal ones the last counts. What has left by now gets none.
+            priority: [N] float32, at least 0. What is NaN or negative is not written; `raise_if_refused` tells.
+        Raises:
+            ConfigError: the table is not drawn from by priorities.
+        """
+        drawn = self._prepared.get(len(index))
+        is_drawn = drawn is not None and index is drawn[1].index
+        key = (len(index), is_drawn)
+        if key not in self._updates:
+            ours, given = index if is_drawn else torch.empty_like(index), torch.empty_like(priority)
+            self._updates[key] = ours, given, self.prepare_update(ours, given, is_drawn and self.selector.is_stratified)
+        ours, given, call = self._updates[key]
+        if ours is not index:
+            ours.copy_(index)
+        given.copy_(priority)
+        call()
+
+    def prepare_update(
+        self, index: torch.Tensor, priority: torch.Tensor, in_order: bool | None = None
+    ) -> Callable[[], None]:
+        """The same, packed once.
+
+        Args:
+            in_order: whether indices ascend, as they do in a batch of strata; None: if the selector draws so.
+        """
+        tree = self.selector.tree
+        if tree is None or not isinstance(self.selector, Prioritized):
+            raise ConfigError(
+                f"table '{self.name}': {type(self.selector).__name__} draws by no priorities. Make the table by "
+                "Prioritized(), or leave update out."
+            )
+        return tree.prepare_set(index, priority, self.selector.is_stratified if in_order is None else in_order)
+
+    def raise_if_refused(self) -> None:
+        """Waits for the device. Raises PriorityError if a priority was NaN or negative; names where."""
+        if self.selector.tree is not None:
+            self.selector.tree.raise_if_refused()
+
+    def at(self, env_steps: int) -> None:
+        """What follows a schedule takes its value of now."""
+        if isinstance(self.selector, Prioritized):
+            self.selector.at(env_steps)
+
+    def played(self, version: int) -> None:
+        """Says which version of the policy played the window that is added next; for max_staleness."""
+        if not self.max_staleness:
+            return
+        head = self.store.num_steps_added
+        self.staleness.played(version, head)
+        self.selector.tree.oldest.fill_(self.staleness.oldest(version, head))
+
+    def may_add(self, number: int) -> bool:
+        """Whether the rate limiter lets so many items come in now."""
+        return self._counted().may_insert(number, self.num_drawable)
+
+    def may_draw(self, number: int) -> bool:
+        """Whether the rate limiter lets so many be drawn now."""
+        return self.num_drawable > 0 and self._counted().may_sample(number, self.num_drawable)
+
+    def _counted(self) -> Counter:
+        """Every item that ever could be drawn came in."""
+        anchors = (self.store.num_steps_added - self.window.ahead) // self.window.period + 1
+        num_inserted = max(0, anchors) * self.num_rows
+        return Counter(self.rate_limiter, num_inserted, int(self.num_sampled))
+
+    def own_priorities(self, name: str) -> torch.Tensor:
+        """[leaves] float32: a field of the store, one number a row and slot, as it lies there.
+
+        Raises:
+            ConfigError: there is no such field, or it has not one number for each item.
+        """
+        field = self.store.tensors.get(name)
+        if field is None or field.dtype != torch.float32 or field.numel() != self.store.num_slots * self.num_rows:
+            raise ConfigError(
+                f"table '{self.name}': the priorities that items come with are to be in '{name}', which is no field of "
+                f"one float32 a step and {self.window.axis}. Give the store Field('{name}')."
+            )
+        return field.view(-1)
+
     def num_bytes(self, number: int) -> int:
         """Of a batch."""
         return bytes_of(self.window.sizes(self.store.layout, number))
@@ -95,21 +207,29 @@ class Table:
     def _prepare(self, number: int) -> tuple[Callable[[], None], Batch]:
         store, window = self.store, self.window
         tensors = allocate(window.sizes(store.layout, number), store.backend.device)
-        is_gpu = store.backend.name == "cuda"
-        lanes = window.num_lanes(store.layout) if is_gpu and isinstance(window, Transitions) else 1
+        lanes = 1
+        if store.backend.name == "cuda":
+            lanes = self.selector.num_lanes(number)
+            if isinstance(window, Transitions):
+                lanes = max(lanes, window.num_lanes(store.layout))
         text = KernelText("draw", ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
         text.number("num_items", "int", number)
-        text.number("stratum", "unsigned long long", min((1 << 64) // number, (1 << 64) - 1))
+        stratum = min((1 << 64) // number, (1 << 64) - 1) if self.selector.is_stratified else 0
+        text.number("stratum", "unsigned long long", stratum)
         head, draws = text.read("head", store.small["head"]), text.write("draws", self.draws)
         seed, index = text.read("seed", store.seed), text.write("index", tensors["index"])
         weight = text.write("weight", tensors["weight"])
         text.line(f"const Drawable drawable = drawable_of({head}[0]);")
         text.line(f"const u64 draw_number = {draws}[0] >> 32;")
-        text.line("for (long long unit = global_thread(); unit < (long long)num_items * LANES;")
+        self.selector.begin_draw(text)
+        # Whole warps draw, as lanes may do so together; then those beyond the last item leave.
+        text.line("for (long long unit = global_thread(); (unit & ~31ll) < (long long)num_items * LANES;")
         text.line("     unit += num_global_threads()) {")
-        text.line("const int i = (int)(unit / LANES), lane = (int)(unit % LANES);")
+        text.line("const int lane = (int)(unit % LANES);")
+        text.line("const int i = unit / LANES < num_items ? (int)(unit / LANES) : num_items - 1;")
         text.line(f"const u64 point = point_of({seed}, i, draw_number, stratum);")
         text.line(f"const Item item = {self.selector.draw_item(text)};")
+        text.line("if (unit / LANES >= num_items) continue;")
         text.line("if (lane == 0) {")
         text.line(f"    {index}[i] = item.index();")
         text.line(f"    {weight}[i] = item.weight;")
@@ -117,18 +237,14 @@ class Table:
         if isinstance(window, Transitions):
             window.write(text, store.layout, {**store.tensors, **store.small}, tensors)
         text.line("}")
+        self.selector.end_draw(text, weight)
         text.line(f"count_draw({draws});")
-        draw = text.prepare(store.backend, self._shape(number * lanes), self._constants(lanes), store.layout.num_envs)
-        batch = window.batch(store.layout, tensors)
-        if isinstance(window, Transitions):
-            return draw, batch
-        gather = self._prepare_rows(window, number, tensors)
-
-        def draw_and_gather() -> None:
-            draw()
-            gather()
-
-        return draw_and_gather, batch
+        shape = self._shape(number * lanes)
+        calls = [text.prepare(store.backend, shape, self._constants(lanes), store.layout.num_envs)]
+        if not isinstance(window, Transitions):
+            calls.append(self._prepare_rows(window, number, tensors))
+        calls += self.selector.prepare_drawn(tensors["index"], tensors["weight"])
+        return all_of(calls), window.batch(store.layout, tensors)
 
     def _prepare_rows(
         self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]
@@ -169,5 +285,7 @@ class Table:
     def resized(self) -> None:
         """The store's memory is another than before: nothing that was prepared holds any more."""
         self._prepared.clear()
+        self._updates.clear()
+        self.staleness = Staleness(self.max_staleness)
         self.selector.attach(self)
         self.added = self.selector.prepare_added()

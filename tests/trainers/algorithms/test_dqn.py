@@ -158,6 +158,44 @@ def test_an_update_steps_towards_the_target_and_only_the_target_waits(trainer):
     assert set(figures) == {"loss", "q_mean", "td_error", "grad_norm", "learning_rate", "epsilon"} == set(DQN.FIGURES)
 
 
+@pytest.mark.parametrize("spoils", [False, True])
+def test_errors_become_priorities_and_weigh_the_loss(trainer, spoils):
+    """(|error| + 0.1)^0.5 in units of 2^-20; the loss is the mean of losses times weights. No NaN becomes one."""
+    group, guard = trainer.rollout.groups["agent"], trainer.algorithms["agent"].optimizer.guard
+    config = DQNConfig(
+        buffer_size=30, batch_size=7, prioritized=True, alpha=0.5, beta=1.0, priority_epsilon=0.1, huber_delta=None
+    )
+    algorithm = DQN(config, group, guard, seed=3)
+    trainer.rollout.collect()
+    algorithm.add()
+    algorithm.store.count_window()
+    tree = algorithm.table.selector.tree
+    with torch.no_grad():
+        for parameter in algorithm.target.parameters():
+            parameter.fill_(torch.nan if spoils else 0.0)
+    before, q = tree.leaves.clone(), algorithm.policy.heads
+    algorithm.table.update(torch.arange(8, device=before.device), torch.arange(1.0, 9.0, device=before.device))
+    leaves = tree.leaves[:8].cpu().double() / 2**20
+    assert leaves.tolist() == pytest.approx([(i + 1.1) ** 0.5 for i in range(8)], abs=1e-6)
+    draws = algorithm.table.draws.clone()
+    batch = algorithm.table.draw(7)
+    index, weight = batch.index.clone(), batch.weight.clone()
+    expected = 1 / leaves[index.cpu()]
+    assert weight.tolist() == pytest.approx((expected / expected.max()).tolist(), rel=1e-5)
+    with torch.no_grad():
+        error = -1.0 - q(batch.observation["observation_0"])["q"].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+    algorithm.table.draws.copy_(draws)
+    before = tree.leaves.clone()
+    figures = algorithm.learn()
+    if spoils:
+        assert torch.equal(tree.leaves, before)
+        return
+    assert figures["loss"].item() == pytest.approx((0.5 * error.square() * weight).mean().item(), rel=1e-5)
+    assert figures["td_error"].item() == pytest.approx(error.abs().mean().item(), rel=1e-5)
+    found = tree.leaves[index].cpu().double() / 2**20
+    assert found.tolist() == pytest.approx(((error.abs().cpu() + 0.1) ** 0.5).tolist(), abs=3e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "model", "words"),
     [

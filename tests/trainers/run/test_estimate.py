@@ -82,7 +82,7 @@ CASES = {
     "wide": ("cartpole", 50, {"shared": {"algorithm": "PPO", "model": {"fc_dims": [512, 512]}}}),
     "wide DQN": ("cartpole", 20, {"shared": DQN | {"replay_ratio": 0.01, "model": {"fc_dims": [512, 512]}}}),
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
-    "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096}}),
+    "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096, "prioritized": True}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
     "PQN": ("tag_gridworld", 100, {"shared": {"algorithm": "PQN"}}),

@@ -1,0 +1,114 @@
+"""Rate limits and staleness, against what Reverb's paper and its published defaults say."""
+
+import math
+import random
+
+import pytest
+
+from trainers.replay.limits import Counter, MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack, Staleness
+from warpdrive.errors import ConfigError
+
+
+def reverb_may_insert(inserts, samples, size, ratio, min_size, max_diff):
+    """One item, in the words of Reverb's documentation: inserts go on as long as the table is smaller than min size,
+    and as long as `inserts * ratio - samples` stays at or below the largest difference."""
+    if size < min_size:
+        return True
+    return (inserts + 1) * ratio - samples <= max_diff
+
+
+def reverb_may_sample(inserts, samples, size, ratio, min_size, min_diff):
+    return size >= min_size and inserts * ratio - (samples + 1) >= min_diff
+
+
+@pytest.mark.parametrize(
+    "limiter",
+    [
+        MinSize(30),
+        SampleToInsertRatio(4.0, 50, 12.0),
+        SampleToInsertRatio(0.3, 7, (-5.0, 40.0)),
+        Queue(9),
+        Stack(1),
+        RateLimiter(2.5, 3, -1.0, 11.0),
+    ],
+)
+def test_limits_are_reverbs_over_random_events(limiter):
+    """10^5 events, of one item and of several; several are allowed exactly when each is after the one before it."""
+    events, capacity, size = random.Random(1), 64, 0
+    counter = Counter(limiter)
+    allowed = {True: 0, False: 0}
+    for _ in range(100_000 // 6):
+        number = events.choice([1, 1, 1, 2, 5])
+        inserts, samples = counter.num_inserted, counter.num_sampled
+        ratio, min_size = limiter.samples_per_insert, limiter.min_size
+        if events.random() < 0.5:
+            # a table whose size does not fall as items come in: what is replaced was there
+            sizes = [min(size + i, capacity) for i in range(number)]
+            each = [
+                reverb_may_insert(inserts + i, samples, sizes[i], ratio, min_size, limiter.max_diff)
+                for i in range(number)
+            ]
+            found = counter.may_insert(number, size)
+            assert found == all(each)
+            if found:
+                counter.insert(number)
+                size = min(size + number, capacity)
+        else:
+            each = [
+                reverb_may_sample(inserts, samples + i, size, ratio, min_size, limiter.min_diff) for i in range(number)
+            ]
+            found = counter.may_sample(number, size)
+            assert found == all(each)
+            if found:
+                counter.sample(number)
+        allowed[found] += 1
+    assert min(allowed.values()) > 0
+
+
+def test_a_ratio_is_kept_within_its_buffer():
+    """Four draws an item from the 10th on: after 1,000 items at least 4 (1,000 - 10) - 8 draws, and at most + 8."""
+    counter = Counter(SampleToInsertRatio(4.0, 10, 8.0))
+    for _ in range(1000):
+        while not counter.may_insert(1, counter.num_inserted):
+            counter.sample(1)
+        counter.insert(1)
+    assert 4 * 990 - 8 <= counter.num_sampled <= 4 * 990
+    while counter.may_sample(1, counter.num_inserted):
+        counter.sample(1)
+    assert counter.num_sampled == 4 * 990 + 8
+    assert not counter.may_sample(1, counter.num_inserted) and counter.may_insert(1, counter.num_inserted)
+
+
+def test_a_queue_draws_each_item_once():
+    counter = Counter(Queue(3))
+    assert not counter.may_sample(1, 0)
+    for i in range(3):
+        assert counter.may_insert(1, i)
+        counter.insert(1)
+    assert not counter.may_insert(1, 3) and counter.may_sample(3, 3) and not counter.may_sample(4, 3)
+
+
+def test_limits_that_no_side_could_keep_are_told():
+    with pytest.raises(ConfigError, match="error_buffer: 3 is less than one item and its draws. Take at least 4."):
+        SampleToInsertRatio(4.0, 10, 3.0)
+    with pytest.raises(ConfigError, match="min_size: 0 items. Take at least 1"):
+        MinSize(0)
+    with pytest.raises(ConfigError, match="samples_per_insert: 0 is no ratio"):
+        RateLimiter(0)
+    counter = Counter(SampleToInsertRatio(4.0, 10, 8.0))
+    problem = counter.problem_of(num_inserted=2, num_sampled=16)
+    assert problem.endswith("the limiter's bounds, which leave 16. Raise the error_buffer to 12.")
+    assert counter.problem_of(num_inserted=1, num_sampled=8) is None
+    assert Counter(MinSize(5)).problem_of(1000, 1000) is None and math.isinf(MinSize(5).max_diff)
+
+
+def test_items_of_old_policies_are_not_drawn():
+    staleness = Staleness(limit=2)
+    found = []
+    for version, step in ((0, 0), (0, 8), (1, 16), (2, 24), (3, 32), (5, 40), (6, 48)):
+        staleness.played(version, step)
+        found.append(staleness.oldest(version, step))
+    assert found == [0, 0, 0, 0, 16, 32, 40]  # for version 6, of 4 there is nothing
+    assert staleness.oldest(8, 56) == 48 and staleness.oldest(9, 56) == 56
+    with pytest.raises(ConfigError, match="version 3 of the policy comes after version 6"):
+        staleness.played(3, 56)

@@ -1,0 +1,400 @@
+"""The sum tree of integers: who is drawn how often, exactly, whatever is written in whatever order."""
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.errors import PriorityError
+from trainers.learning.graphs import Graphed
+from trainers.replay.sum_tree import CHILDREN, LARGEST_LEAF, UNITS, Anchors, SumTree, all_of, num_nodes
+from warpdrive.errors import ConfigError
+
+IS_LONG = os.environ.get("WARPDRIVE_LONG_TESTS") == "1"
+SMALL = Anchors(num_slots=4, num_rows=3)  # 12 leaves under one node
+MIDDLE = Anchors(num_slots=65, num_rows=100)  # 6,500 leaves, 5 ragged levels
+DEEP = Anchors(num_slots=70_002, num_rows=1, period=1, behind=2, ahead=3)  # changes skip two levels of a block's sums
+
+
+def tree_of(anchors: Anchors, backend, num_steps: int | None = None, **options) -> SumTree:
+    """A tree after so many steps; as many as the ring holds if not given."""
+    head = torch.full((1,), anchors.num_slots if num_steps is None else num_steps, device=backend.device)
+    seed = torch.tensor([3, 4, 0], dtype=torch.uint32, device=backend.device)
+    tree = SumTree(anchors, head, backend, seed, **options)
+    tree.head = head
+    tree.follow()
+    return tree
+
+
+def put(tree: SumTree, leaves: np.ndarray) -> None:
+    """These units, by themselves."""
+    tree.leaves.zero_()
+    tree.leaves[: len(leaves)] = torch.from_numpy(leaves.astype(np.int32)).to(tree.leaves.device)
+    tree.rebuild()
+
+
+def set_to(tree: SumTree, index, priority, **options) -> None:
+    device = tree.leaves.device
+    index = torch.as_tensor(index, dtype=torch.int64, device=device)
+    tree.prepare_set(index, torch.as_tensor(priority, dtype=torch.float32, device=device), **options)()
+
+
+def draw(tree: SumTree, number: int, num_lanes: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    device = tree.leaves.device
+    index = torch.full((number,), -1, dtype=torch.int64, device=device)
+    weight = torch.full((number,), -1.0, device=device)
+    tree.prepare_draw(index, weight, num_lanes)()
+    return index.cpu().numpy(), weight.cpu().numpy()
+
+
+def leaves_of(tree: SumTree) -> np.ndarray:
+    return tree.leaves[: tree.anchors.num_leaves].cpu().numpy().astype(np.int64)
+
+
+def levels_of(tree: SumTree) -> list[np.ndarray]:
+    """Every level with its zeros, from the leaves to the root."""
+    found, start = [tree.leaves.cpu().numpy().astype(np.int64)], 0
+    for number in num_nodes(tree.anchors.num_leaves)[1:]:
+        padded = -(-number // CHILDREN) * CHILDREN
+        found.append(tree.nodes[start : start + padded].cpu().numpy())
+        start += padded
+    assert start == len(tree.nodes)
+    return found
+
+
+def assert_sums(tree: SumTree) -> None:
+    below = None
+    for level in levels_of(tree):
+        if below is not None:
+            sums = below.reshape(-1, CHILDREN).sum(1)
+            assert np.array_equal(level[: len(sums)], sums) and not level[len(sums) :].any()
+        below = level
+    assert below[0] == leaves_of(tree).sum()
+
+
+@pytest.mark.parametrize("anchors", [SMALL, MIDDLE, DEEP], ids=["one level", "five levels", "deep"])
+def test_every_node_is_the_sum_of_its_children_after_updates_of_all_kinds(anchors, backend):
+    """30 % zeros, batches that are nearly all duplicates, in order and in none, by one block and by two launches."""
+    numpy = np.random.default_rng(1)
+    tree = tree_of(anchors, backend)
+    expected = leaves_of(tree)
+    for round_ in range(300 if IS_LONG else 9):
+        number = [1, 200, 4096, 5000][round_ % 4]
+        index = numpy.integers(0, anchors.num_leaves if round_ % 3 else 5, number)
+        in_order = round_ % 2 == 0
+        index = np.sort(index) if in_order else index
+        priority = np.where(numpy.random(number) < 0.3, 0.0, numpy.exponential(size=number)).astype(np.float32)
+        set_to(tree, index, priority, in_order=in_order, revives=True)
+        expected[index] = np.where(priority > 0, np.maximum(1, np.rint(priority * np.float32(UNITS))), 0)
+        assert np.array_equal(leaves_of(tree), expected)  # numpy, too, keeps the last of equal indices
+    assert_sums(tree)
+    nodes = tree.nodes.clone()
+    tree.nodes.fill_(7)
+    tree.nodes.zero_()
+    tree.rebuild()
+    assert torch.equal(tree.nodes, nodes)
+
+
+def test_draws_follow_the_priorities(backend):
+    """Chi-square of independent draws, with leaves of 0 and of a few units among them: p between 1e-4 and 1 - 1e-4."""
+    numpy = np.random.default_rng(2)
+    tree = tree_of(MIDDLE, backend, is_stratified=False)
+    leaves = np.where(numpy.random(6500) < 0.3, 0, numpy.integers(1, 1 << 20, 6500))
+    leaves[::7] = numpy.integers(0, 3, len(leaves[::7])) << 20
+    put(tree, leaves)
+    number = 10_000_000 if IS_LONG else 400_000
+    found = np.bincount(draw(tree, number)[0], minlength=6500)
+    assert not found[leaves == 0].any()
+    there = leaves > 0
+    expected = leaves[there] / leaves.sum() * number
+    expected, found = by_fives(expected, found[there])
+    freedom = len(expected) - 1
+    chi_square = ((found - expected) ** 2 / expected).sum()
+    assert abs(chi_square - freedom) < 3.8 * np.sqrt(2 * freedom)
+
+
+def by_fives(expected: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """With what is expected less than 5 times put together."""
+    few = expected < 5
+    rest = [expected[few].sum()], [found[few].sum()]
+    return np.append(expected[~few], rest[0]), np.append(found[~few], rest[1])
+
+
+def test_strata_bound_how_often_an_item_is_drawn(backend):
+    """Of a batch of N items, one of p of all priorities is drawn between N p - 2 and N p + 2 times, exclusively."""
+    numpy = np.random.default_rng(5)
+    tree = tree_of(MIDDLE, backend)
+    leaves = numpy.integers(0, 1000, 6500)
+    put(tree, leaves)
+    index, _ = draw(tree, 50_000)
+    assert (np.diff(index) >= 0).all()
+    assert (abs(np.bincount(index, minlength=6500) - 50_000 * leaves / leaves.sum()) < 2).all()
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+def test_leaves_of_zero_are_never_drawn_also_at_the_ends_of_all_points(num_lanes, backend):
+    """Two units: the first point falls to one, the last to the other, and nothing to what is around them."""
+    tree = tree_of(MIDDLE, backend)
+    for first, last in ((0, 6499), (5, 6000), (15, 16), (255, 256), (4095, 4096)):
+        leaves = np.zeros(6500)
+        leaves[[first, last]] = 1
+        put(tree, leaves)
+        assert draw(tree, 8, num_lanes)[0].tolist() == [first] * 4 + [last] * 4
+    put(tree, np.zeros(6500))
+    index, weight = draw(tree, 8, num_lanes)
+    assert not index.any() and not weight.any()  # there is nothing to draw
+
+
+def test_four_lanes_draw_what_one_thread_draws(backend):
+    tree = tree_of(MIDDLE, backend)
+    set_to(tree, np.arange(6500), np.random.default_rng(6).exponential(size=6500))
+    drawn = []
+    for num_lanes in (1, 4):
+        tree.draws.fill_(17 << 32)
+        drawn.append(draw(tree, 333, num_lanes))
+    assert np.array_equal(drawn[0][0], drawn[1][0]) and np.array_equal(drawn[0][1], drawn[1][1])
+    assert tree.draws.item() == 18 << 32
+
+
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_weights_make_up_for_priorities(is_normalised, backend):
+    numpy = np.random.default_rng(7)
+    tree = tree_of(MIDDLE, backend, is_normalised=is_normalised)
+    priority = numpy.exponential(size=6500).astype(np.float32)
+    set_to(tree, np.arange(6500), priority)
+    leaves = leaves_of(tree).astype(np.float64)
+    for beta in (0.0, 0.4, 1.0):
+        tree.beta.fill_(beta)
+        index, weight = draw(tree, 1000)
+        # 65 slots after 65 steps hold 64 that may be drawn: the first's slot has what is seen now
+        expected = (64 * 100 * leaves[index] / leaves.sum()) ** -np.float64(np.float32(beta))
+        assert np.allclose(weight, expected / expected.max() if is_normalised else expected, rtol=4e-6)
+        assert not is_normalised or weight.max() == 1.0
+
+
+def test_priorities_become_powers_in_units(backend):
+    """(p + epsilon)^alpha in units of 2^-20, to 1e-6 or one unit; not 0 for what is above 0; 2,048 at most."""
+    numpy = np.random.default_rng(8)
+    tree = tree_of(MIDDLE, backend, alpha=0.6, epsilon=1e-6)
+    priority = (10.0 ** numpy.uniform(-9, 5, 6500)).astype(np.float32)
+    set_to(tree, np.arange(6500), priority, revives=True)
+    expected = (priority.astype(np.float64) + 1e-6) ** 0.6 * UNITS
+    assert np.allclose(leaves_of(tree), np.clip(expected, 1, LARGEST_LEAF), rtol=2e-6, atol=0.6)
+    tree = tree_of(MIDDLE, backend)
+    set_to(tree, [0, 1, 2, 3], [0.0, 1e-30, 2047.999, np.inf], revives=True)
+    assert leaves_of(tree)[:4].tolist() == [0, 1, round(np.float32(2047.999) * UNITS), LARGEST_LEAF]
+
+
+@pytest.mark.parametrize(("in_order", "number"), [(True, 8), (False, 8), (False, 5000)])
+def test_priorities_that_are_none_are_named_and_not_written(in_order, number, backend):
+    tree = tree_of(MIDDLE, backend)
+    before = leaves_of(tree)
+    index, priority = np.arange(number) + 100, np.full(number, 2.0)
+    priority[[3, 5]] = np.nan, -0.5
+    set_to(tree, index, priority, in_order=in_order)
+    before[index] = 2 * UNITS
+    before[[103, 105]] = UNITS
+    assert np.array_equal(leaves_of(tree), before)
+    assert_sums(tree)
+    with pytest.raises(PriorityError, match="item 3 of a batch was given a priority that is NaN or negative, and kept"):
+        tree.raise_if_refused()
+    tree.refuse_nothing()
+    tree.raise_if_refused()
+
+
+@pytest.mark.parametrize(("in_order", "number"), [(True, 8), (False, 8), (False, 5000)])
+def test_nothing_is_written_once_nothing_is_learned_any_more(in_order, number, backend):
+    halted = torch.ones(1, device=backend.device)
+    tree = tree_of(MIDDLE, backend, halted=halted)
+    before = tree.leaves.clone()
+    set_to(tree, np.arange(number), np.full(number, 2.0), in_order=in_order)
+    assert torch.equal(tree.leaves, before)
+
+
+@pytest.mark.parametrize(("in_order", "number"), [(True, 8), (False, 8), (False, 5000)])
+def test_what_has_left_gets_no_priority_again(in_order, number, backend):
+    """An item may leave between its draw and its update."""
+    tree = tree_of(MIDDLE, backend, num_steps=10)  # leaves from 1,000 on are not there yet
+    index = np.arange(number) + 996
+    set_to(tree, index, np.full(number, 2.0), in_order=in_order)
+    assert leaves_of(tree)[996:1000].tolist() == [2 * UNITS] * 4 and not leaves_of(tree)[1000:].any()
+    assert_sums(tree)
+
+
+@pytest.mark.parametrize("anchors", [MIDDLE, Anchors(num_slots=24, num_rows=5, period=4, behind=3, ahead=6)])
+def test_the_tree_follows_the_window(anchors, backend):
+    """Steps come in by windows of all lengths: what may be drawn has its priority, everything else 0."""
+    numpy = np.random.default_rng(9)
+    tree = tree_of(anchors, backend, num_steps=0)
+    ring, rows = anchors.num_slots // anchors.period, anchors.num_rows
+    expected, head, there = np.zeros((ring, rows), dtype=np.int64), 0, set()
+    for number in (1, 1, 3, 24, 7, 20, 1, 17, 24, 24, 2, 13):
+        head += number
+        tree.head.fill_(head)
+        oldest = max(0, head - 15) if number == 7 else 0
+        tree.oldest.fill_(max(oldest, tree.oldest.item()))
+        tree.follow()
+        # steps from `tail` on are in the ring as a whole; the slot of step `head` holds what is seen now
+        tail = max(0, head - anchors.num_slots + 1)
+        now = {
+            step
+            for step in range(0, head + 1, anchors.period)
+            if step - anchors.behind >= tail and step + anchors.ahead <= head and step >= tree.oldest.item()
+        }
+        for step in there - now:
+            expected[step // anchors.period % ring] = 0
+        for step in sorted(now - there):
+            expected[step // anchors.period % ring] = tree.maximum.item()
+        there = now
+        assert np.array_equal(leaves_of(tree), expected.reshape(-1))
+        assert_sums(tree)
+        some = numpy.integers(0, anchors.num_leaves, 40)
+        priority = numpy.exponential(size=40)
+        set_to(tree, some, priority, in_order=False)
+        for i, one in zip(some, priority, strict=True):
+            if expected.reshape(-1)[i]:
+                expected.reshape(-1)[i] = max(1, np.rint(np.float32(one) * UNITS))
+
+
+def test_items_may_come_with_priorities_of_their_own(backend):
+    own = torch.arange(12.0, device=backend.device)
+    own[7] = torch.nan
+    tree = tree_of(SMALL, backend, num_steps=3, own=own)
+    assert (leaves_of(tree) / UNITS).tolist() == [0, 1, 2, 3, 4, 5, 6, 1, 8, 0, 0, 0]  # the NaN gets the largest so far
+    with pytest.raises(PriorityError, match="row 1 of slot 2 came with a priority that is NaN or negative"):
+        tree.raise_if_refused()
+
+
+def test_use_counts_are_exact(backend):
+    """An item is drawn 3 times at most, in one batch or in many; every draw that counts is counted."""
+    tree = tree_of(MIDDLE, backend, max_uses=3)
+    set_to(tree, np.arange(6500), np.random.default_rng(10).exponential(size=6500) ** 3)
+    drawn, num_rows = np.zeros(6500, dtype=np.int64), 0
+    for number in [100, 1, 2000, 700] * (400 if IS_LONG else 8):
+        index, weight = draw(tree, number)
+        drawn += np.bincount(index[weight > 0], minlength=6500)
+        num_rows += (weight > 0).sum()
+        assert drawn.max() <= 3
+        if not leaves_of(tree).any():
+            break
+    assert np.array_equal(drawn, tree.uses.cpu().numpy()) and drawn.sum() == num_rows
+    # the ring's first slot has what is seen now
+    assert not leaves_of(tree)[drawn == 3].any() and leaves_of(tree)[100:][drawn[100:] < 3].all()
+    assert_sums(tree)
+    tree.uses.fill_(2)
+    tree.head.add_(1)
+    tree.follow()  # a step that comes in has not been drawn
+    assert not tree.uses[:100].any() and leaves_of(tree)[:100].all()
+
+
+def test_draws_are_the_same_bits_everywhere(backend):
+    """Three runs, as a CUDA graph where there are any, and on every device: one hash of indices, weights and leaves."""
+    found = set()
+    for is_graph in (False, False, True):
+        tree = tree_of(MIDDLE, backend, alpha=0.6, epsilon=1e-3)
+        tree.beta.fill_(0.4)
+        index = torch.zeros(512, dtype=torch.int64, device=backend.device)
+        weight = torch.zeros(512, device=backend.device)
+        calls = [tree.prepare_draw(index, weight), tree.prepare_set(index, weight)]
+        cycle = Graphed(all_of(calls), backend, is_enabled=is_graph)
+        told = hashlib.sha256()
+        for _ in range(6):
+            cycle()
+            for one in (index, weight):
+                told.update(one.cpu().numpy().tobytes())
+        assert cycle.is_captured == (is_graph and backend.name == "cuda")
+        told.update(tree.leaves.cpu().numpy().tobytes())
+        found.add(told.hexdigest()[:16])
+    assert found == {"2bc38228b3cfdc78"}
+
+
+def test_sizes_that_do_not_fit_are_said_before_anything_is_allocated():
+    with pytest.raises(ConfigError, match="begin every 40 steps, which do not divide the store's 100. Keep 80 "):
+        Anchors(num_slots=100, num_rows=1, period=40).check()
+    with pytest.raises(ConfigError, match="4,294,967,296 items are more than the 2,147,483,616 that a table"):
+        Anchors(num_slots=1 << 16, num_rows=1 << 16).check()
+
+
+class PlainTree(dict):
+    """In place of TorchRL's compiled trees, which a torch of another version cannot load: numbers by index."""
+
+    def __init__(self, capacity: int, combine=sum) -> None:
+        super().__init__()
+        self.combine = combine
+
+    def __setitem__(self, index, value) -> None:
+        places = np.atleast_1d(index)
+        for i, one in zip(places.tolist(), np.broadcast_to(value, places.shape), strict=True):
+            super().__setitem__(i, np.float32(one))
+
+    def __getitem__(self, index):
+        return torch.tensor([dict.get(self, i, 0.0) for i in np.atleast_1d(index).tolist()]).reshape(np.shape(index))
+
+    def query(self, first: int, end: int) -> np.float32:
+        return self.combine(self[np.arange(first, end)].numpy())
+
+    def scan_lower_bound(self, mass):
+        sums = np.cumsum(self[np.arange(len(self))].numpy(), dtype=np.float64)
+        return torch.from_numpy(np.searchsorted(sums, np.asarray(mass), side="right"))
+
+
+def test_weights_and_priorities_are_torchrls(backend, monkeypatch):
+    """Of one draw of theirs: the same priorities in the tree, and weights as they differ by their largest alone."""
+    theirs = pytest.importorskip("torchrl.data.replay_buffers.samplers.prioritized", reason="there is no torchrl here")
+    storages = pytest.importorskip("torchrl.data", reason="there is no torchrl here")
+    if theirs.SumSegmentTreeFp32 is None:
+        monkeypatch.setattr(theirs, "SumSegmentTreeFp32", PlainTree)
+        monkeypatch.setattr(theirs, "SumSegmentTreeFp64", PlainTree)
+        monkeypatch.setattr(theirs, "MinSegmentTreeFp32", lambda capacity: PlainTree(capacity, np.min))
+        monkeypatch.setattr(theirs, "MinSegmentTreeFp64", lambda capacity: PlainTree(capacity, np.min))
+    alpha, beta, epsilon, number = 0.7, 0.5, 1e-8, 6400
+    torch.manual_seed(13)
+    priority = torch.rand(number) * 3 + 1e-3
+    sampler = theirs.PrioritizedSampler(number, alpha, beta, epsilon)
+    storage = storages.ListStorage(number)
+    storage.set(list(range(number)), torch.arange(number))
+    sampler.extend(torch.arange(number))
+    sampler.update_priority(torch.arange(number), priority, storage=storage)
+    tree = tree_of(MIDDLE, backend, alpha=alpha, epsilon=epsilon)
+    tree.beta.fill_(beta)
+    set_to(tree, np.arange(100, 6500), priority)
+    at = sampler._sum_tree[np.arange(number)].numpy()
+    assert np.allclose(leaves_of(tree)[100:] / UNITS, at, rtol=1e-5, atol=2**-21)
+    index, info = sampler.sample(storage, 2000)
+    expected = np.zeros(number)
+    expected[np.asarray(index)] = np.asarray(info["priority_weight"])
+    index, weight = draw(tree, 2000)
+    both = expected[index - 100] > 0
+    assert both.sum() > 500
+    ratio = weight[both] / expected[index - 100][both]
+    assert np.allclose(ratio, ratio[0], rtol=1e-5)
+
+
+def test_the_tree_draws_what_cumulative_sums_draw(backend):
+    """The dense form, in torch alone: the first place whose cumulative sum is above the point."""
+    tree = tree_of(MIDDLE, backend)
+    set_to(tree, np.arange(6500), np.random.default_rng(16).exponential(size=6500))
+    index, _ = draw(tree, 1000)
+    leaves = tree.leaves[:6500].long().cumsum(0)
+    total, width = int(leaves[-1]), (1 << 64) // 1000
+    places = [(i * width + (anywhere * width >> 64)) * total >> 64 for i, anywhere in enumerate(points(1000))]
+    places = torch.tensor(places, device=leaves.device)
+    assert index.tolist() == torch.searchsorted(leaves, places, right=True).tolist()
+
+
+def points(number: int) -> list[int]:
+    """64 bits an item of the first draw of table 0: by stream 3's first two draws (random.cuh)."""
+    return [philox((3, 4), (i, 0, 0, 3 << 28)) << 32 | philox((3, 4), (i, 0, 0, (3 << 28) + 1)) for i in range(number)]
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> int:
+    """The first word, by the paper's definition (Salmon et al. 2011)."""
+    a, b, c, d = counter
+    k, m = key
+    for _ in range(10):
+        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = y >> 32 ^ b ^ k, y & 0xFFFFFFFF, x >> 32 ^ d ^ m, x & 0xFFFFFFFF
+        k, m = k + 0x9E3779B9 & 0xFFFFFFFF, m + 0xBB67AE85 & 0xFFFFFFFF
+    return a

@@ -1,0 +1,151 @@
+"""When a table may take in steps, and when it may be drawn from: host arithmetic alone.
+
+Counts are of items: of those that came into the table, and of those that were drawn. Whoever adds or draws asks first
+whether it may; nothing waits, as one process does both.
+
+Source: Cassirer et al. 2021, "Reverb: a framework for experience replay", arXiv:2102.04736, section 3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from warpdrive.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RateLimiter:
+    """Keeps how many more items came in than were drawn, at so many draws an item, between two bounds.
+
+    The difference is `items that came in * samples_per_insert - items drawn`. Nothing comes in that would raise it
+    above `max_diff`, and nothing is drawn that would lower it below `min_diff`; below `min_size` items in the table
+    nothing is drawn, and everything comes in.
+    """
+
+    samples_per_insert: float = 1.0
+    min_size: int = 1
+    min_diff: float = -math.inf
+    max_diff: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 < self.samples_per_insert < math.inf:
+            raise ConfigError(f"samples_per_insert: {self.samples_per_insert} is no ratio. Take a number above 0.")
+        if self.min_size < 1:
+            raise ConfigError(f"min_size: {self.min_size} items. Take at least 1: of none, none can be drawn.")
+        if not self.min_diff <= self.max_diff:
+            raise ConfigError(f"min_diff {self.min_diff} is above max_diff {self.max_diff}. Exchange them.")
+
+
+def MinSize(min_size: int) -> RateLimiter:
+    """Draws begin with so many items; then everything is allowed."""
+    return RateLimiter(1.0, min_size)
+
+
+def SampleToInsertRatio(
+    samples_per_insert: float, min_size: int, error_buffer: float | tuple[float, float] | None = None
+) -> RateLimiter:
+    """About so many draws of an item.
+
+    Args:
+        error_buffer: how far off the difference may be from what it is with `min_size` items, undrawn; a pair: its
+            bounds themselves. None: the least that lets both sides go on, with room for batches to be told by
+            `problem_of`.
+    Raises:
+        ConfigError: with so small a buffer neither side could go on.
+    """
+    if error_buffer is None:
+        error_buffer = 2.0 * max(1.0, samples_per_insert)
+    if not isinstance(error_buffer, tuple):
+        least = max(1.0, samples_per_insert)
+        if error_buffer < least:
+            raise ConfigError(
+                f"error_buffer: {error_buffer:g} is less than one item and its draws. Take at least {least:g}."
+            )
+        offset = samples_per_insert * min_size
+        error_buffer = offset - error_buffer, offset + error_buffer
+    return RateLimiter(samples_per_insert, min_size, *error_buffer)
+
+
+def Queue(size: int) -> RateLimiter:
+    """What comes in is drawn once, and at most `size` items wait: with Oldest and max_times_sampled=1 first in, first
+    out."""
+    return RateLimiter(1.0, 1, 0.0, float(size))
+
+
+def Stack(size: int) -> RateLimiter:
+    """The same of a stack: with Newest and max_times_sampled=1 last in, first out."""
+    return Queue(size)
+
+
+@dataclass
+class Counter:
+    """What a limiter decides by; saved with the run as two numbers."""
+
+    limiter: RateLimiter = field(default_factory=lambda: MinSize(1))
+    num_inserted: int = 0
+    """Items that ever came in."""
+    num_sampled: int = 0
+    """Items that were ever drawn."""
+
+    def may_insert(self, number: int, size: int) -> bool:
+        """Whether so many may come in, one after the other, with `size` items in the table."""
+        limiter = self.limiter
+        # The last of them to come in at or above min_size meets the bound; below min_size everything comes in.
+        if size + number <= limiter.min_size:
+            return True
+        return (self.num_inserted + number) * limiter.samples_per_insert - self.num_sampled <= limiter.max_diff
+
+    def may_sample(self, number: int, size: int) -> bool:
+        """Whether so many may be drawn, with `size` items in the table."""
+        limiter = self.limiter
+        if size < limiter.min_size:
+            return False
+        return self.num_inserted * limiter.samples_per_insert - self.num_sampled - number >= limiter.min_diff
+
+    def insert(self, number: int) -> None:
+        self.num_inserted += number
+
+    def sample(self, number: int) -> None:
+        self.num_sampled += number
+
+    def problem_of(self, num_inserted: int, num_sampled: int) -> str | None:
+        """Why so many at once would leave both sides waiting for each other; None if they would not."""
+        limiter = self.limiter
+        room = limiter.max_diff - limiter.min_diff
+        needed = num_inserted * limiter.samples_per_insert + num_sampled
+        if room >= needed:
+            return None
+        return (
+            f"{num_inserted:,} items that come in at once, and {num_sampled:,} that are drawn at once, take "
+            f"{needed:g} of room between the limiter's bounds, which leave {room:g}. Raise the error_buffer to "
+            f"{math.ceil(needed / 2):,}."
+        )
+
+
+class Staleness:
+    """From which step on items are fresh enough: those that a policy played at most `limit` versions before this one.
+
+    Each window's steps carry the version of the policy that played them, which the host knows.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.versions = torch.full((limit + 1, 2), -1, dtype=torch.int64)
+        """[limit + 1, 2], on the host: versions and the first step that each played; a version has the row of its
+        remainder."""
+
+    def played(self, version: int, first_step: int) -> None:
+        """A window is added, which begins at this step."""
+        newest = int(self.versions[:, 0].max())
+        if version < newest:
+            raise ConfigError(f"version {version} of the policy comes after version {newest}. Count upwards.")
+        if version > newest:
+            self.versions[version % (self.limit + 1)] = torch.tensor([version, first_step])
+
+    def oldest(self, version: int, head: int) -> int:
+        """The first step that may be drawn for this version; `head` if there is none."""
+        fresh = self.versions[:, 0] >= max(0, version - self.limit)
+        return int(self.versions[fresh, 1].min()) if fresh.any() else head

@@ -1,0 +1,147 @@
+// Which anchors are in a table's tree, and which of them a selector draws.
+//
+// An anchor is a step that an item begins at; anchors are numbered from the store's beginning, step / PERIOD. They lie
+// in a ring of NUM_ANCHORS, with a leaf for each of NUM_ROWS rows: leaf = anchor % NUM_ANCHORS * NUM_ROWS + row.
+#pragma once
+
+#include "drawable.cuh"
+#include "sum_tree.cuh"
+
+constexpr int NUM_ANCHORS = NUM_SLOTS / PERIOD;
+constexpr int NUM_LEAVES = NUM_ANCHORS * NUM_ROWS;
+
+static_assert(NUM_SLOTS % PERIOD == 0, "anchors do not come round with the ring");
+static_assert((long long)NUM_ANCHORS * NUM_ROWS < (1ll << 31) - CHILDREN, "leaves are numbered by 31 bits");
+
+typedef SumTree<NUM_LEAVES> Tree;
+
+struct Anchors {
+    long long first, end;
+
+    __device__ __forceinline__ long long num_items() const { return (end - first) * NUM_ROWS; }
+};
+
+// What may be drawn after `head` steps; nothing from before step `oldest`.
+__device__ __forceinline__ Anchors anchors_of(long long head, long long oldest)
+{
+    const Drawable drawable = drawable_of(head);
+    const long long first = drawable.first / PERIOD;
+    const long long end = first + drawable.count;
+    const long long fresh = (oldest + PERIOD - 1) / PERIOD;
+    return {fresh > first ? fresh : first, fresh > end ? fresh : end};
+}
+
+__device__ __forceinline__ int leaf_of_anchor(long long anchor)
+{
+    return (int)(anchor % NUM_ANCHORS) * NUM_ROWS;
+}
+
+// The leaf of the i-th item, from the oldest on.
+__device__ __forceinline__ int leaf_of_item(const Anchors& anchors, long long i)
+{
+    return leaf_of_anchor(anchors.first + i / NUM_ROWS) + (int)(i % NUM_ROWS);
+}
+
+// ---- by a tree
+
+// Draws by priority; a batch's smallest is kept, for `normalise`.
+template <int LANES_OF_ITEM>
+__device__ __forceinline__ Drawn draw_by_priority(
+    const Tree& tree, const Weighing& weighing, u64 point, int* lowest_of_block)
+{
+    const u64 x = __umul64hi(point, weighing.total);
+    const Drawn drawn = LANES_OF_ITEM >= 4 ? find_leaf_by_four(tree, x) : find_leaf(tree, x);
+    if (weighing.total == 0) return {0, 0u};
+    atomicMin(lowest_of_block, (int)drawn.units);
+    return drawn;
+}
+
+// The i-th of those that still have a leaf of 1, from the newest or from the oldest on. Beyond the last there is none:
+// units are 0.
+__device__ __forceinline__ Drawn draw_in_order(
+    const Tree& tree, const Anchors& anchors, unsigned long long i, bool newest_first)
+{
+    const unsigned long long total = tree.total();
+    if (total == 0) return {0, 0u};
+    const bool is_there = i < total;
+    if (!is_there) i = total - 1;
+    const unsigned long long before = sum_before(tree, leaf_of_anchor(anchors.first));
+    unsigned long long x = before + (newest_first ? total - 1 - i : i);
+    if (x >= total) x -= total;
+    Drawn drawn = find_leaf(tree, x);
+    if (!is_there) drawn.units = 0u;
+    return drawn;
+}
+
+// ---- each item once a pass
+
+// What a pass is: [PASS_SIZE] int64.
+enum Pass { PASS_NUMBER, PASS_DRAWN, PASS_FIRST, PASS_END, PASS_SIZE };
+
+__device__ __forceinline__ unsigned mixed(unsigned x)
+{
+    x = (x ^ (x >> 16)) * 0x85ebca6bu;
+    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+    return x ^ (x >> 16);
+}
+
+// What stands at a place of a pass's order of `count` numbers.
+// A Feistel network of 6 rounds permutes 0 .. 4^half - 1, and is applied again where it leads out of 0 .. count - 1
+// (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+__device__ __forceinline__ unsigned permuted(const unsigned* seed, long long pass, unsigned number, unsigned count)
+{
+    const int bits = count > 1u ? 32 - __clz((int)(count - 1u)) : 1;
+    const int half = (bits + 1) / 2;
+    const unsigned mask = (1u << half) - 1u;
+    const unsigned of_pass = mixed((unsigned)pass + TABLE * 0x9e3779b9u) ^ (unsigned)(pass >> 32) * 0xb5297a4du;
+    const unsigned key[4] = {mixed(seed[0] + of_pass), mixed(seed[1] ^ of_pass), mixed(~seed[0] + 3u * of_pass),
+                             mixed(~seed[1] ^ 5u * of_pass)};
+    do {
+        unsigned left = number >> half;
+        unsigned right = number & mask;
+#pragma unroll
+        for (unsigned round = 0; round < 6; ++round) {
+            const unsigned next = left ^ (mixed(right ^ (key[round % 4] + round * 0x9e3779b9u)) & mask);
+            left = right;
+            right = next;
+        }
+        number = left << half | right;
+    } while (number >= count);
+    return number;
+}
+
+// Item i of a batch. A pass is over what may be drawn when it begins: what comes later waits for the next, and what
+// has left by its turn is not there: units are 0. A batch may run over into passes that begin with it.
+__device__ __forceinline__ Drawn draw_in_pass(
+    const long long* pass, const Anchors& now, const unsigned* seed, long long i)
+{
+    const Anchors begun = {pass[PASS_FIRST], pass[PASS_END]};
+    const long long place = pass[PASS_DRAWN] + i;
+    if (place < begun.num_items()) {
+        const unsigned number = permuted(seed, pass[PASS_NUMBER], (unsigned)place, (unsigned)begun.num_items());
+        const long long anchor = begun.first + number / NUM_ROWS;
+        if (anchor >= now.first && anchor < now.end) return {leaf_of_item(begun, number), 1u};
+        return {now.end > now.first ? leaf_of_anchor(now.first) : 0, 0u};
+    }
+    const long long count = now.num_items();
+    if (count == 0) return {0, 0u};
+    const long long later = place - begun.num_items();
+    const long long number = pass[PASS_NUMBER] + 1 + later / count;
+    return {leaf_of_item(now, permuted(seed, number, (unsigned)(later % count), (unsigned)count)), 1u};
+}
+
+// By one thread, after all have drawn.
+__device__ __forceinline__ void end_in_pass(long long* pass, const Anchors& now, long long num_drawn)
+{
+    const long long count = (pass[PASS_END] - pass[PASS_FIRST]) * NUM_ROWS;
+    const long long place = pass[PASS_DRAWN] + num_drawn;
+    if (place < count || now.num_items() == 0) {
+        pass[PASS_DRAWN] = place < count ? place : count;
+        return;
+    }
+    const long long later = place - count;
+    pass[PASS_NUMBER] += 1 + later / now.num_items();
+    pass[PASS_DRAWN] = later % now.num_items();
+    pass[PASS_FIRST] = now.first;
+    pass[PASS_END] = now.end;
+}

@@ -1,0 +1,338 @@
+// Who is drawn: the leaves of a table as steps are added, draws by them, and new priorities.
+//
+// Constants of drawable.cuh, and:
+//   NORMALISED  whether weights are divided by the largest of their batch
+//   HAS_OWN     whether the items come with priorities of their own
+//   HAS_USES    whether an item's draws are counted
+//
+// What several kernels take:
+//   leaves   [NUM_LEAVES, and up to a multiple of 16]  priorities in units of 2^-20
+//   nodes    [...]                                     their sums, see sum_tree.cuh
+//   range    [2]   first anchor in the tree, and the one after the last
+//   maximum  [1]   the largest leaf there ever was: what a new item gets
+//   halted   [1]   not 0: nothing is learned any more, and no priority is written
+//   refused  [2]   the first item of a batch, and the first leaf with a priority of its own, whose priority was NaN or
+//                  negative: it was not written
+//   ticket   [1]   blocks that are done; 0 between launches
+//   num_items      of the batch
+#include "warpdrive.cuh"
+#include "selectors.cuh"
+
+// ---- as steps are added
+
+constexpr int CHUNK_NODES = CHILDREN * CHILDREN;       // nodes of level 1 that a block changes at once
+constexpr int CHUNK_LEAVES = CHUNK_NODES * CHILDREN;
+
+// Brings the tree to what may be drawn now: what has come in gets the largest priority so far, or its own; what has
+// left gets 0. Blocks go through the pieces of the ring that change, chunk by chunk.
+//   head    [1]  steps so far                                             read
+//   oldest  [1]  nothing from before this step may be drawn               read
+//   own     [NUM_LEAVES]  if it HAS_OWN: priorities of the items          read
+//   uses    [NUM_LEAVES]  if it HAS_USES: how often each was drawn        written
+extern "C" __global__ void __launch_bounds__(256) follow_window(
+    const long long* head, const long long* oldest, const float* own, const int* maximum, int* leaves, long long* nodes,
+    int* uses, long long* range, long long* refused, int* ticket, float alpha, float epsilon)
+{
+    __shared__ long long changes[CHUNK_NODES];
+    __shared__ long long sums[CHILDREN];
+    const Tree tree(leaves, nodes);
+    const Anchors before = {range[0], range[1]};
+    const Anchors now = anchors_of(head[0], oldest[0]);
+    const unsigned newcomer = (unsigned)maximum[0];
+    const long long from[2] = {before.end > now.first ? before.end : now.first, before.first};
+    const long long to[2] = {now.end, before.end < now.first ? before.end : now.first};
+    // Whether an item comes in where one leaves in this very launch: then that counts.
+    const bool some_are_replaced = to[0] > from[0] && to[1] > from[1] && to[0] - 1 - from[1] >= NUM_ANCHORS;
+    // Each of the two, [in, out], is one piece of the ring, or two.
+    int first[4], last[4], num_chunks[4], all_chunks = 0;
+#pragma unroll
+    for (int piece = 0; piece < 4; ++piece) {
+        const int side = piece / 2;
+        const long long count = to[side] > from[side] ? (to[side] - from[side]) * NUM_ROWS : 0;
+        const int start = leaf_of_anchor(from[side]);
+        const long long beyond = start + count - NUM_LEAVES;
+        first[piece] = piece % 2 ? 0 : start;
+        last[piece] = piece % 2 ? (int)(beyond > 0 ? beyond : 0) : (int)(beyond > 0 ? NUM_LEAVES : start + count);
+        const int begin = first[piece] / CHUNK_LEAVES;
+        num_chunks[piece] = last[piece] > first[piece] ? (last[piece] - 1) / CHUNK_LEAVES - begin + 1 : 0;
+        all_chunks += num_chunks[piece];
+    }
+    for (int i = blockIdx.x; i < all_chunks; i += gridDim.x) {
+        int piece = 0;
+        int chunk = i;
+        while (chunk >= num_chunks[piece]) chunk -= num_chunks[piece++];
+        const bool enters = piece < 2;
+        chunk += first[piece] / CHUNK_LEAVES;
+        for (int n = threadIdx.x; n < CHUNK_NODES; n += blockDim.x) {
+            const int begin = chunk * CHUNK_LEAVES + n * CHILDREN;
+            const int low = begin > first[piece] ? begin : first[piece];
+            const int high = begin + CHILDREN < last[piece] ? begin + CHILDREN : last[piece];
+            long long change = 0;
+            if (low < high) {
+                uint4 line[CHILDREN / 4];  // all are read before one is written: no read waits for another
+#pragma unroll
+                for (int part = 0; part < CHILDREN / 4; ++part) line[part] = ((const uint4*)(tree.leaf + begin))[part];
+                const unsigned* before_now = (const unsigned*)line;
+#pragma unroll
+                for (int child = 0; child < CHILDREN; ++child) {
+                    const int leaf = begin + child;
+                    if (leaf < low || leaf >= high) continue;
+                    unsigned value = 0u;
+                    if (enters) {
+                        value = newcomer;
+                        if (HAS_USES) uses[leaf] = 0;
+                        if (HAS_OWN) {
+                            if (is_priority(own[leaf])) value = leaf_of(own[leaf], alpha, epsilon);
+                            else atomicMin(refused + 1, (long long)leaf);
+                        }
+                    } else if (some_are_replaced) {
+                        long long ahead = (leaf / NUM_ROWS - from[0]) % NUM_ANCHORS;
+                        if (ahead < 0) ahead += NUM_ANCHORS;
+                        if (from[0] + ahead < to[0]) continue;
+                    }
+                    change += (long long)value - before_now[child];
+                    tree.leaf[leaf] = value;
+                }
+            }
+            changes[n] = change;
+            if (change != 0) atomicAdd(tree.level(1) + begin / CHILDREN, (unsigned long long)change);
+        }
+        __syncthreads();
+        for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) {
+            long long sum = 0;
+            for (int child = 0; child < CHILDREN; ++child) sum += changes[n * CHILDREN + child];
+            sums[n] = sum;
+            if (Tree::LEVELS > 2 && sum != 0) {
+                atomicAdd(tree.level(2) + chunk * CHILDREN + n, (unsigned long long)sum);
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            long long sum = 0;
+            for (int n = 0; n < CHILDREN; ++n) sum += sums[n];
+            for (int level = 3; level < Tree::LEVELS && sum != 0; ++level) {
+                atomicAdd(tree.level(level) + (chunk >> CHILDREN_BITS * (level - 3)), (unsigned long long)sum);
+            }
+        }
+        __syncthreads();
+    }
+    if (is_last_block(ticket) && threadIdx.x == 0) {
+        range[0] = now.first;
+        range[1] = now.end;
+    }
+}
+
+// The sums of one level from those below it, after leaves were written as a whole.
+extern "C" __global__ void rebuild(const int* leaves, long long* nodes, int level)
+{
+    const Tree tree(leaves, nodes);
+    for (long long i = global_thread(); i < nodes_of(NUM_LEAVES, level); i += num_global_threads()) {
+        tree.level(level)[i] = tree.sum_of_children(level, (int)i);
+    }
+}
+
+// ---- draw
+
+// Draws items by their priorities.
+//   width        2^64 / num_items: item i is drawn from the i-th of as many equal parts of all priorities, and indices
+//                ascend; 0: from all of them
+//   seed         [3]  the store's                                                    read
+//   draws        [1]  batches drawn so far, in the upper half                        read, written
+//   beta         [1]  how much of the uneven chances the weights make up for         read
+//   lowest       [1]  LARGEST_LEAF between launches                                  read, written
+//   index        [num_items]  the leaves; 0 if there is nothing to draw                  written
+//   weight       [num_items]  (count p / total)^-beta, or that over the largest of the batch; or 0       written
+template <int LANES>
+__device__ __forceinline__ void draw_batch(
+    const int* leaves, const long long* nodes, const long long* range, const unsigned* seed, u64* draws,
+    const float* beta, int* lowest, int* ticket, long long* index, float* weight, unsigned long long width,
+    int num_items)
+{
+    __shared__ int lowest_of_block;
+    if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;
+    __syncthreads();
+    const Tree tree(leaves, nodes);
+    const u64 draw = draws[0] >> 32;
+    const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
+    // All lanes of a warp walk, those beyond the last item, too.
+    for (long long start = (long long)blockIdx.x * blockDim.x / LANES; start < num_items;
+         start += (long long)gridDim.x * blockDim.x / LANES) {
+        const long long mine = start + threadIdx.x / LANES;
+        const unsigned i = mine < num_items ? (unsigned)mine : num_items - 1u;
+        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point_of(seed, i, draw, width), &lowest_of_block);
+        if (mine >= num_items || threadIdx.x % LANES != 0) continue;
+        index[i] = drawn.leaf;
+        weight[i] = weighing.weight(drawn.units);
+    }
+    if (NORMALISED) normalise(weighing, lowest_of_block, lowest, ticket, weight, num_items);
+    count_draw(draws);
+}
+
+extern "C" __global__ void __launch_bounds__(256) draw_leaves(
+    const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
+    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    unsigned long long width, int num_items)
+{
+    draw_batch<1>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
+}
+
+extern "C" __global__ void __launch_bounds__(256) draw_leaves_by_four(
+    const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
+    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    unsigned long long width, int num_items)
+{
+    draw_batch<4>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
+}
+
+// Counts what was drawn, and takes out of the tree what was drawn as often as it may be; of a batch that draws an item
+// more often than that, the rows beyond get weight 0. Rows of an item are neighbours.
+//   uses   [NUM_LEAVES]  read, written
+//   limit  draws of an item at most
+extern "C" __global__ void __launch_bounds__(256) count_uses(
+    const long long* index, int* leaves, long long* nodes, int* uses, float* weight, int limit,
+    int num_items)
+{
+    __shared__ int low[TOP_NODES];
+    __shared__ int high[TOP_NODES];
+    const Tree tree(leaves, nodes);
+    const Changes<NUM_LEAVES> changes = {low, high};
+    changes.begin();
+    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
+        const long long leaf = index[i];
+        if (i >= limit && index[i - limit] == leaf) weight[i] = 0.0f;  // whatever it was drawn before
+        if (i > 0 && index[i - 1] == leaf) continue;
+        int used = uses[leaf];
+        const int before = used;
+        for (long long row = i; row < i + limit && row < num_items && index[row] == leaf; ++row) {
+            if (weight[row] == 0.0f) continue;
+            if (used < limit) ++used;
+            else weight[row] = 0.0f;
+        }
+        if (used == before) continue;
+        uses[leaf] = used;
+        if (used == limit) changes.add(tree, (int)leaf, -(long long)atomicExch(tree.leaf + leaf, 0u));
+    }
+    changes.end(tree);
+}
+
+// ---- new priorities
+
+// Takes note of the largest, and says whether a priority may be written.
+__device__ __forceinline__ bool accepts(
+    float priority, unsigned value, long long i, unsigned seen, int* maximum, long long* refused)
+{
+    if (!is_priority(priority)) {
+        atomicMin(refused, i);
+        return false;
+    }
+    if (value > seen) atomicMax(maximum, (int)value);
+    return true;
+}
+
+// New priorities of items whose indices ascend, as they were drawn: of equal ones the last counts.
+//   index      [num_items]  leaves                                                 read
+//   priority   [num_items]  before (priority + epsilon)^alpha                      read
+//   keeps_zero whether a leaf of 0 stays so: its item has left, or was drawn as often as it may be
+extern "C" __global__ void __launch_bounds__(256) set_sorted(
+    const long long* index, const float* priority, int* leaves, long long* nodes, int* maximum, long long* refused,
+    const float* halted, float alpha, float epsilon, int keeps_zero, int num_items)
+{
+    __shared__ int low[TOP_NODES];
+    __shared__ int high[TOP_NODES];
+    if (halted[0] != 0.0f) return;
+    const Tree tree(leaves, nodes);
+    const Changes<NUM_LEAVES> changes = {low, high};
+    const unsigned seen = (unsigned)__ldcg(maximum);
+    changes.begin();
+    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
+        const unsigned value = leaf_of(priority[i], alpha, epsilon);
+        if (!accepts(priority[i], value, i, seen, maximum, refused)) continue;
+        const int leaf = (int)index[i];
+        if (i + 1 < num_items && index[i + 1] == leaf) continue;
+        const unsigned before = atomicExch(tree.leaf + leaf, value);
+        if (keeps_zero && before == 0u) {
+            tree.leaf[leaf] = 0u;
+            continue;
+        }
+        changes.add(tree, leaf, (long long)value - before);
+    }
+    changes.end(tree);
+}
+
+// New priorities in any order, of equal indices the last counts. The leaf is its own lock: every item marks it with its
+// place; who still saw a priority takes that away, and whose mark is left at the end writes the new one.
+constexpr unsigned MARK = 0x80000000u;
+
+__device__ __forceinline__ void mark_leaf(
+    const Tree& tree, const Changes<NUM_LEAVES>& changes, int leaf, long long i, int keeps_zero)
+{
+    unsigned* place = tree.leaf + leaf;
+    if (keeps_zero && atomicAdd(place, 0u) == 0u) return;
+    const unsigned before = atomicMax(place, MARK | (unsigned)i);
+    if (!(before & MARK)) changes.add(tree, leaf, -(long long)before);
+}
+
+__device__ __forceinline__ void settle_leaf(
+    const Tree& tree, const Changes<NUM_LEAVES>& changes, int leaf, long long i, unsigned value)
+{
+    const unsigned mark = MARK | (unsigned)i;
+    if (atomicCAS(tree.leaf + leaf, mark, value) == mark) changes.add(tree, leaf, value);
+}
+
+// By one block, of at most 2^14 items.
+extern "C" __global__ void __launch_bounds__(1024) set_any(
+    const long long* index, const float* priority, int* leaves, long long* nodes, int* maximum, long long* refused,
+    const float* halted, float alpha, float epsilon, int keeps_zero, int num_items)
+{
+    __shared__ int low[TOP_NODES];
+    __shared__ int high[TOP_NODES];
+    if (halted[0] != 0.0f) return;
+    const Tree tree(leaves, nodes);
+    const Changes<NUM_LEAVES> changes = {low, high};
+    const unsigned seen = (unsigned)__ldcg(maximum);
+    changes.begin();
+    for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {
+        if (!accepts(priority[i], leaf_of(priority[i], alpha, epsilon), i, seen, maximum, refused)) continue;
+        mark_leaf(tree, changes, (int)index[i], i, keeps_zero);
+    }
+    __syncthreads();
+    for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {
+        settle_leaf(tree, changes, (int)index[i], i, leaf_of(priority[i], alpha, epsilon));
+    }
+    changes.end(tree);
+}
+
+// The same by two launches, of more items.
+extern "C" __global__ void __launch_bounds__(256) mark_any(
+    const long long* index, const float* priority, int* leaves, long long* nodes, int* maximum, long long* refused,
+    const float* halted, float alpha, float epsilon, int keeps_zero, int num_items)
+{
+    __shared__ int low[TOP_NODES];
+    __shared__ int high[TOP_NODES];
+    if (halted[0] != 0.0f) return;
+    const Tree tree(leaves, nodes);
+    const Changes<NUM_LEAVES> changes = {low, high};
+    const unsigned seen = (unsigned)__ldcg(maximum);
+    changes.begin();
+    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
+        if (!accepts(priority[i], leaf_of(priority[i], alpha, epsilon), i, seen, maximum, refused)) continue;
+        mark_leaf(tree, changes, (int)index[i], i, keeps_zero);
+    }
+    changes.end(tree);
+}
+
+extern "C" __global__ void __launch_bounds__(256) settle_any(
+    const long long* index, const float* priority, int* leaves, long long* nodes, const float* halted, float alpha,
+    float epsilon, int num_items)
+{
+    __shared__ int low[TOP_NODES];
+    __shared__ int high[TOP_NODES];
+    if (halted[0] != 0.0f) return;
+    const Tree tree(leaves, nodes);
+    const Changes<NUM_LEAVES> changes = {low, high};
+    changes.begin();
+    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
+        settle_leaf(tree, changes, (int)index[i], i, leaf_of(priority[i], alpha, epsilon));
+    }
+    changes.end(tree);
+}
