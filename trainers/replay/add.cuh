@@ -106,6 +106,7 @@ __device__ __forceinline__ void add_sides(const unsigned char* last, unsigned ch
         const int k = (int)(i / ROW);
         const long long env = i % ROW / WORDS, word = i % WORDS;
         const int row = side_of[(long long)k * NUM_ENVS + env];
-        if (row >= 0) to[((long long)row * NUM_ENVS + env) * WORDS + word] = from[k * STEP_STRIDE + env * ENV_STRIDE + word];
+        if (row < 0) continue;
+        to[((long long)row * NUM_ENVS + env) * WORDS + word] = from[k * STEP_STRIDE + env * ENV_STRIDE + word];
     }
 }

@@ -94,7 +94,8 @@ __device__ __forceinline__ void gather_field(const Item& item, long long i, int 
 
 // Whole numbers, as torch wants to index by.
 template <int COUNT_OF_ROW, bool BY_AGENT, typename Number>
-__device__ __forceinline__ void gather_numbers(const Item& item, long long i, int lane, const Number* field, long long* out)
+__device__ __forceinline__ void gather_numbers(const Item& item, long long i, int lane, const Number* field,
+                                               long long* out)
 {
     constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * COUNT_OF_ROW;
     const Number* from = field + row_of<BY_AGENT>(item, item.slot) * COUNT_OF_ROW;

@@ -1,5 +1,5 @@
-// Gathers rows of sequences whose items were drawn before: NUM_BEFORE steps to warm a memory up, LENGTH to learn from, and
-// N_STEP more observations. Row r of item i is number r * num_items + i of a batch.
+// Gathers rows of sequences whose items were drawn before: NUM_BEFORE steps to warm a memory up, LENGTH to learn from,
+// and N_STEP more observations. Row r of item i is number r * num_items + i of a batch.
 //
 // Constants besides those of gather.cuh:
 //   NUM_BEFORE, LENGTH  see above
@@ -18,8 +18,8 @@ __device__ __forceinline__ Item at_row(const Item& item, int r)
     return {slot_after(first, r), item.row, item.weight};
 }
 
-// Whether what was remembered ends ahead of row r: an episode ended with the step before it, or the agent was out of the
-// game before or after that step. What is stored with a sequence's first row was emptied already.
+// Whether what was remembered ends ahead of row r: an episode ended with the step before it, or the agent was out of
+// the game before or after that step. What is stored with a sequence's first row was emptied already.
 //   done              [slot, env]         read
 //   active, survived  [slot, env, agent]  read, if SOME_LEAVE
 //   starts            [row, item(, agent)]  written
