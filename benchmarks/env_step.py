@@ -36,6 +36,11 @@ WORKLOADS = {
     "smax 3m 16,384": ("smax", 16384, {"scenario": "3m"}, 54.6),
     "smax 3s5z 4,096": ("smax", 4096, {"scenario": "3s5z"}, 102.4),
     "smax 3s5z 16,384": ("smax", 16384, {"scenario": "3s5z"}, 273.0),
+    "minatar_breakout 65,536": ("minatar_breakout", 65536, {}, 20.0),
+    "minatar_asterix 65,536": ("minatar_asterix", 65536, {}, 20.0),
+    "minatar_freeway 65,536": ("minatar_freeway", 65536, {}, 35.0),
+    "minatar_space_invaders 65,536": ("minatar_space_invaders", 65536, {}, 30.0),
+    "minatar_seaquest 65,536": ("minatar_seaquest", 65536, {}, 60.0),
 }
 """name -> env, envs, config, microseconds a step to stay below; of smax with its restarts and random legal actions."""
 
