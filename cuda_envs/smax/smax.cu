@@ -1,4 +1,4 @@
-// SMAX. What happens in it is in smax.cuh.
+// SMAX. What happens in it is in smax.cuh and battle.cuh.
 #include "smax.cuh"
 
 // Lets the enemies decide and everyone act, and pays the allies.
