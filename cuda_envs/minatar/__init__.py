@@ -1,1 +1,1 @@
-"""The five games of MinAtar: a `minatar_<game>.py` and `.cu` each, and what they share in `minatar.py` and `.cuh`."""
+"""MinAtar: five small arcade games on 10 x 10 cells, seen as images."""
