@@ -1,1 +1,1 @@
-"""MinAtar: five small arcade games on 10 x 10 cells, seen as images."""
+"""The five games of MinAtar: Atari games on a board of 10 x 10, seen as flags."""
