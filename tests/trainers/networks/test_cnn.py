@@ -13,6 +13,7 @@ from trainers_runs import learns
 
 from trainers.networks.cnn import CNN
 from trainers.networks.features import Inputs
+from trainers.report.paths import path_of
 from trainers.settings.config import ModelConfig
 from trainers.settings.read_config import read_config
 from warpdrive.env import Group
@@ -93,6 +94,20 @@ def test_images_reach_the_network_as_bytes_and_are_learned_from(make_trainer, al
         actors, critics = trainer.algorithms["agent"].optimizer.param_groups
         assert [len(actors["params"]), len(critics["params"])] == [6, 6]  # convolution, dense, head: weight and bias
     assert learns(trainer, 0.9, num_iterations=40)  # a quarter by chance
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_bools_of_minatar_are_kept_as_such_and_played_and_learned_from_by_torch(make_trainer, algorithm):
+    policy = {"algorithm": algorithm, "model": {"type": "cnn", "dense_dim": 8}}
+    policy |= {} if algorithm == "PPO" else {"learning_starts": 16, "buffer_size": 64, "batch_size": 16}
+    trainer = make_trainer("minatar_breakout", {"agent": policy}, num_envs=8, num_steps=8)
+    before = [parameter.clone() for parameter in trainer.policies["agent"].parameters()]
+    for _ in range(3):
+        trainer.iterate()
+    assert trainer.rollout.data["observation"].dtype == torch.bool
+    pairs = zip(before, trainer.policies["agent"].parameters(), strict=True)
+    assert all(torch.isfinite(after).all() and not torch.equal(one, after) for one, after in pairs)
+    assert path_of(trainer) == {"policy": {"agent": "torch"}, "learner": {"agent": "torch"}}
 
 
 def test_statistics_of_observations_are_refused_before_anything_is_made(monkeypatch):
