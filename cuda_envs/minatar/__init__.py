@@ -1,1 +1,1 @@
-"""The five games of MinAtar: a `minatar_<game>.py` and `.cu` each, and what they share in `minatar.py` and `.cuh`."""
+"""The five games of MinAtar: Atari games on a board of 10 x 10, seen as flags."""

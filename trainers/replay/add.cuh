@@ -88,7 +88,6 @@ __device__ __forceinline__ void add_rows(const unsigned char* window, unsigned c
         const long long run = WORDS == ROW ? 0 : within / WORDS;
         int row = first + t;
         row = row < RING ? row : row - RING;
-        row = row < RING ? row : row - RING;
         to[row * ROW + within] = from[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
     }
 }

@@ -18,7 +18,7 @@ def test_every_kind_is_listed_with_one_line_each(capsys):
     assert "\n  gru  " in policies and "\n  mlp  " in policies
     assert "mpe" not in envs.split()  # what two envs share is none
     *_, family, first = envs.partition("minatar_breakout")[0].splitlines()[:-1]
-    assert family == "  minatar:" and first.startswith("  minatar_asterix  ")  # those that share a folder
+    assert family.startswith("  minatar: ") and first.startswith("  minatar_asterix  ")  # those that share a folder
 
 
 def test_envs_of_a_family_stand_together_under_its_name(capsys):
