@@ -81,7 +81,11 @@ RUNS = {
 }  # fmt: skip
 """Name -> config, None for OF_KINDS, and what is changed in it, to be done soon. Together they launch every kernel of
 the trainers."""
-OF_KINDS = {"name": "observation_kinds:Kinds", "policy": {"agent": {"algorithm": "MAPPO"}}}
+OF_KINDS = {
+    "name": "observation_kinds:Kinds",
+    "trainer": {"total_timesteps": 10**6},
+    "policy": {"agent": {"algorithm": "MAPPO"}},
+}
 """The env of observation_kinds.py: agents who see bytes, floats and small numbers, and a critic that sees all."""
 
 
