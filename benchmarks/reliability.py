@@ -43,6 +43,7 @@ from report import ROOT, write_report
 from trainers.errors import NonFiniteError, NotSavedError
 from trainers.run import checkpoint, disk
 from trainers.run.crash import CRASH
+from trainers.run.resume import resume_run
 from trainers.run.stop import Stopped
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -250,7 +251,7 @@ def corruptions(number: int, folder: Path) -> dict[str, Any]:
         shutil.copytree(backup, trainer.run.checkpoints, symlinks=True)
         file = corrupt(newest, turn if number > 200 else 199 + turn % 2, chance)
         said.clear()
-        trainer._resume(trainer.run.path)
+        resume_run(trainer, trainer.run.path)
         good = trainer.iteration == expected and said[0].startswith(f"warning: {file}: ")
         good &= said[-1].startswith(f"resumed from {older}, ")
         refused += good
