@@ -45,16 +45,16 @@ class Store(Protocol):
     """What of a store is asked for here."""
 
     tensors: Mapping[str, torch.Tensor]
-    """[num_slots, ...] each, without gaps; step s lies in slot s % num_slots, and what waits in that of the head."""
-    small: Mapping[str, torch.Tensor]
-    """What is written whole each time."""
+    """[num_slots / every, ...] each, without gaps: what is known every so many steps of step s lies in row s / every,
+    counted around; what waits for the next step, in that of the head."""
     num_slots: int
     steps_per_chunk: int
+    """A multiple of a window's."""
     num_steps_added: int
-    """The head, on the host."""
+    """The head, on the host: a multiple of a window's steps, too."""
 
-    def clear(self) -> None:
-        """As it was made."""
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """Those tensors, and others, which are written whole each time."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Chunks:
     def num_bytes(self, num_steps: int) -> int:
         """Of files, at most, after so many more steps of each env."""
         rows = {name: min(num_steps, one.num_slots) for name, one in self.stores.items()}
-        return sum(rows[name] * _row_bytes(store) for name, store in self.stores.items())
+        return sum(rows[name] * _step_bytes(store) for name, store in self.stores.items())
 
     def check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
         """Raises CheckpointError if files that `check_sums` read hold another kind of store than the run's."""
@@ -161,7 +161,7 @@ class Addition:
     def num_bytes(self) -> int:
         """That it writes."""
         sizes = {name: sum(end - begin for begin, end in ranges) for name, (_, ranges) in self._plans.items()}
-        return sum(size * _row_bytes(self._chunks.stores[name]) for name, size in sizes.items())
+        return sum(size * _step_bytes(self._chunks.stores[name]) for name, size in sizes.items())
 
     def prepare(self, folder: Path) -> None:
         """Makes room: what no checkpoint lists goes."""
@@ -271,14 +271,13 @@ def _check_tensors(folder: Path, part: Part, rows: Mapping[str, torch.Tensor]) -
 
 def fill(store: Store, folder: Path, listing: Listing) -> None:
     """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros."""
-    if listing.num_steps < store.num_slots:
-        for tensor in store.tensors.values():
-            tensor[listing.num_steps + 1 :].zero_()
+    for tensor in store.tensors.values():
+        tensor[listing.num_steps * len(tensor) // store.num_slots + 1 :].zero_()
     for part in listing.parts:
-        begin = max(part.begin, listing.first)
+        whole, rows = (_rows(store, begin, part.end) for begin in (part.begin, max(part.begin, listing.first)))
         with _opened(folder / part.name) as file:
-            file.seek(len(header_of(_rows(store, part.begin, part.end))))
-            read_tensors_into(file, _rows(store, begin, part.end), part.end - part.begin)
+            file.seek(len(header_of(whole)))
+            read_tensors_into(file, rows, {name: one.nbytes for name, one in whole.items()})
     store.num_steps_added = listing.num_steps
 
 
@@ -334,14 +333,21 @@ def _cut(begin: int, end: int, size: int, num_slots: int) -> Iterator[tuple[int,
 
 
 def _rows(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
-    slot = begin % store.num_slots
-    return {name: tensor[slot : slot + end - begin] for name, tensor in store.tensors.items()}
+    """What is known of these steps: views."""
+    tensors, num_slots = store.tensors, store.num_slots
+    return {name: _rows_of(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
+
+
+def _rows_of(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
+    first, last = -(-begin // every), -(-end // every)
+    row = first % len(tensor)
+    return tensor[row : row + last - first]
 
 
 def _small(store: Store, head: int) -> dict[str, torch.Tensor]:
-    pending = _rows(store, head, head + 1)
-    return {**store.small, **{f"{PENDING}{name}": one for name, one in pending.items()}}
+    found = {name: one for name, one in store.state().items() if name not in store.tensors}
+    return found | {f"{PENDING}{name}": one for name, one in _rows(store, head, head + 1).items()}
 
 
-def _row_bytes(store: Store) -> int:
-    return sum(one[:1].nbytes for one in store.tensors.values())
+def _step_bytes(store: Store) -> int:
+    return sum(one.nbytes for one in store.tensors.values()) // store.num_slots

@@ -85,8 +85,6 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)
 
     # All of it fits: from here on nothing is refused.
-    for name in empty:
-        trainer.stores[name].clear()
     chunks.restore(saved.path.parent, saved.replay, are_ours=saved.path.parent == trainer.run.checkpoints.resolve())
     for file, tensors in into.items():
         checkpoint.restore_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
@@ -118,6 +116,9 @@ def _empty(trainer: Trainer, saved: Checkpoint) -> dict[str, str]:
         if is_of_ring(held) and not is_asked:
             message = "is of an older version, which kept transitions otherwise. saving.replay=false goes on without"
             raise CheckpointError(f"{saved.path / name}.safetensors: {message} them, with an empty store.")
+        if trainer.stores[name].num_steps_added:
+            message = f"holds no steps of {name}, and this run has played some. Resume from it by a new process."
+            raise CheckpointError(f"{saved.path}: {message}")
         saved.tensors |= acting_of_ring(name, held)
         empty[name] = "saving.replay is false" if is_asked else "it was saved with saving.replay: false"
     return empty

@@ -147,11 +147,15 @@ def has_header_of(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> bool:
     return file.read(len(header)) == header
 
 
-def read_tensors_into(file: BinaryIO, tensors: Mapping[str, torch.Tensor], num_rows: int) -> None:
-    """Reads a file that stands behind its header, whose tensors have `num_rows` rows, of which these are the last."""
+def read_tensors_into(file: BinaryIO, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+    """Reads the last rows of the tensors of a file, which stands behind its header, into these.
+
+    Args:
+        sizes: bytes of each tensor of the file.
+    """
     for name in _in_order(tensors):
         into = tensors[name]
-        file.seek((num_rows - len(into)) * into[:1].nbytes, os.SEEK_CUR)
+        file.seek(sizes[name] - into.nbytes, os.SEEK_CUR)
         buffer = None
         for part in _flat_parts(into, PIECE):
             if part.device.type != "cpu" and buffer is None:

@@ -1,4 +1,4 @@
-"""The files of a store: what each checkpoint adds to them, what goes, what is refused, and that every bit comes back."""
+"""The files of a store: what each checkpoint adds, what goes, what is refused, and that every bit comes back."""
 
 import importlib
 import json
@@ -17,11 +17,11 @@ from trainers.run import checkpoint
 from warpdrive.errors import CheckpointError
 
 NAME = "replay.shared"
-NUM_ENVS, ROW_BYTES = 3, 3 * (4 * 4 + 4 + 1)
+NUM_ENVS, ROW_BYTES = 3, 3 * (4 * 4 + 4 + 1 + 4 // 2)
 
 
 class Standin:
-    """A ring of steps whose numbers tell which step they are of; its small tensors say how many there were."""
+    """A ring of steps whose numbers tell which step they are of, with a memory every second one; windows of 2 steps."""
 
     def __init__(self, num_slots=40, steps_per_chunk=8, device="cpu"):
         self.num_slots, self.steps_per_chunk, self.num_steps_added = num_slots, steps_per_chunk, 0
@@ -30,26 +30,27 @@ class Standin:
             name: torch.zeros((num_slots, NUM_ENVS, *shape), dtype=dtype, device=device)
             for name, (shape, dtype) in shapes.items()
         }
-        self.small = {"head": torch.zeros(1, dtype=torch.int64, device=device)}
+        self.tensors["memory"] = torch.zeros((num_slots // 2, NUM_ENVS), device=device)
+        self.head = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def add(self, num_steps=5):
-        for _ in range(num_steps + 1):  # the last one waits, and is written again
-            step, env = self.num_steps_added, torch.arange(NUM_ENVS)
-            slot = step % self.num_slots
-            self.tensors["action"][slot] = (step * NUM_ENVS + env).int()
+    def add(self, num_steps):
+        env = torch.arange(NUM_ENVS)
+        for step in range(self.num_steps_added, self.num_steps_added + num_steps + 1):
+            slot, is_waiting = step % self.num_slots, step == self.num_steps_added + num_steps
             self.tensors["observation"][slot] = (step + env / 8).unsqueeze(-1) * torch.tensor([1.0, 2.0, 3.0, 4.0])
-            self.tensors["done"][slot] = step % 7
-            self.num_steps_added += 1
-        self.num_steps_added -= 1
-        self.small["head"].fill_(self.num_steps_added)
+            if not is_waiting:  # of that one nothing else is known
+                self.tensors["action"][slot] = (step * NUM_ENVS + env).int()
+                self.tensors["done"][slot] = step % 7
+                if step % 2 == 0:
+                    self.tensors["memory"][slot // 2] = -step - env / 8
+        self.num_steps_added += num_steps
+        self.head.fill_(self.num_steps_added)
 
-    def clear(self):
-        self.num_steps_added = 0
-        for tensor in (*self.tensors.values(), *self.small.values()):
-            tensor.zero_()
+    def state(self):
+        return {**self.tensors, "head": self.head}
 
     def bits(self):
-        return {name: tensor.clone() for name, tensor in {**self.tensors, **self.small}.items()}
+        return {name: tensor.clone() for name, tensor in self.state().items()}
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +106,8 @@ def spans(place):
     return [(part.begin, part.end) for part in checkpoint.load_checkpoint(place).replay[NAME].parts]
 
 
-@pytest.mark.parametrize("num_slots", [40, 37, 8])
-@pytest.mark.parametrize("windows", [[0], [5], [7, 1], [8, 8, 16], [39], [40], [41, 3], [5] * 30, [100, 13, 300]])
+@pytest.mark.parametrize("num_slots", [40, 36, 8])
+@pytest.mark.parametrize("windows", [[0], [6], [6, 2], [8, 8, 16], [38], [40], [42, 4], [6] * 25, [100, 14, 300]])
 def test_every_bit_comes_back_also_where_the_ring_went_round(tmp_path, device, num_slots, windows):
     store = Standin(num_slots, device=device)
     kept = Chunks({NAME: store})
@@ -114,7 +115,7 @@ def test_every_bit_comes_back_also_where_the_ring_went_round(tmp_path, device, n
         store.add(num_steps)
         place = save(tmp_path, kept)
         other = Standin(num_slots, device=device)
-        other.add(11)  # what was there before is gone
+        other.add(10)  # what was there before is gone
         load(place, other)
         assert_same(other, store.bits())
         assert other.num_steps_added == store.num_steps_added
@@ -122,28 +123,28 @@ def test_every_bit_comes_back_also_where_the_ring_went_round(tmp_path, device, n
 
 def test_files_end_where_chunks_do_and_are_never_written_again(tmp_path, store):
     kept = Chunks({NAME: store})
-    store.add(13)
-    first = save(tmp_path, kept)
-    assert spans(first) == [(0, 8), (8, 13)]
+    store.add(14)
+    assert spans(save(tmp_path, kept)) == [(0, 8), (8, 14)]
     before = files_in(tmp_path)
     store.add(10)
-    assert spans(save(tmp_path, kept)) == [(0, 8), (8, 13), (13, 16), (16, 23)]
-    after = files_in(tmp_path)
-    assert before.items() <= after.items()
-    store.add(1)
-    assert spans(save(tmp_path, load(first.parent / "step_000000000069", store))) == [
-        (0, 8), (8, 13), (13, 16), (16, 23),
-    ]  # fmt: skip
+    place = save(tmp_path, kept)
+    assert spans(place) == [(0, 8), (8, 14), (14, 16), (16, 24)]
+    assert before.items() <= files_in(tmp_path).items()
+    before = files_in(tmp_path)
+    kept = load(place, store)  # and a run that goes on shares them, too
+    store.add(2)
+    assert spans(save(tmp_path, kept)) == [(0, 8), (8, 14), (14, 16), (16, 24), (24, 26)]
+    assert before.items() <= files_in(tmp_path).items()
 
 
 def test_a_chunk_saved_in_many_pieces_is_written_anew_as_one(tmp_path):
     store = Standin(num_slots=400, steps_per_chunk=100)
     kept = Chunks({NAME: store})
     for number in range(1, 12):
-        store.add(5)
+        store.add(6)
         found = spans(save(tmp_path, kept))
         assert len(found) == (number if number <= 8 else number - 8)
-    assert found == [(0, 45), (45, 50), (50, 55)]
+    assert found == [(0, 54), (54, 60), (60, 66)]
     assert set(files_in(tmp_path)) == set().union(*(listed_by(one) for one in checkpoint.list_checkpoints(tmp_path)))
 
 
@@ -172,11 +173,11 @@ def assert_same_after_load(folder, store, device):
 
 
 def test_what_the_ring_overwrites_while_the_disk_writes_is_saved_as_it_was(tmp_path, store):
-    store.add(33)
+    store.add(34)
     kept, bits = Chunks({NAME: store}), store.bits()
     finish = checkpoint.begin_checkpoint(tmp_path, 1, kept.small(), {}, {}, chunks=kept)
     store.add(90)
-    other = Standin(device=store.small["head"].device)
+    other = Standin(device=store.head.device)
     load(finish(), other)
     assert_same(other, bits)
 
@@ -194,7 +195,7 @@ def test_a_file_goes_with_the_last_checkpoint_that_lists_it_and_the_best_counts(
     assert set(files_in(tmp_path)) == set().union(*map(listed_by, places))
     assert not set(listed_by(places[0])) & set(listed_by(last))
     for place in places:
-        load(place, Standin(device=store.small["head"].device))
+        load(place, Standin(device=store.head.device))
 
 
 def test_one_that_was_set_aside_keeps_its_files_and_an_unreadable_manifest_all(tmp_path, store):
@@ -203,17 +204,17 @@ def test_one_that_was_set_aside_keeps_its_files_and_an_unreadable_manifest_all(t
         store.add(16)
         last = save(tmp_path, kept)
     kept = load(checkpoint.list_checkpoints(tmp_path)[0], store)
-    store.add(5)
+    store.add(6)
     save(tmp_path, kept, num_kept=1)
     aside = tmp_path / f"abandoned_{last.name}"
-    load(aside, Standin(device=store.small["head"].device))
+    load(aside, Standin(device=store.head.device))
     manifest = aside / "manifest.json"
     content = manifest.read_bytes()
     manifest.write_bytes(content[:-9])
     store.add(50)
     save(tmp_path, kept, num_kept=1)
     manifest.write_bytes(content)
-    load(aside, Standin(device=store.small["head"].device))
+    load(aside, Standin(device=store.head.device))
     shutil.rmtree(aside)
     (tmp_path / REPLAY / "mine.txt").touch()
     place = save(tmp_path, kept, num_kept=1)
@@ -227,8 +228,8 @@ def test_files_that_somebody_removed_are_written_again(tmp_path, store):
     store.add(20)
     save(tmp_path, kept)
     next((tmp_path / REPLAY).iterdir()).unlink()
-    store.add(1)
-    load(save(tmp_path, kept), Standin(device=store.small["head"].device))
+    store.add(2)
+    load(save(tmp_path, kept), Standin(device=store.head.device))
 
 
 @pytest.mark.parametrize(("how", "number"), [("flipped", 100), ("cut", 1), ("missing", 1), ("link", 1)])
@@ -264,7 +265,7 @@ def test_the_files_of_another_store_are_refused_before_anything_is_read(tmp_path
     store = Standin()
     store.add(30)
     place = save(tmp_path, Chunks({NAME: store}))
-    with pytest.raises(CheckpointError, match=r"replay\.shared kept 40 steps of each env .* and 48 in this one\. Leave"):
+    with pytest.raises(CheckpointError, match=r"shared kept 40 steps of each env .* and 48 in this one\. Leave"):
         load(place, Standin(num_slots=48))
     other = Standin()
     other.tensors["action"] = other.tensors["action"].long()
@@ -300,10 +301,10 @@ def test_a_manifest_that_somebody_wrote_is_refused_where_it_makes_no_sense(tmp_p
 def test_wherever_the_disk_is_full_the_checkpoint_before_stays_whole_and_the_next_one_is(tmp_path, disk_full_at):
     store = Standin()
     kept, failed = Chunks({NAME: store}), []
-    store.add(9)
+    store.add(10)
     before, bits = save(tmp_path, kept), store.bits()
     for number in range(1, 100):
-        store.add(9)
+        store.add(10)
         with disk_full_at(number) as calls:
             try:
                 place = save(tmp_path, kept)
@@ -313,7 +314,7 @@ def test_wherever_the_disk_is_full_the_checkpoint_before_stays_whole_and_the_nex
                 other = Standin()
                 load(before, other)
                 assert_same(other, bits)
-                store.add(3)
+                store.add(4)
                 place = save(tmp_path, kept)
         other = Standin()
         load(place, other)
@@ -322,7 +323,7 @@ def test_wherever_the_disk_is_full_the_checkpoint_before_stays_whole_and_the_nex
         if len(calls) < number:
             break
     assert len(failed) > 10 and {"mkdir", "write", "fsync", "replace", "rename"} <= set(failed)
-    store.add(1)
+    store.add(2)
     place = save(tmp_path, kept, num_kept=1)
     assert set(files_in(tmp_path)) == set(listed_by(place))
 
@@ -332,6 +333,6 @@ def test_the_room_that_is_asked_for_is_what_is_written(tmp_path):
     kept = Chunks({NAME: store})
     store.add(30)
     save(tmp_path, kept)
-    store.add(7)
-    assert kept.begin(tmp_path).num_bytes == 7 * ROW_BYTES
+    store.add(6)
+    assert kept.begin(tmp_path).num_bytes == 6 * ROW_BYTES
     assert (kept.num_bytes(12), kept.num_bytes(10**9)) == (12 * ROW_BYTES, 40 * ROW_BYTES)
