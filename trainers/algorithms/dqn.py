@@ -23,10 +23,12 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
-    from trainers.experience.ring import Transitions
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
+    from trainers.replay.of_group import Samples
+    from trainers.replay.store import ReplayStore
+    from trainers.replay.windows import Transitions
 
 
 FALLING = Schedule(((0, 1.0), (50_000, 0.05)))
@@ -41,6 +43,8 @@ class DQNConfig(PolicyConfig):
     last value."""
     buffer_size: Count = 100_000
     """Transitions that are kept, over all envs and agents, rounded up to whole iterations."""
+    n_step: Count = 1
+    """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     learning_starts: Size = 5_000
     """Env steps before the first update, over all envs."""
     batch_size: Count = 128
@@ -68,21 +72,33 @@ class DQNConfig(PolicyConfig):
             message = f"{self.buffer_size} transitions are fewer than the {self.batch_size} of an update (batch_size)."
             yield "buffer_size", f"{message} Keep more, or learn from fewer."
 
+    def window(self) -> Transitions:
+        """What is learned from."""
+        from trainers.replay.windows import Transitions
+
+        return Transitions(n_step=self.n_step, gamma=self.gamma)
+
+    def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
+        """Env steps, over all envs, that hold `buffer_size` transitions: those that are under way apart."""
+        window = num_envs * num_steps
+        env_steps = -(-self.buffer_size // spec.num_agents) + self.n_step * num_envs
+        return -(-env_steps // window) * window
+
 
 def dqn_target(
     reward: torch.Tensor,
-    has_future: torch.Tensor,
+    discount: torch.Tensor,
     next_q: torch.Tensor,
     next_q_of_target: torch.Tensor,
     next_mask: torch.Tensor | None,
-    gamma: float,
     double: bool,
 ) -> torch.Tensor:
     """What Q-values should have been, [N].
 
     Args:
-        reward, has_future: [N].
-        next_q: [N, actions] of the network, after the step.
+        reward: [N], of the steps that count, added up.
+        discount: [N], of what comes after them; 0 where nothing does.
+        next_q: [N, actions] of the network, after these steps.
         next_q_of_target: [N, actions] of the target network, likewise.
         next_mask: [N, actions] bool, what may be taken then; None: everything.
         double: whether `next_q` chooses; else the target network does.
@@ -91,7 +107,7 @@ def dqn_target(
     if next_mask is not None:
         chooses = chooses.masked_fill(~next_mask, -math.inf)
     best = chooses.argmax(-1, keepdim=True)
-    return reward + gamma * has_future * next_q_of_target.gather(-1, best).squeeze(-1)
+    return reward + discount * next_q_of_target.gather(-1, best).squeeze(-1)
 
 
 def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -> torch.Tensor:
@@ -104,7 +120,7 @@ def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -
 
 
 def losses_of(
-    policy: Policy, target_policy: Policy, batch: Transitions, config: DQNConfig
+    policy: Policy, target_policy: Policy, batch: Samples, config: DQNConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of a batch: losses, Q-values of what was done, what they should have been; [N] each."""
     import torch
@@ -113,8 +129,7 @@ def losses_of(
     with torch.no_grad():
         next_q_of_target = target_policy.heads(batch.next_observation)["q"]
         next_q = policy.heads(batch.next_observation)["q"] if config.double else next_q_of_target
-        future = (batch.has_future, next_q, next_q_of_target, batch.next_mask)
-        target = dqn_target(batch.reward, *future, config.gamma, config.double)
+        target = dqn_target(batch.reward, batch.discount, next_q, next_q_of_target, batch.next_mask, config.double)
     return dqn_loss(q, target, config.huber_delta), q, target
 
 
@@ -134,8 +149,9 @@ class DQN(Algorithm):
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         import copy
 
-        from trainers.experience.ring import Ring
         from trainers.learning.optimiser import SafeAdam
+        from trainers.replay.of_group import store_of, window_of
+        from trainers.replay.selectors import Uniform
 
         super().__init__(config, group, guard, seed)
         if self.world.size > 1:
@@ -144,7 +160,11 @@ class DQN(Algorithm):
         max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
         parameters = [{"params": list(self.policy.parameters())}]
         self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
-        self.ring = Ring(group, config.buffer_size)
+        num_steps, num_envs, _ = group.shape
+        self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed)
+        self.table = self.store.table("uniform", Uniform(), config.window())
+        self._add = self.store.prepare_add(window_of(group))
+        self._draw, self._batch = self.table.prepare_draw(config.batch_size)
         self.epsilon = group.actor.epsilon
         self.epsilon.fill_(float(value_at(config.epsilon, 0)))
 
@@ -179,18 +199,23 @@ class DQN(Algorithm):
     def num_bytes(
         cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
-        from trainers.experience.ring import blank_transitions, bytes_of_ring
+        from trainers.replay.of_group import blank_batch, layout_of, samples_of
+        from trainers.replay.storage import bytes_of as bytes_of_sizes
         from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
 
-        policy, gradient = actor.policy, bytes_of(actor.policy, buffers=False)
-        ring, adding = bytes_of_ring(actor.spec, config.buffer_size, num_steps, num_envs)
-        network, target = runnable(policy), runnable(policy)
+        spec, policy, window = actor.spec, actor.policy, config.window()
+        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs))
+        network, target, batch = runnable(policy), runnable(policy), blank_batch(spec, window)
         with Counted() as counted:
-            batch = blank_transitions(actor)
-            losses, *_ = losses_of(network, target, batch, config)
+            losses, *_ = losses_of(network, target, samples_of(batch, actor.features, spec.num_agents), config)
             counted.backward(losses.sum())
-        learning = counted.most_of(config.batch_size)
-        return {"ring": ring, "target": bytes_of(policy), "optimiser": 2 * gradient, WORK: max(adding, learning)}
+        return {
+            "replay": layout.num_bytes,
+            "batch": bytes_of_sizes(window.sizes(layout, config.batch_size)),
+            "target": bytes_of(policy),
+            "optimiser": 2 * bytes_of(policy, buffers=False),
+            WORK: counted.most_of(config.batch_size),
+        }
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
         return {"add": self.add, "learn": self.learn, "follow": self.follow}
@@ -199,7 +224,7 @@ class DQN(Algorithm):
         """Every rollout is kept. Of updates, as many as are due by then; every so many, the target network follows."""
         phases, config = ["add"], self.config
         begun, ended = clock.env_steps, clock.env_steps + clock.batch
-        if ended < config.learning_starts:
+        if ended < config.learning_starts or not self.table.num_drawable:
             return phases
         done, due = (config.updates_by(env_steps) for env_steps in (begun, ended))
         for number in range(done + 1, due + 1):
@@ -212,10 +237,17 @@ class DQN(Algorithm):
         return {
             "optim": self.optimizer.tensors(),
             "target": self.target.state_dict(),
-            "replay": {**self.ring.tensors, "epsilon": self.epsilon},
+            "acting": {"epsilon": self.epsilon},
         }
 
+    def stores(self) -> Mapping[str, ReplayStore]:
+        return {"replay": self.store}
+
+    def restored(self) -> None:
+        self.store.restored()
+
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        self.store.count_window()
         found = super().update(clock, phases)
         epsilon = float(value_at(self.config.epsilon, clock.env_steps + clock.batch))
         self.epsilon.fill_(epsilon)
@@ -223,7 +255,7 @@ class DQN(Algorithm):
 
     def add(self) -> Figures:
         """Keeps the rollout."""
-        self.ring.add()
+        self._add()
         norm, group = self.policy.observation_norm, self.group
         if norm is not None:
             weight = None if group.active is None else group.active.flatten()
@@ -235,17 +267,19 @@ class DQN(Algorithm):
         """One update."""
         import torch
 
+        from trainers.replay.of_group import samples_of
+
         config = self.config
         self.optimizer.begin()
-        batch = self.ring.draw(config.batch_size, self.generator)
+        self._draw()
+        batch = samples_of(self._batch, self.group.features, self.group.spec.num_agents)
         losses, q, target = losses_of(self.policy, self.target, batch, config)
-        weight = torch.ones_like(losses) if batch.weight is None else batch.weight
-        number = weight.sum().clamp_min(1.0)
-        loss = (losses * weight).sum() / number
+        number = batch.weight.sum().clamp_min(1.0)
+        loss = (losses * batch.weight).sum() / number
         loss.backward()
         grad_norm = self.optimizer.safe_step()
         with torch.no_grad():
-            q_mean, td_error = ((one * weight).sum() / number for one in (q, (q - target).abs()))
+            q_mean, td_error = ((one * batch.weight).sum() / number for one in (q, (q - target).abs()))
         return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}
 
     def follow(self) -> Figures:

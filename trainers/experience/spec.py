@@ -36,6 +36,8 @@ class GroupSpec:
     """Of one agent."""
     may_leave: bool
     """Whether agents can leave the game (see Env)."""
+    episode_length: int | None = None
+    """Steps after which the env truncates an episode; None: when it likes."""
 
     @property
     def num_agents(self) -> int:
@@ -67,7 +69,7 @@ def spec_of(env: Env, policy: str) -> GroupSpec:
             )
         acts, mask = Place(next(iter(layout.actions)), everyone), _mask_of_all(env, policy, arrays)
     spaces_of = (group.observation_space, group.action_space)
-    return GroupSpec(policy, agents, layout, tuple(seen), acts, mask, *spaces_of, ACTIVE in arrays)
+    return GroupSpec(policy, agents, layout, tuple(seen), acts, mask, *spaces_of, ACTIVE in arrays, env.episode_length)
 
 
 def _mask_of_all(env: Env, policy: str, arrays: Mapping[str, Any]) -> Place | None:

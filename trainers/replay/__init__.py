@@ -1,1 +1,1 @@
-"""Experience that outlives a rollout: stores on the device, what is drawn from them, and their files."""
+"""Experience that outlives a rollout: steps in rings on the device, and items drawn from them."""

@@ -27,6 +27,7 @@ from trainers.run import disk
 from trainers.run.manifest import MANIFEST, read_manifest
 from trainers.run.reading import check_folder, open_own
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
+from warpdrive.config import shown
 from warpdrive.errors import CheckpointError
 
 REPLAY = "replay"
@@ -53,6 +54,10 @@ class Store(Protocol):
     num_steps_added: int
     """The head, on the host: a multiple of a window's steps, too."""
 
+    @property
+    def layout(self) -> Any:
+        """Whose `described()` is what two stores must agree on."""
+
     def state(self) -> Mapping[str, torch.Tensor]:
         """Those tensors, and others, which are written whole each time."""
 
@@ -77,6 +82,8 @@ class Listing:
     num_slots: int
     parts: tuple[Part, ...]
     """In order, one beginning where another ends."""
+    layout: Mapping[str, Any]
+    """Of the store, described."""
 
     @property
     def first(self) -> int:
@@ -126,9 +133,11 @@ class Chunks:
         for name, store in self.stores.items():
             if (listing := listings.get(name)) is None:
                 continue
-            if listing.num_slots != store.num_slots:
-                slots = f"kept {listing.num_slots} steps of each env in the run that was saved, and {store.num_slots}"
-                raise CheckpointError(f"{folder}: {name} {slots} in this one. Leave its size as it was. {EMPTY}")
+            was, now = listing.layout, store.layout.described()
+            if differing := [key for key in now if was.get(key) != now[key]]:
+                key = differing[0]
+                told = f"{name}'s {key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
+                raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             for part in listing.parts:
                 _check_tensors(folder / REPLAY, part, _rows(store, part.begin, part.end))
 
@@ -152,6 +161,7 @@ class Addition:
     def __init__(self, chunks: Chunks, plans: Mapping[str, tuple[tuple[Part, ...], list[tuple[int, int]]]]) -> None:
         self._chunks, self._plans = chunks, plans
         self._heads = {name: (one.num_steps_added, one.num_slots) for name, one in chunks.stores.items()}
+        self._layouts = {name: one.layout.described() for name, one in chunks.stores.items()}
         self._parts: dict[str, tuple[Part, ...]] = {}
 
     def __bool__(self) -> bool:
@@ -182,7 +192,8 @@ class Addition:
             self._parts[name] = (*kept, *parts)
         if any(ranges for _, ranges in self._plans.values()):
             disk.flush_folder(folder / REPLAY)
-        return {name: listing_to_json(Listing(*self._heads[name], parts)) for name, parts in self._parts.items()}
+        found = {name: Listing(*self._heads[name], parts, self._layouts[name]) for name, parts in self._parts.items()}
+        return {name: listing_to_json(one) for name, one in found.items()}
 
     def done(self) -> None:
         """The checkpoint is whole: the next one may share its files."""
@@ -194,8 +205,7 @@ class Addition:
 
 def listing_to_json(listing: Listing) -> dict[str, Any]:
     """What JSON takes."""
-    parts = [asdict(part) for part in listing.parts]
-    return {"num_steps": listing.num_steps, "num_slots": listing.num_slots, "parts": parts}
+    return {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
 
 
 def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
@@ -214,7 +224,7 @@ def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
 
 def _listing_of(value: Mapping[str, Any]) -> Listing:
     parts = tuple(Part(**one) for one in value["parts"])
-    found = Listing(value["num_steps"], value["num_slots"], parts)
+    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]))
     numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers) or not found.num_slots:
         raise ValueError("numbers")

@@ -16,6 +16,7 @@ enum RandomStream : unsigned {
     STREAM_ENV = 0u,      // what an env's kernels draw
     STREAM_ACTION = 1u,   // what the sampler draws
     STREAM_RESET = 2u,    // what reset kernels draw: they share the step's number with the step kernel
+    STREAM_REPLAY = 3u,   // what a replay store draws: an item of a batch in place of an env, a table of an agent
 };
 
 struct Random {

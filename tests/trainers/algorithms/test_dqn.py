@@ -1,4 +1,4 @@
-"""DQN: targets and losses by hand and as TorchRL has them, what the ring keeps, how often it learns."""
+"""DQN: targets and losses by hand and as TorchRL has them, what is kept, how often it learns."""
 
 import re
 from types import SimpleNamespace
@@ -12,20 +12,21 @@ from trainers.acting.epsilon_greedy import allowed_values, epsilon_greedy_logits
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.dqn import DQN, DQNConfig, dqn_loss, dqn_target
 from trainers.cli import main
-from trainers.experience.ring import Ring
+from trainers.replay.of_group import store_of, window_of
+from trainers.replay.selectors import Uniform
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 
 
 def test_targets_and_losses_by_hand():
-    reward, has_future = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0])
+    reward, discount = torch.tensor([1.0, 1.0]), torch.tensor([0.5, 0.0])
     next_q, of_target = torch.tensor([[1.0, 2.0]] * 2), torch.tensor([[10.0, 4.0]] * 2)
-    given = (reward, has_future, next_q, of_target)
-    assert dqn_target(*given, None, 0.5, double=True).tolist() == [3.0, 1.0]  # 1 + 0.5 * 4: the network chose action 1
-    assert dqn_target(*given, None, 0.5, double=False).tolist() == [6.0, 1.0]
+    given = (reward, discount, next_q, of_target)
+    assert dqn_target(*given, None, double=True).tolist() == [3.0, 1.0]  # 1 + 0.5 * 4: the network chose action 1
+    assert dqn_target(*given, None, double=False).tolist() == [6.0, 1.0]
     only_first = torch.tensor([[True, False]] * 2)
-    assert dqn_target(*given, only_first, 0.5, double=True).tolist() == [6.0, 1.0]
+    assert dqn_target(*given, only_first, double=True).tolist() == [6.0, 1.0]
     q, target = torch.tensor([0.5, 3.0]), torch.tensor([0.0, 0.0])
     assert dqn_loss(q, target, huber_delta=1.0).tolist() == [0.125, 2.5]  # 0.5 / 2 * 0.5; 1 / 2 + (3 - 1)
     assert dqn_loss(q, target, huber_delta=None).tolist() == [0.125, 4.5]
@@ -65,7 +66,7 @@ def test_loss_and_gradient_are_torchrls(double):
     q = network(rows["observation"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
         future = (network(rows["next_observation"]), target(rows["next_observation"]))
-        aim = dqn_target(reward.squeeze(-1), (~ended).squeeze(-1).double(), *future, None, 0.5, double)
+        aim = dqn_target(reward.squeeze(-1), 0.5 * (~ended).squeeze(-1).double(), *future, None, double)
     found = dqn_loss(q, aim, huber_delta=1.0).mean()
     assert found.item() == pytest.approx(expected.item(), abs=1e-9)
     by_shape = {one.shape: one for one in theirs}
@@ -95,44 +96,53 @@ def trainer(tmp_path, device) -> Trainer:
     return Trainer(read_config(config))
 
 
-def test_the_ring_keeps_the_last_rollouts_and_what_was_seen_before_each_truncation(trainer):
+@pytest.mark.parametrize("n_step", [1, 2])
+def test_what_is_kept_is_what_was_played_and_seen_before_each_truncation(trainer, n_step):
+    """Episodes of 3 steps, none of which terminates: rewards of -1 add up to where the episode is truncated."""
     rollout, group = trainer.rollout, trainer.rollout.groups["agent"]
-    ring = Ring(group, capacity=30)
-    assert (ring.num_rollouts, ring.num_a_rollout) == (4, 8)
-    kept = []
-    for _ in range(6):
+    config = DQNConfig(buffer_size=30, n_step=n_step, gamma=0.5)
+    capacity = config.capacity(group.spec, 4, 2)
+    assert capacity == 32 + 8 * (n_step > 1)  # 30 transitions, and those under way, in whole iterations of 8
+    store = store_of(group, capacity, seed=1)
+    table = store.table("all", Uniform(), config.window())
+    add = store.prepare_add(window_of(group))
+    seen, after, rewards, left = [], [], [], []
+    for _ in range(7):
         rollout.collect()
+        add()
+        store.count_window()
         final, number = trainer.env.data["final_observation"], np.zeros(2, int)
         expected = rollout.observation[1:].clone()
         for t, env in np.argwhere(rollout.truncated.cpu().numpy()):
             expected[t, env] = final[number[env], env]
             number[env] += 1
-        assert number.sum() > 0
-        kept.append((rollout.observation[:-1].clone(), group.action.clone(), rollout.reward.clone(), expected))
-        ring.add()
-    assert ring.tensors["place"].tolist() == [2]
-    for place, number in enumerate((4, 5, 2, 3)):
-        names = ("observation_0", "action", "reward", "next_observation_0")
-        for name, one in zip(names, kept[number], strict=True):
-            assert torch.equal(ring.tensors[name][place], one), name
-        assert ring.tensors["has_future"][place].all()  # truncated, none terminated
-    batch = ring.draw(4096, torch.Generator(trainer.env.device).manual_seed(1))
-    rows = {tuple(row) for one in kept[2:] for row in one[0].flatten(0, 2).tolist()}
-    assert {tuple(row) for row in batch.observation.tolist()} == rows  # every one of 32, and no other
-
-
-def test_only_what_is_there_is_drawn(trainer):
-    group = trainer.rollout.groups["agent"]
-    ring = Ring(group, capacity=1000)
-    trainer.rollout.reward.fill_(5.0)
-    ring.add()
-    assert ring.draw(500, torch.Generator(trainer.env.device)).reward.unique().tolist() == [5.0]
+        seen += rollout.observation[:-1].clone()
+        after += expected
+        rewards += rollout.reward.clone()
+        left += (rollout.truncated | rollout.terminated).clone()
+    assert torch.stack(left).sum() > 10 and not rollout.terminated.any()
+    batch = table.draw(table.num_drawable)
+    drawn = zip(
+        batch.index.tolist(), batch.observation["observation_0"], batch.next_observation["observation_0"],
+        batch.reward.tolist(), batch.discount.tolist(), strict=True,
+    )  # fmt: skip
+    count = 0
+    for index, observation, following, reward, discount in drawn:
+        slot, env = index // 2, index % 2
+        step = max(s for s in range(28) if s % store.num_slots == slot)
+        last = step if left[step][env] else step + n_step - 1
+        assert torch.equal(observation, seen[step][env, 0]) and torch.equal(following, after[last][env, 0])
+        assert reward == sum(rewards[step + k][env, 0].item() * 0.5**k for k in range(last - step + 1))
+        assert discount == 0.5 ** (last - step + 1)
+        count += 1
+    assert count == 2 * (store.num_slots - n_step) >= 30
 
 
 def test_updates_are_made_when_they_are_due_and_the_target_follows():
     """From step 16 on, one in 4 env steps; every third is followed by the target."""
     config = DQNConfig(learning_starts=16, replay_ratio=0.25, target_update_freq=3)
-    plans = [DQN.plan(SimpleNamespace(config=config), Clock(i, 8 * i, 8)) for i in range(5)]
+    table = SimpleNamespace(num_drawable=1)
+    plans = [DQN.plan(SimpleNamespace(config=config, table=table), Clock(i, 8 * i, 8)) for i in range(5)]
     two = ["add", "learn", "learn"]
     assert plans == [["add"], ["add"], two, ["add", "learn", "follow", "learn"], [*two, "follow"]]
 

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ class Standin:
             for name, (shape, dtype) in shapes.items()
         }
         self.tensors["memory"] = torch.zeros((num_slots // 2, NUM_ENVS), device=device)
+        self.layout = SimpleNamespace(described=lambda: {"num_slots": num_slots})
         self.head = torch.zeros(1, dtype=torch.int64, device=device)
 
     def add(self, num_steps):
@@ -265,7 +267,7 @@ def test_the_files_of_another_store_are_refused_before_anything_is_read(tmp_path
     store = Standin()
     store.add(30)
     place = save(tmp_path, Chunks({NAME: store}))
-    with pytest.raises(CheckpointError, match=r"shared kept 40 steps of each env .* and 48 in this one\. Leave"):
+    with pytest.raises(CheckpointError, match=r"shared's num_slots was 40 .* and is 48 in this one\. Leave"):
         load(place, Standin(num_slots=48))
     other = Standin()
     other.tensors["action"] = other.tensors["action"].long()

@@ -1,0 +1,77 @@
+"""Kernels whose text is written around the functions that they call, as their arrays are only known at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from warpdrive.backends.base import Backend, LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.signature import CTYPES
+
+HERE = Path(__file__).parent
+
+
+class KernelText:
+    """A kernel under way: an array is named, typed and wired in one place.
+
+    text = KernelText("add_steps", ["add.cuh"])
+    text.line(f"add_steps({text.read('done', done)});")
+    call = text.prepare(backend, shape, {"NUM_SLOTS": 100}, num_envs=8)
+    """
+
+    def __init__(self, name: str, includes: list[str]) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self._includes = includes
+        self._parameters: dict[str, str] = {}
+        self._given: dict[str, torch.Tensor | int] = {}
+
+    def read(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
+        """A parameter that is only read."""
+        return self._array(name, tensor, "const ", as_bytes)
+
+    def write(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
+        """A parameter that is written."""
+        return self._array(name, tensor, "", as_bytes)
+
+    def number(self, name: str, ctype: str, value: int) -> str:
+        """A parameter that is a number."""
+        self._parameters[name], self._given[name] = f"{ctype} {name}", value
+        return name
+
+    def line(self, text: str) -> None:
+        self.lines.append(f"    {text}")
+
+    def prepare(
+        self,
+        backend: Backend,
+        shape: LaunchShape,
+        constants: Mapping[str, Constant],
+        num_envs: int,
+    ) -> Callable[[], None]:
+        """Compiles it and packs its launch."""
+        includes = [f'#include "{one}"' for one in self._includes]
+        head = f'extern "C" __global__ void replay_{self.name}({", ".join(self._parameters.values())})'
+        text = "\n".join([*includes, "", head, "{", *self.lines, "}", ""])
+        functions = FunctionManager(
+            DataManager(backend.device), text, constants, num_envs, backend=backend,
+            include_folders=[HERE], name=f"<replay {self.name}>",
+        )  # fmt: skip
+        return functions.prepare(f"replay_{self.name}", shape, **self._given)
+
+    def _array(self, name: str, tensor: torch.Tensor, const: str, as_bytes: bool) -> str:
+        if as_bytes:
+            tensor = tensor.flatten().view(torch.uint8)
+        self._parameters[name], self._given[name] = f"{const}{CTYPES[tensor.dtype]}* {name}", tensor
+        return name
+
+
+def launch_shape(backend: Backend, num_units: int, threads: int = 256, blocks: int = 132 * 16) -> LaunchShape:
+    """For a kernel that loops over units from `global_thread()`."""
+    if backend.name != "cuda":
+        return LaunchShape(max(1, min(num_units, 4)))
+    return LaunchShape(max(1, min(-(-num_units // threads), blocks)), (threads, 1))

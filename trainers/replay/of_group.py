@@ -1,0 +1,113 @@
+"""What a policy group keeps of its rollouts to learn from later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.experience.field import Field
+from trainers.experience.spec import GroupSpec
+from trainers.networks.features import Features, Observation, torch_dtype
+from trainers.replay.batch import Batch
+from trainers.replay.storage import Layout, Window, allocate
+from trainers.replay.store import LAST, ReplayStore
+from trainers.replay.windows import Transitions
+from trainers.run.num_bytes import NUM_ROWS
+from warpdrive.layout import FINAL
+
+if TYPE_CHECKING:
+    from trainers.experience.group_rollout import GroupRollout
+
+
+@dataclass(frozen=True)
+class Samples:
+    """N transitions of single agents, as networks take them."""
+
+    observation: Observation
+    action: torch.Tensor
+    """[N, ...]; whole numbers as int64."""
+    reward: torch.Tensor
+    """[N], of the steps that count, discounted and added up."""
+    discount: torch.Tensor
+    """[N], of what comes after them; 0 where nothing does."""
+    next_observation: Observation
+    """What was seen after these steps, before any reset; where there is no future, whatever was there."""
+    next_mask: torch.Tensor | None
+    """[N, actions] bool: what may be done then; where the episode ended, which does not say it, everything."""
+    weight: torch.Tensor
+    """[N] float32: that a loss takes; 0 where the agent was not in the game."""
+
+
+def fields_of(spec: GroupSpec) -> list[Field]:
+    """What a store keeps of each step of a group. Observations are numbered as the parts of what agents see."""
+    found = []
+    for i, place in enumerate(spec.seen):
+        array = spec.layout.observations[place.array]
+        found.append(Field(f"observation_{i}", tuple(array.shape), torch_dtype(array.dtype), extra=1))
+    acts = spec.layout.actions[spec.acts.array]
+    found += [Field("action", tuple(acts.shape), torch_dtype(acts.dtype)), Field("reward")]
+    if spec.may_leave:
+        found += [Field("active", dtype=torch.bool), Field("survived", dtype=torch.bool)]
+    if spec.mask is not None:
+        found.append(Field("mask", (int(spec.action_space.n),), torch.bool, extra=1))
+    return found
+
+
+def layout_of(spec: GroupSpec, num_steps: int, num_envs: int, capacity: int) -> Layout:
+    """Of a group's store, whose capacity is in env steps over all envs."""
+    return Layout.of(fields_of(spec), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
+
+
+def window_of(group: GroupRollout) -> Window:
+    """The group's part of its rollout, as a store takes it: views."""
+    rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
+    found: dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]] = {
+        "action": group.action,
+        "reward": rollout.reward[:, :, agents],
+        "terminated": rollout.terminated,
+        "truncated": rollout.truncated,
+    }
+    for i, place in enumerate(group.features.places):
+        found[f"observation_{i}"] = rollout.data[place.array][:, :, place.columns]
+        found[f"{LAST}observation_{i}"] = rollout.env.data[FINAL + place.array][:, :, place.columns]
+    if group.active is not None:
+        found |= {"active": group.active, "survived": group.survived}
+    if group.mask is not None:
+        found["mask"] = (group.mask, group.env_mask)
+    return found
+
+
+def samples_of(batch: Batch, features: Features, num_agents: int) -> Samples:
+    """A batch of agents' transitions, as the group's networks take them."""
+    ids = None
+    if features.num_ids:
+        agent = torch.arange(num_agents, device=batch.index.device)
+        ids = (batch.index.unsqueeze(-1) % num_agents == agent).float()
+
+    def whole(parts: dict[str, torch.Tensor]) -> Observation:
+        return features.of_parts([parts[f"observation_{i}"] for i in range(len(features.places))], ids)
+
+    return Samples(
+        observation=whole(batch.observation),
+        action=batch.action,
+        reward=batch.reward,
+        discount=batch.discount,
+        next_observation=whole(batch.next_observation),
+        next_mask=batch.next_mask,
+        weight=batch.weight if batch.active is None else batch.weight * batch.active,
+    )
+
+
+def blank_batch(spec: GroupSpec, window: Transitions) -> Batch:
+    """NUM_ROWS items, all of them zeros; to count bytes by."""
+    layout = layout_of(spec, 1, 1, window.behind + window.ahead + 1)
+    return window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+
+
+def store_of(group: GroupRollout, capacity: int, seed: int) -> ReplayStore:
+    """The group's store; see `ReplayStore`."""
+    rollout, spec = group.rollout, group.spec
+    sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
+    return ReplayStore(fields_of(spec), *sizes, seed, spec.episode_length)

@@ -1,0 +1,224 @@
+"""Where steps are kept: a ring of slots for each field, and apart from it what truncated episodes saw last."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainers.experience.field import Field
+from warpdrive.errors import ConfigError
+
+Sizes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""By name, shape and dtype of a tensor."""
+
+GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
+"""Codes of `done`; TRUNCATED + r is a truncation whose last observations are in row r of the sides."""
+FREE_TRUNCATIONS = 8
+"""Of an env that is truncated when it likes: one step in so many, in the mean, has room for its last observations."""
+MASK, REWARD, ACTION, ACTIVE, SURVIVED = "mask", "reward", "action", "active", "survived"
+"""Names of fields that mean something to windows; every other one with `extra=1` is an observation."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How much is kept of what.
+
+    A field is a tensor [num_slots / every, E(, A), *shape]; step s of all envs, counted since the store's beginning,
+    is in slot s % num_slots. `done` [num_slots, E] says how the step ended.
+
+    Raises:
+        ConfigError: sizes do not fit each other.
+    """
+
+    fields: tuple[Field, ...]
+    num_envs: int
+    num_agents: int
+    num_steps: int
+    """Of a window, which is what is added at once."""
+    num_slots: int
+    num_sides: int
+    """Truncations of an env whose last observations are kept: `side_<name>` [num_sides, E(, A), *shape]."""
+
+    @classmethod
+    def of(
+        cls,
+        fields: Sequence[Field],
+        num_envs: int,
+        num_agents: int,
+        num_steps: int,
+        capacity: int,
+        episode_length: int | None = None,
+    ) -> Layout:
+        """See ReplayStore."""
+        window = num_envs * num_steps
+        if capacity < window:
+            raise ConfigError(
+                f"capacity {capacity:,} is less than one window of {num_steps} steps of {num_envs} envs. "
+                f"Take at least {window:,}."
+            )
+        if capacity % window:
+            low = capacity // window * window
+            raise ConfigError(
+                f"capacity {capacity:,} is no multiple of a window's {window:,} env steps "
+                f"({num_steps} of {num_envs} envs). Take {low:,} or {low + window:,}."
+            )
+        for one in fields:
+            if num_steps % one.every:
+                raise ConfigError(
+                    f"field '{one.name}' has a value every {one.every} steps, and a window {num_steps} steps. "
+                    "Take windows of a multiple."
+                )
+            if one.name in _RESERVED or one.of != "step":
+                raise ConfigError(f"a store keeps steps, and '{one.name}' itself. Leave the field out, or rename it.")
+        num_slots = capacity // num_envs
+        num_sides = -(-num_slots // (episode_length or FREE_TRUNCATIONS))
+        return cls(tuple(fields), num_envs, num_agents, num_steps, num_slots, num_sides)
+
+    def described(self) -> dict[str, Any]:
+        """What JSON takes."""
+        found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        fields = [{**dataclasses.asdict(one), "dtype": str(one.dtype).removeprefix("torch.")} for one in self.fields]
+        return {**found, "fields": json.loads(json.dumps(fields))}
+
+    @classmethod
+    def of_description(cls, found: Mapping[str, Any]) -> Layout:
+        """What `described` gave. Raises KeyError, TypeError or ValueError where it is none."""
+        fields = []
+        for one in found["fields"]:
+            dtype = getattr(torch, one["dtype"])
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(one["dtype"])
+            fields.append(Field(**{**one, "dtype": dtype, "shape": tuple(one["shape"])}))
+        return cls(**{**found, "fields": tuple(fields)})
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    def __getitem__(self, name: str) -> Field:
+        return next(one for one in self.fields if one.name == name)
+
+    def __contains__(self, name: str) -> bool:
+        return any(one.name == name for one in self.fields)
+
+    @property
+    def observations(self) -> list[Field]:
+        """What is known after a step, too, and so has a next one."""
+        return [one for one in self.fields if one.extra and one.name != MASK]
+
+    @property
+    def done_dtype(self) -> torch.dtype:
+        return torch.uint8 if TRUNCATED + self.num_sides <= 256 else torch.int32
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a store of it, its tables and batches apart."""
+        of_rings, small = self.sizes()
+        return bytes_of({**of_rings, **small}) + 3 * 4  # with the seed
+
+    def sizes(self) -> tuple[Sizes, Sizes]:
+        """Of the rings; and of what is small."""
+        rows = (self.num_envs, self.num_agents)
+        of_rings: Sizes = {
+            one.name: ((self.num_slots // one.every, *rows[: 1 + (one.axis == "agent")], *one.shape), one.dtype)
+            for one in self.fields
+        }
+        of_rings["done"] = ((self.num_slots, self.num_envs), self.done_dtype)
+        small: Sizes = {
+            f"side_{one.name}": ((self.num_sides, *of_rings[one.name][0][1:]), one.dtype) for one in self.observations
+        }
+        small["side_step"] = ((self.num_sides, self.num_envs), torch.int64)
+        small["num_truncated"] = ((self.num_envs,), torch.int64)
+        small["num_dropped"] = ((self.num_envs,), torch.int64)
+        small["head"] = ((2,), torch.int64)
+        return of_rings, small
+
+
+def forget_lost_sides(done: torch.Tensor, side_step: torch.Tensor, num_steps: int) -> None:
+    """Truncations whose row of the sides was given away since lose their future, in place, as add_steps has it.
+
+    Args:
+        done: [num_slots, E] of a ring to which `num_steps` were added; codes of what was written step by step.
+        side_step: [R, E], the step whose last observations a row holds, and 1.
+    """
+    num_slots, last = len(done), num_steps - 1
+    for begin in range(0, num_slots, PIECE_OF_SLOTS):
+        codes = done[begin : begin + PIECE_OF_SLOTS]
+        row = codes.long() - TRUNCATED
+        slot = torch.arange(begin, begin + len(codes), device=done.device)
+        step = last - torch.remainder(last - slot, num_slots)
+        is_lost = (row >= 0) & (side_step.gather(0, row.clamp_min(0)) != step.unsqueeze(-1) + 1)
+        codes.masked_fill_(is_lost, TERMINATED)
+
+
+PIECE_OF_SLOTS = 1024
+"""That are looked at together, so that what this takes stays small."""
+
+_RESERVED = ("done", "side_step", "num_truncated", "num_dropped", "head", "terminated", "truncated")
+
+
+def bytes_of(sizes: Sizes) -> int:
+    """Of all of them."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes.values())
+
+
+def allocate(sizes: Sizes, device: torch.device) -> dict[str, torch.Tensor]:
+    """Zeros by name."""
+    return {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in sizes.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a tensor lies in memory, in words: rows, steps of it, each of `num_runs` runs of neighbouring words."""
+
+    word: str
+    """C type of a word, as large as everything allows."""
+    words: int
+    """Of a run."""
+    num_runs: int
+    run_stride: int
+    step_stride: int
+    flat: torch.Tensor
+    """[bytes] uint8: all of it, and what lies between."""
+
+
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
+
+
+def run_of(view: torch.Tensor, merges: bool = True) -> Run:
+    """Of a view [steps, E, ...], whose axes from the third on lie side by side.
+
+    Args:
+        merges: whether a run may hold all envs, where these lie side by side, too.
+    """
+    size, strides = view.element_size(), view.stride()
+    inner = math.prod(view.shape[2:])
+    step, env = (strides[i] if view.shape[i] > 1 else 0 for i in range(2))
+    if merges and env in (0, inner):
+        inner, num_runs, env = inner * view.shape[1], 1, 0
+    else:
+        num_runs = view.shape[1]
+    numbers = [inner * size, env * size, step * size, view.data_ptr(), 16]
+    word = math.gcd(*numbers)
+    span = 1 + sum((count - 1) * stride for count, stride in zip(view.shape, strides, strict=True))
+    flat = view.as_strided((span,), (1,)).view(torch.uint8)
+    return Run(WORDS[word], inner * size // word, num_runs, env * size // word, step * size // word, flat)
+
+
+def lies_side_by_side(view: torch.Tensor, first_axis: int) -> bool:
+    """Whether the axes from there on are one run of memory."""
+    expected = 1
+    for count, stride in reversed(list(zip(view.shape, view.stride(), strict=True))[first_axis:]):
+        if count > 1 and stride != expected:
+            return False
+        expected *= count
+    return True
+
+
+Window = Mapping[str, "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
+"""What is added, by name; see ReplayStore.prepare_add."""

@@ -1,0 +1,280 @@
+"""Experience that outlives a rollout: steps of all envs on the device, and tables to draw items from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trainers.errors import MemoryShortError
+from trainers.experience.field import Field
+from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.selectors import Selector
+from trainers.replay.storage import (
+    Layout,
+    Window,
+    allocate,
+    bytes_of,
+    forget_lost_sides,
+    lies_side_by_side,
+    run_of,
+)
+from trainers.replay.table import Table
+from trainers.replay.windows import Transitions
+from trainers.run.free_memory import free_bytes
+from warpdrive.backends.base import Backend
+from warpdrive.errors import ConfigError, ShapeError
+
+CHUNK_BYTES = 32 << 20
+LAST = "final_"
+"""`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
+
+
+class ReplayStore:
+    """The last steps of all envs, on their device; the oldest are overwritten. One observation a step is kept: the next
+    one, sums of rewards and stacks of frames are made when items are drawn.
+
+    store = ReplayStore([Field("observation", (4,), extra=1), Field("action", dtype=torch.int32), Field("reward")],
+                        num_envs=64, num_agents=1, num_steps=32, capacity=64 * 3200, backend=backend)
+    table = store.table("uniform", Uniform(), Transitions(n_step=3, gamma=0.99))
+    add = store.prepare_add(window)     # packed once: the window's tensors stay where they are
+    add(); store.count_window()
+    batch = table.draw(256)
+
+    After construction nothing is allocated, copied to the host or waited for, but for what a first `prepare` takes.
+
+    Args:
+        fields: of a step. Those with `extra=1` are known after the last step, too: observations, and `mask`. `reward`,
+            `action`, `active` and `survived` (whether an agent is in the game before and after the step) mean
+            something to windows.
+        num_steps: of a window, which is what is added at once.
+        capacity: env steps over all envs; a multiple of num_envs * num_steps.
+        seed: of what is drawn.
+        episode_length: steps from one truncation of an env to the next, at least. None: an env is truncated when it
+            likes, and one step in eight has room for what was seen last.
+    Raises:
+        ConfigError: sizes do not fit each other.
+        MemoryShortError: there is less memory; nothing was allocated.
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        num_envs: int,
+        num_agents: int,
+        num_steps: int,
+        capacity: int,
+        backend: Backend,
+        seed: int = 0,
+        episode_length: int | None = None,
+    ) -> None:
+        self.layout = layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
+        self.backend = backend
+        self.episode_length = episode_length
+        of_rings, small = layout.sizes()
+        self._check_memory(layout.num_bytes)
+        self.tensors = allocate(of_rings, backend.device)
+        """By name, [num_slots / every, ...]: large; cut by slots."""
+        self.small = allocate(small, backend.device)
+        """By name: what truncated episodes saw last, and counters."""
+        self.seed = torch.tensor([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, 0], dtype=torch.uint32)
+        self.seed = self.seed.to(backend.device)
+        self.num_steps_added = 0
+        """What the host knows of the steps added; see `count_window`."""
+        self.tables: dict[str, Table] = {}
+
+    @classmethod
+    def plan(
+        cls,
+        fields: Sequence[Field],
+        num_envs: int,
+        num_agents: int,
+        num_steps: int,
+        capacity: int,
+        episode_length: int | None = None,
+    ) -> int:
+        """Bytes that such a store takes, its tables and batches apart."""
+        return Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length).num_bytes
+
+    @property
+    def num_slots(self) -> int:
+        return self.layout.num_slots
+
+    @property
+    def capacity(self) -> int:
+        """Env steps over all envs."""
+        return self.layout.num_slots * self.layout.num_envs
+
+    @property
+    def steps_per_chunk(self) -> int:
+        """Of a file: whole windows, of CHUNK_BYTES or so."""
+        window = bytes_of(self.layout.sizes()[0]) // (self.layout.num_slots // self.layout.num_steps)
+        return min(max(1, CHUNK_BYTES // window) * self.layout.num_steps, self.layout.num_slots)
+
+    @property
+    def num_dropped(self) -> torch.Tensor:
+        """[]: truncations whose last observations had no room, and that count as having no future."""
+        return self.small["num_dropped"].sum()
+
+    def table(self, name: str, selector: Selector, window: Transitions) -> Table:
+        """A way to draw; several share the steps."""
+        if name in self.tables:
+            raise ConfigError(f"there is a table '{name}' already. Choose another name.")
+        self.tables[name] = Table(self, name, len(self.tables), selector, window)
+        return self.tables[name]
+
+    # ----------------------------------------------------------------------------------------- adding
+
+    def add(self, window: Window) -> None:
+        """Takes in a window, launch by launch; `prepare_add` is faster where its tensors stay where they are."""
+        self.prepare_add(window)()
+        self.count_window()
+
+    def count_window(self) -> None:
+        """Tells the host that a window was added: whoever replays a graph of `prepare_add`'s call says so."""
+        self.num_steps_added += self.layout.num_steps
+
+    def prepare_add(self, window: Window) -> Callable[[], None]:
+        """Packs the launches that take in a window.
+
+        Args:
+            window: by field's name, [T, E(, A), *shape], of fields with `extra=1` [T + 1, ...], or a pair: T steps, and
+                [E(, A), *shape] after them. Axes behind the env's lie side by side. Besides `terminated`, `truncated`
+                [T, E] bool; and for each observation `final_<name>` [K, E(, A), *shape].
+        Raises:
+            ShapeError: a tensor is missing, or does not fit its field.
+        """
+        layout = self.layout
+        known = {*(one.name for one in layout), *(LAST + one.name for one in layout.observations)}
+        known |= {"terminated", "truncated"}
+        for name in window:
+            if name not in known:
+                raise ShapeError(f"the window has '{name}', which the store does not keep. It keeps {', '.join(known)}.")
+        steps, added = KernelText("add_steps", ["add.cuh"]), KernelText("add_fields", ["add.cuh"])
+        ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
+        counts = {len(self._given(window, LAST + one.name)) for one in layout.observations}
+        if len(counts) > 1:
+            raise ShapeError(f"the window's '{LAST}...' hold {sorted(counts)} truncations. Give as many of each.")
+        most = max(counts, default=0)
+        side_of = torch.full((max(most, 1), layout.num_envs), -1, dtype=torch.int32, device=self.backend.device)
+        arguments = [steps.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
+        arguments += [steps.write("head", self.small["head"]), steps.write("done", self.tensors["done"])]
+        arguments += [steps.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
+        steps.line(f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)});")
+        self._write_fields(added, window, side_of)
+        constants = {
+            "NUM_STEPS": layout.num_steps,
+            "NUM_SLOTS": layout.num_slots,
+            "NUM_SIDES": layout.num_sides,
+            "MAX_TRUNCATIONS": most,
+        }
+        words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
+        shapes = [launch_shape(self.backend, layout.num_envs, 64), launch_shape(self.backend, words)]
+        calls = [
+            text.prepare(self.backend, shape, constants, layout.num_envs)
+            for text, shape in zip((steps, added), shapes, strict=True)
+        ]
+
+        def add() -> None:
+            for call in calls:
+                call()
+            for table in self.tables.values():
+                for call in table.added:
+                    call()
+
+        return add
+
+    def _write_fields(self, text: KernelText, window: Window, side_of: torch.Tensor) -> None:
+        """The copies of a window's fields into the rings, and of last observations into the sides."""
+        layout = self.layout
+        text.line(f"const long long begin = {text.write('head', self.small['head'])}[1] - NUM_STEPS;")
+        text.line(f"const int* rows_of_sides = {text.read('side_of', side_of)};")
+        for one in layout:
+            num_rows, ring = layout.num_slots // one.every, text.write(one.name, self.tensors[one.name], True)
+            rows = (layout.num_envs, *((layout.num_agents,) if one.axis == "agent" else ()), *one.shape)
+            for part, given in enumerate(self._parts(window, one, rows)):
+                run = run_of(given)
+                first = f"(int)((begin + {part * layout.num_steps}) / {one.every} % {num_rows})"
+                text.line(
+                    f"add_rows<{run.word}, {run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, "
+                    f"{num_rows}>({text.read(f'window_{one.name}_{part}', run.flat)}, {ring}, {first}, {len(given)});"
+                )
+            if one in layout.observations:
+                given = self._given(window, LAST + one.name)
+                expected = (len(given), *rows)
+                run = run_of(self._given(window, LAST + one.name, expected, one.dtype), merges=False)
+                side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
+                text.line(
+                    f"add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
+                    f"{text.read(f'last_{one.name}', run.flat)}, {side}, rows_of_sides);"
+                )
+        text.line("if (global_thread() == 0) head[0] = head[1];")
+
+    def _parts(self, window: Window, field: Field, rows: tuple[int, ...]) -> list[torch.Tensor]:
+        """The field's steps; and what comes after them, if it is given apart."""
+        given, num_steps = window.get(field.name), self.layout.num_steps // field.every
+        if not isinstance(given, tuple):
+            return [self._given(window, field.name, (num_steps + field.extra, *rows), field.dtype)]
+        after = {field.name: given[1].unsqueeze(0)}
+        return [
+            self._given({field.name: given[0]}, field.name, (num_steps, *rows), field.dtype),
+            self._given(after, field.name, (1, *rows), field.dtype),
+        ]
+
+    def _given(
+        self, window: Window, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        if name not in window:
+            raise ShapeError(f"the window has no '{name}'. It has {', '.join(window) or 'nothing'}: give it, too.")
+        found = window[name]
+        if shape is None:
+            return found
+        if tuple(found.shape) != shape or found.dtype != dtype:
+            raise ShapeError(
+                f"the window's '{name}' is {list(found.shape)} {_word(found.dtype)}, and the store keeps "
+                f"{list(shape)} {_word(dtype)}. Give what its field says."
+            )
+        if not lies_side_by_side(found, 2):
+            raise ShapeError(
+                f"the window's '{name}' is strided behind its envs ({list(found.shape)}, strides "
+                f"{list(found.stride())}). Give {name}.contiguous()."
+            )
+        return found
+
+    # ----------------------------------------------------------------------------------------- state
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All that going on exactly from here takes, by name: live tensors. After writing into them, `restored`."""
+        found = {**self.tensors, **self.small}
+        for name, table in self.tables.items():
+            found |= {f"table_{name}_{word}": one for word, one in table.tensors().items()}
+        return found
+
+    def restored(self) -> None:
+        """What `state` gave has been written to, `done` perhaps as it was when its steps were added. Waits for the
+        device."""
+        self.num_steps_added = int(self.small["head"][0])
+        forget_lost_sides(self.tensors["done"], self.small["side_step"], self.num_steps_added)
+
+    def _check_memory(self, needed: int) -> None:
+        free, layout = free_bytes(self.backend.device), self.layout
+        if free is None or needed <= free:
+            return
+        window = layout.num_envs * layout.num_steps
+        low, high = 0, self.capacity // window
+        while high - low > 1:
+            middle = (low + high) // 2
+            sizes = (layout.fields, layout.num_envs, layout.num_agents, layout.num_steps, middle * window)
+            low, high = (middle, high) if self.plan(*sizes, self.episode_length) <= free else (low, middle)
+        way_out = f"The largest capacity that fits is {low * window:,}." if low else "Not one window fits."
+        raise MemoryShortError(
+            f"a store of {self.capacity:,} env steps needs {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB "
+            f"can be had. {way_out}"
+        )
+
+
+_ENDS = ("terminated", "truncated")
+
+
+def _word(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

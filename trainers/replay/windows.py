@@ -1,0 +1,183 @@
+"""What an item is made of: the steps around its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from trainers.experience.field import Field
+from trainers.replay.batch import Batch
+from trainers.replay.kernel_text import KernelText
+from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, WORDS, Layout, Sizes
+from warpdrive.errors import ConfigError
+from warpdrive.function_manager import Constant
+
+Axis = Literal["env", "agent"]
+WORDS_OF_LANE = 4
+"""Words of an item that one thread copies, about; more threads share it where there are more."""
+MOST_LANES = 128
+
+
+def axes_of(field: Field, axis: Axis, num_agents: int) -> tuple[int, ...]:
+    """(A,) where an item holds a value of the field for each agent."""
+    return (num_agents,) if axis == "env" and field.axis == "agent" else ()
+
+
+def word_of(field: Field, count: int = 1) -> tuple[str, int]:
+    """The largest C type that rows of a field can be copied by, and how many of them a row is."""
+    num_bytes = math.prod(field.shape) * count * field.dtype.itemsize
+    word = math.gcd(num_bytes, 16)
+    return WORDS[word], num_bytes // word
+
+
+def is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and dtype is not torch.bool
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """A step, and where it led some steps later."""
+
+    n_step: int = 1
+    """Rewards that are added up. Where an episode ends before, so do they."""
+    stack: int = 1
+    """Observations that are put behind each other, the newest last; zeros ahead of an episode's start."""
+    gamma: float = 0.99
+    """Discount a step."""
+    axis: Axis = "agent"
+    """"agent": an item is an agent's; "env": an env's, with all of its agents."""
+
+    is_fused = True
+    """Whether the kernel that draws gathers, too."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_step", "stack"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is less than 1. Take at least 1.")
+
+    @property
+    def behind(self) -> int:
+        return self.stack - 1
+
+    @property
+    def ahead(self) -> int:
+        return self.n_step
+
+    @property
+    def period(self) -> int:
+        return 1
+
+    def check(self, layout: Layout) -> None:
+        """Raises ConfigError where the store's steps are too few, or say too little."""
+        if REWARD not in layout:
+            raise ConfigError(f"the store keeps no '{REWARD}'. Give it Field('{REWARD}').")
+        needed = self.behind + self.ahead + 1
+        if layout.num_slots < needed:
+            raise ConfigError(
+                f"a window of n_step {self.n_step} and stack {self.stack} takes {needed} steps of an env, and the "
+                f"store keeps {layout.num_slots}. Raise its capacity to {needed * layout.num_envs:,} at least."
+            )
+
+    def constants(self) -> dict[str, Constant]:
+        powers = torch.full((self.n_step + 1,), self.gamma, dtype=torch.float64)
+        powers[0] = 1.0
+        return {"N_STEP": self.n_step, "STACK": self.stack, "GAMMA": powers.cumprod(0).float().tolist()}
+
+    def num_lanes(self, layout: Layout) -> int:
+        """Threads that gather an item: a power of two."""
+        words = [1]
+        for field, rows, _ in self._outputs(layout):
+            word, count = word_of(field)
+            words.append(math.prod(rows) * (self.stack if field in layout.observations else 1) * count)
+        lanes = max(words) // WORDS_OF_LANE
+        return min(1 << max(0, lanes.bit_length() - 1), MOST_LANES)
+
+    def sizes(self, layout: Layout, number: int) -> Sizes:
+        """Of a batch's tensors, by name."""
+        stack = (self.stack,) if self.stack > 1 else ()
+        found: Sizes = {"index": ((number,), torch.int64), "weight": ((number,), torch.float32)}
+        for field, rows, kind in self._outputs(layout):
+            start = (number, *rows)
+            if kind == "observation":
+                for name in (field.name, f"next_{field.name}"):
+                    found[name] = ((*start, *stack, *field.shape), field.dtype)
+            elif kind == MASK:
+                for name in (MASK, f"next_{MASK}"):
+                    found[name] = ((*start, *field.shape), field.dtype)
+            elif kind == REWARD:
+                found |= {name: (self._of_returns(layout, number), torch.float32) for name in (REWARD, "discount")}
+            elif kind == ACTIVE:
+                found[field.name] = (start, torch.float32)
+            else:
+                whole = kind == ACTION and is_whole(field.dtype)
+                found[field.name] = ((*start, *field.shape), torch.int64 if whole else field.dtype)
+        return found
+
+    def batch(self, layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
+        """Of these tensors."""
+        names = {field.name for field in layout.observations}
+        known = {name: tensors.get(name) for name in Batch.__dataclass_fields__ if name in tensors}
+        others = {one.name for one in layout} - names - {REWARD, ACTION, ACTIVE, SURVIVED, MASK}
+        return replace(
+            Batch(**known),
+            observation={name: tensors[name] for name in sorted(names)},
+            next_observation={name: tensors[f"next_{name}"] for name in sorted(names)},
+            fields={name: tensors[name] for name in sorted(others)},
+        )
+
+    def write(
+        self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
+    ) -> None:
+        """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
+        text.line(f"const Fate fate = fate_of({text.read('done', store['done'])}, item.slot, item.env());")
+        for field, _, kind in self._outputs(layout):
+            name, by_agent = field.name, str(field.axis == "agent").lower()
+            count = math.prod(field.shape)
+            word, words = word_of(field)
+            if kind == "observation":
+                text.line(
+                    f"gather_observation<{word}, {words}, {by_agent}>(item, fate, i, lane, "
+                    f"{text.read(name, store[name], True)}, {text.read('side_' + name, store['side_' + name], True)}, "
+                    f"{text.write('out_' + name, batch[name], True)}, "
+                    f"{text.write('next_' + name, batch['next_' + name], True)});"
+                )
+            elif kind == MASK:
+                text.line(
+                    f"gather_mask<{count}, {by_agent}>(item, fate, i, lane, {text.read(name, store[name])}, "
+                    f"{text.write('out_mask', batch[name])}, {text.write('next_mask', batch['next_mask'])});"
+                )
+            elif kind == REWARD:
+                leave = SURVIVED in layout
+                survived = text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
+                text.line(
+                    f"gather_returns<{by_agent}, {str(leave).lower()}>(item, fate, i, lane, "
+                    f"{text.read(name, store[name])}, {survived}, "
+                    f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])});"
+                )
+            elif kind == ACTIVE:
+                out = text.write("out_active", batch[ACTIVE])
+                text.line(f"gather_flags<{by_agent}>(item, i, lane, {text.read(name, store[name])}, {out});")
+            elif kind == ACTION and is_whole(field.dtype):
+                out = text.write("out_action", batch[ACTION])
+                text.line(
+                    f"gather_numbers<{count}, {by_agent}>(item, i, lane, {text.read(name, store[name])}, {out});"
+                )
+            else:
+                out = text.write(f"out_{name}", batch[name], True)
+                ring = text.read(name, store[name], True)
+                text.line(f"gather_field<{word}, {words}, {by_agent}>(item, i, lane, {ring}, {out});")
+
+    def _of_returns(self, layout: Layout, number: int) -> tuple[int, ...]:
+        return (number, *axes_of(layout[REWARD], self.axis, layout.num_agents))
+
+    def _outputs(self, layout: Layout) -> Iterator[tuple[Field, tuple[int, ...], str]]:
+        """Fields, axes of agents, and what they mean; `survived` goes into the discount."""
+        for field in layout:
+            if field.name == SURVIVED:
+                continue
+            kind = "observation" if field in layout.observations else field.name
+            yield field, axes_of(field, self.axis, layout.num_agents), kind
