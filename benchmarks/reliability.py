@@ -42,7 +42,7 @@ from foreign_folders import foreign_folders, forged_kernels
 from report import ROOT, write_report
 
 from trainers.errors import NonFiniteError, NotSavedError
-from trainers.replay.chunks import REPLAY, Listing
+from trainers.replay.chunks import REPLAY
 from trainers.run import checkpoint, disk
 from trainers.run.crash import CRASH
 from trainers.run.resume import resume_run
@@ -84,16 +84,12 @@ def config_in(folder: Path, iterations: int | None = None, **sections: Any) -> d
 def hashes(place: Path) -> dict[str, str]:
     """SHA-256 of all that a checkpoint holds, and of each tensor of the steps that its stores do, in whatever files."""
     found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(place.glob("[!m]*"))}
-    for listing in _listings_of(place):
+    for store, listing in checkpoint.load_checkpoint(place).replay.items():
         files = [checkpoint.load_tensors(place.parent.resolve() / REPLAY / part.name) for part in listing.parts]
         for name in files[0] if files else ():
             steps = torch.cat([one[name] for one in files])[listing.first - listing.parts[0].begin :]
-            found[f"{listing.parts[0].name.rpartition('.0')[0]} {name}"] = hashlib.sha256(steps.numpy().tobytes()).hexdigest()
+            found[f"{store}: {name}"] = hashlib.sha256(steps.numpy().tobytes()).hexdigest()
     return found
-
-
-def _listings_of(place: Path) -> list[Listing]:
-    return list(checkpoint.load_checkpoint(place).replay.values())
 
 
 def leftovers(run: Path) -> list[str]:
@@ -188,8 +184,8 @@ def replay_kills(number: int, folder: Path) -> dict[str, Any]:
     chain = Chain(folder, policy=LEARNING_FROM_REPLAY, evaluation={})
     found = _kill(number, chain, moment)
     folder = chain.run / "checkpoints"
-    listings = [one for place in checkpoint.list_checkpoints(folder) for one in _listings_of(place)]
-    listed = {part.name for one in listings for part in one.parts}
+    listings = [checkpoint.load_checkpoint(place).replay.values() for place in checkpoint.list_checkpoints(folder)]
+    listed = {part.name for ones in listings for one in ones for part in one.parts}
     return {**found, "files_of_no_checkpoint": len({file.name for file in (folder / REPLAY).iterdir()} - listed)}
 
 
