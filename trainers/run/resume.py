@@ -74,12 +74,12 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     if "env" in saved.tensors:
         saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], trainer.world)
     empty = changes.empty = _empty(trainer, saved)
+    chunks.check_fits(saved.path.parent, saved.replay)
     into = {**trainer.learned(), checkpoint.ENV: checkpoint.arrays_of(trainer.env.data), **chunks.small(saved.replay)}
     into = {file: tensors for file, tensors in into.items() if file not in empty}
     checkpoint.check_files(into, saved)
     for file, tensors in into.items():
         checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
-    chunks.check_fits(saved.path.parent, saved.replay)
     generators = trainer.generators()
     reseed = new_of_ranks(saved.rng, generators, trainer.config.trainer.seed, iteration) if changes.of_ranks else None
     restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)
@@ -119,6 +119,6 @@ def _empty(trainer: Trainer, saved: Checkpoint) -> dict[str, str]:
         if trainer.stores[name].num_steps_added:
             message = f"holds no steps of {name}, and this run has played some. Resume from it by a new process."
             raise CheckpointError(f"{saved.path}: {message}")
-        saved.tensors |= acting_of_ring(name, held)
+        saved.tensors.update(acting_of_ring(name, held))
         empty[name] = "saving.replay is false" if is_asked else "it was saved with saving.replay: false"
     return empty
