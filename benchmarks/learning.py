@@ -63,6 +63,7 @@ class Task:
 TASKS = {
     "cartpole": Task("cartpole.yaml", at_least=495, num_of_ten=10),
     "cartpole_dqn": Task("cartpole_dqn.yaml", at_least=475, num_of_ten=10),
+    "cartpole_pqn": Task("cartpole_pqn.yaml", at_least=475, num_of_ten=10),
     "acrobot": Task("acrobot.yaml", at_least=-85),
     "mountain_car_continuous": Task("mountain_car_continuous.yaml", at_least=90),
     "pendulum": Task("pendulum.yaml", at_least=-180, num_episodes=500),

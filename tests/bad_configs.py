@@ -101,8 +101,8 @@ CONFIGS = [
             "tag.yaml:10: policy.tagger.clip_range: unknown key, here 'clip_param': it is MAPPO's and PPO's, and the "
             "algorithm is A2C. Leave it out, or change that."),
     changed("num_epochs", "lr: 1e-3", "num_epochs: 4",
-            "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's and PPO's, and the algorithm is A2C. "
-            "Leave it out, or change that."),
+            "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's, PPO's and PQN's, and the algorithm is "
+            "A2C. Leave it out, or change that."),
     changed("batch_size", "train_batch_size", "batch_size",
             "tag.yaml:6: trainer.batch_size: unknown key: it means the minibatch in one library and "
             "the whole batch in another. Did you mean 'trainer.train_batch_size' (env steps of an "
@@ -152,7 +152,8 @@ CONFIGS = [
     changed("one of 2 GPUs", "1e6", "1e6\n  num_gpus: 2\n  device: cuda:1",
             "tag.yaml:9: trainer.device: names one GPU beside num_gpus: 2. Each process takes its own: say cuda."),
     changed("PP0", "A2C", "PP0",
-        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, DQN, MAPPO, PPO)"),
+        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, DQN, IMPALA, "
+        "MAPPO, PPO, PQN)"),
     changed("schedule", "1e-3", "[[1000, 1e-3], [500, 1e-4]]",
             RATE + "schedule steps must increase, but 500 follows 1000."),
     changed("25001", "25000", "25001",

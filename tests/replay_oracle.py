@@ -26,8 +26,8 @@ class Played:
         self.ends, self.shape, self.dtype, self.episode_length = ends, shape, dtype, episode_length
         self.age = [0] * num_envs
         self.steps: list[dict[str, torch.Tensor]] = []
-        """By step: obs, image, action, reward, mask, active, survived, terminated, truncated, and last_obs, last_image of
-        what was seen before any reset."""
+        """By step: what was seen and could be done before it, what was done and came of it; `last`, what was seen after
+        it, before any reset, and `is_kept` [E], whether a window has that."""
         self.now = self._seen()
         self.in_game = torch.ones(num_envs, num_agents, dtype=torch.bool)
 

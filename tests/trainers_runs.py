@@ -43,6 +43,19 @@ RUNS = {
                               "normalize_observation": True, "model": SMALL},
                    "runner": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL}},
     },
+    "pqn": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"shared": {"algorithm": "PQN", "lr": 1e-3, "num_minibatches": 4, "epsilon": [[0, 1.0], [200, 0.1]],
+                              "normalize_observation": True, "model": SMALL}},
+    },
+    "impala": {
+        "name": "tag_continuous",
+        "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
+        "policy": {"tagger": {"algorithm": "IMPALA", "lr": 1e-3, "num_minibatches": 2, "policy_lag": 3, "model": SMALL,
+                              "normalize_reward": True},
+                   "runner": {"algorithm": "IMPALA", "lr": 1e-3, "num_minibatches": 2, "model": SMALL}},
+    },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

@@ -146,11 +146,17 @@ def value_fields() -> list[Field]:
     ]
 
 
-def bytes_of_pass(actor: Actor, num_envs: int) -> dict[str, int]:
-    """What `Policy.prepare_act` and what it reads take in a step; see Actor.num_bytes."""
+def bytes_of_pass(actor: Actor, num_envs: int, judges: bool = False) -> dict[str, int]:
+    """What `Policy.prepare_act` and what it reads take in a step; see Actor.num_bytes.
+
+    Args:
+        judges: whether values alone are wanted.
+    """
     policy, rows = runnable(actor.policy), num_envs * actor.spec.num_agents
     num_features = 0 if actor.central is None else actor.central.num_features
-    observation, outputs = actor.features.zeros(NUM_ROWS), torch.empty(NUM_ROWS, policy.head.num_outputs)
+    observation, outputs = actor.features.zeros(NUM_ROWS), None
+    if not judges:
+        outputs = torch.empty(NUM_ROWS, policy.head.num_outputs)
     critic_input = torch.zeros(NUM_ROWS, num_features) if num_features else None
     value = torch.empty(NUM_ROWS) if "value" in policy.network.heads else None
     memory = torch.zeros(NUM_ROWS, policy.memory_size) if policy.memory_size else None

@@ -1,16 +1,18 @@
-"""An actor of Q-learning: the best action, or now and then any."""
+"""Actors of Q-learning: the best action, or now and then any."""
 
 from __future__ import annotations
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass
+from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
+from trainers.networks.features import Arrays
 from trainers.networks.policy import Policy
 from trainers.run.num_bytes import NUM_ROWS, WORK, Counted
 from warpdrive.config import value_at
+from warpdrive.layout import FINAL
 
 NEVER = 1e-30
 """A probability that is none, but has a logarithm."""
@@ -54,19 +56,55 @@ class EpsilonGreedyActor(Actor):
         self._sampler = self._make_sampler()
 
     def prepare_step(self, t: int) -> list[Call]:
-        group, name = self.group, self.spec.name
-        rows, calls = self.features.prepare_step(group.rollout.seen(t), self._buffer)
-        mask, q_value, action = None if group.mask is None else group.mask[t], group.q_value[t], group.action_array[t]
-        calls.append(self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None))
-        is_greedy = name in self.stage.greedy
+        group = self.group
+        return self._prepare_choice(t, group.q_value[t], self._unread[0])
+
+    def _prepare_choice(self, t: int, q_value: torch.Tensor, log_prob: torch.Tensor) -> list[Call]:
+        """Acts in step t; [E, A] are written."""
+        group = self.group
+        mask, is_greedy = None if group.mask is None else group.mask[t], self.spec.name in self.stage.greedy
 
         def choose() -> None:
             allowed = allowed_values(self._q, mask)
             torch.amax(allowed, dim=-1, out=q_value)
             self._logits.copy_(allowed if is_greedy else epsilon_greedy_logits(allowed, mask, self.epsilon))
 
-        draw = self._sampler.prepare(self._logits, action, *self._unread, mask, greedy=is_greedy)
-        return [*calls, choose, draw]
+        outputs = (group.action_array[t], log_prob, self._unread[1])
+        draw = self._sampler.prepare(self._logits, *outputs, mask, greedy=is_greedy)
+        return [*self._prepare_values(group.rollout.seen(t)), choose, draw]
+
+    def _prepare_values(self, arrays: Arrays) -> list[Call]:
+        """Q-values of what the agents see, into `_q`."""
+        rows, calls = self.features.prepare_step(arrays, self._buffer)
+        return [*calls, self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None)]
+
+
+class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):
+    """One that also keeps what targets go on from, as critics say it: the largest Q-value stands for the value.
+
+    value [T+1, E, A] of the actions that may be taken; final_value [K, E, A] of what an env saw before its k-th
+    truncation, of all actions: which may be taken then, it does not say. log_prob [T, E, A] of what was drawn.
+    """
+
+    def fields(self, num_steps: int) -> list[Field]:
+        return value_fields()
+
+    def prepare_step(self, t: int) -> list[Call]:
+        return self._prepare_choice(t, self.group.value[t], self.group.log_prob[t])
+
+    def prepare_end(self) -> list[Call]:
+        group, rollout = self.group, self.group.rollout
+        calls = [*self._prepare_values(rollout.seen(-1)), self._prepare_largest(group.env_mask, group.value[-1])]
+        for k, value in enumerate(group.final_value):
+            final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
+            calls += [*self._prepare_values(final), self._prepare_largest(None, value)]
+        return calls
+
+    def _prepare_largest(self, mask: torch.Tensor | None, value: torch.Tensor) -> Call:
+        def take() -> None:
+            torch.amax(allowed_values(self._q, mask), dim=-1, out=value)
+
+        return take
 
 
 def allowed_values(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

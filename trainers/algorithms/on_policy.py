@@ -43,6 +43,7 @@ class OnPolicy(Algorithm):
 
     Args:
         estimate: what fills `group.advantage`, if it is not GAE.
+        policy: who learns, if it is not who plays.
     """
 
     FIGURES: ClassVar[Mapping[str, str]] = {
@@ -72,6 +73,7 @@ class OnPolicy(Algorithm):
         guard: Guard,
         seed: int = 0,
         estimate: Callable[[], None] | None = None,
+        policy: Policy | None = None,
     ) -> None:
         import torch
 
@@ -80,6 +82,7 @@ class OnPolicy(Algorithm):
         from trainers.targets.gae import prepare_gae
 
         super().__init__(config, group, guard, seed)
+        self.policy = policy or self.policy
         self.estimate = estimate or prepare_gae(group, config.gamma, config.gae_lambda, config.reward_clip)
         """Launches GAE."""
         self._value_figures: Callable[[], Figures] | None = None
@@ -233,11 +236,7 @@ class OnPolicy(Algorithm):
         self.optimizer.begin()
         group = self.group
         with torch.no_grad():
-            self.estimate()
-            value = group.value[:-1]
-            if self.policy.value_norm is not None:
-                value = self.policy.value_norm.denormalise(value)
-            torch.add(group.advantage, value, out=self.target)
+            self.estimate_targets()
             if self.policy.value_norm is not None:
                 weight = None if group.judged is None else group.judged.reshape(-1)
                 head = self.policy.value_head
@@ -245,6 +244,16 @@ class OnPolicy(Algorithm):
                 halted = self.guard.flag_of(group.name)
                 self.policy.value_norm.update(self.target.view(-1), weight, head, said, halted)
             self.guard.check_statistics(group.name)
+
+    def estimate_targets(self) -> None:
+        """Fills `group.advantage` and `target`."""
+        import torch
+
+        self.estimate()
+        value = self.group.value[:-1]
+        if self.policy.value_norm is not None:
+            value = self.policy.value_norm.denormalise(value)
+        torch.add(self.group.advantage, value, out=self.target)
 
     def report(self) -> Figures:
         from trainers.targets.value_figures import prepare_value_figures

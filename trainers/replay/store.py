@@ -149,7 +149,8 @@ class ReplayStore:
         known |= {"terminated", "truncated"}
         for name in window:
             if name not in known:
-                raise ShapeError(f"the window has '{name}', which the store does not keep. It keeps {', '.join(known)}.")
+                told = f"the window has '{name}', which the store does not keep"
+                raise ShapeError(f"{told}. It keeps {', '.join(sorted(known))}: leave it out.")
         steps, added = KernelText("add_steps", ["add.cuh"]), KernelText("add_fields", ["add.cuh"])
         ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
         counts = {len(self._given(window, LAST + one.name)) for one in layout.observations}

@@ -91,8 +91,8 @@ class Transitions:
         """Threads that gather an item: a power of two."""
         words = [1]
         for field, rows, _ in self._outputs(layout):
-            word, count = word_of(field)
-            words.append(math.prod(rows) * (self.stack if field in layout.observations else 1) * count)
+            frames = self.stack if field in layout.observations else 1
+            words.append(math.prod(rows) * frames * word_of(field)[1])
         lanes = max(words) // WORDS_OF_LANE
         return min(1 << max(0, lanes.bit_length() - 1), MOST_LANES)
 

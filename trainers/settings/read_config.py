@@ -212,7 +212,8 @@ class _Reader:
         """What to say of keys that other algorithms have and this one has not, by the names of other libraries, too."""
         own, found = _keys(cls), {}
         for key in {*self.known["policy.<name>"]}.difference(own):
-            owners = " and ".join(f"{name}'s" for name, one in self.configs.items() if key in _keys(one))
+            *most, last = (f"{name}'s" for name, one in self.configs.items() if key in _keys(one))
+            owners = f"{', '.join(most)} and {last}" if most else last
             for word in (key, *(word for word, ours in SYNONYMS.items() if ours == key)):
                 what = "unknown key" if word == key else f"unknown key, here '{key}'"
                 found[word] = f"{what}: it is {owners}, and the algorithm is {algorithm}. Leave it out, or change that."

@@ -1,4 +1,4 @@
-#include "warpdrive.cuh"
+#include "rewards.cuh"
 
 // Advantages of one policy group, and what they and the figures of its critic are made of.
 //
@@ -23,11 +23,6 @@
 //   group_size      its number of agents
 //   num_steps       of the rollout
 static_assert(HAS_ACTIVE || !CREDITS_TEAM, "nobody leaves");
-
-__device__ __forceinline__ float paid(float reward, float scale, float clip)
-{
-    return fminf(fmaxf(reward * scale, -clip), clip);
-}
 
 // Generalised advantage estimation, each agent's steps walked backwards by one thread.
 // A terminated step has no future, truncated or not. One only truncated has: the value of what was seen

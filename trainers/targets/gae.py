@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainers.experience.group_rollout import GroupRollout
-from warpdrive.function_manager import FunctionManager
+from warpdrive.function_manager import Constant, FunctionManager
 
 SOURCE = Path(__file__).parent / "gae.cu"
 LARGEST = torch.finfo(torch.float32).max
@@ -26,7 +26,7 @@ def prepare_gae(
     Rewards are first scaled, and clipped to +-reward_clip if the policy scales them.
     """
     rollout, prepare = group.rollout, kernels_of(group, discount, reward_clip)
-    calls = _prepare_scale(group, prepare)
+    calls = prepare_scale(group, prepare)
     if group.credits_team:
         calls.append(prepare("team_rewards"))
     launch = prepare(
@@ -45,12 +45,18 @@ def prepare_gae(
     return estimate if calls else launch
 
 
-def kernels_of(group: GroupRollout, discount: float, reward_clip: float) -> Callable[..., Callable[[], None]]:
-    """What prepares a launch of a kernel of gae.cu by its name, with what several of them take and whatever else it is
-    given."""
+def kernels_of(
+    group: GroupRollout,
+    discount: float,
+    reward_clip: float,
+    source: Path = SOURCE,
+    constants: Mapping[str, Constant] | None = None,
+) -> Callable[..., Callable[[], None]]:
+    """What prepares a launch of a kernel of gae.cu, or of a file like it, by its name: with what several of them take
+    and whatever else it is given."""
     rollout, env = group.rollout, group.rollout.env
-    constants = {"HAS_ACTIVE": rollout.active is not None, "CREDITS_TEAM": group.credits_team}
-    functions = FunctionManager(rollout.data, SOURCE, constants, env.num_envs, env.num_agents, env.backend)
+    constants = constants or {"HAS_ACTIVE": rollout.active is not None, "CREDITS_TEAM": group.credits_team}
+    functions = FunctionManager(rollout.data, source, constants, env.num_envs, env.num_agents, env.backend)
     nothing = torch.zeros(1, dtype=torch.bool, device=env.device)
     given = {
         "active": nothing if rollout.active is None else rollout.active,
@@ -68,12 +74,12 @@ def kernels_of(group: GroupRollout, discount: float, reward_clip: float) -> Call
 
     def prepare(kernel: str, **more: Any) -> Callable[[], None]:
         taken = {parameter.name for parameter in functions.signature(kernel).parameters}
-        return functions.prepare(kernel, **{name: one for name, one in given.items() if name in taken}, **more)
+        return functions.prepare(kernel, **{name: one for name, one in given.items() if name in taken} | more)
 
     return prepare
 
 
-def _prepare_scale(group: GroupRollout, prepare: Callable[..., Callable[[], None]]) -> list[Callable[[], None]]:
+def prepare_scale(group: GroupRollout, prepare: Callable[..., Callable[[], None]]) -> list[Callable[[], None]]:
     """What brings `group.reward_scale` up to date with the rollout; nothing if the policy does not scale rewards."""
     norm = group.policy.reward_norm
     if norm is None:

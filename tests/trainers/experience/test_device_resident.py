@@ -42,6 +42,8 @@ RUNS = {
         "policy": {"tagger": PPO, "runner": {"algorithm": "A2C", "normalize_reward": True}},
     },
     "a bootstrap at each step": {"name": "pendulum", "policy": {"shared": {**PPO, "model": MEMORY}}},
+    "what is kept": {**TAG, "policy": {"tagger": {"algorithm": "DQN", "learning_starts": 0, "n_step": 3,
+                                                  "replay_ratio": 0.01, "buffer_size": 40_000}, "runner": {}}},
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from replay_oracle import Played, Kept
+from replay_oracle import Kept, Played
 
 from trainers.replay.selectors import Uniform
 from trainers.replay.windows import Transitions

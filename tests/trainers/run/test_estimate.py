@@ -84,6 +84,8 @@ CASES = {
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
     "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
+    "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
+    "PQN": ("tag_gridworld", 100, {"shared": {"algorithm": "PQN"}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
 
