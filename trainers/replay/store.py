@@ -68,7 +68,18 @@ class ReplayStore:
         seed: int = 0,
         episode_length: int | None = None,
     ) -> None:
-        self.layout = layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
+        layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
+        self._make(layout, backend, seed, episode_length)
+
+    @classmethod
+    def of_layout(cls, layout: Layout, backend: Backend, seed: int = 0) -> ReplayStore:
+        """A store of these sizes, which another one had."""
+        store = cls.__new__(cls)
+        store._make(layout, backend, seed, None)
+        return store
+
+    def _make(self, layout: Layout, backend: Backend, seed: int, episode_length: int | None) -> None:
+        self.layout = layout
         self.backend = backend
         self.episode_length = episode_length
         of_rings, small = layout.sizes()
