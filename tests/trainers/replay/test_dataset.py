@@ -86,7 +86,7 @@ EPISODES = {
 
 
 def test_minaris_episodes_are_drawn_as_they_were_played(tmp_path, backend, h5py):
-    """Of the 8 transitions that begin at least two steps before the last one of all, each in the order of its episode."""
+    """Of the 9 steps all that two more can follow, and each within its episode."""
     h5py["main_data.hdf5"] = EPISODES
     (tmp_path / "expert-v0" / "data").mkdir(parents=True)
     (tmp_path / "expert-v0" / "data" / "main_data.hdf5").touch()
