@@ -64,6 +64,12 @@ def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
         RunFolderError: the folder is there already, or cannot be written.
     """
     listing, place = saved.replay[name], saved.path.parent
+    if name not in saved.tensors:
+        raise CheckpointError(f"{saved.path / name}.safetensors: is not in the checkpoint. Use an older checkpoint.")
+    try:
+        Layout.of_description(listing.layout)
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{saved.path}: its manifest describes no store. Use an older checkpoint.") from None
     check_sums(place, listing)
     with _written(folder) as beside:
         parts = tuple(replace(one, name=f"{STEPS}{one.name.removeprefix(name)}") for one in listing.parts)
@@ -96,9 +102,8 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
             raise ValueError("another sum or format")
         listing, small = listings_of(told, file)[STEPS], told[SMALL]
         layout = Layout.of_description(listing.layout)
-        sizes = {one: getattr(layout, one) for one in ("num_envs", "num_agents", "num_steps", "num_slots", "num_sides")}
-        if layout.num_slots != listing.num_slots or not all(type(one) is int and one > 0 for one in sizes.values()):
-            raise ValueError("sizes")
+        if layout.num_slots != listing.num_slots:
+            raise ValueError("slots")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{file}: damaged, or of another format. {way_out}") from None
     store = ReplayStore.of_layout(layout, backend, seed)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from trainers.experience.field import Field
-from trainers.replay.storage import ACTION, REWARD, TERMINATED, TRUNCATED, Layout
+from trainers.replay.storage import ACTION, NAME, REWARD, TERMINATED, TRUNCATED, Layout
 from trainers.replay.store import ReplayStore
 from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError, ConfigError
@@ -97,7 +97,7 @@ def _arrays_of(episode: Any, told: str) -> dict[str, Any]:
     for name, array in found.items():
         if isinstance(array, Mapping) or not hasattr(array, "dtype") or array.dtype.kind not in "biuf":
             raise ConfigError(f"{told}: '{name}' is no array of numbers, which is all that a store keeps.")
-        if not name.isidentifier():
+        if not NAME.fullmatch(name):
             raise ConfigError(f"{told}: '{name}' is no name of a field: letters, digits and '_'. Rename it there.")
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from warpdrive.errors import ConfigError
 Sizes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """By name, shape and dtype of a tensor."""
 
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Of a field: it becomes a part of kernels."""
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
 """Codes of `done`; TRUNCATED + r is a truncation whose last observations are in row r of the sides."""
 FREE_TRUNCATIONS = 8
@@ -88,14 +91,24 @@ class Layout:
 
     @classmethod
     def of_description(cls, found: Mapping[str, Any]) -> Layout:
-        """What `described` gave. Raises KeyError, TypeError or ValueError where it is none."""
+        """What `described` gave. It may be anybody's, and becomes a part of kernels: names are names, sizes numbers.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
         fields = []
         for one in found["fields"]:
-            dtype = getattr(torch, one["dtype"])
-            if not isinstance(dtype, torch.dtype):
-                raise TypeError(one["dtype"])
+            dtype, sizes = getattr(torch, one["dtype"], None), [*one["shape"], one["extra"], one["every"]]
+            if not NAME.fullmatch(one["name"]) or not isinstance(dtype, torch.dtype):
+                raise ValueError("a field's name or dtype")
+            if one["axis"] not in ("env", "agent") or not all(type(size) is int and size >= 0 for size in sizes):
+                raise ValueError("a field's axis, shape or steps")
             fields.append(Field(**{**one, "dtype": dtype, "shape": tuple(one["shape"])}))
-        return cls(**{**found, "fields": tuple(fields)})
+        layout = cls(**{**found, "fields": tuple(fields)})
+        sizes = [getattr(layout, one.name) for one in dataclasses.fields(layout) if one.name != "fields"]
+        if not all(type(size) is int and size > 0 for size in sizes) or not all(one.every for one in layout):
+            raise ValueError("a size")
+        return layout
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)

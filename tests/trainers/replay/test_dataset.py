@@ -1,5 +1,6 @@
 """Steps as files to learn from later: out of a run or a store, and in again; out of Minari's files."""
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainers.replay.minari import read_minari
 from trainers.replay.selectors import Uniform
 from trainers.replay.windows import Transitions
 from trainers.run.disk import TEMPORARY
+from trainers.run.manifest import sha256, to_json
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import BackendError, CheckpointError, ConfigError
@@ -152,3 +154,22 @@ def test_every_flipped_bit_of_a_dataset_is_found(tmp_path, backend, h5py):
             read_dataset(tmp_path / "ours", backend)
         file.write_bytes(whole)
     read_dataset(tmp_path / "ours", backend)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name", 'x[0]; system("touch /tmp/ran"); //'), ("dtype", "load"), ("shape", [-1]), ("axis", "team"), ("every", 0)],
+)
+def test_a_dataset_that_describes_no_fields_is_refused_before_a_kernel_is_made_of_it(
+    tmp_path, backend, h5py, key, value
+):
+    h5py["one.hdf5"] = EPISODES
+    (tmp_path / "one.hdf5").touch()
+    write_dataset(read_minari(tmp_path / "one.hdf5", backend), tmp_path / "ours")
+    file = tmp_path / "ours" / "dataset.json"
+    told = json.loads(file.read_bytes())
+    told["replay"]["steps"]["layout"]["fields"][0][key] = value
+    del told["sha256"]
+    file.write_bytes(to_json({**told, "sha256": sha256(to_json(told))}))
+    with pytest.raises(CheckpointError, match=r"dataset\.json: damaged, or of another format"):
+        read_dataset(tmp_path / "ours", backend)
