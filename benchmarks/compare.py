@@ -4,9 +4,9 @@ python benchmarks/compare.py                  # the tables, made of benchmarks/r
 python benchmarks/compare.py --check          # a line a row; exit code 1 if one falls short or has no figure of an H200
 python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
 
-Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py) and
-multi_gpu_cuda.json (multi_gpu.py). Peers' are peers.json; what --run-peers measured, peers_run.json, takes the place of
-the same figure there.
+Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py), multi_gpu_cuda.json
+(multi_gpu.py) and cold_start_cuda.json (cold_start.py). Peers' are peers.json; what --run-peers measured,
+peers_run.json, takes the place of the same figure there.
 """
 
 from __future__ import annotations
@@ -88,6 +88,18 @@ ROWS = (
     _trained("F7_wide", "P7 with 512x512", RATE, 12e6),
     _trained("F7_deep", "P7 with three layers of 256", RATE, 40e6),
     _trained("F7_norm", "P7 behind a LayerNorm", RATE, 50e6),
+    *(
+        Row(
+            "F10",
+            f"first iteration of {name}, no kernel compiled before; the peer compiles CartPole",
+            "cold_start",
+            (name, "seconds"),
+            SECONDS,
+            target,
+            ("P10", "compiling"),
+        )
+        for name, target in (("P1", 4), ("P7", 5), ("P5", 5))
+    ),
 )
 
 

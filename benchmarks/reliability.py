@@ -1,6 +1,6 @@
 """A run is never lost: kills, signals, full disks, damaged checkpoints, two runs in one folder, NaNs.
 
-python benchmarks/reliability.py                 # some 15 minutes on two cores
+python benchmarks/reliability.py                 # some 25 minutes on two cores
 python benchmarks/reliability.py --only kills --kills 10 --out FOLDER
 
 kills        processes that train and save after each iteration, each killed by -9 at a random moment and followed by
@@ -15,6 +15,16 @@ resumes      every config of examples/, smaller: stopped by Ctrl-C and resumed, 
 folders      run folders with links, pipes, files without end: refused in a line, and what they lead to is left
 kernels      compiled kernels in the cache that were cut, exchanged or forged: built anew
 far_steps    runs whose forged clocks go across 10^12 and 2^40 env steps, 2^32 of an env, a day at full speed
+ranks        one of two ranks killed, stopped, asleep, out of memory, cut off: see rank_faults.py
+
+What tests hold is counted as they pass (see promises.py):
+
+memory        saves stream, and estimates are what runs take
+saves         by default something is saved, and at a signal
+imports       nothing is imported, unpickled or listened to that was not asked for
+changes       a resume says what changed, and refuses what is another run
+formats       checkpoints of older versions go on
+distribution  texts name our own distribution; its wheel trains in an empty environment
 """
 
 from __future__ import annotations
@@ -32,6 +42,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +50,7 @@ import torch
 from far_steps import far_steps
 from faults import PATIENCE, TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
 from foreign_folders import foreign_folders, forged_kernels
+from promises import TESTS, ranks, run_tests
 from report import ROOT, write_report
 
 from trainers.errors import NonFiniteError, NotSavedError
@@ -464,7 +476,8 @@ def main() -> None:
     results = {}
     calls = {"kills": kills, "replay_kills": replay_kills, "stops": stops, "locks": locks, "corruptions": corruptions}
     calls |= {"disk_full": disk_full, "nans": nans, "resumes": resumes, "far_steps": far_steps}
-    for name, call in {**calls, "folders": foreign_folders, "kernels": forged_kernels}.items():
+    calls |= {"folders": foreign_folders, "kernels": forged_kernels, "ranks": ranks}
+    for name, call in {**calls, **{name: partial(run_tests, files) for name, files in TESTS.items()}}.items():
         if arguments.only and name not in arguments.only:
             continue
         started = time.perf_counter()

@@ -4,8 +4,9 @@ for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 1024"; d
     compute-sanitizer --tool $tool --error-exitcode 9 python benchmarks/sanitize.py
 done
 
-Names after it pick parts: `python benchmarks/sanitize.py envs wide`. The kernels of 128 and 256 wide networks have
-memory barriers of their own, of which synccheck by itself has room for too few, and then stops them.
+Names after it pick parts: `python benchmarks/sanitize.py envs wide`; `--device cpu` shows that they run. The kernels of
+128 and 256 wide networks have memory barriers of their own, of which synccheck by itself has room for too few, and then
+stops them.
 """
 
 import argparse
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from report import commit
 
-from trainers.fused import gradient
+from trainers.fused import gradient, plan
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -39,6 +40,17 @@ CONFIGS = {
     ],
 }  # fmt: skip
 
+
+def few(*policies: str, **model: str) -> dict[str, str]:
+    """9 envs and 20 steps, an epoch of two minibatches, by fused kernels; `model` is that of these policies."""
+    found = {"trainer.num_envs": "9", "trainer.train_batch_size": "180", "trainer.precision": "bf16"}
+    for name in policies:
+        found |= {f"policy.{name}.num_epochs": "1", f"policy.{name}.num_minibatches": "2"}
+        found |= {f"policy.{name}.model.{key}": value for key, value in model.items()}
+    return found
+
+
+GRU = {"type": "gru", "fc_dims": "[24]", "memory_size": "32", "sequence_length": "5"}
 RUNS = {
     "continuous actions": ("pendulum.yaml", {"trainer.num_envs": "9", "trainer.train_batch_size": "1800",
         "policy.agent.num_epochs": "1"}),
@@ -56,13 +68,27 @@ RUNS = {
     "central critic": ("tag_continuous_ppo.yaml", {"trainer.num_envs": "9", "trainer.train_batch_size": "180",
         "trainer.precision": "bf16", "policy.tagger.agent_id": "true", "policy.runner.algorithm": "MAPPO",
         "policy.runner.num_epochs": "1"}),
+    "layers": ("simple_tag.yaml", {**few("adversary", "agent", fc_dims="[70, 300, 17]"),
+        "policy.agent.model.fc_dims": "[130, 256, 512, 70]"}),
+    "layer norms": ("simple_tag.yaml", {**few("adversary", "agent", layer_norm="true"),
+        "policy.agent.model.layer_norm": "all"}),
+    "gru": ("simple_spread.yaml", few("agent", **GRU, shared_trunk="true")),
+    "two grus": ("simple_spread_mappo.yaml", few("agent", **{**GRU, "memory_size": "128"})),
+    "gaussian": ("pendulum.yaml", few("agent", squash_actions="true")),
+    "wide gaussian": ("pendulum.yaml", few("agent", fc_dims="[256, 256]")),
+    "gaussian gru": ("pendulum.yaml", few("agent", **GRU)),
+    "sources": (None, {**few("agent", fc_dims="[32, 16]"), "env.kind": "mixed", "policy.agent.agent_id": "true"}),
 }  # fmt: skip
-"""Name -> config, and what is changed in it, to be done soon. Together they launch every kernel of the trainers."""
+"""Name -> config, None for OF_KINDS, and what is changed in it, to be done soon. Together they launch every kernel of
+the trainers."""
+OF_KINDS = {"name": "observation_kinds:Kinds", "policy": {"agent": {"algorithm": "MAPPO"}}}
+"""The env of observation_kinds.py: agents who see bytes, floats and small numbers, and a critic that sees all."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of: envs, sampler, {', '.join(RUNS)}; else all")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument(
         "--without-cublas", action="store_true", help="multiply on the host instead: racecheck fails within cuBLAS"
     )
@@ -71,29 +97,31 @@ def main() -> None:
     parts: list[str] = arguments.parts or ["envs", "sampler", *RUNS]
     if arguments.without_cublas:
         gradient.prepare_product = multiply_on_the_host
+    if arguments.device == "cpu":
+        plan.RUNS_ON_CPU = True
     for part in parts:
         if part == "envs":
-            play_envs()
+            play_envs(arguments.device)
         elif part == "sampler":
-            draw_actions()
+            draw_actions(arguments.device)
         elif part in RUNS:
-            train(*RUNS[part])
+            train(*RUNS[part], arguments.device)
         else:
             parser.error(f"there is no part '{part}': envs, sampler, {', '.join(RUNS)}")
         print(f"done: {part}", flush=True)
 
 
-def play_envs() -> None:
+def play_envs(device: str) -> None:
     for name in list_envs():
         for config in CONFIGS.get(name, [{}]):
-            run_trace(load_env(name, config), choose_backend("cuda"), num_envs=9, num_steps=12)
+            run_trace(load_env(name, config), choose_backend(device=device), num_envs=9, num_steps=12)
             print(f"played {name} {config}", flush=True)
 
 
-def draw_actions() -> None:
+def draw_actions(device: str) -> None:
     from warpdrive.data_manager import DataManager
 
-    backend = choose_backend("cuda")
+    backend = choose_backend(device=device)
     sampler = Sampler(DataManager(backend.device), 50, range(1, 4), 5, (5, 3), backend)
     logits = torch.zeros(50, 3, 8, device=backend.device)
     mask = torch.ones(50, 3, 8, dtype=torch.bool, device=backend.device)
@@ -103,13 +131,14 @@ def draw_actions() -> None:
     backend.synchronize()
 
 
-def train(config: str, changes: dict[str, str]) -> None:
+def train(config: str | None, changes: dict[str, str], device: str) -> None:
     """Two iterations, launch by launch."""
     with tempfile.TemporaryDirectory() as folder:
-        overrides = {"trainer.device": "cuda", "trainer.cuda_graphs": "false", "saving.basedir": folder, **changes}
-        trainer = Trainer(read_config(EXAMPLES / config, list(overrides.items())))
+        overrides = {"trainer.device": device, "trainer.cuda_graphs": "false", "saving.basedir": folder, **changes}
+        found = OF_KINDS if config is None else EXAMPLES / config
+        trainer = Trainer(read_config(found, list(overrides.items()), allow_import=True))
         for name, group in trainer.rollout.groups.items():
-            print(f"{config}, policy {name}: {group.actor.path}", flush=True)
+            print(f"{trainer.config.name}, policy {name}: {group.actor.path}", flush=True)
         for _ in range(2):
             figures = trainer.iterate()
         trainer.metrics.report(figures)

@@ -295,6 +295,15 @@ def survived() -> str:
         ("run folders with links, pipes, files without end", "refused in a line, nothing elsewhere is touched",
          "folders", "refused", "tried"),
         ("compiled kernels cut, exchanged or forged", "built anew", "kernels", "built_again", "tried"),
+        ("memory, by tests", "saves stream, estimates are what runs take", "memory", "passed", "tests"),
+        ("saves, by tests", "by default something is saved, and at a signal", "saves", "passed", "tests"),
+        ("imports, by tests", "nothing is imported, unpickled or listened to that was not asked for", "imports",
+         "passed", "tests"),
+        ("changes, by tests", "a resume says what changed, and refuses what is another run", "changes", "passed",
+         "tests"),
+        ("formats, by tests", "checkpoints of older versions go on", "formats", "passed", "tests"),
+        ("distribution, by tests", "texts name our own; its wheel trains in an empty environment", "distribution",
+         "passed", "tests"),
     )  # fmt: skip
     rows = [(what, how, f"{found[key][good]} of {found[key][of]}") for what, how, key, good, of in told if key in found]
     for name in ("P5", "P6"):

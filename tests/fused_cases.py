@@ -14,16 +14,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss, trust
-from trainers.algorithms.on_policy import OnPolicy
-from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from trainers.experience.spec import GroupSpec
 from trainers.fused.actor import FusedPlayers
 from trainers.fused.packed import PackedPolicy, pack
 from trainers.fused.plan import FULL_PRECISION, Limits, Request, plan
 from trainers.fused.seen import Seen
 from trainers.heads import CategoricalHeads, GaussianHead, Head
-from trainers.learning.guard import NOTHING_FOUND
 from trainers.networks.features import CentralFeatures, Features, Inputs, central_features, torch_dtype
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
@@ -403,166 +399,23 @@ class Step:
         assert (self._written[:, -1] == UNTOUCHED).all() and (self._drawn[-1] == UNTOUCHED).all()
 
 
-class MadeUp:
-    """A rollout of one group made of random numbers: what an OnPolicy reads of a GroupRollout.
-
-    The probabilities of its actions were 0.6, 0.9, 1, 1.1 or 1.6 times as large as they are now, and its values between
-    0.6 less and 0.6 more: none is near a clip range of 0.2.
-
-    Args:
-        leaves: whether agents leave the game.
-        seed: of the numbers.
-    """
-
-    name = "group"
-
-    def __init__(
-        self,
-        case: Case,
-        config: PolicyConfig,
-        backend: Backend,
-        precision: str,
-        num_steps: int = 5,
-        leaves: bool = False,
-        seed: int = 31,
-    ) -> None:
-        case = replace(case, leaves=leaves)
-        self.case, self.agents, self.spec = case, case.agents, case.spec
-        self.credits_team = leaves and config.credit_after_leaving == "team"
-        generator = torch.Generator().manual_seed(seed)
-        device, num_agents = backend.device, len(case.agents)
-        shape = (num_steps, case.num_envs, num_agents)
-        self.num_units = num_steps * case.num_envs * num_agents
-        self.policy = make_policy(case, config)
-        self.exact = copy.deepcopy(self.policy).double()
-        active = None
-        if leaves:
-            own = torch.Generator().manual_seed(seed + 1)
-            active = torch.rand(num_steps + 1, case.num_envs, case.num_agents, generator=own) < 0.7
-        shown = Shown(case, (num_steps,), None if active is None else active[:-1], generator)
-        self.rows, self.critic_rows = shown.rows, shown.critic_rows
-        seen = {
-            name: torch.cat([one, torch.full_like(one[:1], NOBODYS[one.dtype])]) for name, one in shown.arrays.items()
-        }
-        heads = [torch.randint(size, shape, generator=generator) for size in case.head_sizes]
-        if case.num_numbers:
-            means = self.exact(self.rows.flatten(0, 2).double())[0].detach().view(*shape, case.num_numbers)
-            noise = torch.randn(means.shape, generator=generator)
-            heads = (means + self.exact.head.log_std.detach().exp() * noise).float().double().unbind(-1)
-        self.mask = make_mask(case, shape, generator) if case.has_mask else None
-        if self.mask is not None:  # what is taken may be taken, unless nothing may
-            for i, allowed in enumerate(self.mask.split(case.head_sizes, dim=-1)):
-                chance = torch.rand(allowed.shape, generator=generator) * allowed
-                heads[i] = torch.where(allowed.any(-1), chance.argmax(-1), 0)
-        self.taken = torch.stack(heads, dim=-1)
-        action = torch.full((*shape[:2], case.num_columns, len(heads)), 10**6, dtype=torch.int32)
-        if not case.num_numbers:
-            action[:, :, case.columns] = self.taken.int()
-        self.action = (self.taken.float() if case.num_numbers else self.taken).to(device)
-        """Of a Box the kernels read this, as what the env got is clipped."""
-        self.weight = torch.ones(shape)
-        if leaves:
-            self.weight = active[:-1, :, case.agents.start : case.agents.stop].float()
-        log_prob, _, value = self.evaluate()
-        ratio = torch.tensor([0.6, 0.9, 1.0, 1.1, 1.6])[torch.randint(5, shape, generator=generator)]
-        moved = torch.tensor([-0.6, -0.1, 0.1, 0.6])[torch.randint(4, shape, generator=generator)]
-        advantage = torch.randn(shape, generator=generator) * 2 + 0.5
-        if not self.credits_team:
-            advantage = torch.where(self.weight > 0, advantage, 1e3)  # counts for nothing
-        self.log_prob = (log_prob.detach().float().view(shape) - ratio.log()).to(device)
-        self.value = torch.zeros(num_steps + 1, *shape[1:])
-        self.value[:-1] = value.detach().view(shape) + moved
-        self.value, self.advantage = self.value.to(device), advantage.to(device)
-        self.final_value = torch.zeros(0, *shape[1:], device=device)
-        seen = {name: one.to(device) for name, one in seen.items()}
-        self.seen_array = seen[self.spec.seen[0].array]
-        self.action_array = action.squeeze(-1 if case.head_sizes else ()).to(device)
-        self.mask = None if self.mask is None else self.mask.to(device)
-        self.active = None
-        if active is not None:
-            active = active.to(device)
-            self.active = active[:-1, :, case.agents.start : case.agents.stop]
-        self.judged = None if self.credits_team else self.active
-        self.rollout = SimpleNamespace(active=active, seen=lambda: seen)
-        self.actor = SimpleNamespace(path="fused")
-        self.value_moments = torch.tensor([0.0, 1.0], device=device)
-        self.policy.to(device)
-        if self.policy.value_norm is not None:
-            self.value_moments = self.policy.value_norm.moments
-        make_packed(case, self.policy, backend, precision).pack()
-
-    def evaluate(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """log_prob, entropy and value [N] of all samples, by torch in float64."""
-        critic_rows = None if self.critic_rows is None else self.critic_rows.flatten(0, 2).double()
-        outputs, value = self.exact(self.rows.flatten(0, 2).double(), critic_rows)
-        mask = None if self.mask is None else self.mask.flatten(0, 2).cpu()
-        log_prob, entropy = self.exact.head.log_prob_and_entropy(outputs, self.taken.flatten(0, 2), mask)
-        return log_prob, entropy, value
+def assert_close(found: torch.Tensor, expected: torch.Tensor, precision: str, rms: float = 1e-2) -> None:
+    """To 1e-5 of the largest; in bfloat16, which keeps 8 bits, to 1e-2, and to `rms` in the mean."""
+    found, largest = found.flatten().double().cpu(), expected.abs().max().clamp_min(1.0)
+    assert torch.isfinite(found).all()
+    error = (found - expected).abs()
+    assert error.max() <= (1e-5 if precision == FULL else 1e-2) * largest
+    assert error.square().mean().sqrt() <= (1e-6 if precision == FULL else rms) * expected.square().mean().sqrt()
 
 
-class QuietGuard:
-    """Takes what kernels find, and searches nothing itself."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.halted, self._flag = torch.zeros(2, 1, device=device)
-        self.found = {
-            tensor: torch.full((1,), NOTHING_FOUND, dtype=torch.int64, device=device) for tensor in ("loss", "gradient")
-        }
-
-    def flag_of(self, policy: str) -> torch.Tensor:
-        return self._flag
-
-    def place_of(self, tensor: str, policy: str) -> torch.Tensor:
-        return self.found[tensor]
-
-    def check_statistics(self, policy: str) -> None:
-        pass
-
-
-def make_learner(group: MadeUp, config: PolicyConfig) -> OnPolicy:
-    """Of A2C or PPO. The advantages are the group's, and its statistics of observations stay as they are."""
-    algorithm = PPO if isinstance(config, PPOConfig) else A2C
-    learner = algorithm(config, group, QuietGuard(group.advantage.device), 3, estimate=lambda: None)
-    learner.end = lambda: None
-    return learner
-
-
-def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Of the loss over these rows of [T, E, A]: one gradient of all parameters, and figures; by torch in float64."""
-    group, config = learner.group, learner.config
-    rows = rows.long().cpu()
-
-    def take(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().cpu().double().flatten()[rows]
-
-    log_prob, entropy, value = (one[rows] for one in group.evaluate())
-    weight, advantage = take(group.weight), take(group.advantage)
-    number = weight.sum().clamp_min(1)
-    if config.normalize_advantage:
-        mean = (advantage * weight).sum() / number
-        advantage = (advantage - mean) / (((advantage - mean).square() * weight).sum() / number).sqrt()
-    mean, deviation = group.value_moments.cpu().double()
-    target = (take(learner.target) - mean) / deviation
-    figures = {}
-    if isinstance(config, A2CConfig):
-        if config.num_minibatches > 1:
-            log_ratio = log_prob.detach() - take(group.log_prob)
-            of_action, figures["clip_fraction"] = trust(log_ratio)
-            figures["approx_kl"] = log_ratio.exp() - 1 - log_ratio
-            advantage = advantage * of_action
-        policy, critic = a2c_loss(log_prob, value, advantage, target)
-    else:
-        clip = float(config.clip_param)
-        policy, log_ratio = ppo_loss(log_prob, take(group.log_prob), advantage, clip)
-        critic = value_loss(
-            value, take(group.value[:-1]), target, clip if config.clip_value else None, config.huber_delta
-        )
-        figures["approx_kl"] = log_ratio.exp() - 1 - log_ratio
-        figures["clip_fraction"] = ((log_ratio.exp() - 1).abs() > clip).double()
-    parameters = list(group.exact.parameters())
-    of_action = ((policy - config.entropy_coeff * entropy) * weight).sum() / number
-    of_value = critic.mean() if group.credits_team else (critic * weight).sum() / number
-    gradients = torch.autograd.grad(of_action + config.vf_loss_coeff * of_value, parameters)
-    figures |= {"policy_loss": policy, "entropy": entropy}
-    means = {name: ((one * weight).sum() / number).item() for name, one in figures.items()}
-    return torch.cat([gradient.flatten() for gradient in gradients]), means | {"value_loss": of_value.item()}
+def assert_is_torchs(step: Step, precision: str = FULL, rms: float = 1e-2) -> None:
+    """In bfloat16, what differs from torch comes from rounding what is multiplied, and from nothing else."""
+    _, log_prob, value = step.expect()
+    assert_close(step.log_prob, log_prob, precision)
+    assert_close(step.value, value, precision, rms)
+    if precision == FULL:
+        return
+    _, log_prob, value = step.expect(rounds=True)
+    for found, expected in ((step.log_prob, log_prob), (step.value, value)):
+        error = found.flatten().double().cpu() - expected
+        assert error.square().mean().sqrt() <= 1e-3 * expected.square().mean().sqrt()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +43,13 @@ class Score:
 
     returns: [episodes, agents] float32, on the CPU: sum of each agent's rewards.
     lengths: [episodes] int64, in steps.
+    figures: name -> [episodes] float32, what the env itself says of each; of one that did not end, 0.
     """
 
     returns: torch.Tensor
     lengths: torch.Tensor
     groups: Mapping[str, range]
+    figures: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def mean_reward(self) -> float:
@@ -62,6 +64,10 @@ class Score:
     @property
     def mean_ep_length(self) -> float:
         return self.lengths.float().mean().item()
+
+    def mean_figures(self) -> dict[str, float]:
+        """By name, the mean over the episodes."""
+        return {name: figure.mean().item() for name, figure in self.figures.items()}
 
     def mean_of(self, group: str) -> float:
         """Mean return of an agent of this group."""
@@ -139,19 +145,22 @@ class Evaluation:
         returns = torch.zeros(env.num_envs, env.num_agents, device=env.device)
         lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
         is_over = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        figures = {name: torch.zeros(env.num_envs, device=env.device) for name in env.env.figures}
         for _ in range(0, self.limit, rollout.num_steps):
             rollout.collect()
             ended = rollout.terminated | rollout.truncated
             over_before = is_over | ((ended.cumsum(0) - ended.int()) > 0)  # [T, E]: before this step
             returns += rollout.reward.masked_fill(over_before.unsqueeze(-1), 0.0).sum(0)
             lengths += (~over_before).sum(0)
+            for name, figure in figures.items():
+                figure += rollout.data[name].masked_fill(over_before | ~ended, 0.0).sum(0)
             is_over |= ended.any(0)
             for name in kept if self._recorders else ():
                 kept[name].append(rollout.data[name][:, [one.env_index for one in self._recorders]].cpu())
             if bool(is_over.all()):
                 break
         groups = {name: group.agents for name, group in env.groups.items()}
-        score = Score(returns.cpu(), lengths.cpu(), groups)
+        score = Score(returns.cpu(), lengths.cpu(), groups, {name: one.cpu() for name, one in figures.items()})
         self.recorded = [self._pull(i, score, kept) for i in range(len(self._recorders))]
         return score
 

@@ -278,6 +278,7 @@ def score_as_json(score: Score) -> dict:
         "mean_reward": number(score.mean_reward),
         "std_reward": number(score.std_reward) if has_spread else None,
         "mean_ep_length": number(score.mean_ep_length),
+        "figures": {name: number(figure) for name, figure in score.mean_figures().items()},
         "groups": groups,
     }
 

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from warpdrive.drawing import Drawing, draw_positions
-from warpdrive.env_names import ENVS_PACKAGE, list_envs
+from warpdrive.env_names import ENVS_PACKAGE, env_files, list_envs
 from warpdrive.errors import ConfigError, EnvError
 from warpdrive.layout import ACTION_MASK, ACTIVE, Layout, mask_place
 
@@ -81,6 +81,9 @@ class Env:
 
     What no agent sees may still help to judge them: with `global_state_space = spaces.Box(...)` an env says that its
     kernels write such a state into `global_state` [feature]. A central critic then reads it.
+
+    What tells of an episode besides its return, such as whether it was won, is an array of one float32 a env that
+    `figures` names: every step writes it, and what the last step of an episode wrote is reported.
     """
 
     Config: ClassVar[type]
@@ -89,6 +92,10 @@ class Env:
     groups: Mapping[str, Group]
     global_state_space: spaces.Box | None = None
     settable: Sequence[str] = ()
+    lasting: Sequence[str] = ()
+    """Arrays that no restart touches, as what is counted over all episodes of a run."""
+    figures: Mapping[str, str] = {}
+    """Name of an array -> what its mean over episodes says, reported as `rollout/<name>` and `eval/<name>`."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
@@ -159,6 +166,15 @@ class Env:
         for name, array in arrays.items():
             self.check_numbers(name, array)
         self._check_meanings(arrays)
+        if unknown := [name for name in self.lasting if name not in arrays or name in layout.kept]:
+            raise EnvError(f"{place}: lasting names '{unknown[0]}', which is no array of its own in arrays().")
+        for name in self.figures:
+            array = np.asarray(arrays.get(name))
+            if array.shape or array.dtype != np.float32:
+                raise EnvError(
+                    f"{place}: figures names '{name}', which is no array of one float32. Have it in arrays() as "
+                    "np.zeros((), np.float32), and let every step write it."
+                )
         for name in self.constants():
             if name in FRAMEWORK_CONSTANTS:
                 raise EnvError(f"{place}: constants() has '{name}', which the framework sets. Leave it out.")
@@ -256,7 +272,7 @@ def _env_class(name: str) -> type[Env]:
             near = difflib.get_close_matches(name, list_envs(), 1)
             hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(list_envs())}."
             raise ConfigError(f"unknown env '{name}'. {hint} An env of your own is 'my_package.my_env:MyEnv'.")
-        module_name = f"{ENVS_PACKAGE}.{name}.{name}"
+        module_name = f"{ENVS_PACKAGE}.{env_files()[name].parent.name}.{name}"
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

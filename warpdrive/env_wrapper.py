@@ -108,7 +108,9 @@ class EnvWrapper:
         )
         own_reset = f"{self.env.name}_reset"
         own = (self.functions, own_reset) if own_reset in self.functions.signatures else None
-        self.data.save_start(*(name for name in self.env.arrays() if own is None or name in self.env.settable))
+        starts = [name for name in self.env.arrays() if own is None or name in self.env.settable]
+        outlive = (*self.env.lasting, *self.env.figures)
+        self.data.save_start(*(name for name in starts if name not in outlive))
         check_kernels(self.env, self.functions, self.layout)
         if folds is None:
             folds = self.backend.name == "cuda" and not self._steps_alone

@@ -26,9 +26,6 @@ from pathlib import Path
 from json_lines import emit as emit_line
 from json_lines import write_lines
 
-# This file is called as the package that it imports: its folder must not be where packages are looked for.
-sys.path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
-
 ap = argparse.ArgumentParser()
 ap.add_argument("--mode", default="env,env_py,rollout,train")
 ap.add_argument("--num-envs", default="1024,4096,16384,65536")
@@ -76,6 +73,10 @@ import flax.linen as nn  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from jax_calls import compile_and_warm, own, timed  # noqa: E402
+
+# This file is called as the package that it imports: its folder must not be where packages are looked for.
+sys.path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
 
 # jaxmarl prints while it looks for optional modules: that goes to stderr, by descriptor, as stdout is for JSON alone.
 sys.stdout.flush()
@@ -123,38 +124,6 @@ def stack_obs(obs):  # dict of (N, d_a) -> (A, N, OBS), zero-padded
 
 def to_dict(act):  # (A, N) -> dict
     return {a: act[i] for i, a in enumerate(AGENTS)}
-
-
-def own(tree):
-    """A copy in which no two leaves share a buffer, so that all may be donated."""
-
-    def one(x):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(jnp.array(jax.random.key_data(x), copy=True), impl=args.prng)
-        return jnp.array(x, copy=True)
-
-    return jax.tree.map(one, tree)
-
-
-def timed(fn, carry, repeat):
-    """fn: carry -> carry (a jitted call). Times each call to completion."""
-    ts = []
-    for _ in range(repeat):
-        t0 = time.perf_counter()
-        carry = fn(carry)
-        jax.block_until_ready(carry)
-        ts.append(time.perf_counter() - t0)
-    return carry, ts
-
-
-def compile_and_warm(fn, carry):
-    carry = own(carry)
-    t0 = time.perf_counter()
-    compiled = jax.jit(fn, donate_argnums=0).lower(carry).compile()
-    t_compile = time.perf_counter() - t0
-    carry = compiled(carry)
-    jax.block_until_ready(carry)
-    return compiled, carry, t_compile
 
 
 def report(what, n, steps_per_call, ts, t_compile, **extra):

@@ -23,9 +23,10 @@ NO_PAIR = "expected key=value, such as trainer."
             ("multi_gpu", "gpus"), ("multi_gpu", "repeats"), ("multi_gpu", "iterations"), ("multi_gpu", "envs"),
             ("throughput", "repeats"), ("host_fed", "repeats"), ("saving", "repeats"),
             ("profile", "kernels"), ("learning", "seeds"), ("learning", "jobs"), ("time_to_score", "seeds"),
+            ("cold_start", "repeats"),
         )),
         *((name, "--device cpu precision", f"{NO_PAIR}") for name in (
-            "throughput", "multi_gpu", "time_to_score", "host_fed", "scaling", "profile",
+            "throughput", "multi_gpu", "time_to_score", "host_fed", "scaling", "profile", "cold_start",
         )),
         ("multi_gpu", "--device cpu trainer.num_env=3", "trainer.num_env: unknown key. Did you mean 'num_envs'?"),
         ("multi_gpu", "--device cpu --config nobody.yaml", "nobody.yaml: no such file"),

@@ -59,6 +59,32 @@ def test_sources_are_built_side_by_side_and_loaded_where_they_are_first_launched
     assert backend.steps[-1] == "loaded", "outside it waits at once"
 
 
+class OneByOne(Compilers):
+    """Has no way to build that is not its `compile`, as the CPU backend has none."""
+
+    def __init__(self) -> None:
+        self.compiled, self.sources = threading.Event(), []
+
+    build = Backend.build
+
+    def compile(self, source):
+        self.sources.append(source.text)
+        self.compiled.set()
+        return NoModule()
+
+
+def test_who_builds_by_compiling_does_so_ahead_too_and_what_several_share_once():
+    backend, data = OneByOne(), DataManager("cpu")
+    data.push("x", torch.zeros(1, dtype=torch.int32))
+    with compiling_ahead(backend):
+        calls = [FunctionManager(data, TEXT % "x[i] = 1;", backend=backend).prepare("fill") for _ in range(2)]
+        assert backend.compiled.wait(20)
+        assert len(backend.sources) == 1
+    for call in calls:
+        call()
+    assert len(backend.sources) == 3, "each loads what was compiled"
+
+
 def test_what_is_compiled_ahead_runs_and_what_is_wrong_with_it_is_told_at_its_first_launch(backend):
     data = DataManager(backend.device)
     data.push("x", torch.zeros(5, dtype=torch.int32))

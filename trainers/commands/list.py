@@ -6,12 +6,13 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainers import algorithms, networks
 from trainers.settings.arguments import Overrides, add_allow_import, config_of, find_config, refuse_overrides
 from warpdrive.config import shown
-from warpdrive.env_names import env_files
+from warpdrive.env_names import env_files, family_of
 from warpdrive.errors import ConfigError, tell
 
 KINDS = {
@@ -46,9 +47,22 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     tables = []
     for kind, lines in found.items():
         rows = [f"  {name:{width}}  {line}".rstrip() for name, line in lines.items()]
+        if kind == "envs":
+            rows = _by_family(dict(zip(lines, rows, strict=True)))
         tables.append("\n".join([f"{kind} ({KINDS[kind]})", *rows]))
     tell("\n\n".join(tables))
     return 0
+
+
+def _by_family(rows: Mapping[str, str]) -> list[str]:
+    """Rows by env, those of a family together under a line that says what it is; families come last."""
+    alone, families = [], {}
+    for name, file in env_files().items():
+        about = family_of(file)
+        (alone if about is None else families.setdefault(about, [])).append(rows[name])
+    for about, members in sorted(families.items()):
+        alone += [f"  {about.parent.name}: {first_line(about)}", *members]
+    return alone
 
 
 def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
@@ -61,12 +75,13 @@ def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Pat
     if options.config is None:
         refuse_overrides("list metrics without a config", overrides)
         found = EXPLANATIONS
-        may = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1))
+        may = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1), ["<figure>"])
     else:
         config = config_of(find_config(options.config, folder), options, overrides)
-        groups = list(load_env(config.name, config.env).groups)
-        found = metrics_of(config, groups)
-        may = metrics_to_go_by([*config.policy, *groups], groups, config.evaluation)
+        env = load_env(config.name, config.env)
+        groups = list(env.groups)
+        found = metrics_of(config, groups, env.figures)
+        may = metrics_to_go_by([*config.policy, *groups], groups, config.evaluation, env.figures)
         last = why_no_best(config, groups) or f"The best checkpoint is told by {best_metric(config, groups)}."
     if options.json:
         tell(json.dumps({METRICS: found, "best_metric": may}, indent=2))

@@ -73,6 +73,8 @@ def play_and_draw(
     if not renders:
         tell(f"{players.title}: {num_played} episodes, seed {seed}, {players.how(greedy)}, on {backend.device}")
         tell(table([COLUMNS, *score_rows(score)]))
+        for name, figure in score.mean_figures().items():
+            tell(f"{name}: {figure:.3f}  ({players.env.figures[name]})")
     write_media(players, evaluation.recorded, paths)
     if options.open:
         import webbrowser

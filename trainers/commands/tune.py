@@ -149,7 +149,7 @@ def _check_metric(config: Config, env: Env) -> None:
     from trainers.run.best import metrics_to_go_by
 
     if len(env.groups) > 1 and config.saving.best_metric is None:
-        known = ", ".join(metrics_to_go_by([*config.policy, *env.groups], env.groups, config.evaluation))
+        known = ", ".join(metrics_to_go_by([*config.policy, *env.groups], env.groups, config.evaluation, env.figures))
         groups = " and ".join(f"'{name}'" for name in env.groups)
         raise ConfigError(f"command line: {groups} earn apart. Say by --metric which figure tells the best: {known}.")
 

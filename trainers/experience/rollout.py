@@ -25,20 +25,21 @@ def max_truncations(env: Env, num_steps: int) -> int:
     return math.ceil(num_steps / env.episode_length)  # truncations are an episode length apart
 
 
-def kept_of_env(layout: Layout, actors: Iterable[Actor]) -> tuple[list[str], list[str]]:
+def kept_of_env(env: Env, layout: Layout, actors: Iterable[Actor]) -> tuple[list[str], list[str]]:
     """Names of the env's arrays that a rollout keeps: what is seen, before each step and after the last; and what a
     step takes and gives."""
     seen = list(layout.observations)
     if GLOBAL_STATE in layout.kept and any(actor.policy.has_central_critic for actor in actors):
         seen.append(GLOBAL_STATE)  # kept as what agents see is, for the critics that read it
-    return seen, ["reward", "terminated", "truncated", *layout.actions]
+    return seen, ["reward", "terminated", "truncated", *env.figures, *layout.actions]
 
 
 class Rollout:
     """T steps of all envs.
 
     observation [T+1, E, A, ...] as the env gives it, action [T, E, A] or [T, E, A, heads] int32, reward [T, E, A]
-    float32, terminated, truncated [T, E] bool: in `data`, under these names, for kernels that read whole rollouts.
+    float32, terminated, truncated [T, E] bool, the env's figures [T, E] float32: in `data`, under these names, for
+    kernels that read whole rollouts.
     Where groups see or act differently, each has its own arrays there, as in the env (see Layout). Where a central
     critic reads the env's global_state [T+1, E, F], that is there, too.
     active [T+1, E, A], survived [T, E, A] bool: whether an agent is in the game before step t, and after it but
@@ -65,7 +66,7 @@ class Rollout:
         self.env = env
         self.num_steps = num_steps
         self.num_envs = env.num_envs
-        self.observations, self._of_a_step = kept_of_env(env.layout, actors.values())
+        self.observations, self._of_a_step = kept_of_env(env.env, env.layout, actors.values())
         self.max_truncations = len(env.data[FINAL + self.observations[0]])
         self.data = DataManager(env.device)
         for name in (*self.observations, *self._of_a_step):

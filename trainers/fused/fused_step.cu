@@ -1,17 +1,12 @@
 // From the parts of a gradient to new parameters: the sum, its length, and a step of Adam.
 //
-// Constants:
-//   NUM_PARAMETERS                of the policy
-//   STEP_THREADS, SLICES          threads of a block, and those of them that add up one parameter's parts
-//   NUM_GROUPS                    blocks that add up
-//   NUM_FIGURE_ROWS, NUM_FIGURES  of what the learn kernel wrote
-//   MAX_NORM                      to which gradients are shortened; 0: to none
-//   TARGET_KL                     divergence from which no step is made; 0: none
-//   FULL_PRECISION                of the networks
+// Sizes are arguments, so that all policies share these kernels. Constants:
+//   STEP_THREADS, SLICES  threads of a block, and those of them that add up one parameter's parts
+//   NUM_FIGURES           in a row of what the learn kernel wrote
+//   FULL_PRECISION        of the networks
 #include "tensor_core.cuh"
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
-static_assert((long long)NUM_GROUPS * (STEP_THREADS / SLICES) >= NUM_PARAMETERS, "parameters of no block");
 
 // Adds the parts up, always in the same order.
 //   parts               [.., gradient]  of all networks, one after the other              read
@@ -21,18 +16,20 @@ static_assert((long long)NUM_GROUPS * (STEP_THREADS / SLICES) >= NUM_PARAMETERS,
 //   name                [parameter]  the tensor that it belongs to                        read
 //   halted, first_loss  [1]  not 0, not NOTHING_FOUND: nothing more is looked for         read
 //   gradient            [parameter]                                                       written
-//   squares             [NUM_GROUPS]  sums of the squares                                 written
+//   squares             [block]  sums of the squares                                      written
 //   first_name          [1]  the first tensor whose gradient has a NaN or an infinity     read, written
+//   num_parameters      of the policy                                                     read
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
-    const float* halted, const long long* first_loss, float* gradient, float* squares, long long* first_name)
+    const float* halted, const long long* first_loss, float* gradient, float* squares, long long* first_name,
+    int num_parameters)
 {
     constexpr int PARAMETERS = STEP_THREADS / SLICES;  // of this block
     __shared__ float sum_of[SLICES][PARAMETERS];
     const int mine = threadIdx.x % PARAMETERS;
     const int slice = threadIdx.x / PARAMETERS;
     const int i = blockIdx.x * PARAMETERS + mine;
-    if (i < NUM_PARAMETERS) {
+    if (i < num_parameters) {
         const float* part = parts + place[i];
         const int step = stride[i];
         const int count = num_parts[i];
@@ -51,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     __syncthreads();
     if (slice == 0) {
         float whole = 0.0f;
-        if (i < NUM_PARAMETERS) {
+        if (i < num_parameters) {
             for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
             gradient[i] = whole;
             const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
@@ -76,11 +73,11 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
     }
 }
 
-// One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to MAX_NORM.
+// One step of Adam (Kingma and Ba 2015, arXiv:1412.6980) along the gradient, shortened to max_norm.
 // None if the run is halted, this iteration stopped, or the policy too far from the one that played.
 //   gradient                 [parameter]                                                  read
-//   squares                  [NUM_GROUPS]                                                 read
-//   figures                  [NUM_FIGURE_ROWS, NUM_FIGURES]  of this minibatch, the fourth
+//   squares                  [group]  of the blocks that added up                         read
+//   figures                  [row, NUM_FIGURES]  of this minibatch, the fourth
 //                            being the KL divergence                                      read
 //   first_loss, first_name   [1]  not NOTHING_FOUND: what halts the run; a norm that is no
 //                            number, of parts that are, is named after the first tensor   read, written
@@ -95,21 +92,25 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 //   parameter, average, square  [parameter]                                               read, written
 //   elements, biases         the networks' as their kernels read them; bytes, floats      written
 //   norm                     [1]  of the gradient, before it is shortened                 written
-//   counts                   [1]  0 if an earlier step found TARGET_KL passed, else 1       written
+//   counts                   [1]  0 if an earlier step found target_kl passed, else 1     written
+//   num_parameters, num_groups, num_figure_rows  of the policy; of squares; of figures    read
+//   max_norm                 to which gradients are shortened; 0: to none                 read
+//   target_kl                divergence from which no step is made; 0: none               read
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, const float* figures, const long long* first_loss,
     long long* first_name, float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
     const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
-    unsigned char* elements, float* biases, float* norm, float* counts)
+    unsigned char* elements, float* biases, float* norm, float* counts, int num_parameters, int num_groups,
+    int num_figure_rows, float max_norm, float target_kl)
 {
     __shared__ float part[STEP_THREADS];
     __shared__ float kl_part[STEP_THREADS];
     float sum = 0.0f;
-    for (int k = threadIdx.x; k < NUM_GROUPS; k += STEP_THREADS) sum += squares[k];
+    for (int k = threadIdx.x; k < num_groups; k += STEP_THREADS) sum += squares[k];
     part[threadIdx.x] = sum;
     float divergence = 0.0f;
-    if (TARGET_KL > 0.0f) {
-        for (int k = threadIdx.x; k < NUM_FIGURE_ROWS; k += STEP_THREADS) divergence += figures[k * NUM_FIGURES + 3];
+    if (target_kl > 0.0f) {
+        for (int k = threadIdx.x; k < num_figure_rows; k += STEP_THREADS) divergence += figures[k * NUM_FIGURES + 3];
     }
     kl_part[threadIdx.x] = divergence;
     const float was_halted = halted[0];
@@ -125,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float length = sqrtf(part[0]);
     // Flags only rise, and what raises them is there before the launch: every block decides alike, whoever is first.
     const bool is_bad = first_loss[0] != NOTHING_FOUND || first_name[0] != NOTHING_FOUND || !isfinite(length);
-    const bool is_far = TARGET_KL > 0.0f && kl_part[0] > TARGET_KL;
+    const bool is_far = target_kl > 0.0f && kl_part[0] > target_kl;
     const bool skips = is_bad || is_far || was_halted != 0.0f || was_stopped != 0.0f;
     const float step = step_before[0] + (skips ? 0.0f : 1.0f);
     const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
@@ -138,8 +139,8 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
         if (is_bad) halted[0] = run_halted[0] = 1.0f;
         if (is_far) stopped[0] = 1.0f;
     }
-    if (skips || i >= NUM_PARAMETERS) return;
-    const float shortened = MAX_NORM > 0.0f ? fminf(1.0f, MAX_NORM / (length + 1e-6f)) : 1.0f;
+    if (skips || i >= num_parameters) return;
+    const float shortened = max_norm > 0.0f ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
     const float slope = gradient[i] * shortened;
     const float correction1 = -expm1f(step * -0.105360516f);  // 1 - 0.9^step; the difference itself would lose digits
     const float correction2 = -expm1f(step * -0.0010005003f);  // 1 - 0.999^step
@@ -154,12 +155,12 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
 }
 
 // The parameters as the kernels read them, after somebody else changed them; as adam_step has them.
-//   weight_place, parameter  read
-//   elements, biases         written
+//   weight_place, parameter, num_parameters  read
+//   elements, biases                         written
 extern "C" __global__ void pack_parameters(
-    const int* weight_place, const float* parameter, unsigned char* elements, float* biases)
+    const int* weight_place, const float* parameter, unsigned char* elements, float* biases, int num_parameters)
 {
-    for (long long i = global_thread(); i < NUM_PARAMETERS; i += num_global_threads()) {
+    for (long long i = global_thread(); i < num_parameters; i += num_global_threads()) {
         put(elements, biases, weight_place[i], parameter[i]);
     }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -194,7 +195,7 @@ class FusedLearner:
                     state[name] = tensor
 
     def _prepare_optimizer(self) -> None:
-        learner, packed, config = self.learner, self.packed, self.learner.config
+        learner, packed = self.learner, self.packed
         size, device = len(packed.parameter), packed.parameter.device
         new = packed.parameter.new_zeros
         self._average, self._square, self._gradient = new(size), new(size), new(size)
@@ -215,13 +216,6 @@ class FusedLearner:
             start = packed.numbers[id(parameter)]
             name[start : start + parameter.numel()] = number
             is_critic[start : start + parameter.numel()] = id(parameter) in of_critic
-        constants = {
-            "NUM_GROUPS": self.plan.num_groups,
-            "NUM_FIGURE_ROWS": self._figures.shape[1],
-            "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
-            "TARGET_KL": float(config.target_kl or 0.0),
-        }
-        self._step_functions = packed.step_functions(constants)
         tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
         self._tables = {key: table.to(device) for key, table in tables.items()}
         self._is_critic = is_critic.to(device)
@@ -305,20 +299,18 @@ class FusedLearner:
         steps = LaunchShape(-(-len(self.packed.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         first_name = guard.place_of("gradient", group.name)
         found = {"halted": self._halted, "first_loss": arrays["first_loss"], "first_name": first_name}
-        into = {"gradient": self._gradient, "squares": self._squares}
-        calls.append(
-            self._step_functions.prepare("add_up_gradient", adds, parts=self._parts, **self._tables, **found, **into)
-        )
+        into = {"gradient": self._gradient, "squares": self._squares, "num_parameters": len(self.packed.parameter)}
+        add_up = partial(self.packed.step_functions.prepare, "add_up_gradient", adds, **found, **into)
+        calls.append(add_up(parts=self._parts, **self._tables))
         if learner.world.size > 1:
             calls.append(lambda: self._reduce(self._figures[number]))
         if self.packed.norms is not None:
             calls.append(self.packed.norms.prepare_unfold(self._gradient))
         if learner.world.size > 1 or self.packed.norms is not None:
             tables = {**self._tables, **self._tables_of_one_part}
-            calls.append(
-                self._step_functions.prepare("add_up_gradient", adds, parts=self._gradient, **tables, **found, **into)
-            )
-        step = self._step_functions.prepare(
+            calls.append(add_up(parts=self._gradient, **tables))
+        config = learner.config
+        step = self.packed.step_functions.prepare(
             "adam_step",
             steps,
             **into,
@@ -338,6 +330,10 @@ class FusedLearner:
             biases=self.packed.biases,
             norm=self._norms[number : number + 1],
             counts=self._counts[number : number + 1],
+            num_groups=plan.num_groups,
+            num_figure_rows=self._figures.shape[1],
+            max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
+            target_kl=float(config.target_kl or 0.0),
         )
         return [*calls, self.packed.then_fold(step)]
 

@@ -127,16 +127,15 @@ class PackedPolicy:
         self.norms = InputNorms(self, place) if plan.request.norms_input else None
         self.weight_place = torch.as_tensor(place, device=device)
         """Where each parameter lies: an element, or -1 - a bias."""
-        constants = {"NUM_GROUPS": -(-len(place) // (STEP_THREADS // SLICES)), "NUM_FIGURE_ROWS": 1}
-        constants |= {"MAX_NORM": 0.0, "TARGET_KL": 0.0}
-        functions = self.step_functions(constants)
-        pack = functions.prepare(
+        self.step_functions = self._compile_steps()
+        pack = self.step_functions.prepare(
             "pack_parameters",
             LaunchShape(-(-len(place) // 256), (256, 1)),
             weight_place=self.weight_place,
             parameter=self.parameter,
             elements=self.elements,
             biases=self.biases,
+            num_parameters=len(place),
         )
         self.pack = self.then_fold(pack)
         """Brings the copies up to date, after somebody else changed the parameters."""
@@ -161,16 +160,9 @@ class PackedPolicy:
         """What all networks of a launch share."""
         return {"FULL_PRECISION": self.plan.element_bytes == 4}
 
-    def step_functions(self, constants: dict[str, Constant]) -> FunctionManager:
-        """The kernels of fused_step.cu for these parameters; `constants` are those of an update."""
-        constants = {
-            "NUM_PARAMETERS": len(self.parameter),
-            "STEP_THREADS": STEP_THREADS,
-            "SLICES": SLICES,
-            "NUM_FIGURES": NUM_FIGURES,
-            **self.precision,
-            **constants,
-        }
+    def _compile_steps(self) -> FunctionManager:
+        """The kernels of fused_step.cu, which are the same for all policies of a precision."""
+        constants = {"STEP_THREADS": STEP_THREADS, "SLICES": SLICES, "NUM_FIGURES": NUM_FIGURES, **self.precision}
         data = DataManager(self.backend.device)
         return FunctionManager(data, KERNELS / "fused_step.cu", constants, backend=self.backend)
 

@@ -51,3 +51,22 @@ extern "C" __global__ void episodes(const float* reward, const bool* terminated,
         }
     }
 }
+
+// Adds up what an env itself said of the episodes that ended in a rollout: what the last step of each wrote.
+//   figure      [step, env]                                               read
+//   terminated  [step, env]                                               read
+//   truncated   [step, env]                                               read
+//   figure_sum  [env]         of the episodes ended since the last report  read, written
+//   num_steps   of the rollout
+extern "C" __global__ void episode_figure(const float* figure, const bool* terminated, const bool* truncated,
+                                          float* figure_sum, int num_steps)
+{
+    for (long long env = global_thread(); env < NUM_ENVS; env += num_global_threads()) {
+        float sum = figure_sum[env];
+        for (int t = 0; t < num_steps; ++t) {
+            const long long step_env = (long long)t * NUM_ENVS + env;
+            if (terminated[step_env] || truncated[step_env]) sum += figure[step_env];
+        }
+        figure_sum[env] = sum;
+    }
+}

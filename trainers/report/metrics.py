@@ -32,7 +32,9 @@ EXPLANATIONS = {
     "rollout/ep_rew_mean": "mean return of an agent in the episodes that ended since the last report",
     "rollout/<policy>/ep_rew_mean": "the same over the agents of one policy, or of one group of agents",
     "rollout/ep_len_mean": "mean length of those episodes, in steps",
-    "rollout/num_episodes": "how many they are, over all envs; the three above are left out where it is 0",
+    "rollout/<figure>": "mean over those episodes of what the env itself tells of each, such as whether it was won; "
+    "`figures` of the env names them",
+    "rollout/num_episodes": "how many they are, over all envs; those above are left out where it is 0",
     "time/fps": "env steps a second since the last report, over all envs; evaluation is not counted",
     "time/agent_steps_per_s": "the same times the agents of an env",
     "time/total_timesteps": "env steps made so far, over all envs: the x axis of all curves",
@@ -42,6 +44,7 @@ EXPLANATIONS = {
     "eval/std_reward": "standard deviation over those episodes of their agents' mean return",
     "eval/mean_ep_length": "mean length of those episodes, in steps",
     "eval/<group>/mean_reward": "mean return over the agents of one group",
+    "eval/<figure>": "mean over those episodes of what the env itself tells of each",
     "perf/env_ms": "device time an iteration in the env's step and reset kernels: their part of the rollout, as "
     "found in a few rollouts with marks, times what rollouts take; null before the first of them",
     "perf/policy_ms": "the rest of the rollout: networks, samplers, checks and sums",
@@ -55,18 +58,20 @@ EXPLANATIONS = {
     "health/gpu_mem_mb": "most memory that torch held on the GPU so far, MiB; 0 on a CPU",
 }
 """What each metric is, by name. The documentation is made of it."""
+FIGURE_SUM = "figure_sum_"
+"""How the names of the sums of an env's figures begin."""
 
 Figures = Mapping[str, torch.Tensor | float]
 
 
-def metrics_of(config: Config, groups: Iterable[str]) -> dict[str, str]:
+def metrics_of(config: Config, groups: Iterable[str], figures: Iterable[str] = ()) -> dict[str, str]:
     """EXPLANATIONS of one run, by the names that its metrics have.
 
     Args:
-        groups: of the env.
+        groups, figures: of the env.
     """
     groups, found = list(groups), {}
-    words = {"<policy>": dict.fromkeys([*config.policy, *groups]), "<group>": groups}
+    words = {"<policy>": dict.fromkeys([*config.policy, *groups]), "<group>": groups, "<figure>": figures}
     trained = {name: find_algorithm(one.algorithm)[0] for name, one in config.policy.items() if one.to_train}
     of_training = {
         f"train/{policy}/{figure}": explanation
@@ -83,11 +88,15 @@ def metrics_of(config: Config, groups: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def new_sums(num_envs: int, num_agents: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+def new_sums(
+    num_envs: int, num_agents: int, device: str = "cpu", figures: Iterable[str] = ()
+) -> dict[str, torch.Tensor]:
     """What is summed up in each env, all of it zeros."""
     per_agent = {name: torch.zeros(num_envs, num_agents, device=device) for name in ("running_return", "return_sum")}
     words = ("running_length", "length_sum", "num_ended", "num_dropped")
-    return per_agent | {name: torch.zeros(num_envs, dtype=torch.int64, device=device) for name in words}
+    of_figures = {f"{FIGURE_SUM}{name}": torch.zeros(num_envs, device=device) for name in figures}
+    counts = {name: torch.zeros(num_envs, dtype=torch.int64, device=device) for name in words}
+    return per_agent | counts | of_figures
 
 
 class Metrics:
@@ -105,19 +114,30 @@ class Metrics:
         self.env = env
         self.groups = dict(groups)
         self.num_agents = env.num_agents
-        arrays = new_sums(env.num_envs, env.num_agents)
+        self.figures = list(env.env.figures)
+        arrays = new_sums(env.num_envs, env.num_agents, figures=self.figures)
         self.arrays = {name: env.data.push(name, array) for name, array in arrays.items()}
         functions = FunctionManager(
             rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
         )
-        self.add_rollout = functions.prepare(
-            "episodes",
-            num_truncated=env.data["num_truncated"],
-            num_steps=rollout.num_steps,
-            max_truncations=rollout.max_truncations,
-            **self.arrays,
-        )
+        of_figures = [self.arrays[f"{FIGURE_SUM}{name}"] for name in self.figures]
+        self._calls = [
+            functions.prepare(
+                "episodes",
+                num_truncated=env.data["num_truncated"],
+                num_steps=rollout.num_steps,
+                max_truncations=rollout.max_truncations,
+                **{name: array for name, array in self.arrays.items() if not name.startswith(FIGURE_SUM)},
+            )
+        ]
+        for name, figure_sum in zip(self.figures, of_figures, strict=True):
+            sums = {"figure": rollout.data[name], "figure_sum": figure_sum}
+            self._calls.append(functions.prepare("episode_figure", num_steps=rollout.num_steps, **sums))
+
+    def add_rollout(self) -> None:
         """Call it once for each rollout."""
+        for call in self._calls:
+            call()
 
     def report(self, figures: Mapping[str, Figures]) -> dict[str, float]:
         """Metrics since the last report, by name; waits for the device. See `begin_report`."""
@@ -133,15 +153,16 @@ class Metrics:
             also: [N], to travel with them.
         """
         return_sum, *counts = (self.arrays[name] for name in ("return_sum", "length_sum", "num_ended", "num_dropped"))
+        of_figures = [self.arrays[f"{FIGURE_SUM}{name}"] for name in self.figures]
         known = {f"train/{policy}/{name}": one for policy, ones in figures.items() for name, one in ones.items()}
         waiting = {name: one for name, one in known.items() if isinstance(one, torch.Tensor)}
         invalid = self.env.num_invalid_actions
-        sums = [return_sum.sum(0).double(), *(array.sum().double().view(1) for array in (*counts, invalid))]
-        sums = world().sum(*sums)
+        by_env = (*counts, invalid, *of_figures)
+        sums = world().sum(return_sum.sum(0).double(), *(array.sum().double().view(1) for array in by_env))
         parts = [*sums, *(one.detach().double().view(1) for one in waiting.values())]
         parts += [] if also is None else [also.double()]
         pending = PendingReport(self, torch.cat(parts), {**known, **dict.fromkeys(waiting)})
-        for array in (return_sum, *counts, invalid):
+        for array in (return_sum, *by_env):
             array.zero_()
         return pending
 
@@ -150,12 +171,13 @@ class PendingReport:
     """Figures on their way to the host.
 
     Args:
-        values: on the device: returns by agent, four counts, the figures that were there, and what else travels.
+        values: on the device: returns by agent, four counts, the env's figures, the figures that were there, and what
+            else travels.
         figures: by metric; None of those that were there.
     """
 
     def __init__(self, metrics: Metrics, values: torch.Tensor, figures: Mapping[str, float | None]) -> None:
-        self.groups, self.num_agents = metrics.groups, metrics.num_agents
+        self.groups, self.num_agents, self._of_env = metrics.groups, metrics.num_agents, metrics.figures
         self._figures, self._waiting = figures, [name for name, one in figures.items() if one is None]
         self._arrived: torch.cuda.Event | None = None
         self._values = values
@@ -181,6 +203,7 @@ class PendingReport:
         values = self._values.tolist()
         returns, values = values[: self.num_agents], values[self.num_agents :]
         (length, num_episodes, num_dropped, num_invalid), values = values[:4], values[4:]
+        of_env, values = values[: len(self._of_env)], values[len(self._of_env) :]
         found, also = values[: len(self._waiting)], values[len(self._waiting) :]
         metrics = {
             "rollout/num_episodes": num_episodes,
@@ -193,6 +216,7 @@ class PendingReport:
                 mean_return = sum(returns[agent] for agent in agents) / (num_episodes * len(agents))
                 metrics[f"rollout/{group}/ep_rew_mean"] = mean_return
             metrics["rollout/ep_len_mean"] = length / num_episodes
+            metrics |= {f"rollout/{name}": one / num_episodes for name, one in zip(self._of_env, of_env, strict=True)}
         return {**metrics, **self._figures, **dict(zip(self._waiting, found, strict=True))}, also
 
 

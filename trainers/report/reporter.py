@@ -249,6 +249,7 @@ class Reporter:
             "eval/mean_reward": score.mean_reward,
             "eval/std_reward": score.std_reward,
             "eval/mean_ep_length": score.mean_ep_length,
+            **{f"eval/{name}": figure for name, figure in score.mean_figures().items()},
         }
         return metrics | {f"eval/{group}/mean_reward": score.mean_of(group) for group in score.groups}
 

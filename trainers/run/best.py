@@ -23,17 +23,21 @@ Reports = Sequence[Mapping[str, float]]
 """The metrics of a run, report by report."""
 
 
-def metrics_to_go_by(names: Iterable[str], groups: Iterable[str], evaluation: EvaluationConfig) -> list[str]:
+def metrics_to_go_by(
+    names: Iterable[str], groups: Iterable[str], evaluation: EvaluationConfig, figures: Collection[str] = ()
+) -> list[str]:
     """The metrics that `saving.best_metric` may name, first the one that a single group goes by if none is given.
 
     Args:
         names: of policies and groups, which have a mean return each.
-        groups: of the env.
+        groups, figures: of the env.
     """
     of_rollouts = [ROLLOUT, *(f"rollout/{name}/ep_rew_mean" for name in dict.fromkeys(names)), "rollout/ep_len_mean"]
+    of_rollouts += [f"rollout/{figure}" for figure in figures]
     if not evaluation.eval_freq:
         return of_rollouts
     of_evaluations = [EVALUATION, *(f"eval/{group}/mean_reward" for group in groups), "eval/mean_ep_length"]
+    of_evaluations += [f"eval/{figure}" for figure in figures]
     return [*of_evaluations, *of_rollouts]
 
 

@@ -90,7 +90,7 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     kinds = {name: find_algorithm(config.policy[name].algorithm)[0] for name in actors if config.policy[name].to_train}
     fields = {name: kind.fields(config.policy[name], actors[name].spec) for name, kind in kinds.items()}
     found = of_rollout(env, actors, num_envs, num_steps, max_truncations(env, num_steps), fields)
-    found.add_tensors("env", new_sums(num_envs, env.num_agents, "meta"))
+    found.add_tensors("env", new_sums(num_envs, env.num_agents, "meta", env.figures))
     works = [found.num_bytes.pop(WORK)]
     # What a checkpoint travels through. (The envs' arrays lie in one run of memory each, and need none on a CPU.)
     works.append(min(PIECE, max(bytes_of(actor.policy) for actor in actors.values())))
@@ -206,12 +206,12 @@ def of_rollout(
         found.add(f"env.{name}", shape, np.dtype(dtype).itemsize)
     has_reset = f"{env.name}_reset" in read_signatures(env.source.read_text(encoding="utf-8"), str(env.source))
     for name in own:
-        if not has_reset or name in env.settable:
+        if (not has_reset or name in env.settable) and name not in env.figures:
             found.add(f"env.start_{name}", sizes[name][0], own[name].dtype.itemsize)
     pools = {f"pool_{name}": rows for name, rows in (env.pool() or {}).items()}
     for name, shared in {**pools, **env.tables()}.items():
         found.add(f"env.{name}", np.shape(shared), np.asarray(shared).dtype.itemsize)
-    seen, of_a_step = kept_of_env(layout, actors.values())
+    seen, of_a_step = kept_of_env(env, layout, actors.values())
     for name in (*seen, *of_a_step):
         shape, dtype = sizes[name]
         found.add(f"rollout.{name}", (num_steps + (name in seen), *shape), np.dtype(dtype).itemsize)

@@ -106,7 +106,8 @@ class _Reader:
                     policy[name] = one = _with_lr(self._with_minibatches(name, one, trainer, env), trainer, env)
                     self._check_fits(name, one, env)
         if None not in (env, saving, evaluation):
-            self._check_best_metric(saving, metrics_to_go_by([*policy, *env.groups], env.groups, evaluation))
+            known = metrics_to_go_by([*policy, *env.groups], env.groups, evaluation, env.figures)
+            self._check_best_metric(saving, known)
         self.problems.raise_if_any()
         return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation, callbacks)
 

@@ -22,18 +22,22 @@ def compiling_ahead(backend: Backend) -> Iterator[None]:
     compile_here = backend.compile
     cores = threading.Semaphore(len(os.sched_getaffinity(0)))
 
+    begun: dict[tuple, Future[None]] = {}
+
     def begin(source: Source) -> Module:
-        built: Future[None] = Future()
+        key = (source.path, source.text, source.constants, source.include_folders, source.options)
+        if key not in begun:  # policies share kernels
+            begun[key] = built = Future()
+            # The compiler is a process, which ends with this one.
+            threading.Thread(target=build, args=(source, built), daemon=True).start()
+        return ModuleAhead(begun[key], lambda: compile_here(source))
 
-        def build() -> None:
-            with cores:
-                try:
-                    built.set_result(backend.build(source))
-                except BaseException as error:  # for whoever waits
-                    built.set_exception(error)
-
-        threading.Thread(target=build, daemon=True).start()  # the compiler is a process, which ends with this one
-        return ModuleAhead(built, lambda: compile_here(source))
+    def build(source: Source, built: Future[None]) -> None:
+        with cores:
+            try:
+                built.set_result(backend.build(source))
+            except BaseException as error:  # for whoever waits
+                built.set_exception(error)
 
     backend.compile = begin
     try:

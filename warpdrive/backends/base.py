@@ -107,7 +107,7 @@ class Backend(ABC):
 
     def build(self, source: Source) -> None:
         """On any thread what takes long of `compile`, into the cache. Raises as that does."""
-        self.compile(source)
+        type(self).compile(self, source)  # not what stands in for it while all is compiled ahead (see ahead.py)
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -163,7 +163,8 @@ def check_unwritten(env: Env, backend: Backend, play: Play) -> str:
     wrapper = EnvWrapper(env, play.num_envs, backend=backend, seed=SEED)
     data, step = wrapper.data, wrapper.functions.signature(f"{env.name}_step")
     written = {parameter.name for parameter in step.parameters if not parameter.is_const}
-    names = [*wrapper.layout.kept, *(name for name in ("reward", "terminated", "truncated") if name in written)]
+    outputs = (name for name in ("reward", "terminated", "truncated") if name in written)
+    names = [*wrapper.layout.kept, *env.figures, *outputs]
     player = Player(wrapper, play.num_steps)
     wrapper.reset()
     skip = play.skip(env)
@@ -271,6 +272,7 @@ def check_reset_restores_all(env: Env, backend: Backend, play: Play) -> str:
     """A restarted env is like a fresh one that draws the same numbers, at whatever step of an episode it restarts."""
     fresh, played = (EnvWrapper(env, play.num_envs, backend=backend, seed=SEED) for _ in range(2))
     outputs = {"reward", "terminated", "truncated", "num_truncated", *played.layout.actions}
+    outputs |= {*env.lasting, *env.figures}
     names = [name for name in played.data.names() if name not in outputs and not name.startswith(KEPT)]
     fresh.data["env_step"] = 77
     fresh.reset()

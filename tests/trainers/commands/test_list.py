@@ -37,7 +37,7 @@ def test_metrics_are_listed_with_those_that_tell_the_best(capsys):
     marked = {line.split()[1] for line in lines if line.startswith("* ")}
     assert marked == {
         "rollout/ep_rew_mean", "rollout/<policy>/ep_rew_mean", "rollout/ep_len_mean", "eval/mean_reward",
-        "eval/mean_ep_length", "eval/<group>/mean_reward",
+        "eval/mean_ep_length", "eval/<group>/mean_reward", "rollout/<figure>", "eval/<figure>",
     }  # fmt: skip
     assert any(line.startswith("  time/fps ") and line.endswith(EXPLANATIONS["time/fps"]) for line in lines)
 

@@ -11,7 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fused_cases import BF16, EVEN, FULL, MIXED, UNTOUCHED, Case, Step, bound_of_chi_square, box, chi_square
+from fused_cases import (
+    BF16,
+    EVEN,
+    FULL,
+    MIXED,
+    UNTOUCHED,
+    Case,
+    Step,
+    assert_close,
+    assert_is_torchs,
+    bound_of_chi_square,
+    box,
+    chi_square,
+)
 from gymnasium import spaces
 
 import trainers.fused.plan
@@ -98,28 +111,6 @@ IN_BF16 += [
     "layers in memory by warpgroups",
 ]
 SMALL = Case(6, (16,), (3, 2), has_mask=True, agents=range(1, 5), num_agents=5, num_envs=13)
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor, precision: str, rms: float = 1e-2) -> None:
-    """To 1e-5 of the largest; in bfloat16, which keeps 8 bits, to 1e-2, and to `rms` in the mean."""
-    found, largest = found.flatten().double().cpu(), expected.abs().max().clamp_min(1.0)
-    assert torch.isfinite(found).all()
-    error = (found - expected).abs()
-    assert error.max() <= (1e-5 if precision == FULL else 1e-2) * largest
-    assert error.square().mean().sqrt() <= (1e-6 if precision == FULL else rms) * expected.square().mean().sqrt()
-
-
-def assert_is_torchs(step: Step, precision: str = FULL, rms: float = 1e-2) -> None:
-    """In bfloat16, what differs from torch comes from rounding what is multiplied, and from nothing else."""
-    _, log_prob, value = step.expect()
-    assert_close(step.log_prob, log_prob, precision)
-    assert_close(step.value, value, precision, rms)
-    if precision == FULL:
-        return
-    _, log_prob, value = step.expect(rounds=True)
-    for found, expected in ((step.log_prob, log_prob), (step.value, value)):
-        error = found.flatten().double().cpu() - expected
-        assert error.square().mean().sqrt() <= 1e-3 * expected.square().mean().sqrt()
 
 
 def assert_is_the_samplers(step: Step, greedy: bool = False) -> None:

@@ -9,149 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fused_cases import (
-    BF16,
-    EVEN,
-    FULL,
-    MIXED,
-    NOTHING_FOUND,
-    Case,
-    MadeUp,
-    bound_of_chi_square,
-    chi_square,
-    expect_gradient,
-    make_learner,
-)
+from fused_cases import BF16, FULL, Case, bound_of_chi_square, chi_square
+from fused_rollouts import COEFFICIENTS, ROLLOUTS, MadeUp, assert_learns_as_torch, make_learner, minibatches
 
 import trainers.fused.plan
-from trainers.algorithms.a2c import A2CConfig
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
+from trainers.learning.guard import NOTHING_FOUND
 from warpdrive.backends.base import Backend
 from warpdrive.config import Schedule
 
-COEFFICIENTS = {"lr": 0.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.05, "normalize_return": False}
-A2C = A2CConfig(**COEFFICIENTS, num_minibatches=1)
-PPO = PPOConfig(**COEFFICIENTS, num_epochs=2, num_minibatches=3)
-# Of the 290 samples of "ppo whose values move freely", the last minibatch has 96, two chunks; the others 97, three.
-ROLLOUTS = {
-    "a2c": (Case(6, (16, 32), (5,), agents=range(1, 4), num_agents=4, num_envs=15), A2C, False),
-    "a2c in two steps": (Case(6, (16,), (5,), num_envs=40), replace(A2C, num_minibatches=2), True),
-    "ppo with a critic of its own": (
-        Case(
-            9, (40, 16), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
-            num_agents=5, num_envs=18,
-        ),
-        replace(PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
-        True,
-    ),
-    "ppo whose values move freely": (
-        Case(16, (40,), (2,), agents=range(1, 2), num_agents=2, num_envs=58, has_own_arrays=True),
-        replace(PPO, clip_value=False, normalize_advantage=False, huber_delta=0.7),
-        True,
-    ),
-    "ppo of a wide network": (Case(150, (256,), (3, 3), num_envs=11, has_mask=True), PPO, False),
-    "a2c of two wide layers": (Case(71, (256, 256), (21, 20), num_envs=7), A2C, True),
-    "ppo of two wide layers": (
-        Case(12, (128, 256), (5,), critic_widths=(256, 128), activation="tanh", has_mask=True, num_envs=9),
-        PPO,
-        False,
-    ),
-    "ppo of several arrays": (
-        Case(0, (16,), (3, 2), agents=range(1, 4), num_agents=4, num_envs=14, space=MIXED, sees_agent_id=True),
-        replace(PPO, agent_id=True, normalize_observation=True),
-        True,
-    ),
-    "mappo that credits the team": (
-        Case(
-            0, (16,), (5,), critic_widths=(24, 16), agents=range(1, 4), num_agents=5, num_envs=14, space=EVEN,
-            sees_agent_id=True, central="observations",
-        ),
-        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team", normalize_observation=True),
-        True,
-    ),
-    "mappo whose critic sees the state": (
-        Case(6, (16,), (5,), critic_widths=(40,), agents=range(3), num_agents=3, num_envs=13, central="global_state"),
-        replace(PPO, central_critic=True),
-        True,
-    ),
-    "mappo of two wide layers": (
-        Case(
-            0, (128, 256), (5,), critic_widths=(256, 128), agents=range(3), num_agents=4, num_envs=5, space=EVEN,
-            sees_agent_id=True, central="observations",
-        ),
-        replace(PPO, agent_id=True, central_critic=True, credit_after_leaving="team", normalize_observation=True),
-        True,
-    ),
-    "a2c of the narrowest": (Case(1, (1,), (2,), num_envs=19), replace(A2C, normalize_advantage=False), True),
-    "ppo of a number": (Case(3, (24, 24), (), activation="tanh", num_numbers=1, num_envs=53), PPO, False),
-    "a2c of seventeen numbers": (
-        Case(20, (32, 16), (), activation="tanh", num_numbers=17, num_envs=29), A2C, True,
-    ),
-    "ppo of squashed numbers, some of all agents": (
-        Case(
-            6, (40, 16), (), critic_widths=(16,), agents=range(1, 4), num_agents=5, num_numbers=3, squashes=True,
-            num_envs=18,
-        ),
-        replace(PPO, normalize_observation=True, normalize_return=True),
-        True,
-    ),
-    "a2c in two steps of two numbers": (
-        Case(6, (16,), (), num_numbers=2, num_envs=40), replace(A2C, num_minibatches=2), True
-    ),
-    "ppo of wide layers and numbers": (
-        Case(12, (128, 256), (), critic_widths=(256, 128), activation="tanh", num_numbers=7, num_envs=9), PPO, False,
-    ),
-    "ppo of four layers beside one": (
-        Case(
-            9, (40, 300, 17, 33), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
-            num_agents=5, num_envs=18,
-        ),
-        replace(PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
-        True,
-    ),
-    "ppo behind a LayerNorm": (
-        Case(
-            18, (40, 16), (3, 2), critic_widths=(16,), layer_norm=True, agents=range(1, 4), num_agents=5, num_envs=18
-        ),
-        replace(PPO, normalize_observation=True),
-        True,
-    ),
-    "ppo of two wide layers behind a LayerNorm": (
-        Case(18, (256, 128), (5,), layer_norm=True, num_envs=9), PPO, False,
-    ),
-    "a2c of three layers behind a LayerNorm": (Case(150, (40, 16, 24), (5,), layer_norm=True, num_envs=20), A2C, False),
-    "ppo with LayerNorms everywhere": (
-        Case(
-            9, (40, 300), (3, 2), critic_widths=(17,), activation="tanh", layer_norm="all", agents=range(1, 4),
-            num_agents=5, num_envs=18,
-        ),
-        PPO,
-        True,
-    ),
-    "a2c with LayerNorms between layers": (Case(9, (300, 40), (5,), layer_norm="hidden", num_envs=20), A2C, True),
-    "ppo of three wide layers": (
-        Case(
-            18, (256, 512, 130), (5, 16), critic_widths=(512, 300, 128), activation="tanh", has_mask=True,
-            agents=range(1, 4), num_agents=5, num_envs=18,
-        ),
-        PPO,
-        True,
-    ),
-    "ppo of layers by warpgroups": (
-        Case(
-            18, (70, 130, 66), (5, 16), has_mask=True, agents=range(1, 4), num_agents=5, num_envs=7, layer_norm=True,
-            by_groups=True,
-        ),
-        replace(PPO, num_epochs=1, num_minibatches=2),
-        True,
-    ),
-    "a2c of four wide layers behind a LayerNorm": (
-        Case(100, (128, 256, 300, 70), (5,), layer_norm=True, num_envs=20), A2C, False,
-    ),
-    "a2c of a wide layer and of none": (Case(16, (512,), (21,), critic_widths=(), num_envs=11), A2C, False),
-}  # fmt: skip
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 LAYERS = "layers"
 OF_WARPGROUPS = [("a2c of two wide layers", BF16, REGISTERS), ("ppo of two wide layers", BF16, RECORDS)]
@@ -186,24 +54,6 @@ def make(backend, monkeypatch):
         return learner
 
     return make
-
-
-def minibatches(learner: OnPolicy) -> list[torch.Tensor]:
-    """The rows of [T, E, A] of each, after an update."""
-    plan = learner.learns_by.plan
-    if not plan.has_order:
-        return [torch.arange(plan.num_samples)]
-    epochs = learner.learns_by._order.view(plan.num_epochs, plan.num_samples)
-    return [rows for order in epochs for rows in order.split(plan.size)]
-
-
-def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
-    return torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0).item()
-
-
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Of their lengths, as a part of the second."""
-    return abs((one.norm() / other.norm()).item() - 1)
 
 
 @pytest.mark.parametrize(
@@ -246,25 +96,7 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
         pytest.skip("a GPU alone has them, and these layers take a CPU long")
     learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
-    figures = learner.update()
-    taken = minibatches(learner)
-    expected = [expect_gradient(learner, rows) for rows in taken]
-    found = learner.learns_by._gradient.double().cpu()
-    gradient = expected[-1][0]
-    is_full = precision == FULL
-    assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 1e-3)
-    for norm, (one, _) in zip(learner.learns_by._norms.double().cpu(), expected, strict=True):
-        assert difference(norm, one) <= (1e-4 if is_full else 2e-2)
-    start = 0
-    for name, parameter in learner.policy.named_parameters():
-        mine, theirs = (one[start : start + parameter.numel()] for one in (found, gradient))
-        start += parameter.numel()
-        if theirs.norm() > 1e-3 * gradient.norm():  # of less than that, rounding is all there is
-            assert cosine(mine, theirs) >= (1 - 1e-6 if is_full else 0.995), name
-    assert start == len(found)
-    for name in expected[0][1]:
-        mean = sum(one[name] for _, one in expected) / len(expected)
-        assert float(figures[name]) == pytest.approx(mean, rel=1e-4 if is_full else 2e-2, abs=1e-5 if is_full else 3e-3)
+    assert_learns_as_torch(learner, precision)
 
 
 OF_EVERY_DEVICE = [

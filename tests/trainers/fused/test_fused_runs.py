@@ -16,7 +16,9 @@ from trainers.errors import NonFiniteError
 from trainers.run import checkpoint
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.backends import ahead, choose_backend
+from warpdrive.backends import ahead
+from warpdrive.backends.base import Module, Source
+from warpdrive.backends.cpu import CpuBackend, CpuModule
 
 TORCH, FULL, BF16 = "fp32", "fused-fp32", "bf16"
 NUM_STEPS, NUM_ENVS = 10, 6
@@ -27,14 +29,16 @@ STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normaliz
 
 @pytest.fixture
 def make(tmp_path, device, monkeypatch) -> Callable[..., Trainer]:
-    """A function that makes a run; one iteration is 10 steps of 6 envs."""
+    """A function that makes a run; one iteration is 10 steps of 6 envs, or of fewer."""
     for folder in (Path(__file__).parents[1] / "envs", Path(__file__).parents[2] / "warpdrive" / "envs"):
         monkeypatch.syspath_prepend(folder)
 
     def make(
-        run: dict, precision: str, num_iterations: int = 4, resume: Path | None = None, report: int = 1, save: int = 2
-    ) -> Trainer:
-        settings = {"num_envs": NUM_ENVS, "train_batch_size": SIZE, "total_timesteps": num_iterations * SIZE}
+        run: dict, precision: str, num_iterations: int = 4, resume: Path | None = None, report: int = 1, save: int = 2,
+        num_envs: int = NUM_ENVS,
+    ) -> Trainer:  # fmt: skip
+        size = NUM_STEPS * num_envs
+        settings = {"num_envs": num_envs, "train_batch_size": size, "total_timesteps": num_iterations * size}
         saving = {"basedir": str(tmp_path), "metrics_log_freq": report, "model_params_save_freq": save}
         config = read_config(
             {**run, "trainer": {**settings, "device": device, "seed": 3}, "saving": saving}, allow_import=True
@@ -211,32 +215,66 @@ def test_a_policy_that_is_not_trained_plays_and_stays(make):
 # --------------------------------------------------------------------------------- again, and gone on with
 
 
-def assert_is_again_and_resumes(make, run: dict) -> Trainer:
-    """Four iterations, of which a GPU replays two as graphs; of a run that goes on after two, none."""
-    whole = make(run, BF16)
+def layered() -> dict:
+    """Layers that go through memory, with LayerNorms; and a LayerNorm before a layer that does not."""
+    run = deep()
+    run["policy"]["tagger"]["model"]["layer_norm"] = True
+    return run
+
+
+def seeing() -> dict:
+    """Agents who leave the game, with a memory, and their critic, which sees the state, with another."""
+    run = climbers()
+    run["policy"]["climber"]["model"] |= {**GRU, "layer_norm": True}
+    return run
+
+
+def swinging() -> dict:
+    """A number, after what was seen before."""
+    run = pendulum()
+    run["policy"]["agent"]["model"] |= {**GRU, "shared_trunk": True}
+    return run
+
+
+AGAIN = {
+    "choices that masks forbid": locks,
+    "a memory": lambda: locks(**GRU),
+    "numbers beside choices": shove,
+    "a number, with a memory": swinging,
+    "layers, and LayerNorms": layered,
+    "central critics of several arrays": sights,
+    "a central critic with a memory": seeing,
+}
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit(make, kind):
+    """Four iterations of two envs, of which a GPU replays two as graphs; of a run that goes on after two, none."""
+    run = AGAIN[kind]()
+    whole = make(run, BF16, num_envs=2)
     whole.train()
     end = hashes(whole)
-    again = make(run, BF16)
+    again = make(run, BF16, num_envs=2)
     again.train()
     assert hashes(again) == end
-    resumed = make(run, BF16, resume=checkpoint.list_checkpoints(whole.run.checkpoints)[-2])
+    resumed = make(run, BF16, num_envs=2, resume=checkpoint.list_checkpoints(whole.run.checkpoints)[-2])
     assert resumed.iteration == 2
     resumed.train()
     assert hashes(resumed) == end
-    return whole
+    if kind in ("choices that masks forbid", "a memory"):
+        assert_keeps_to_masks(whole)
+    if kind == "numbers beside choices":
+        assert_pushes_what_is_drawn(whole)
 
 
-@pytest.mark.parametrize("model", [{}, GRU], ids=["mlp", "gru"])
-def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit_and_keep_to_masks(make, model):
-    whole = assert_is_again_and_resumes(make, locks(**model))
+def assert_keeps_to_masks(whole: Trainer) -> None:
     reward, group = whole.rollout.reward, whole.rollout.groups["agent"]
     assert reward.min() == 0 and reward.max() == 1  # what is not allowed costs 1
     taken = torch.nn.functional.one_hot(group.action[..., 0].long(), 3).bool()
     assert (group.mask[..., :3][taken] | ~group.mask[..., :3].any(-1).flatten()).all()
 
 
-def test_runs_of_numbers_beside_choices_are_again_and_resumed_bit_for_bit(make):
-    whole = assert_is_again_and_resumes(make, shove())
+def assert_pushes_what_is_drawn(whole: Trainer) -> None:
     pushed, drawn = whole.rollout.data["action_pushers"], whole.rollout.groups["pushers"].action
     head = whole.policies["pushers"].head
     torch.testing.assert_close(pushed, head.action_of(drawn), rtol=0, atol=1e-6)
@@ -320,10 +358,17 @@ def changes(states: list[dict[str, torch.Tensor]], policy: str) -> list[bool]:
     ]
 
 
+class DebugsActing(CpuBackend):
+    """Debug mode takes a compiler long: only what plays is compiled for it."""
+
+    def compile(self, source: Source) -> Module:
+        return super().compile(source) if source.path == "<fused act>" else CpuModule(self, source)
+
+
 def test_debug_mode_finds_no_race_between_policies_of_one_launch(make, device, monkeypatch):
     if device != "cpu":
         pytest.skip("the CPU's debug mode finds races")
-    monkeypatch.setattr(trainers.trainer, "make_backend", lambda settings: choose_backend("cpu", debug=True))
+    monkeypatch.setattr(trainers.trainer, "make_backend", lambda settings: DebugsActing(debug=True))
     run = faulty()
     run["policy"] = {name: {**policy, "to_train": False} for name, policy in run["policy"].items()}  # fewer kernels
     make(run, BF16).rollout.collect()

@@ -15,7 +15,7 @@ from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
 TORCH, FULL = "fp32", "fused-fp32"
-NUM_STEPS, NUM_ENVS = 12, 7
+NUM_STEPS, NUM_ENVS = 12, 5
 GRU = {"type": "gru", "fc_dims": [8], "memory_size": 16, "sequence_length": 4, "shared_trunk": True}
 RECALL, CLIMBERS = ("recall:Recall", {"is_uneven": True}), ("climbers.climbers:Climbers", {"comes_back": True})
 OWN = {"fc_dims": [20, 8], "shared_trunk": False, "critic_fc_dims": [24], "activation": "tanh"}
@@ -89,8 +89,8 @@ def same(found: GroupRollout, expected: GroupRollout) -> None:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_iterations_in_full_precision_are_torchs(make, run, monkeypatch):
-    """In chunks of 50 samples at most; torch takes the minibatches that the kernels took."""
-    monkeypatch.setattr(trainers.fused.plan, "MAX_RECORDS", 50)
+    """In chunks of 35 samples at most; torch takes the minibatches that the kernels took."""
+    monkeypatch.setattr(trainers.fused.plan, "MAX_RECORDS", 35)
     ours, torchs = make(run, FULL), make(run, TORCH)
     learner, by_torch = (trainer.algorithms["shared"] for trainer in (ours, torchs))
     start = [parameter.detach().clone() for parameter in learner.parameters]

@@ -3,12 +3,15 @@ import math
 
 import pytest
 import torch
+from adapter_cases import CLIMBERS
 from trainers_runs import reports_of
 
 from trainers import trainer as trainer_module
 from trainers.report.metrics import append_jsonl
 from trainers.report.plot import default_metrics, read_run
 from trainers.trainer import Trainer
+from warpdrive.env import load_env
+from warpdrive.errors import EnvError
 
 
 def by_hand(rollouts):
@@ -91,6 +94,33 @@ def test_a_policy_of_the_only_group_is_told_of_once(tiny, capsys):
     assert len(told) == 4 and all("agent" in line and "shared" not in line for line in told)
     assert default_metrics([read_run(trainer.run.path)]) == ["rollout/agent/ep_rew_mean"]
     assert "rollout/shared/ep_rew_mean" in trainer.run.metrics[-1]
+
+
+def test_a_figure_of_the_env_is_what_the_last_steps_of_episodes_wrote(tiny):
+    """Three climbers with 4 steps for a height of 3: some come to the top, some do not."""
+    config = {"env": {"episode_length": 4}, "policy": {"climber": {}}}
+    trainer = Trainer(tiny(name=CLIMBERS, evaluation={"eval_freq": 1, "num_episodes": 40}, **config))
+    num_ended = num_up = 0
+    for _ in range(3):
+        trainer.iterate()
+        rollout = trainer.rollout
+        num_ended += int((rollout.terminated | rollout.truncated).sum())
+        num_up += int(rollout.terminated.sum())
+    assert 0 < num_up < num_ended
+    metrics = trainer.metrics.report({})
+    assert metrics["rollout/all_up"] == pytest.approx(num_up / num_ended)
+    assert not any(trainer.metrics.arrays["figure_sum_all_up"].tolist())
+    score = trainer.evaluation.play()
+    is_up = score.returns.sum(1) == 3 * 3  # each is paid the height it rose
+    assert score.figures["all_up"].tolist() == is_up.float().tolist()
+
+
+def test_a_figure_that_is_no_array_of_the_env_is_refused():
+    class Other(load_env(CLIMBERS).__class__):
+        figures = {"won": "part of the games that were won"}
+
+    with pytest.raises(EnvError, match="figures names 'won', which is no array of one float32"):
+        Other().check()
 
 
 def test_jsonl_has_a_line_per_report_and_no_nan(tmp_path):

@@ -12,11 +12,12 @@ constexpr int NUM_FEATURES = NUM_AGENTS + 1;
 //   observation   [env, agent, 1]  its height                                   written
 //   global_state  [env, feature]   all heights, part of the episode that is over written
 //   reward        [env, agent]     how much it rose                             written
+//   all_up        [env]            1 if all are at the top                      written
 //   terminated    [env]            all are at the top                           written
 //   truncated     [env]            time is up before that                       written
 extern "C" __global__ void climbers_step(
     const int* action, int* height, int* time_step, bool* active, bool* action_mask, float* observation,
-    float* global_state, float* reward, bool* terminated, bool* truncated)
+    float* global_state, float* reward, float* all_up, bool* terminated, bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -36,11 +37,12 @@ extern "C" __global__ void climbers_step(
         is_up[agent] = height[i] >= TOP;
     }
     env_sync();
-    const bool all_up = env_sum<NUM_AGENTS>(is_up, partial) == NUM_AGENTS;
+    const bool is_over = env_sum<NUM_AGENTS>(is_up, partial) == NUM_AGENTS;
     if (first_agent() == 0) {
         time_step[env] = time;
         global_state[env * NUM_FEATURES + NUM_AGENTS] = (float)time / EPISODE_LENGTH;
-        terminated[env] = all_up;
-        truncated[env] = !all_up && time >= EPISODE_LENGTH;
+        all_up[env] = is_over ? 1.0f : 0.0f;
+        terminated[env] = is_over;
+        truncated[env] = !is_over && time >= EPISODE_LENGTH;
     }
 }

@@ -25,6 +25,7 @@ class Climbers(Env):
     """
 
     Config = ClimbersConfig
+    figures = {"all_up": "part of the episodes in which all came to the top"}
 
     def __init__(self, config: ClimbersConfig | None = None) -> None:
         super().__init__(config)
@@ -41,6 +42,7 @@ class Climbers(Env):
             "height": np.zeros(self.num_agents, np.int32),
             "time_step": np.zeros((), np.int32),
             "active": np.ones(self.num_agents, bool),
+            "all_up": np.zeros((), np.float32),
             "action_mask": np.array([[True, True, False]] * self.num_agents),
             "observation": np.zeros((self.num_agents, 1), np.float32),
             "global_state": np.zeros(self.num_agents + 1, np.float32),

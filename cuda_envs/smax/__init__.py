@@ -1,0 +1,1 @@
+"""Two teams of units fight: allies learn, enemies follow rules."""
