@@ -6,6 +6,7 @@ import pytest
 import torch
 from trainers_runs import config_of
 
+from trainers.commands.train import dry_run
 from trainers.replay import store
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.run import checkpoint
@@ -116,6 +117,14 @@ def test_the_last_checkpoints_room_counts_the_steps_to_come_up_to_a_ring(make):
     assert trainer.num_bytes_of_checkpoint() - least == 5 * of_a_step
     trainer.num_iterations = 1000
     assert trainer.num_bytes_of_checkpoint() - least == (30 - 5) * of_a_step
+
+
+def test_a_dry_run_plans_the_store(make, device):
+    """25 slots, 5 of them an iteration, and 4 rows of sides, of 8 envs x 10 taggers, who see 45 numbers of 4 bytes."""
+    said, trainer = [], make(1, buffer_size=1900)
+    assert dry_run(trainer.config, said.append) == 0
+    (line,) = (line for line in said if line.startswith(f"{NAME}: "))
+    assert f"0.4 MiB of steps and 0.1 MiB besides on {device}; full after 5 iterations, about " in line
 
 
 def test_truncations_that_lost_their_row_after_they_were_saved_come_back_as_they_are(tmp_path, backend):
