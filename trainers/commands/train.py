@@ -194,7 +194,8 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
         of_steps, whole = (sum(one.nbytes for one in ones.values()) for ones in (store.tensors, store.state()))
         number = math.ceil(store.num_slots / trainer.config.trainer.num_steps)
         sizes = f"{printed_size(of_steps)} of steps and {printed_size(whole - of_steps)} besides"
-        yield f"{name}: {sizes} on {trainer.env.device}; full after {number:,} iterations, about {number * seconds:,.0f} s as the second went"
+        full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the second went"
+        yield f"{name}: {sizes} on {trainer.env.device}; {full}"
 
 
 def _resolved_config_of(run: Path) -> Path:
