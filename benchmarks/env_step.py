@@ -12,6 +12,7 @@ from report import median, time_calls, time_graph, write_report
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
 from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.layout import mask_place
 from warpdrive.sampler import Sampler
 from warpdrive.testing import random_actions
 
@@ -31,8 +32,17 @@ WORKLOADS = {
     "tag_continuous 2,000 x 1,000": ("tag_continuous", 2000, {"num_taggers": 100, "num_runners": 900}, 3000.0),
     "simple_tag 65,536 x 4": ("simple_tag", 65536, {}, 31.0),
     "cartpole 65,536": ("cartpole", 65536, {}, 16.0),
+    "smax 3m 4,096": ("smax", 4096, {"scenario": "3m"}, 27.3),
+    "smax 3m 16,384": ("smax", 16384, {"scenario": "3m"}, 54.6),
+    "smax 3s5z 4,096": ("smax", 4096, {"scenario": "3s5z"}, 102.4),
+    "smax 3s5z 16,384": ("smax", 16384, {"scenario": "3s5z"}, 273.0),
+    "minatar_breakout 65,536": ("minatar_breakout", 65536, {}, 20.0),
+    "minatar_asterix 65,536": ("minatar_asterix", 65536, {}, 20.0),
+    "minatar_freeway 65,536": ("minatar_freeway", 65536, {}, 35.0),
+    "minatar_space_invaders 65,536": ("minatar_space_invaders", 65536, {}, 30.0),
+    "minatar_seaquest 65,536": ("minatar_seaquest", 65536, {}, 60.0),
 }
-"""name -> env, envs, config, microseconds a step to stay below."""
+"""name -> env, envs, config, microseconds a step to stay below; of smax with its restarts and random legal actions."""
 
 PUBLISHED = {
     "grid_length": 20.0, "episode_length": 500, "max_acceleration": 0.1, "min_acceleration": -0.1, "max_turn": 2.356,
@@ -75,7 +85,9 @@ def measure(name: str, backend: Backend, num_calls: int) -> dict:
         )
         rows = (num_envs, len(group.agents))
         outputs = [torch.empty(rows, device=env.device) for _ in range(2)]
-        draws.append(sampler.prepare(torch.zeros(*rows, sum(sizes), device=env.device), action, *outputs))
+        mask = mask_place(env.groups, group_name, env.data)
+        may = None if mask is None else env.data[mask.array][:, mask.columns].contiguous()  # itself, of a lone group
+        draws.append(sampler.prepare(torch.zeros(*rows, sum(sizes), device=env.device), action, *outputs, mask=may))
 
     def step_and_reset() -> None:
         step()
@@ -110,6 +122,7 @@ def measure(name: str, backend: Backend, num_calls: int) -> dict:
         "limit_us": round(limit, 3),
         "times_the_limit": round(us["step"] / limit, 2),
         "agent_steps_per_s": round(num_envs * env.num_agents / us["step_and_reset"] * 1e6),
+        "env_steps_per_s_at_random": round(num_envs / us["random_actions_step_and_reset"] * 1e6),
         "array_mb": round(sum(env.data.bytes_held().values()) / 1e6, 1),
     }
     if backend.name == "cuda":

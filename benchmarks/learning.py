@@ -70,6 +70,12 @@ TASKS = {
     "simple_spread": Task("simple_spread.yaml"),
     "simple_spread_mappo": Task("simple_spread_mappo.yaml"),
     "simple_tag": Task("simple_tag.yaml", "adversary", at_least=15),
+    "minatar_breakout": Task("minatar_breakout.yaml", at_least=28),
+    "minatar_asterix": Task("minatar_asterix.yaml", at_least=15),
+    "minatar_space_invaders": Task("minatar_space_invaders.yaml", at_least=131),
+    "minatar_freeway": Task("minatar_freeway.yaml", at_least=58),
+    "minatar_seaquest": Task("minatar_seaquest.yaml"),
+    "minatar_breakout_dqn": Task("minatar_breakout_dqn.yaml"),
     "tag_gridworld": Task("tag_gridworld_ppo.yaml", num_episodes=500, crosses=True),
     "tag_continuous": Task("tag_continuous_ppo.yaml", num_episodes=500, crosses=True),
 }

@@ -19,10 +19,19 @@ MANY_SPACES, CLIMBERS = "many_spaces.many_spaces:ManySpaces", "climbers.climbers
 ONE_ENV = [*list_envs(), SOCCER]
 """Every shipped env as it is."""
 
+LENGTH_OF = {"memory_len": "memory_length", "deep_sea": "size", "catch": "rows", "umbrella_length": "chain_length"}
+"""Envs whose episodes are, but for a step, as long as another key than episode_length says."""
+
+
+def short(name: str, num_steps: int) -> dict[str, int]:
+    """What makes a shipped env's episodes so long."""
+    return {LENGTH_OF.get(name, "episode_length"): num_steps}
+
+
 SMALL_TAG = {"grid_length": 4.0, "tagging_distance": 0.05, "episode_length": 15, "num_taggers": 1, "num_runners": 4}
 NUM_ENVS = 7
 MANY_ENVS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"episode_length": 15}) for name in list_envs() if not name.startswith(("simple", "tag"))),
+    *((name, short(name, 15)) for name in list_envs() if not name.startswith(("simple", "tag"))),
     ("simple_spread", {}),
     ("simple_tag", {}),
     ("tag_continuous", {**SMALL_TAG, "use_full_observation": False, "num_other_agents_observed": 4}),

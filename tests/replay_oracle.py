@@ -13,16 +13,23 @@ class Played:
     """Random play of some envs: every step and what came of it, in lists.
 
     Args:
+        ends: how often an episode does, in a step.
         most: truncations of an env whose last observations a window has.
+        shape, dtype: of what agents observe.
+        acts: dtype of their actions.
+        leaves: how often an agent does, in a step.
+        every: steps from one `memory` to the next; 0: there is none.
     """
 
     def __init__(
         self, num_envs: int, num_agents: int, num_steps: int, seed: int = 0, ends: float = 0.2, most: int | None = None,
         shape: tuple[int, ...] = (4,), dtype: torch.dtype = torch.float32, episode_length: int | None = None,
+        every: int = 0, leaves: float = 0.1, acts: torch.dtype = torch.int8,
     ) -> None:  # fmt: skip
         self.num_envs, self.num_agents, self.num_steps = num_envs, num_agents, num_steps
         self.most = num_steps if most is None else most
         self.random = np.random.default_rng(seed)
+        self.every, self.leaves, self.acts = every, leaves, acts
         self.ends, self.shape, self.dtype, self.episode_length = ends, shape, dtype, episode_length
         self.age = [0] * num_envs
         self.steps: list[dict[str, torch.Tensor]] = []
@@ -35,12 +42,13 @@ class Played:
         return [
             Field("obs", self.shape, self.dtype, extra=1),
             Field("image", (3, 5), torch.uint8, extra=1, axis="env"),
-            Field("action", (2,), torch.int8),
+            Field("action", (2,), self.acts),
             Field("reward"),
             Field("mask", (3,), torch.bool, extra=1),
             Field("active", dtype=torch.bool),
             Field("survived", dtype=torch.bool),
             Field("version", dtype=torch.int64, axis="env"),
+            *([Field("memory", (2,), every=self.every)] if self.every else []),
         ]
 
     def _seen(self) -> dict[str, torch.Tensor]:
@@ -64,11 +72,13 @@ class Played:
         begin = len(self.steps)
         for _ in range(self.num_steps):
             step = {name: one.clone() for name, one in self.now.items()}
-            step["action"] = self._numbers((*rows, 2), torch.int8)
+            step["action"] = self._numbers((*rows, 2), self.acts)
             step["reward"] = self._numbers(rows, torch.float32)
             step["version"] = torch.full((self.num_envs,), begin, dtype=torch.int64)
+            step["memory"] = self._numbers((*rows, 2), torch.float32)
             step["active"] = self.in_game.clone()
-            step["survived"] = self.in_game & torch.from_numpy(self.random.random(rows) < 0.9)
+            chance = torch.from_numpy(self.random.random(rows))
+            step["survived"] = torch.where(self.in_game, chance >= self.leaves, chance < 0.5)  # some come back
             kind = self.random.random(self.num_envs)
             step["terminated"] = torch.from_numpy(kind < 0.6 * self.ends)
             step["truncated"] = torch.from_numpy((kind > 0.4 * self.ends) & (kind < self.ends))  # some are both
@@ -97,14 +107,22 @@ class Played:
         for name in _SEEN:
             window[name] = torch.stack([*(one[name] for one in played), self.now[name]])
             window[f"final_{name}"] = finals[name]
+        if self.every:
+            window["memory"] = torch.stack([one["memory"] for one in played[:: self.every]])
         window["mask"] = (torch.stack([one["mask"] for one in played]), self.now["mask"])
         return window
+
+    def has_side(self, step: int, env: int, num_sides: int | None = None) -> bool:
+        """Whether a store still has what was seen before that truncation: there were not too many since."""
+        is_kept = [bool(one["is_kept"][env] and not one["terminated"][env]) for one in self.steps]
+        return is_kept[step] and (num_sides is None or sum(is_kept[step + 1 :]) < num_sides)
 
     def after(self, name: str, step: int) -> torch.Tensor:
         """What was there when the next step began."""
         return self.steps[step + 1][name] if step + 1 < len(self.steps) else self.now[name]
 
-    def transition(self, step: int, env: int, agent: int, n_step: int, stack: int, gamma: float) -> dict[str, object]:
+    def transition(self, step: int, env: int, agent: int, n_step: int, stack: int, gamma: float,
+                   num_sides: int | None = None) -> dict[str, object]:  # fmt: skip
         """An item of an agent, by name."""
         found: dict[str, object] = {"reward": np.float32(0.0), "discount": 0.0}
         stays = True
@@ -119,7 +137,7 @@ class Played:
             if ended:
                 break
         last = step + k
-        is_side = ended and not now["terminated"][env] and bool(now["is_kept"][env])
+        is_side = ended and self.has_side(last, env, num_sides)
         has_future = stays and (not ended or is_side)
         found["discount"] = float(powers[k + 1]) if has_future else 0.0
         for name in _SEEN:
@@ -141,10 +159,34 @@ class Played:
         start = self.steps[step]
         found["mask"] = start["mask"][env, agent]
         found["next_mask"] = torch.ones(3, dtype=torch.bool) if ended else self.after("mask", last)[env, agent]
-        found["action"] = start["action"][env, agent].long()
+        found["action"] = start["action"][env, agent]
         found["active"] = float(start["active"][env, agent])
         found["version"] = start["version"][env]
         return found
+
+
+    def target(
+        self, step: int, env: int, agent: int, n_step: int, gamma: float, num_sides: int | None = None
+    ) -> tuple[np.float32, float, float, int]:
+        """Of a step of a sequence: reward, discount, whether it is valid, and how many steps on it bootstraps."""
+        powers = [np.float32(gamma**k) for k in range(n_step + 1)]
+        is_here = float(self.steps[step]["active"][env, agent])
+        total, has_left = np.float32(0.0), False
+        for k in range(n_step):
+            now = self.steps[step + k]
+            is_truncated = bool(now["truncated"][env] and self.has_side(step + k, env, num_sides))
+            ended = bool(now["truncated"][env] or now["terminated"][env])
+            if is_truncated and k > 0:
+                return total, 0.0 if has_left else float(powers[k]), is_here, k
+            if not has_left:
+                earned = now["reward"][env, agent].numpy()
+                total = earned if k == 0 else np.float32(total + np.float32(powers[k] * earned))
+                has_left = not now["survived"][env, agent]
+            if is_truncated:
+                return total, 0.0, is_here * has_left, 1
+            if ended:
+                return total, 0.0, is_here, k + 1
+        return total, 0.0 if has_left else float(powers[n_step]), is_here, n_step
 
 
 _SEEN = ("obs", "image")
@@ -155,6 +197,9 @@ class Kept:
     """A store of what is played, with a window whose memory stays where it is.
 
     kept.add()      # plays a window, and adds it
+
+    Args:
+        window: of another one that played the same; nothing is played until the first `add`.
     """
 
     def __init__(self, played: Played, windows: int, backend: Backend, **more: object) -> None:
@@ -162,20 +207,30 @@ class Kept:
 
         self.played = played
         sizes = (played.num_envs, played.num_agents, played.num_steps)
+        window = more.pop("window", None)
         more = {"seed": 7, "episode_length": 1, **more}
         self.store = ReplayStore(played.fields(), *sizes, windows * sizes[0] * sizes[2], backend, **more)
-        self.window = {name: on(backend, one) for name, one in played.play().items()}
-        self._add = self.store.prepare_add(self.window)
-        self._is_first = True
+        self._is_first = window is None
+        self.window = window or {name: on(backend, one) for name, one in played.play().items()}
+        self.prepare()
 
-    def add(self) -> None:
+    def prepare(self) -> None:
+        """Packs what adds the window; again, when the store has been resized."""
+        self.call = self.store.prepare_add(self.window)
+
+    def play(self) -> None:
+        """Fills the window."""
         if not self._is_first:
             for name, one in self.played.play().items():
                 ours = self.window[name]
                 for to, given in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (ours, one)), strict=True):
                     to.copy_(given)
         self._is_first = False
-        self._add()
+
+    def add(self) -> None:
+        """Plays a window, and adds it."""
+        self.play()
+        self.call()
         self.store.count_window()
 
 

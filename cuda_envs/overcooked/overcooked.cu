@@ -220,6 +220,7 @@ __device__ __forceinline__ void play(
 //   pot            [env, pot]                         its clock                                          read, written
 //   time_step      [env]                              steps since the episode began                      read, written
 //   num_delivered  [env]                              soups of this episode                              read, written
+//   soups          [env]                              the same, to be reported                           written
 //   observation    [env, agent, row, column, channel]                                                    written
 //   reward         [env, agent]                                                                          written
 //   terminated     [env]                              never                                              written
@@ -227,7 +228,7 @@ __device__ __forceinline__ void play(
 extern "C" __global__ void overcooked_step(
     const int* action, const unsigned char* ground, const unsigned char* blank_view, const float* shaping, int* cell,
     int* heading, int* holds, unsigned char* lies, int* pot, int* time_step, int* num_delivered,
-    unsigned char* observation, float* reward, bool* terminated, bool* truncated)
+    float* soups, unsigned char* observation, float* reward, bool* terminated, bool* truncated)
 {
     const int env = env_index();
     if (env >= NUM_ENVS) return;
@@ -241,6 +242,7 @@ extern "C" __global__ void overcooked_step(
     show_game(cell, heading, holds, lies, pot, env, observation);
     if (first_agent() == 0) {
         time_step[env] = time;
+        soups[env] = (float)num_delivered[env];
         terminated[env] = false;
         truncated[env] = time >= EPISODE_LENGTH;
     }

@@ -70,13 +70,14 @@ class Overcooked(Env):
     Actions: 0 up, 1 down, 2 right, 3 left, 4 stay, 5 interact with what is in front. Who cannot go somewhere turns
     there; who would meet in a cell, or swap, both stay.
 
-    Array `num_delivered`: soups of an episode so far.
+    Figure `soups`: how many were delivered in an episode, each 20 to both; `shaping` has no part in it.
     """
 
     Config = OvercookedConfig
     config: OvercookedConfig
     num_agents = 2
     settable = ("shaping",)
+    figures = {"soups": "soups delivered in an episode"}
 
     def __init__(self, config: OvercookedConfig | None = None) -> None:
         super().__init__(config)
@@ -106,6 +107,7 @@ class Overcooked(Env):
             "pot": np.full(len(self.cells_of(POT)), POT_EMPTY, np.int32),
             "time_step": np.zeros((), np.int32),
             "num_delivered": np.zeros((), np.int32),
+            "soups": np.zeros((), np.float32),
             "shaping": np.array(self.config.shaping, np.float32),
         }
 

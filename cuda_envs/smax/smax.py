@@ -188,14 +188,14 @@ class Smax(Env):
         radius, most, wait = (
             np.array([getattr(u, name) for u in of_unit]) for name in ("radius", "health", "cooldown")
         )
-        shapes = [outline(0, 0, config.map_width, config.map_height, 0.1), self._shots(episode)]
+        shapes = [outline(0, 0, config.map_width, config.map_height, width=0.1), self._shots(episode)]
         for is_ally, look in ((True, {"group": "ally"}), (False, {"colour": PALETTE[1], "label": "enemy"})):
             for size in sorted(set(radius)):
                 units = (radius == size) & ((np.arange(self.num_units) < self.num_agents) == is_ally)
                 if units.any():
                     shapes.append(circles(x[:, units], y[:, units], size, active=alive[:, units], **look))
                     look = {**look, "label": ""} if "colour" in look else look
-        shapes.append(texts(x, y, [one.letter for one in of_unit], 0.5, colour="#ffffff"))
+        shapes.append(texts(x, y, [one.letter for one in of_unit], 0.5, colour="#ffffff", active=alive))
         left, top = x - radius, y + radius + 0.1
         part, rest = episode["health"] / most, (episode["cooldown"] / wait).clip(0, 1) * alive
         shapes.append(

@@ -1,3 +1,5 @@
+from subprocess import CompletedProcess
+
 import promises
 import pytest
 import reliability
@@ -17,7 +19,12 @@ def test_tests_are_counted_as_they_pass_fail_and_are_skipped(tmp_path, monkeypat
     monkeypatch.setattr(promises, "ROOT", tmp_path)
     found = promises.run_tests(("test_tried.py",), tmp_path)
     assert (found["tests"], found["passed"], found["skipped"], found["failed"]) == (2, 1, 1, ["test_two"])
-    with pytest.raises(SystemExit, match="pytest ended with exit code 4"):
+
+
+def test_tests_that_cannot_run_are_no_row(tmp_path, monkeypatch):
+    done = CompletedProcess([], 4, "no such file", "")
+    monkeypatch.setattr(promises.subprocess, "run", lambda *words, **more: done)
+    with pytest.raises(SystemExit, match="pytest ended with exit code 4:\nno such file"):
         promises.run_tests(("test_nothing.py",), tmp_path)
 
 

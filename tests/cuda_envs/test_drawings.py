@@ -92,3 +92,21 @@ def test_mpe_shows_landmarks_obstacles_and_true_sizes():
     _, obstacles, adversaries, good = load_env("simple_tag", {"num_obstacles": 1}).drawing(tag).shapes
     assert (obstacles.size, adversaries.size, good.size) == (0.2, 0.075, 0.05)
     assert adversaries.x.shape[1] == 3 and good.x.shape[1] == 1
+
+
+def test_smax_shows_sizes_health_cooldown_and_shots():
+    env = load_env("smax", {"scenario": "2s3z"})
+    episode = frames(
+        x=np.arange(10)[np.newaxis], y=np.zeros((1, 10)), health=np.full((1, 10), 80), cooldown=np.ones((1, 10))
+    )
+    whole = {"unit_type": np.array([[2, 2, 3, 3, 3] * 2]), "last_action": np.full((1, 10), 4)}
+    whole["last_action"][0, [0, 9]] = 5 + 4, 5  # the first ally at the last enemy, which is at the last ally
+    episode["health"][0, 4] = 0
+    _, shots, zealots, stalkers, *enemies, letters, health, cooldown = env.drawing(episode | whole).shapes
+    assert shots.x[0].tolist() == [[0, 9], *([i, i] for i in range(1, 9)), [9, 4]]
+    assert (zealots.size, stalkers.size, [one.size for one in enemies]) == (0.5, 0.625, [0.5, 0.625])
+    assert zealots.group == "ally" and zealots.active.tolist() == [[True, True, False]]
+    assert letters.words.options == ("s", "s", "Z", "Z", "Z") * 2
+    widths = health.x[0].max(1) - health.x[0].min(1)
+    np.testing.assert_allclose(widths[[0, 2, 4]], [1.25 * 80 / 160, 1.0 * 80 / 150, 0])
+    np.testing.assert_allclose(cooldown.x[0, 0].max() - cooldown.x[0, 0].min(), 1.25 * 1 / 1.87)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from adapter_cases import MANY_ENVS, SMALL_TAG, name_of
+from adapter_cases import MANY_ENVS, SMALL_TAG, name_of, short
 
 from warpdrive.backends.cpu_sanitize import sanitizer_environment
 from warpdrive.env import list_envs, load_env
@@ -15,7 +15,7 @@ from warpdrive.testing import WARNING, check_env
 
 # Every env, and its variants that have kernels of their own, in episodes so short that a few steps see them restart.
 SHIPPED = [
-    *((name, {"episode_length": 4}) for name in list_envs()),
+    *((name, short(name, 4)) for name in list_envs()),
     ("simple_spread", {"episode_length": 4, "continuous_actions": True}),
     ("simple_tag", {"episode_length": 4, "continuous_actions": True}),
     ("tag_continuous", {"episode_length": 4, "use_full_observation": False}),
@@ -60,6 +60,10 @@ CLASSIC_CONTROL = ("cartpole", "mountain_car", "continuous_mountain_car", "acrob
 PARTIAL = {"use_full_observation": False}
 OF_37 = {**SMALL_TAG, "num_taggers": 3, "num_runners": 34}
 VARIANTS = [
+    ("smax", {"scenario": "smacv2_5_units", "episode_length": 15, "attack_mode": "random"}),
+    ("deep_sea", {"size": 7, "deterministic": False}),
+    ("memory_len", {"memory_length": 2, "num_bits": 40}),
+    ("overcooked", {"layout": "asymm_advantages", "random_reset": True, "shaping": 1.0, "episode_length": 15}),
     ("simple_spread", {"continuous_actions": True}),
     ("simple_tag", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 0, "continuous_actions": True}),
     ("tag_continuous", OF_37),
@@ -80,6 +84,12 @@ NO_STEPS = ({"episode_length": 0}, "episode_length must be at least 1, got 0")
 REFUSED = {
     **{name: [NO_STEPS] for name in CLASSIC_CONTROL},
     "cartpole": [NO_STEPS, ({"pole_mass": 0.0}, "pole_mass must be above 0")],
+    "memory_len": [({"memory_length": 0}, "memory_length must be at least 1"), ({"num_bits": 0}, "num_bits must be")],
+    "deep_sea": [({"size": 0}, "size must be at least 1"), ({"mapping_seed": -1}, "mapping_seed must be at least 0")],
+    "catch": [({"rows": 1}, "rows must be at least 2, got 1"), ({"columns": 0}, "columns must be at least 1")],
+    "umbrella_length": [({"chain_length": 0}, "chain_length must"), ({"num_distractors": -1}, "num_distractors must")],
+    "overcooked": [NO_STEPS, ({"paid_for_delivery": 0.0}, "paid_for_delivery must be more than 0, got 0.0")],
+    "minatar_breakout": [NO_STEPS, ({"sticky_action_prob": 1.5}, "sticky_action_prob must be from 0 to 1, got 1.5")],
     "pendulum": [NO_STEPS, ({"length": -1.0}, "length must be above 0")],
     "simple_spread": [
         ({"N": 0}, "N must be at least 1, got 0"),
@@ -88,6 +98,13 @@ REFUSED = {
     "simple_tag": [
         ({"num_good": 0}, "num_good must be at least 1, got 0"),
         ({"num_obstacles": -1}, "num_obstacles must be at least 0, got -1"),
+    ],
+    "smax": [
+        NO_STEPS,
+        ({"scenario": "3n"}, "scenario must be one of 3m, 8m, .*, got 3n"),
+        ({"attack_mode": "first"}, "attack_mode must be closest or random, got first"),
+        ({"num_world_steps": 0}, "num_world_steps must be at least 1, got 0"),
+        ({"map_width": 0.0}, "map_width must be above 0, got 0.0"),
     ],
     "tag_gridworld": [
         ({"num_taggers": 0}, "num_taggers must be at least 1"),

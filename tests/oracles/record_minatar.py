@@ -118,13 +118,17 @@ def taste(name: str, game, random: np.random.RandomState) -> int:
         return UP
     if game.sub_y == 0:
         return DOWN
-    if game.diver_count == 6 or (game.diver_count != 0 and game.oxygen < 60) or (
-        game.diver_count < 0 and random.rand() < 0.3
+    if (
+        game.diver_count == 6
+        or (game.diver_count != 0 and game.oxygen < 60)
+        or (game.diver_count < 0 and random.rand() < 0.3)
     ):
         return UP
     if game.divers and game.diver_count < 6:
-        return FIRE if game.shot_timer == 0 and random.rand() < 0.3 else towards(
-            game.sub_x, game.sub_y, *game.divers[0][:2]
+        return (
+            FIRE
+            if game.shot_timer == 0 and random.rand() < 0.3
+            else towards(game.sub_x, game.sub_y, *game.divers[0][:2])
         )
     return FIRE if game.shot_timer == 0 else random.randint(6)
 

@@ -11,6 +11,7 @@ from trainers_runs import reports_of
 
 from trainers.callbacks import Callback, Callbacks
 from trainers.errors import CallbackError
+from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError, ConfigError
 
@@ -139,3 +140,29 @@ def test_errors_name_the_callback_and_the_hook(run_with):
         Callbacks(objects=[remembers])  # before anything is learned
     with pytest.raises(ConfigError, match=r"callbacks: 3 is no trainers\.callbacks\.Callback"):
         Callbacks(objects=[3])
+
+
+@pytest.mark.parametrize(("num_steps", "expected"), [(20, 0.75), (40, 0.5), (100, 0.0)])
+def test_a_schedule_sets_an_array_after_each_iteration(tmp_path, num_steps, expected):
+    """From 1 at env step 0 to 0 at 80. The project's own callbacks need no --allow-import."""
+    values = {
+        "name": "overcooked",
+        "trainer": {"num_envs": 2, "train_batch_size": 20, "total_timesteps": num_steps, "device": "cpu"},
+        "callbacks": [{"trainers.scheduled:Scheduled": {"array": "shaping", "value": [[0, 1.0], [80, 0.0]]}}],
+        "saving": {"basedir": str(tmp_path)},
+    }
+    trainer = Trainer(read_config(values))
+    trainer.train()
+    assert trainer.env.data.pull("shaping").tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"array": "shaping", "value": [[0, 1.0], [0, 0.0]]}, "value: schedule steps must increase"),
+        ({"array": "shaping"}, "missing a required argument: 'value'"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        Callbacks([{"trainers.scheduled:Scheduled": arguments}])

@@ -49,6 +49,7 @@ ENVS = [
     ("tag_continuous", {"num_taggers": 100, "num_runners": 900, "use_full_observation": False}),
     ("simple_spread", {"continuous_actions": True}),
     ("simple_tag", {"continuous_actions": True}),
+    ("smax", {"scenario": "27m_vs_30m"}),
     ("tag_gridworld", {"use_full_observation": False, "num_taggers": 999}),
     ("tag_gridworld", {"num_taggers": 2600}),  # beyond what the scene has room for in shared memory
     ("tag_gridworld", {"use_full_observation": False, "num_taggers": 6500}),  # and beyond what the cells have

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,6 +108,7 @@ class Chunks:
         self.stores = dict(stores)
         self.parts: dict[str, tuple[Part, ...]] = dict.fromkeys(self.stores, ())
         """Of the newest checkpoint that is whole."""
+        self._rings = {name: _ring(store) for name, store in self.stores.items()}
 
     def small(self, listings: Mapping[str, Listing] | None = None) -> dict[str, dict[str, torch.Tensor]]:
         """Live tensors that a checkpoint holds itself, by file.
@@ -120,6 +122,9 @@ class Chunks:
 
     def begin(self, folder: Path) -> Addition:
         """What a checkpoint in `folder` has to write."""
+        for name, store in self.stores.items():
+            if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
+                self.parts[name], self._rings[name] = (), _ring(store)
         known = {name: parts if _are_there(folder / REPLAY, parts) else () for name, parts in self.parts.items()}
         return Addition(self, {name: _to_write(store, known[name]) for name, store in self.stores.items()})
 
@@ -357,6 +362,11 @@ def _rows_of(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Te
 def _small(store: Store, head: int) -> dict[str, torch.Tensor]:
     found = {name: one for name, one in store.state().items() if name not in store.tensors}
     return found | {f"{PENDING}{name}": one for name, one in _rows(store, head, head + 1).items()}
+
+
+def _ring(store: Store) -> weakref.ref[torch.Tensor]:
+    """By which a store's memory is known again, without holding it."""
+    return weakref.ref(next(iter(store.tensors.values())))
 
 
 def _step_bytes(store: Store) -> int:

@@ -127,22 +127,22 @@ __device__ __forceinline__ long long row_of(const Item& item, int slot)
 
 // A field as it was at the item's step.
 template <typename Word, int WORDS, bool BY_AGENT>
-__device__ __forceinline__ void gather_field(const Item& item, int i, int lane, const unsigned char* field,
+__device__ __forceinline__ void gather_field(const Item& item, long long i, int lane, const unsigned char* field,
                                              unsigned char* out)
 {
     constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS;
     const Word* from = (const Word*)field + row_of<BY_AGENT>(item, item.slot) * WORDS;
-    Word* to = (Word*)out + (long long)i * COUNT;
+    Word* to = (Word*)out + i * COUNT;
     for (int w = lane; w < COUNT; w += LANES) to[w] = from[w];
 }
 
 // Whole numbers, as torch wants to index by.
 template <int COUNT_OF_ROW, bool BY_AGENT, typename Number>
-__device__ __forceinline__ void gather_numbers(const Item& item, int i, int lane, const Number* field, long long* out)
+__device__ __forceinline__ void gather_numbers(const Item& item, long long i, int lane, const Number* field, long long* out)
 {
     constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * COUNT_OF_ROW;
     const Number* from = field + row_of<BY_AGENT>(item, item.slot) * COUNT_OF_ROW;
-    for (int w = lane; w < COUNT; w += LANES) out[(long long)i * COUNT + w] = (long long)from[w];
+    for (int w = lane; w < COUNT; w += LANES) out[i * COUNT + w] = (long long)from[w];
 }
 
 // The item's observation and the next one, each with those before it up to its episode's start and zeros beyond. What

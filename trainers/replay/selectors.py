@@ -20,7 +20,7 @@ class Selector:
     """What a kernel includes besides gather.cuh."""
 
     def attach(self, table: Table) -> None:
-        """The table's store is there; what is needed besides can be allocated."""
+        """The table's store is there; what is needed besides can be allocated. Called again when it was resized."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes, by name."""

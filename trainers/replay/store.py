@@ -9,7 +9,9 @@ import torch
 from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
 from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
+from trainers.replay.sequences import Sequences
 from trainers.replay.storage import (
     Layout,
     Window,
@@ -83,7 +85,7 @@ class ReplayStore:
         self.backend = backend
         self.episode_length = episode_length
         of_rings, small = layout.sizes()
-        self._check_memory(layout.num_bytes)
+        self._check_memory(layout)
         self.tensors = allocate(of_rings, backend.device)
         """By name, [num_slots / every, ...]: large; cut by slots."""
         self.small = allocate(small, backend.device)
@@ -127,7 +129,7 @@ class ReplayStore:
         """[]: truncations whose last observations had no room, and that count as having no future."""
         return self.small["num_dropped"].sum()
 
-    def table(self, name: str, selector: Selector, window: Transitions) -> Table:
+    def table(self, name: str, selector: Selector, window: Transitions | Sequences) -> Table:
         """A way to draw; several share the steps."""
         if name in self.tables:
             raise ConfigError(f"there is a table '{name}' already. Choose another name.")
@@ -268,19 +270,48 @@ class ReplayStore:
         self.num_steps_added = int(self.small["head"][0])
         forget_lost_sides(self.tensors["done"], self.small["side_step"], self.num_steps_added)
 
-    def _check_memory(self, needed: int) -> None:
-        free, layout = free_bytes(self.backend.device), self.layout
+    def resize(self, capacity: int) -> None:
+        """Makes it larger or smaller; what fits of the newest steps stays. Waits for the device.
+
+        One that grows after it was full counts its steps anew, from the first whole window that it holds. The store's
+        memory is another from then on: what was prepared or captured of it, or taken of `state`, is to be made again,
+        and both memories are there at once while it is made.
+
+        Args:
+            capacity: env steps over all envs, as at the start.
+        Raises:
+            ConfigError, MemoryShortError: as at the start; nothing has changed.
+        """
+        old = self.layout
+        sizes = (old.fields, old.num_envs, old.num_agents, old.num_steps, capacity, self.episode_length)
+        layout = Layout.of(*sizes)
+        for table in self.tables.values():
+            table.window.check(layout)
+        self._check_memory(layout)
+        of_rings, small = (allocate(one, self.backend.device) for one in layout.sizes())
+        self.backend.synchronize()
+        move(Kept(old, self.tensors, self.small), Kept(layout, of_rings, small), int(self.small["head"][0]))
+        self.layout, self.tensors, self.small = layout, of_rings, small
+        self.restored()
+        for table in self.tables.values():
+            table.resized()
+
+    def _check_memory(self, layout: Layout) -> None:
+        free, needed = free_bytes(self.backend.device), layout.num_bytes
         if free is None or needed <= free:
             return
-        window = layout.num_envs * layout.num_steps
-        low, high = 0, self.capacity // window
+        window, most = layout.num_envs * layout.num_steps, layout.num_slots // layout.num_steps
+        sizes = (layout.fields, layout.num_envs, layout.num_agents, layout.num_steps)
+        low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            sizes = (layout.fields, layout.num_envs, layout.num_agents, layout.num_steps, middle * window)
-            low, high = (middle, high) if self.plan(*sizes, self.episode_length) <= free else (low, middle)
-        way_out = f"The largest capacity that fits is {low * window:,}." if low else "Not one window fits."
+            fits = self.plan(*sizes, middle * window, self.episode_length) <= free
+            low, high = (middle, high) if fits else (low, middle)
+        way_out = "Not one window fits: take fewer envs."
+        if low:
+            way_out = f"The largest capacity that fits is {low * window:,}."
         raise MemoryShortError(
-            f"a store of {self.capacity:,} env steps needs {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB "
+            f"a store of {most * window:,} env steps needs {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB "
             f"can be had. {way_out}"
         )
 

@@ -10,6 +10,7 @@ import torch
 from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.selectors import Selector
+from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
 from trainers.replay.windows import Transitions
 from warpdrive.backends.base import LaunchShape
@@ -32,7 +33,9 @@ class Table:
         number: which of the store's tables it is; each has draws of its own.
     """
 
-    def __init__(self, store: ReplayStore, name: str, number: int, selector: Selector, window: Transitions) -> None:
+    def __init__(
+        self, store: ReplayStore, name: str, number: int, selector: Selector, window: Transitions | Sequences
+    ) -> None:
         window.check(store.layout)
         self.store = store
         self.name = name
@@ -64,13 +67,14 @@ class Table:
         """So many items.
 
         Raises:
-            ConfigError: nothing can be drawn yet.
+            ConfigError: there are not as many yet. (`prepare_draw` leaves that to who calls.)
         """
-        if not self.num_drawable:
-            window = self.window
+        if number > self.num_drawable:
+            behind, ahead = self.window.behind, self.window.ahead
             raise ConfigError(
-                f"table '{self.name}': nothing can be drawn after {self.store.num_steps_added} steps: an item takes "
-                f"{window.behind + window.ahead} of them, and the one that is seen next. Add windows first."
+                f"table '{self.name}': a batch of {number:,} items, and {self.num_drawable:,} may be drawn after "
+                f"{self.store.num_steps_added:,} steps of each env: an item has {behind} steps behind and {ahead} "
+                "ahead. Draw fewer, or add more before."
             )
         call, batch = self.prepare_draw(number)
         call()
@@ -91,8 +95,9 @@ class Table:
     def _prepare(self, number: int) -> tuple[Callable[[], None], Batch]:
         store, window = self.store, self.window
         tensors = allocate(window.sizes(store.layout, number), store.backend.device)
-        lanes = window.num_lanes(store.layout) if store.backend.name == "cuda" else 1
-        text = self._text("draw")
+        is_gpu = store.backend.name == "cuda"
+        lanes = window.num_lanes(store.layout) if is_gpu and isinstance(window, Transitions) else 1
+        text = KernelText("draw", ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
         text.number("num_items", "int", number)
         text.number("stratum", "unsigned long long", min((1 << 64) // number, (1 << 64) - 1))
         head, draws = text.read("head", store.small["head"]), text.write("draws", self.draws)
@@ -109,15 +114,39 @@ class Table:
         text.line(f"    {index}[i] = item.index();")
         text.line(f"    {weight}[i] = item.weight;")
         text.line("}")
-        if window.is_fused:
+        if isinstance(window, Transitions):
             window.write(text, store.layout, {**store.tensors, **store.small}, tensors)
         text.line("}")
         text.line(f"count_draw({draws});")
-        call = text.prepare(store.backend, self._shape(number * lanes), self._constants(lanes), store.layout.num_envs)
-        return call, window.batch(store.layout, tensors)
+        draw = text.prepare(store.backend, self._shape(number * lanes), self._constants(lanes), store.layout.num_envs)
+        batch = window.batch(store.layout, tensors)
+        if isinstance(window, Transitions):
+            return draw, batch
+        gather = self._prepare_rows(window, number, tensors)
 
-    def _text(self, name: str) -> KernelText:
-        return KernelText(name, ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
+        def draw_and_gather() -> None:
+            draw()
+            gather()
+
+        return draw_and_gather, batch
+
+    def _prepare_rows(
+        self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]
+    ) -> Callable[[], None]:
+        """What gathers the rows of sequences whose index is there: a second launch, as they are many."""
+        store = self.store
+        lanes = window.num_lanes(store.layout) if store.backend.name == "cuda" else 1
+        text = KernelText("gather_rows", ["sequences.cuh"])
+        num_items, index = text.number("num_items", "int", number), text.read("index", tensors["index"])
+        text.line(f"for (long long unit = global_thread(); unit < {window.num_rows}ll * {num_items} * LANES;")
+        text.line("     unit += num_global_threads()) {")
+        text.line("const int lane = (int)(unit % LANES), i = (int)(unit / LANES % num_items);")
+        text.line("const int r = (int)(unit / LANES / num_items);")
+        text.line(f"const Item item = item_of({index}[i]);")
+        window.write_rows(text, store.layout, store.tensors, tensors)
+        text.line("}")
+        num_threads = window.num_rows * number * lanes
+        return text.prepare(store.backend, self._shape(num_threads), self._constants(lanes), store.layout.num_envs)
 
     def _constants(self, lanes: int) -> dict[str, object]:
         layout, window = self.store.layout, self.window
@@ -136,3 +165,9 @@ class Table:
     def _shape(self, num_threads: int) -> LaunchShape:
         threads = DRAW_THREADS if num_threads < 132 * 256 else 256
         return launch_shape(self.store.backend, num_threads, threads, blocks=1 << 20)
+
+    def resized(self) -> None:
+        """The store's memory is another than before: nothing that was prepared holds any more."""
+        self._prepared.clear()
+        self.selector.attach(self)
+        self.added = self.selector.prepare_added()

@@ -34,6 +34,18 @@ def word_of(field: Field, count: int = 1) -> tuple[str, int]:
     return WORDS[word], num_bytes // word
 
 
+def lanes_for(num_words: int) -> int:
+    """Threads that share so many words: a power of two."""
+    return min(1 << max(0, (num_words // WORDS_OF_LANE).bit_length() - 1), MOST_LANES)
+
+
+def powers_of(gamma: float, count: int) -> list[float]:
+    """Of 0 to `count`, as float32."""
+    powers = torch.full((count + 1,), gamma, dtype=torch.float64)
+    powers[0] = 1.0
+    return powers.cumprod(0).float().tolist()
+
+
 def is_whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype is not torch.bool
 
@@ -50,9 +62,6 @@ class Transitions:
     """Discount a step."""
     axis: Axis = "agent"
     """"agent": an item is an agent's; "env": an env's, with all of its agents."""
-
-    is_fused = True
-    """Whether the kernel that draws gathers, too."""
 
     def __post_init__(self) -> None:
         for name in ("n_step", "stack"):
@@ -75,6 +84,12 @@ class Transitions:
         """Raises ConfigError where the store's steps are too few, or say too little."""
         if REWARD not in layout:
             raise ConfigError(f"the store keeps no '{REWARD}'. Give it Field('{REWARD}').")
+        for one in layout:
+            if one.every > 1:
+                raise ConfigError(
+                    f"field '{one.name}' has a value every {one.every} steps, and a transition may start at any. "
+                    "Take Sequences, or every=1."
+                )
         needed = self.behind + self.ahead + 1
         if layout.num_slots < needed:
             raise ConfigError(
@@ -83,9 +98,7 @@ class Transitions:
             )
 
     def constants(self) -> dict[str, Constant]:
-        powers = torch.full((self.n_step + 1,), self.gamma, dtype=torch.float64)
-        powers[0] = 1.0
-        return {"N_STEP": self.n_step, "STACK": self.stack, "GAMMA": powers.cumprod(0).float().tolist()}
+        return {"N_STEP": self.n_step, "STACK": self.stack, "GAMMA": powers_of(self.gamma, self.n_step)}
 
     def num_lanes(self, layout: Layout) -> int:
         """Threads that gather an item: a power of two."""
@@ -93,8 +106,7 @@ class Transitions:
         for field, rows, _ in self._outputs(layout):
             frames = self.stack if field in layout.observations else 1
             words.append(math.prod(rows) * frames * word_of(field)[1])
-        lanes = max(words) // WORDS_OF_LANE
-        return min(1 << max(0, lanes.bit_length() - 1), MOST_LANES)
+        return lanes_for(max(words))
 
     def sizes(self, layout: Layout, number: int) -> Sizes:
         """Of a batch's tensors, by name."""

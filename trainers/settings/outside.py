@@ -11,6 +11,8 @@ from typing import Any
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError
 
+OWN = "trainers."
+"""How the modules begin that the project itself ships, and that a config may always name."""
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -27,7 +29,7 @@ def check_allowed(name: Any, allow_import: bool, place: str = "") -> None:
     Raises:
         ConfigError: it is from outside, and that was not allowed.
     """
-    if is_outside(name) and not allow_import:
+    if is_outside(name) and not name.startswith(OWN) and not allow_import:
         way_out = "Allow it with --allow-import (in Python, allow_import=True)."
         raise ConfigError(f"{place}'{name}' imports code from outside. {way_out}")
 

@@ -17,6 +17,16 @@ def test_every_kind_is_listed_with_one_line_each(capsys):
     assert "\n  A2C  " in algorithms and "\n  PPO  " in algorithms
     assert "\n  gru  " in policies and "\n  mlp  " in policies
     assert "mpe" not in envs.split()  # what two envs share is none
+    *_, family, first = envs.partition("minatar_breakout")[0].splitlines()[:-1]
+    assert family == "  minatar:" and first.startswith("  minatar_asterix  ")  # those that share a folder
+
+
+def test_envs_of_a_family_stand_together_under_its_name(capsys):
+    assert main(["list", "envs"]) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    first = lines.index("bsuite:")
+    assert lines[first + 1 : first + 5] == ["catch", "deep_sea", "memory_len", "umbrella_length"]
+    assert lines.index("tag_gridworld") < first
 
 
 @pytest.mark.parametrize(

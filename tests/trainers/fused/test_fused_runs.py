@@ -249,15 +249,15 @@ AGAIN = {
 
 @pytest.mark.parametrize("kind", AGAIN)
 def test_a_run_made_again_and_a_run_resumed_are_the_run_bit_for_bit(make, kind):
-    """Four iterations of two envs, of which a GPU replays two as graphs; of a run that goes on after two, none."""
+    """Four iterations of three envs, of which a GPU replays two as graphs; of a run that goes on after two, none."""
     run = AGAIN[kind]()
-    whole = make(run, BF16, num_envs=2)
+    whole = make(run, BF16, num_envs=3)
     whole.train()
     end = hashes(whole)
-    again = make(run, BF16, num_envs=2)
+    again = make(run, BF16, num_envs=3)
     again.train()
     assert hashes(again) == end
-    resumed = make(run, BF16, num_envs=2, resume=checkpoint.list_checkpoints(whole.run.checkpoints)[-2])
+    resumed = make(run, BF16, num_envs=3, resume=checkpoint.list_checkpoints(whole.run.checkpoints)[-2])
     assert resumed.iteration == 2
     resumed.train()
     assert hashes(resumed) == end

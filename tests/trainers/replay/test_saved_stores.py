@@ -149,3 +149,26 @@ def test_truncations_that_lost_their_row_after_they_were_saved_come_back_as_they
     made[1].restored()
     for name, tensor in ring.state().items():
         assert torch.equal(made[1].state()[name], tensor), name
+
+
+def test_a_store_of_another_size_is_saved_anew(tmp_path, backend):
+    """It grew, so its steps are counted anew: files of the steps before would tell of others."""
+    fields = [store.Field("reward")]
+    ring = store.ReplayStore(fields, 2, 1, 4, capacity=32, backend=backend)
+    ends = {name: torch.zeros(4, 2, dtype=torch.bool, device=backend.device) for name in ("terminated", "truncated")}
+    kept = Chunks({NAME: ring})
+
+    def save(number):
+        reward = torch.full((4, 2, 1), float(number), device=backend.device)
+        ring.add({"reward": reward, **ends})
+        return checkpoint.save_checkpoint(tmp_path, number, kept.small(), {}, {}, num_kept=1, chunks=kept)
+
+    for number in range(7):
+        save(number)
+    ring.resize(64)
+    place = save(8)
+    other = store.ReplayStore(fields, 2, 1, 4, capacity=64, backend=backend)
+    listings = checkpoint.load_checkpoint(place).replay
+    Chunks({NAME: other}).restore(tmp_path, listings, are_ours=False)
+    assert other.num_steps_added == ring.num_steps_added < 32
+    assert torch.equal(other.tensors["reward"], ring.tensors["reward"])

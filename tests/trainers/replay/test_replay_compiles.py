@@ -1,0 +1,37 @@
+"""The kernels of a store compile for every architecture, without a GPU."""
+
+import shutil
+
+import pytest
+import torch
+from compile_only import CompileOnlyBackend
+from replay_oracle import Played
+
+from trainers.replay.selectors import Uniform
+from trainers.replay.sequences import Sequences
+from trainers.replay.store import ReplayStore
+from trainers.replay.windows import Transitions
+from warpdrive.backends.cuda import _nvrtc
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
+needs_nvrtc = pytest.mark.skipif(_nvrtc() is None, reason="there is no NVRTC here")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "arch"),
+    [
+        pytest.param("nvcc", "sm_90a", marks=needs_nvcc),
+        *(pytest.param("nvrtc", arch, marks=needs_nvrtc) for arch in ("sm_80",)),
+    ],
+)
+def test_kernels_of_frames_and_sequences_compile(compiler, arch):
+    backend = CompileOnlyBackend(compiler, arch)
+    played = Played(3, 2, 4, every=4, shape=(16,), dtype=torch.uint8)
+    store = ReplayStore(played.fields(), 3, 2, 4, 3 * 24, backend)
+    store.table("rows", Uniform(), Sequences(8, 4, 4, n_step=3)).prepare_draw(64)
+    store.prepare_add(played.play())
+    played = Played(3, 2, 4)
+    store = ReplayStore(played.fields(), 3, 2, 4, 3 * 24, backend, episode_length=1)
+    store.table("frames", Uniform(), Transitions(n_step=3, stack=4)).prepare_draw(64)
+    names = ["replay_draw", "replay_gather_rows", "replay_add_steps", "replay_add_fields", "replay_draw"]
+    assert backend.compiled == names

@@ -1,0 +1,241 @@
+"""A store's borders: what is told before anything is allocated, what is dropped, resized, restored, and drawn again."""
+
+import re
+
+import pytest
+import torch
+from replay_oracle import Kept, Played
+
+from trainers.errors import MemoryShortError
+from trainers.experience.field import Field
+from trainers.learning.graphs import Graphed
+from trainers.replay import store as store_module
+from trainers.replay.kernel_text import HERE
+from trainers.replay.selectors import Uniform
+from trainers.replay.sequences import Sequences
+from trainers.replay.store import ReplayStore
+from trainers.replay.windows import Transitions
+from warpdrive.backends import choose_backend
+from warpdrive.data_manager import DataManager
+from warpdrive.errors import ConfigError, ShapeError
+from warpdrive.function_manager import FunctionManager
+
+FIELDS = [Field("observation", (4,), extra=1), Field("reward")]
+WINDOW = Transitions(n_step=2, stack=2, gamma=0.5)
+
+
+def make(backend, capacity=24, fields=FIELDS, **more) -> ReplayStore:
+    """2 envs of one agent, windows of 4 steps."""
+    return ReplayStore(fields, 2, 1, 4, capacity, backend, **more)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "words"),
+    [
+        (lambda b: make(b, 20), "capacity 20 is no multiple of a window's 8 env steps (4 of 2 envs). Take 16 or 24."),
+        (lambda b: make(b, 7), "capacity 7 is less than one window of 4 steps of 2 envs. Take at least 8."),
+        (lambda b: make(b, 8).table("a", Uniform(), Transitions(n_step=4)),
+         "a window of n_step 4 and stack 1 takes 5 steps of an env, and the store keeps 4. Raise its capacity to 10"),
+        (lambda b: make(b, 24).table("a", Uniform(), Sequences(8, 4, 4)), "takes 16 steps of an env with its period"),
+        (lambda b: make(b, 24).table("a", Uniform(), Sequences(3, 0, 5)), "keeps 12 steps of an env, which is no mult"),
+        (lambda b: make(b, 24, [Field("x", extra=1)]).table("a", Uniform(), WINDOW), "the store keeps no 'reward'."),
+        (lambda b: make(b, 24, [*FIELDS, Field("m", every=3)]), "field 'm' has a value every 3 steps, and a window 4"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).draw(8), "'a': a batch of 8 items, and 0 may be drawn"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).prepare_draw(0), "a batch of 0 items. Take at least 1."),
+        (lambda b: Transitions(n_step=0), "n_step: 0 is less than 1. Take at least 1."),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_in_a_line(make_it, words):
+    with pytest.raises(ConfigError, match=re.escape(words)) as told:
+        make_it(choose_backend("cpu"))
+    assert "\n" not in str(told.value)
+
+
+def test_a_window_that_does_not_fit_its_fields_is_told(backend):
+    store = make(backend, 24)
+    new = {"device": backend.device}
+    ends = {name: torch.zeros(4, 2, dtype=torch.bool, **new) for name in ("terminated", "truncated")}
+    seen, last = torch.zeros(5, 2, 1, 4, **new), torch.zeros(1, 2, 1, 4, **new)
+    whole = {**ends, "observation": seen, "final_observation": last, "reward": torch.zeros(4, 2, 1, **new)}
+    for changes, words in (
+        ({"reward": torch.zeros(4, 2, **new)}, "'reward' is [4, 2] float32, and the store keeps [4, 2, 1]"),
+        ({"observation": seen.double()}, "'observation' is [5, 2, 1, 4] float64, and"),
+        ({"observation": seen.repeat(1, 1, 1, 2)[..., ::2]}, "'observation' is strided behind its envs"),
+        ({"speed": seen}, "the window has 'speed', which the store does not keep"),
+    ):
+        with pytest.raises(ShapeError, match=re.escape(words)):
+            store.prepare_add({**whole, **changes})
+    for name in whole:
+        with pytest.raises(ShapeError, match=f"the window has no '{name}'"):
+            store.prepare_add({other: one for other, one in whole.items() if other != name})
+
+
+def test_more_memory_than_there_is_is_told_with_the_largest_that_fits(monkeypatch):
+    """A window takes 4 slots of 2 (16 + 4 + 1) bytes; and of its two envs a truncation each, of 16 + 8."""
+    backend, of_one = choose_backend("cpu"), 4 * 2 * (16 + 4 + 1) + 2 * (16 + 8)
+    fixed = ReplayStore.plan(FIELDS, 2, 1, 4, 8, 4) - of_one
+    monkeypatch.setattr(store_module, "free_bytes", lambda device: fixed + 7 * of_one)
+    make(backend, 7 * 8, episode_length=4)
+    monkeypatch.setattr(store_module, "allocate", lambda *_: pytest.fail("allocated"))
+    with pytest.raises(MemoryShortError, match=r"env steps needs .* The largest capacity that fits is 56\.$"):
+        make(backend, 8 * 1000, episode_length=4)
+    monkeypatch.setattr(store_module, "free_bytes", lambda device: 100)
+    with pytest.raises(MemoryShortError, match=r"Not one window fits: take fewer envs\.$"):
+        make(backend, 8, episode_length=4)
+
+
+def test_the_plan_is_what_is_allocated(backend):
+    played = Played(5, 3, 4, every=2)
+    store = Kept(played, 6, backend, episode_length=7).store
+    held = sum(one.nbytes for one in (*store.state().values(), store.seed))
+    assert store.plan(played.fields(), 5, 3, 4, 6 * 20, 7) == pytest.approx(held, rel=0.01)
+
+
+@pytest.mark.parametrize(("most", "sides"), [(1, None), (6, 3)])
+def test_truncations_without_room_have_no_future_and_are_counted(backend, most, sides):
+    """Either a window has fewer last observations than truncations; or the store has rows for fewer."""
+    played = Played(3, 2, 6, seed=4, ends=0.9, most=most)
+    kept = Kept(played, 4, backend, episode_length=8 if sides else 1)
+    table = kept.store.table("all", Uniform(), WINDOW)
+    for _ in range(7):
+        kept.add()
+    assert kept.store.layout.num_sides == (sides or 24)
+    batch = table.draw(table.num_drawable)
+    futures = []
+    for i, index in enumerate(batch.index.tolist()):
+        slot, row = divmod(index, 6)
+        step = max(s for s in range(42) if s % 24 == slot)
+        item = played.transition(step, row // 2, row % 2, 2, 2, 0.5, num_sides=kept.store.layout.num_sides)
+        assert batch.discount[i].item() == item["discount"]
+        assert torch.equal(batch.next_observation["obs"][i].cpu(), item["next_obs"])
+        futures.append(item["discount"] > 0)
+    assert any(futures) and not all(futures)
+    if sides is None:
+        lost = sum(int((one["truncated"] & ~one["terminated"] & ~one["is_kept"]).sum()) for one in played.steps)
+        assert kept.store.num_dropped.item() == lost > 0
+    assert kept.store.num_dropped > 0
+
+
+@pytest.mark.parametrize(("windows", "steps"), [(2, [20]), (4, [12, 14, 16, 18, 20]), (9, [14, 16, 18, 20])])
+def test_a_resized_store_keeps_the_newest_steps_that_fit(backend, windows, steps):
+    """Of 24 steps a ring of 16 has 9 to 23 whole, one of 8 has 17 to 23; a larger one keeps the windows that are there
+    as a whole, from 12 on. An item takes 2 steps before its own, and 3 from it on."""
+    kept = Kept(Played(3, 2, 4, seed=9, ends=0.6, every=2), 4, backend, episode_length=3)
+    store = kept.store
+    table = store.table("all", Uniform(), Sequences(3, 2, 2, axis="agent"))
+    for _ in range(6):
+        kept.add()
+    before = drawn(table)
+    assert len(before) == 5 * 6
+    store.resize(windows * 12)
+    after = drawn(table)
+    memories = [tuple(one["memory"][env, agent].tolist()) for step in steps
+                for one in [kept.played.steps[step - 2]] for env in range(3) for agent in range(2)]  # fmt: skip
+    assert list(after) == memories
+    if windows >= 4:
+        assert after.items() <= before.items()
+    kept.prepare()
+    for _ in range(windows + 1):
+        kept.add()
+    assert table.num_drawable == table.draw(table.num_drawable).weight.sum() > 0
+
+
+def drawn(table) -> dict[tuple, tuple]:
+    """Targets of all that may be drawn, by what was remembered first, which no two items share."""
+    batch = table.draw(table.num_drawable)
+    names = ("reward", "discount", "valid", "starts")
+    return {
+        tuple(memory): tuple(getattr(batch, name)[:, i].tolist() for name in names)
+        for i, memory in enumerate(batch.fields["memory"].tolist())
+    }
+
+
+def test_a_graph_of_adding_and_drawing_gives_the_bits_of_single_launches(backend):
+    """On a CPU both are the same; on a GPU the fourth and later are replays."""
+
+    def run(is_enabled: bool) -> tuple[list[torch.Tensor], bool]:
+        kept = Kept(Played(3, 2, 4, seed=2), 3, backend)
+        draw, batch = kept.store.table("all", Uniform(), WINDOW).prepare_draw(7)
+        add = Graphed(kept.call, backend, is_enabled=is_enabled)
+        graphed = Graphed(draw, backend, is_enabled=is_enabled)
+        found = []
+        for _ in range(7):
+            kept.play()
+            add()
+            graphed()
+            found += [one.clone() for one in (batch.index, batch.reward, batch.next_observation["obs"])]
+        return found, graphed.is_captured
+
+    (eager, _), (replayed, was_captured) = run(False), run(True)
+    assert was_captured == (backend.name == "cuda")
+    assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
+
+
+def test_three_runs_and_a_restored_store_give_the_same_bits(backend):
+    def run(copy_at: int | None = None) -> list[torch.Tensor]:
+        kept = Kept(Played(3, 2, 4, seed=2), 3, backend)
+        table = kept.store.table("all", Uniform(), WINDOW)
+        found = []
+        for number in range(6):
+            kept.add()
+            if number == copy_at:
+                state = {name: one.clone() for name, one in kept.store.state().items()}
+                other = Kept(kept.played, 3, backend, window=kept.window)
+                table = other.store.table("all", Uniform(), WINDOW)
+                for name, one in other.store.state().items():
+                    one.copy_(state[name])
+                other.store.restored()
+                kept = other
+            batch = table.draw(7)
+            found += [one.clone() for one in (batch.index, batch.reward, batch.next_observation["obs"])]
+        return found
+
+    first, *others = run(), run(), run(), run(copy_at=2)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not torch.equal(first[-3], first[-6])  # each draw is another one
+
+
+def test_debug_mode_finds_nothing_wrong():
+    """Indices, races, lost updates, values that were never set."""
+    backend = choose_backend("cpu", debug=True)
+    kept = Kept(Played(3, 2, 4, seed=6, ends=0.95, every=2), 4, backend, episode_length=16)
+    table = kept.store.table("rows", Uniform(), Sequences(3, 2, 2, n_step=2))
+    kept.add()
+    kept.add()
+    kept.add()
+    table.draw(5)
+    other = Kept(Played(2, 2, 2, seed=6), 3, backend)
+    both = other.store.table("all", Uniform(), WINDOW)
+    for _ in range(4):
+        other.add()
+    both.draw(9)
+
+
+def test_items_beyond_two_to_the_31_are_numbered_right(backend):
+    """1,500,000,001 steps of 2 rows, of one byte each, after more than 2^32 steps."""
+    constants = {"NUM_SLOTS": 1_500_000_001, "GROUP_SIZE": 2, "OF_AGENTS": True, "BEHIND": 0, "AHEAD": 1, "PERIOD": 1,
+                 "N_STEP": 1, "STACK": 1, "GAMMA": [1.0, 1.0], "LANES": 1, "TABLE": 0}  # fmt: skip
+    text = """#include "gather.cuh"
+extern "C" __global__ void number_items(const long long* counts, const unsigned long long* points, long long* found)
+{
+    const Drawable drawable = drawable_of(counts[0]);
+    for (long long i = global_thread(); i < 3; i += num_global_threads()) {
+        const Item item = draw_uniform(drawable, points[i]);
+        found[3 * i] = drawable.count;
+        found[3 * i + 1] = item.index();
+        found[3 * i + 2] = row_of<true>(item, item.slot);
+    }
+}"""
+    functions = FunctionManager(DataManager(backend.device), text, constants, backend=backend, include_folders=[HERE])
+    head = 5_000_000_000
+    counts = torch.tensor([head], device=backend.device)
+    points = torch.tensor([0, 2**63 - 1, -1]).view(torch.uint64).to(backend.device)
+    found = torch.zeros(3, 3, dtype=torch.int64, device=backend.device)
+    functions.launch("number_items", counts=counts, points=points, found=found)
+    count, num_slots = 1_500_000_000, 1_500_000_001
+    items = [0, count - 1, 2 * count - 1]  # the first, the one in the middle, the last
+    for row, item in zip(found.tolist(), items, strict=True):
+        slot = (head - count + item // 2) % num_slots
+        assert row == [count, slot * 2 + item % 2, slot * 2 + item % 2]
+    assert found[:, 1].max() > 2**31
