@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from trainers.cli import main
+from trainers.replay import store
 from trainers.trainer import Trainer
 
 PATIENCE = 120
@@ -103,6 +104,7 @@ def _train(arguments: list[str], log: str) -> None:
         os.dup2(descriptor, 2)
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         torch.set_num_threads(1)
+        store.CHUNK_BYTES = 4096  # a small run has many chunks, too
         code = main(arguments, command="train")
     except KeyboardInterrupt:
         code = 130

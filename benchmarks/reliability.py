@@ -5,6 +5,7 @@ python benchmarks/reliability.py --only kills --kills 10 --out FOLDER
 
 kills        processes that train and save after each iteration, each killed by -9 at a random moment and followed by
              one that goes on from the newest checkpoint; in the end every bit is that of a run that was never killed
+replay_kills the same while a replay store is being saved: each kill comes within a save
 stops        the same by Ctrl-C, SIGTERM, two Ctrl-C and SIGHUP, at any moment from the start of the process on
 locks        as many processes at once that want to go on with one run
 corruptions  a bit flipped, or a file cut, in the newest checkpoint: it is refused by name, the one before is taken
@@ -47,14 +48,16 @@ from typing import Any
 
 import torch
 from far_steps import far_steps
-from faults import TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
+from faults import PATIENCE, TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
 from foreign_folders import foreign_folders, forged_kernels
 from promises import TESTS, ranks, run_tests
 from report import ROOT, write_report
 
 from trainers.errors import NonFiniteError, NotSavedError
+from trainers.replay.chunks import REPLAY
 from trainers.run import checkpoint, disk
 from trainers.run.crash import CRASH
+from trainers.run.resume import resume_run
 from trainers.run.stop import Stopped
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -76,6 +79,10 @@ CONFIG = {
     "evaluation": {"eval_freq": 2, "num_episodes": 4},
     "saving": {"metrics_log_freq": 1, "model_params_save_freq": 1},
 }
+LEARNING_FROM_REPLAY = {
+    "tagger": {"algorithm": "DQN", "buffer_size": 400, "learning_starts": 60, "batch_size": 16, "model": SMALL},
+    "runner": {"algorithm": "DQN", "buffer_size": 200, "learning_starts": 60, "batch_size": 16, "model": SMALL},
+}
 STOPS = ((signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT), (signal.SIGHUP,))
 
 
@@ -87,8 +94,14 @@ def config_in(folder: Path, iterations: int | None = None, **sections: Any) -> d
 
 
 def hashes(place: Path) -> dict[str, str]:
-    """SHA-256 of all that a checkpoint holds."""
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(place.glob("[!m]*"))}
+    """SHA-256 of all that a checkpoint holds, and of each tensor of the steps that its stores do, in whatever files."""
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(place.glob("[!m]*"))}
+    for store, listing in checkpoint.load_checkpoint(place).replay.items():
+        files = [checkpoint.load_tensors(place.parent.resolve() / REPLAY / part.name) for part in listing.parts]
+        for name in files[0] if files else ():
+            steps = torch.cat([one[name] for one in files])[listing.first - listing.parts[0].begin :]
+            found[f"{store}: {name}"] = hashlib.sha256(steps.numpy().tobytes()).hexdigest()
+    return found
 
 
 def leftovers(run: Path) -> list[str]:
@@ -98,12 +111,12 @@ def leftovers(run: Path) -> list[str]:
 class Chain:
     """One run that processes train one after the other, each until something ends it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.run, self.log = folder, folder / "run", folder / "said.txt"
+    def __init__(self, folder: Path, **sections: Any) -> None:
+        self.folder, self.run, self.log, self.sections = folder, folder / "run", folder / "said.txt", sections
         self.newest: Path | None = None
         self.num_left = self.num_resumed = self.num_steps_lost = 0
         file = folder / "run.yaml"
-        file.write_text(json.dumps(config_in(folder)))  # which is YAML, too
+        file.write_text(json.dumps(config_in(folder, **sections)))  # which is YAML, too
         first = TrainingProcess(["--config", file, "--run-name", "run"], self.log)
         first.wait_for("env steps           60")
         first.send(signal.SIGINT)
@@ -136,7 +149,7 @@ class Chain:
         self.look(process.said())
         iterations = checkpoint.load_checkpoint(self.newest).progress["iteration"]
         whole = self.folder / "whole"
-        config = config_in(whole, iterations)
+        config = config_in(whole, iterations, **self.sections)
         config["saving"] |= {"model_params_save_freq": 0}
         config["evaluation"] = {}
         with quiet():
@@ -158,14 +171,43 @@ def quiet() -> Iterator[None]:
         yield
 
 
+Moment = Callable[[Chain, TrainingProcess, random.Random], None]
+
+
 def kills(number: int, folder: Path) -> dict[str, Any]:
     """kill -9 at a random moment of an iteration, and so often of its save: before the first report, or after a few."""
-    chance, chain, good = random.Random(SEED), Chain(folder), 0
+
+    def moment(chain: Chain, process: TrainingProcess, chance: random.Random) -> None:
+        time.sleep(chance.uniform(0.0, process.wait_for_reports(chance.randrange(5))))
+
+    return _kill(number, Chain(folder), moment)
+
+
+def replay_kills(number: int, folder: Path) -> dict[str, Any]:
+    """kill -9 within a save, up to the time that one takes after its first file is there."""
+
+    def moment(chain: Chain, process: TrainingProcess, chance: random.Random) -> None:
+        process.wait_for_reports(chance.randrange(5))
+        until = time.monotonic() + PATIENCE
+        while not any((chain.run / "checkpoints").glob(f"{disk.TEMPORARY}step_*")) and time.monotonic() < until:
+            time.sleep(0.0005)
+        time.sleep(chance.uniform(0.0, 0.04))
+
+    chain = Chain(folder, policy=LEARNING_FROM_REPLAY, evaluation={})
+    found = _kill(number, chain, moment)
+    folder = chain.run / "checkpoints"
+    listings = [checkpoint.load_checkpoint(place).replay.values() for place in checkpoint.list_checkpoints(folder)]
+    listed = {part.name for ones in listings for one in ones for part in one.parts}
+    return {**found, "files_of_no_checkpoint": len({file.name for file in (folder / REPLAY).iterdir()} - listed)}
+
+
+def _kill(number: int, chain: Chain, moment: Moment) -> dict[str, Any]:
+    chance, good = random.Random(SEED), 0
     for _ in range(number):
         process = chain.start()
         process.wait_for("run folder:")
         seen = leftovers(chain.run)
-        time.sleep(chance.uniform(0.0, process.wait_for_reports(chance.randrange(5))))
+        moment(chain, process, chance)
         process.send(signal.SIGKILL)
         process.end()
         good += chain.look(process.said()) and not [name for name in seen if not name.endswith(f"-{process.pid}")]
@@ -262,7 +304,7 @@ def corruptions(number: int, folder: Path) -> dict[str, Any]:
         shutil.copytree(backup, trainer.run.checkpoints, symlinks=True)
         file = corrupt(newest, turn if number > 200 else 199 + turn % 2, chance)
         said.clear()
-        trainer._resume(trainer.run.path)
+        resume_run(trainer, trainer.run.path)
         good = trainer.iteration == expected and said[0].startswith(f"warning: {file}: ")
         good &= said[-1].startswith(f"resumed from {older}, ")
         refused += good
@@ -421,7 +463,7 @@ def _stop_after(trainer: Trainer, iteration: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = {"kills": 100, "stops": 50, "locks": 10, "corruptions": 205, "disk_full": 20}
+    numbers = {"kills": 100, "replay_kills": 50, "stops": 50, "locks": 10, "corruptions": 205, "disk_full": 20}
     for name, number in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=number)
     parser.add_argument("--only", action="append", help="one of the words above; may be given more than once")
@@ -432,8 +474,8 @@ def main() -> None:
     torch.set_num_threads(1)
     expect_signals()
     results = {}
-    calls = {"kills": kills, "stops": stops, "locks": locks, "corruptions": corruptions, "disk_full": disk_full}
-    calls |= {"nans": nans, "resumes": resumes, "far_steps": far_steps}
+    calls = {"kills": kills, "replay_kills": replay_kills, "stops": stops, "locks": locks, "corruptions": corruptions}
+    calls |= {"disk_full": disk_full, "nans": nans, "resumes": resumes, "far_steps": far_steps}
     calls |= {"folders": foreign_folders, "kernels": forged_kernels, "ranks": ranks}
     for name, call in {**calls, **{name: partial(run_tests, files) for name, files in TESTS.items()}}.items():
         if arguments.only and name not in arguments.only:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # What a plain install may lack: imported inside the function that needs it.
 EXTRAS = {
     "warpdrive": {"pycuda", "cuda", "PIL", "pettingzoo", "torchrl", "tensordict", "stable_baselines3"},
-    "trainers": {"matplotlib", "onnxruntime", "tensorboard", "wandb", "optuna"},
+    "trainers": {"matplotlib", "onnxruntime", "tensorboard", "wandb", "optuna", "h5py"},
 }
 OPTIONAL = set().union(*EXTRAS.values())
 # What each package may import beside itself and the standard library.

@@ -65,7 +65,8 @@ def test_wheel_tells_what_it_is_and_needs_and_installs_the_command_line(wheel):
     assert metadata["License-Expression"] == "Apache-2.0"
     needed = {re.match(r"[\w-]+", line)[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
     assert needed == {"torch", "numpy", "gymnasium", "pyyaml", "rich", "safetensors"}
-    extras = {"plot", "cuda", "pettingzoo", "torchrl", "sb3", "onnx", "tensorboard", "wandb", "tune", "test", "dev"}
+    extras = {"plot", "cuda", "pettingzoo", "torchrl", "sb3", "onnx", "tensorboard", "wandb", "tune", "minari"}
+    extras |= {"test", "dev"}
     assert set(metadata.get_all("Provides-Extra")) == extras
 
 

@@ -26,7 +26,7 @@ from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.samples import Samples
 from trainers.fused import plan
 from trainers.learning.distributed import world
-from trainers.run import checkpoint
+from trainers.run import checkpoint, checks
 from trainers.run.tensor_file import write_tensors
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -107,7 +107,7 @@ def main(out: str, device: str, *runs: str) -> None:
             for name, algorithm in trainer.algorithms.items()
             for key, tensor in algorithm.policy.state_dict().items()
         }
-        checkpoint.check_ranks_agree({"policies": tensors}, trainer.world)
+        checks.check_ranks_agree({"policies": tensors}, trainer.world)
         trainer.rollout.end()
         arrays, path = checkpoint.arrays_of(trainer.env.data), Path(f"{out}/{run}.env.safetensors")
         write_tensors(path, arrays, trainer.world, checkpoint.axes_of_ranks(checkpoint.ENV, arrays, trainer.world))

@@ -15,6 +15,7 @@ from trainers.errors import MemoryShortError
 from trainers.experience.rollout import Rollout
 from trainers.networks.policy import Policy, make_policy
 from trainers.run import checkpoint
+from trainers.run.checks import check_finite
 from trainers.run.estimate import actors_of, of_rollout, printed_size
 from trainers.run.free_memory import free_bytes
 from trainers.settings.config import SHARED
@@ -215,7 +216,7 @@ def load_policies(
     for name, one in config.policy.items():
         policies[name] = make_policy(env, name, one, torch.Generator().manual_seed(0))
         file = saved.path / f"policy.{name}.safetensors"
-        checkpoint.check_finite({str(file): saved.tensors.get(file.stem, {})}, _NOT_FINITE)
+        check_finite({str(file): saved.tensors.get(file.stem, {})}, _NOT_FINITE)
         checkpoint.restore_module(policies[name], saved.tensors.get(file.stem, {}), file)
         if backend is not None:
             policies[name].to(backend.device)

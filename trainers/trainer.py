@@ -26,16 +26,19 @@ from trainers.learning.distributed import device_of, join, world
 from trainers.learning.graphs import Graphed, SideBySide
 from trainers.learning.guard import Guard
 from trainers.networks.policy import Policy, make_policy
+from trainers.replay.chunks import Chunks
 from trainers.report.metrics import Metrics
 from trainers.report.profiling import Profile
 from trainers.report.reporter import Reporter
 from trainers.report.timing import Timing
 from trainers.run import checkpoint
 from trainers.run.best import latest_figure
+from trainers.run.checks import check_finite, check_ranks_agree
 from trainers.run.crash import dumps_crash
 from trainers.run.estimate import check_memory, explains_shortage
-from trainers.run.generators import generator_states, new_of_ranks, prepare_generators, seed_everything
-from trainers.run.identity import Changes, changes_since, identity_of, progress_of
+from trainers.run.generators import generator_states, seed_everything
+from trainers.run.identity import Changes, identity_of, progress_of
+from trainers.run.resume import load, restore, resume_run
 from trainers.run.run_folder import RunFolder
 from trainers.run.saves import Saves
 from trainers.run.stop import SAVE, Stopped, StopSignals, signal_name
@@ -44,10 +47,9 @@ from warpdrive.backends import choose_backend, why_this_device
 from warpdrive.backends.ahead import compiling_ahead
 from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
-from warpdrive.config import shown
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import CheckpointError, KernelError
+from warpdrive.errors import KernelError
 
 
 class Trainer:
@@ -134,7 +136,7 @@ class Trainer:
             self.run.add_to_history(0, self.world.size)
         else:
             with self.run.unlocked_if_refused():
-                self._resume(resume)
+                resume_run(self, resume)
 
     def _make(self, env: Env, agents: Mapping[str, range], specs: Mapping[str, GroupSpec]) -> None:
         """What has kernels, which are compiled beside it: nothing here launches one."""
@@ -148,7 +150,7 @@ class Trainer:
             backend=self.backend,
             final_observations=max_truncations(env, settings.num_steps),
         )
-        self._identity = identity_of(config, env, self.env.device.type, self.world.size)
+        self.identity = identity_of(config, env, self.env.device.type, self.world.size)
         actors = make_actors(self.env, self.policies, self.precision)
         trained = {name: one for name, one in config.policy.items() if one.to_train and name in specs}
         kinds = {name: find_algorithm(one.algorithm)[0] for name, one in trained.items()}
@@ -165,6 +167,8 @@ class Trainer:
                 self.phases[name] = {
                     phase: self._graphed(call, [one.generator]) for phase, call in one.phases().items()
                 }
+        self.stores = {f"{word}.{name}": s for name, one in self.algorithms.items() for word, s in one.stores().items()}
+        self.chunks = Chunks(self.stores if config.saving.replay else {})
         share_nothing = all(one.shares_nothing for one in self.algorithms.values())
         graphs = [list(ones.values()) for ones in self.phases.values()]
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)
@@ -305,34 +309,36 @@ class Trainer:
     def begin_save(self) -> Callable[[], Path]:
         """Writes a checkpoint up to where training may go on; what it gives does the rest, see `begin_checkpoint`."""
         self.world.first(self.run.check_place)
-        learned = self._learned()
-        checkpoint.check_finite(
+        learned = self.learned()
+        check_finite(
             learned,
             f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
             "Are the env's rewards and observations finite? Else lower the policy's lr.",
         )
-        checkpoint.check_ranks_agree(learned, self.world)
+        check_ranks_agree(learned, self.world)
         self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
-        progress = {"iteration": self.iteration, **progress_of(self.config, self._identity)}
+        progress = {"iteration": self.iteration, **progress_of(self.config, self.identity)}
         progress |= self.callbacks.progress()
-        rng = generator_states(self._generators())
+        rng = generator_states(self.generators())
         for states in self.world.gather(rng["minibatches"]):
             rng["minibatches"] |= states
         figure = latest_figure(self.config, self.env.groups, self.run.metrics)
         tensors = {**learned, checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
         arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress)
-        return checkpoint.begin_checkpoint(*arguments, self.config.saving.num_checkpoints, figure, self.world)
+        num_kept = self.config.saving.num_checkpoints
+        return checkpoint.begin_checkpoint(*arguments, num_kept, figure, self.world, self.chunks)
 
     def num_bytes_of_checkpoint(self) -> int:
-        """Of the disk, of all ranks together."""
-        tensors = {**self._learned(), checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
-        return checkpoint.num_bytes_of_checkpoint(tensors, self.world)
+        """Of the disk, of all ranks together, for the last one."""
+        tensors = {**self.learned(), checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
+        num_steps = (self.num_iterations - self.iteration) * self.config.trainer.num_steps
+        return checkpoint.num_bytes_of_checkpoint(tensors, self.world) + self.chunks.num_bytes(num_steps)
 
-    def _learned(self) -> dict[str, Mapping[str, torch.Tensor]]:
+    def learned(self) -> dict[str, Mapping[str, torch.Tensor]]:
         """What a checkpoint holds besides the envs, by file: live tensors."""
         found = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
-        return {**found, **self._states()}
+        return {**found, **self._states(), **self.chunks.small()}
 
     def _states(self) -> dict[str, Mapping[str, torch.Tensor]]:
         """What the algorithms' checkpoints hold, by file."""
@@ -340,7 +346,7 @@ class Trainer:
             f"{file}.{name}": tensors for name, one in self.algorithms.items() for file, tensors in one.state().items()
         }
 
-    def _generators(self) -> dict[str, torch.Generator]:
+    def generators(self) -> dict[str, torch.Generator]:
         """Of the minibatches' order; each rank has its own."""
         of_rank = f", rank {self.world.rank}" if self.world.rank else ""
         return {f"{name}{of_rank}": one.generator for name, one in self.algorithms.items()}
@@ -355,78 +361,19 @@ class Trainer:
         older = checkpoint.list_checkpoints(self.run.checkpoints)
         return f"the last good checkpoint is {older[-1]}" if older else "and there is no older checkpoint"
 
-    def _resume(self, path: Path) -> None:
-        """Restores the newest checkpoint that is whole; says which are not."""
-        candidates = checkpoint.candidates(path)
-        for place in candidates:
-            try:
-                checkpoint.load_checkpoint(place)
-            except CheckpointError as error:
-                if place == candidates[-1]:
-                    if place == checkpoint.place_of(path):
-                        raise
-                    found = str(error).removesuffix(" Use an older checkpoint.")
-                    raise CheckpointError(f"{found} No checkpoint of this run is whole. Train anew.") from None
-                self.run.say(f"warning: {error} Going back to the one before.", style="yellow")
-                continue
-            changes = self.restore(place)
-            break
-        self.world.gather(place)  # all have read it: now others may be renamed
-        self.world.first(lambda: self._go_on_after(place))
-        self.run.say(f"resumed from {place}, after {self.env_steps:,} env steps")
-        for line in changes.lines():
-            self.run.say(f"changed since then: {line}", style="yellow")
-        self.run.add_to_history(self.env_steps, self.world.size, place, changes.allowed)
-
-    def _go_on_after(self, place: Path) -> None:
-        self.run.accept(self.env_steps)
-        for aside in checkpoint.set_aside_after(place):
-            self.run.say(f"set aside: {aside}")
-
     def restore(self, path: Path) -> Changes:
         """Takes over a checkpoint, to go on exactly from there; gives what is another than in its run.
 
         Raises:
             CheckpointError: it is damaged, or of another kind of run. Then nothing has changed.
         """
-        saved = checkpoint.load_checkpoint(path)
-        manifest = saved.path / checkpoint.MANIFEST
-        into = {**self._learned(), checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
-        iteration = saved.progress.get("iteration")
-        if type(iteration) is not int or not 0 <= iteration < 1 << 53:
-            message = f"expected progress.iteration to be a whole number, got {shown(iteration)}."
-            raise CheckpointError(f"{manifest}: {message}")
-        changes = changes_since(saved.progress, self.config, self._identity, manifest, self.allow_changed)
-        if changes.refused:
-            raise CheckpointError("\n".join(changes.refused))
-        self.callbacks.check(saved.progress, manifest)
-        if "env" in saved.tensors:
-            saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], self.world)
-        checkpoint.check_files(into, saved)
-        for file, tensors in into.items():
-            checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
-        generators = self._generators()
-        reseed = new_of_ranks(saved.rng, generators, self.config.trainer.seed, iteration) if changes.of_ranks else None
-        restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)
+        return restore(self, load(self, path))
 
-        # All of it fits: from here on nothing is refused.
-        for file, tensors in into.items():
-            checkpoint.restore_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
-        for one in self.algorithms.values():
-            one.restored()
-        restore_generators()
-        if reseed is not None:
-            reseed()
-        self.callbacks.restore(saved.progress)
-        self.guard.clear()
-        self._play.forget()
-        self._play_in_parts.forget()
-        for graphed in (one for phases in self.phases.values() for one in phases.values()):
+    def forget_graphs(self) -> None:
+        """What was captured is captured anew."""
+        phases = [one for phases in self.phases.values() for one in phases.values()]
+        for graphed in (self._play, self._play_in_parts, *phases):
             graphed.forget()
-        self.iteration = iteration
-        self.saves.iteration = None  # not in this run's folder
-        self.rollout.begin()
-        return changes
 
     def _make_policy(self, env: Env, name: str, generator: torch.Generator, reads_file: bool) -> Policy:
         config = self.config.policy[name]

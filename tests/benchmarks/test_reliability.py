@@ -1,13 +1,20 @@
 """Short forms of the benchmark: what it plants is survived here, too, in seconds."""
 
 import pytest
-from reliability import corruptions, disk_full, kills, nans, stops
+from reliability import corruptions, disk_full, kills, nans, replay_kills, stops
 
 
 @pytest.mark.alone
 def test_kills_are_survived(tmp_path):
     found = kills(3, tmp_path)
     assert (found["resumed"], found["leftovers_after_the_next_start"]) == (3, 0)
+    assert found["same_bits_as_a_run_that_was_never_ended"]
+
+
+@pytest.mark.alone
+def test_kills_while_a_replay_store_is_saved_are_survived(tmp_path):
+    found = replay_kills(3, tmp_path)
+    assert (found["resumed"], found["files_of_no_checkpoint"]) == (3, 0)
     assert found["same_bits_as_a_run_that_was_never_ended"]
 
 

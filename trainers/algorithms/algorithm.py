@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
+    from trainers.replay.chunks import Store
 
 Figures = Mapping[str, "torch.Tensor | float"]
 """By metric: what is reported as train/<policy>/<metric>; reading a tensor waits for the update."""
@@ -142,6 +143,10 @@ class Algorithm:
     def state(self) -> State:
         """All that going on exactly from here takes, besides the policy: optimisers, targets, what was kept. By file, a
         word each, and by name; `restore` writes into these very tensors."""
+        return {}
+
+    def stores(self) -> Mapping[str, Store]:
+        """By a word each, what was kept that is too large for `state`: of it a checkpoint writes what is new."""
         return {}
 
     def restored(self) -> None:

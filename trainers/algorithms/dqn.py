@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
+    from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
 
@@ -259,8 +260,11 @@ class DQN(Algorithm):
         return {
             "optim": self.optimizer.tensors(),
             "target": self.target.state_dict(),
-            "replay": {**self.store.state(), "epsilon": self.epsilon},
+            "acting": {"epsilon": self.epsilon},
         }
+
+    def stores(self) -> Mapping[str, ReplayStore]:
+        return {"replay": self.store}
 
     def restored(self) -> None:
         self.store.restored()

@@ -23,7 +23,7 @@ COMMANDS = {
     "plot": "draw the learning curves of one run or many",
     "tune": "search for the keys of a config that learn best",
     "bench": "measure how fast a config's env, policy and learner run on this machine",
-    "export": "write a trained policy as ONNX, or as a torch.export program",
+    "export": "write a trained policy as ONNX, or as a torch.export program; or its replay store as a dataset",
     "list": "list envs, algorithms and policies, or metrics",
     "doctor": "check GPU, driver, compilers and packages, and say how to mend what is wrong",
     "config": "show a config with all its defaults, or check configs",

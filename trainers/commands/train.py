@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainers.run.disk import check_runs_folder
 from trainers.run.stop import save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, check_run_name
 from warpdrive.errors import ConfigError, tell
+
+if TYPE_CHECKING:
+    from trainers.trainer import Trainer
 
 AUTO = "auto"
 """What --resume is given instead of a run."""
@@ -167,9 +173,29 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
         if learns:
             trainer.iterate()
             trainer.guard.raise_if_halted(trainer.iteration)  # waits for the device
+            for line in _plan_of_stores(trainer):
+                say(line)
     done = "two steps and an update were made" if learns else "two steps were made; an update would take long here"
     say(f"dry run: everything was made, {done}, nothing was kept")
     return 0
+
+
+def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
+    """What replay stores take, and when they are full; makes another iteration to tell how long one takes."""
+    from trainers.run.estimate import printed_size
+
+    if not trainer.stores:
+        return
+    started = time.perf_counter()
+    trainer.iterate()
+    trainer.guard.raise_if_halted(trainer.iteration)
+    seconds = time.perf_counter() - started
+    for name, store in trainer.stores.items():
+        of_steps, whole = (sum(one.nbytes for one in ones.values()) for ones in (store.tensors, store.state()))
+        number = math.ceil(store.num_slots / trainer.config.trainer.num_steps)
+        sizes = f"{printed_size(of_steps)} of steps and {printed_size(whole - of_steps)} besides"
+        full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the second went"
+        yield f"{name}: {sizes} on {trainer.env.device}; {full}"
 
 
 def _resolved_config_of(run: Path) -> Path:

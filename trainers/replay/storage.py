@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,6 +18,8 @@ from warpdrive.errors import ConfigError
 Sizes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """By name, shape and dtype of a tensor."""
 
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Of a field: it becomes a part of kernels."""
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
 """Codes of `done`; TRUNCATED + r is a truncation whose last observations are in row r of the sides."""
 FREE_TRUNCATIONS = 8
@@ -77,6 +83,33 @@ class Layout:
         num_sides = -(-num_slots // (episode_length or FREE_TRUNCATIONS))
         return cls(tuple(fields), num_envs, num_agents, num_steps, num_slots, num_sides)
 
+    def described(self) -> dict[str, Any]:
+        """What JSON takes."""
+        found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        fields = [{**dataclasses.asdict(one), "dtype": str(one.dtype).removeprefix("torch.")} for one in self.fields]
+        return {**found, "fields": json.loads(json.dumps(fields))}
+
+    @classmethod
+    def of_description(cls, found: Mapping[str, Any]) -> Layout:
+        """What `described` gave. It may be anybody's, and becomes a part of kernels: names are names, sizes numbers.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        fields = []
+        for one in found["fields"]:
+            dtype, sizes = getattr(torch, one["dtype"], None), [*one["shape"], one["extra"], one["every"]]
+            if not NAME.fullmatch(one["name"]) or not isinstance(dtype, torch.dtype):
+                raise ValueError("a field's name or dtype")
+            if one["axis"] not in ("env", "agent") or not all(type(size) is int and size >= 0 for size in sizes):
+                raise ValueError("a field's axis, shape or steps")
+            fields.append(Field(**{**one, "dtype": dtype, "shape": tuple(one["shape"])}))
+        layout = cls(**{**found, "fields": tuple(fields)})
+        sizes = [getattr(layout, one.name) for one in dataclasses.fields(layout) if one.name != "fields"]
+        if not all(type(size) is int and size > 0 for size in sizes) or not all(one.every for one in layout):
+            raise ValueError("a size")
+        return layout
+
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)
 
@@ -118,6 +151,26 @@ class Layout:
         small["head"] = ((2,), torch.int64)
         return of_rings, small
 
+
+def forget_lost_sides(done: torch.Tensor, side_step: torch.Tensor, num_steps: int) -> None:
+    """Truncations whose row of the sides was given away since lose their future, in place, as add_steps has it.
+
+    Args:
+        done: [num_slots, E] of a ring to which `num_steps` were added; codes of what was written step by step.
+        side_step: [R, E], the step whose last observations a row holds, and 1.
+    """
+    num_slots, last = len(done), num_steps - 1
+    for begin in range(0, num_slots, PIECE_OF_SLOTS):
+        codes = done[begin : begin + PIECE_OF_SLOTS]
+        row = codes.long() - TRUNCATED
+        slot = torch.arange(begin, begin + len(codes), device=done.device)
+        step = last - torch.remainder(last - slot, num_slots)
+        is_lost = (row >= 0) & (side_step.gather(0, row.clamp_min(0)) != step.unsqueeze(-1) + 1)
+        codes.masked_fill_(is_lost, TERMINATED)
+
+
+PIECE_OF_SLOTS = 1024
+"""That are looked at together, so that what this takes stays small."""
 
 _RESERVED = ("done", "side_step", "num_truncated", "num_dropped", "head", "terminated", "truncated")
 

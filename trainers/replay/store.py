@@ -13,13 +13,22 @@ from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
-from trainers.replay.storage import Layout, Window, allocate, lies_side_by_side, run_of
+from trainers.replay.storage import (
+    Layout,
+    Window,
+    allocate,
+    bytes_of,
+    forget_lost_sides,
+    lies_side_by_side,
+    run_of,
+)
 from trainers.replay.table import Table
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError, ShapeError
 
+CHUNK_BYTES = 32 << 20
 LAST = "final_"
 """`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
 
@@ -62,7 +71,18 @@ class ReplayStore:
         seed: int = 0,
         episode_length: int | None = None,
     ) -> None:
-        self.layout = layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
+        layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
+        self._make(layout, backend, seed, episode_length)
+
+    @classmethod
+    def of_layout(cls, layout: Layout, backend: Backend, seed: int = 0) -> ReplayStore:
+        """A store of these sizes, which another one had."""
+        store = cls.__new__(cls)
+        store._make(layout, backend, seed, None)
+        return store
+
+    def _make(self, layout: Layout, backend: Backend, seed: int, episode_length: int | None) -> None:
+        self.layout = layout
         self.backend = backend
         self.episode_length = episode_length
         of_rings, small = layout.sizes()
@@ -98,6 +118,12 @@ class ReplayStore:
     def capacity(self) -> int:
         """Env steps over all envs."""
         return self.layout.num_slots * self.layout.num_envs
+
+    @property
+    def steps_per_chunk(self) -> int:
+        """Of a file: whole windows, of CHUNK_BYTES or so."""
+        window = bytes_of(self.layout.sizes()[0]) // (self.layout.num_slots // self.layout.num_steps)
+        return min(max(1, CHUNK_BYTES // window) * self.layout.num_steps, self.layout.num_slots)
 
     @property
     def num_dropped(self) -> torch.Tensor:
@@ -240,8 +266,10 @@ class ReplayStore:
         return found
 
     def restored(self) -> None:
-        """What `state` gave has been written to. Waits for the device."""
+        """What `state` gave has been written to, `done` perhaps as it was when its steps were added. Waits for the
+        device."""
         self.num_steps_added = int(self.small["head"][0])
+        forget_lost_sides(self.tensors["done"], self.small["side_step"], self.num_steps_added)
 
     def resize(self, capacity: int) -> None:
         """Makes it larger or smaller; what fits of the newest steps stays. Waits for the device.

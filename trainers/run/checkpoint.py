@@ -6,6 +6,7 @@
         env.safetensors             every array of the envs
         rng.json                    states of the generators
         manifest.json               SHA-256 of every file; written last
+    checkpoints/replay/             what several of them share, see replay/chunks.py
     checkpoints/last                points to the newest
     checkpoints/best                points to the best, see best.py
 
@@ -31,6 +32,7 @@ from torch import nn
 
 from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
+from trainers.replay.chunks import REPLAY, Chunks, Listing, listings_of, remove_unlisted
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
 from trainers.run.free_memory import free_bytes
@@ -45,7 +47,7 @@ from trainers.run.reading import (
     place_of,
     read,
 )
-from trainers.run.tensor_file import num_bytes_of, sha256_of, tensors_of, write_tensors
+from trainers.run.tensor_file import num_bytes_of, tensors_of, write_tensors
 from warpdrive.config_file import MAX_FILE_BYTES
 from warpdrive.data_manager import POOL, DataManager
 from warpdrive.errors import CheckpointError
@@ -75,6 +77,8 @@ class Checkpoint:
     tensors: dict[str, dict[str, torch.Tensor]]
     rng: Any
     """What rng.json holds; see `generators.prepare_generators`."""
+    replay: dict[str, Listing]
+    """By store, which files hold its steps; they were not looked at."""
 
 
 def save_checkpoint(folder: Path, env_steps: int, tensors: Mapping[str, Tensors], *what: Any, **more: Any) -> Path:
@@ -91,6 +95,7 @@ def begin_checkpoint(
     num_kept: int = NUM_KEPT,
     figure: Figure | None = None,
     world: World | None = None,
+    chunks: Chunks | None = None,
 ) -> Callable[[], Path]:
     """Writes a checkpoint into `folder`, up to where the tensors may change again. The disk need not have it by then:
     what is written waits in memory that the kernel gives back where it is needed, so that no copy is made here.
@@ -105,6 +110,7 @@ def begin_checkpoint(
         rng, progress: what JSON takes.
         num_kept: how many of the newest stay; the best stays, too.
         figure: the metric by which the best is found, and its value now.
+        chunks: what else there is, of which only what is new is written; its small tensors are among `tensors`.
     Returns:
         What gives the checkpoint's folder.
     Raises:
@@ -113,13 +119,16 @@ def begin_checkpoint(
     """
     world = world or World()
     place = folder / f"step_{env_steps:012d}"
-    beside, num_bytes = disk.temporary(place), num_bytes_of_checkpoint(tensors, world)
+    added = (chunks or Chunks({})).begin(folder)
+    beside, num_bytes = disk.temporary(place), num_bytes_of_checkpoint(tensors, world) + added.num_bytes
     rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too
 
     def prepare() -> None:
         with _told(place, num_bytes, beside):
             disk.make_folder(folder)
             disk.remove_leftovers(folder)
+            if added:
+                added.prepare(folder)
             if disk.free_bytes(folder) < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             beside.mkdir()
@@ -136,6 +145,7 @@ def begin_checkpoint(
                         break  # else all files are asked of all ranks
             if error is not None:
                 raise error
+            added.write(beside)
 
     def finish() -> Path:
         with _told(place, num_bytes, beside):
@@ -143,16 +153,21 @@ def begin_checkpoint(
             files = {f"{name}.safetensors": beside / f"{name}.safetensors" for name in tensors}
             for path in files.values():
                 disk.flush(path)
-            content = make_manifest({**files, RNG: beside / RNG}, env_steps, progress, figure)
+            more = {REPLAY: added.finish(beside, folder)} if added else None
+            content = make_manifest({**files, RNG: beside / RNG}, env_steps, progress, figure, more)
             disk.write(beside / MANIFEST, content)
             disk.flush_folder(beside)
             disk.replace_folder(beside, place)
             set_aside_after(place)
+        added.done()
         checkpoints = list_checkpoints(folder)
         for old in checkpoints[:-num_kept]:
             if old.name != _target(folder / BEST):
                 with contextlib.suppress(OSError):  # the next save tries again
                     disk.remove_folder(old)
+        if (folder / REPLAY).is_dir():
+            with contextlib.suppress(OSError):
+                remove_unlisted(folder)
         return place
 
     world.first(prepare)
@@ -213,7 +228,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         rng = json.loads(rng)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / RNG}: no JSON ({error}). Use an older checkpoint.") from None
-    return Checkpoint(path, manifest["progress"], tensors, rng)
+    return Checkpoint(path, manifest["progress"], tensors, rng, listings_of(manifest, path / MANIFEST))
 
 
 def _check_it_fits(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -224,17 +239,6 @@ def _check_it_fits(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
             f"{path / MANIFEST}: {needed / 2**20:,.0f} MiB are to be read, and {free / 2**20:,.0f} MiB of memory are "
             "free. Read it on a larger machine."
         )
-
-
-def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
-    """Raises CheckpointError, naming the file, if any rank has other parameters than the first."""
-    if world.size == 1:
-        return
-    first, *others = world.gather({name: sha256_of(tensors) for name, tensors in files.items()})
-    for rank, other in enumerate(others, 1):
-        if differing := [name for name in first if other[name] != first[name]]:
-            message = f"{differing[0]} is another one on rank {rank} than on rank 0, so nothing was saved."
-            raise CheckpointError(f"{message} An algorithm must call `reduce` before each `step`.")
 
 
 def arrays_of(data: DataManager) -> dict[str, torch.Tensor]:
@@ -422,24 +426,3 @@ def check_files(expected: Iterable[str], checkpoint: Checkpoint) -> None:
                 f"{checkpoint.path / name}.safetensors: has no place in this run, which has other policies or trains "
                 "others. Take the config that it was saved with."
             )
-
-
-def check_finite(files: Mapping[str, Tensors], way_out: str) -> None:
-    """Raises CheckpointError, naming file and tensor, if any number is a NaN or an infinity.
-
-    One small tensor travels to the host, and nothing of a tensor's size is made.
-    """
-    named = [(file, name, tensor) for file, ones in files.items() for name, tensor in ones.items()]
-    named = [one for one in named if one[2].is_floating_point() and one[2].numel()]
-    if not named:
-        return
-    extremes = [torch.stack(_in_order(tensor.detach()).aminmax()).double() for _, _, tensor in named]  # NaNs spread
-    are_finite = torch.stack(extremes).isfinite().all(-1).tolist()
-    for (file, name, _), is_finite in zip(named, are_finite, strict=True):
-        if not is_finite:
-            raise CheckpointError(f"{file}: '{name}' holds a NaN or an infinity. {way_out}")
-
-
-def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """A view whose axes are as they lie in memory: to look at all of its numbers takes no copy."""
-    return tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)))

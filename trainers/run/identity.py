@@ -45,6 +45,8 @@ class Changes:
 
     of_ranks: tuple[int, int] | None = None
     """How many ranks there were, and are, where that is another number."""
+    empty: dict[str, str] = field(default_factory=dict)
+    """Stores that begin empty, each with the reason."""
 
     def lines(self) -> list[str]:
         """Of what is allowed: which key, was, is."""
@@ -52,7 +54,8 @@ class Changes:
         if self.of_ranks is not None:
             was, now = self.of_ranks
             lines.append(f"{NUM_RANKS} was {shown(was)}, is {now}: the envs are shared out anew")
-        return lines
+        without = "what was played before is not learned from again"
+        return lines + [f"{name} begins empty, as {why}: {without}" for name, why in self.empty.items()]
 
 
 def identity_of(config: Config, env: Env, device: str, num_ranks: int) -> dict[str, Any]:

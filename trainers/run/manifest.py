@@ -20,13 +20,18 @@ RESOLVED_CONFIG = "config.resolved.yaml"
 
 
 def make_manifest(
-    files: Mapping[str, Path], env_steps: int, progress: Mapping[str, Any], figure: tuple[str, float] | None = None
+    files: Mapping[str, Path],
+    env_steps: int,
+    progress: Mapping[str, Any],
+    figure: tuple[str, float] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The manifest of these files, with a SHA-256 of itself.
 
     Args:
         files: by name, where each lies now; they are read, piece by piece.
         figure: a metric and its value, by which the best checkpoint is found.
+        more: further keys.
     """
     manifest = {
         "format": FORMAT,
@@ -35,6 +40,7 @@ def make_manifest(
         "progress": dict(progress),
         "figure": None if figure is None else {"metric": figure[0], "value": figure[1]},
         "files": {name: _bytes_and_sum(path) for name, path in sorted(files.items())},
+        **(more or {}),
     }
     manifest["sha256"] = sha256(to_json(manifest))
     return to_json(manifest)

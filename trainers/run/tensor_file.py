@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -48,7 +50,7 @@ def write_tensors(
         OSError: it cannot be written; on the first rank, once all have sent what they had to.
     """
     world, axes = world or World(), axes or {}
-    names = sorted(tensors, key=lambda name: (list(_DTYPES).index(tensors[name].dtype), name))
+    names = _in_order(tensors)
     parts = (piece for name in names for piece in _pieces_of_ranks(tensors[name], world, axes.get(name)))
     if world.rank:
         for _ in parts:
@@ -129,6 +131,51 @@ def _pieces_of_ranks(tensor: torch.Tensor, world: World, axis: int | None) -> It
         return
     for rows in tensor.reshape(math.prod(tensor.shape[:axis]), *tensor.shape[axis:]):
         yield from world.in_turn(pieces(rows, PIECE), rows.nbytes, PIECE)
+
+
+def header_of(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """What a file that `write_tensors` writes of them begins with."""
+    names = _in_order(tensors)
+    shapes = {name: list(tensors[name].shape) for name in names}
+    return _header(names, {name: tensors[name].dtype for name in names}, shapes)
+
+
+def has_header_of(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a file, at its beginning, holds tensors of these names, shapes and dtypes; then it stands behind its
+    header."""
+    header = header_of(tensors)
+    return file.read(len(header)) == header
+
+
+def read_tensors_into(file: BinaryIO, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+    """Reads the last rows of the tensors of a file, which stands behind its header, into these.
+
+    Args:
+        sizes: bytes of each tensor of the file.
+    """
+    for name in _in_order(tensors):
+        into = tensors[name]
+        file.seek(sizes[name] - into.nbytes, os.SEEK_CUR)
+        buffer = None
+        for part in _flat_parts(into, PIECE):
+            if part.device.type != "cpu" and buffer is None:
+                buffer = torch.empty(min(PIECE, into.nbytes), dtype=torch.uint8, pin_memory=part.is_cuda)
+            place = part if buffer is None else buffer[: len(part)]
+            _read_whole(file, place.numpy().data)
+            if buffer is not None:
+                part.copy_(place)
+
+
+def _read_whole(file: BinaryIO, place: memoryview) -> None:
+    while place:
+        count = file.readinto(place)
+        if not count:
+            raise CheckpointError(f"{file.name}: became shorter while it was read. Use an older checkpoint.")
+        place = place[count:]
+
+
+def _in_order(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    return sorted(tensors, key=lambda name: (list(_DTYPES).index(tensors[name].dtype), name))
 
 
 def _whole_shape(tensor: torch.Tensor, world: World, axis: int | None) -> list[int]:

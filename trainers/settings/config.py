@@ -257,6 +257,9 @@ class SavingConfig:
     ends it at any time."""
     num_checkpoints: Count = 3
     """How many of the newest checkpoints are kept; the best is kept besides."""
+    replay: bool = True
+    """Whether checkpoints hold what algorithms keep of earlier rollouts, as DQN does. false: a run that is resumed
+    begins with an empty store, and is then another than if it had never stopped."""
     best_metric: str | None = None
     """The metric whose highest value tells the best checkpoint. If not given, eval/mean_reward where there are
     evaluations, else rollout/ep_rew_mean; and none where the env has several groups of agents, as what one wins another

@@ -4,6 +4,7 @@ of PPO in Pendulum with all statistics.
 1: returns as a mean and a mean square, of a weight; Box actions in their own unit; no figure, no number of ranks.
 2: the same, with a figure and a number of ranks.
 3: returns as a mean and a variance; Box actions from a centre and a scale.
+ring: DQN in CartPole, which kept each observation twice; a store that came after it does not take it over.
 """
 
 import shutil
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from trainers.run import checkpoint
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError
 
 FORMATS = Path(__file__).parent / "formats"
 STEP = "step_000000000060"
@@ -23,7 +25,7 @@ STEP = "step_000000000060"
 
 def test_they_are_small():
     sizes = {one.name: sum(file.stat().st_size for file in one.rglob("*")) for one in sorted(FORMATS.iterdir())}
-    assert list(sizes) == ["1", "2", "3"] and max(sizes.values()) < 100_000
+    assert list(sizes) == ["1", "2", "3", "ring"] and max(sizes.values()) < 100_000
 
 
 @pytest.mark.parametrize("name", ["1", "2", "3"])
@@ -55,3 +57,23 @@ def test_a_run_of_an_older_version_goes_on_from_what_its_files_hold(name, tmp_pa
     for key, tensor in trainer.policies["shared"].named_parameters():
         assert tensor.isfinite().all() and not torch.equal(tensor, restored[key]), key
     assert [one.name for one in checkpoint.list_checkpoints(run / "checkpoints")] == [STEP, "step_000000000100"]
+
+
+def test_what_dqn_kept_in_an_older_version_is_refused_in_a_line_and_left_out_where_that_is_said(tmp_path, capsys):
+    run = Path(shutil.copytree(FORMATS / "ring", tmp_path / "ring"))
+    file = run / "checkpoints" / "step_000000000030" / "replay.shared.safetensors"
+    length = [("trainer.total_timesteps", "100")]
+    with pytest.raises(CheckpointError) as caught:
+        Trainer(read_config(run / "config.resolved.yaml", length), resume=run, allow_changed=True)
+    assert str(caught.value) == (
+        f"{file}: is of an older version, which kept transitions otherwise. saving.replay=false goes on without them, "
+        "with an empty store."
+    )
+    config = read_config(run / "config.resolved.yaml", [*length, ("saving.replay", "false")])
+    trainer = Trainer(config, resume=run, allow_changed=True)
+    assert "replay.shared begins empty, as saving.replay is false: what was played before" in capsys.readouterr().out
+    algorithm = trainer.algorithms["shared"]
+    assert torch.equal(algorithm.epsilon, load_file(file)["epsilon"])
+    assert algorithm.store.num_steps_added == 0
+    trainer.train()
+    assert algorithm.store.num_steps_added == 35 == int(algorithm.store.small["head"][0])

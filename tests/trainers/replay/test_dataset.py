@@ -1,0 +1,175 @@
+"""Steps as files to learn from later: out of a run or a store, and in again; out of Minari's files."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from programs import call_command
+from trainers_runs import config_of
+
+from trainers.errors import RunFolderError
+from trainers.replay.dataset import read_dataset, write_dataset
+from trainers.replay.minari import read_minari
+from trainers.replay.selectors import Uniform
+from trainers.replay.windows import Transitions
+from trainers.run.disk import TEMPORARY
+from trainers.run.manifest import sha256, to_json
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import BackendError, CheckpointError, ConfigError
+
+
+def test_what_a_run_kept_is_drawn_again_from_its_dataset(tmp_path, device, backend, capsys):
+    sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 80, "device": device}
+    trainer = Trainer(read_config(config_of("dqn", sizes, {"basedir": str(tmp_path)})))
+    trainer.train()
+    ours = trainer.stores["replay.tagger"]
+    assert call_command("export", trainer.run.path, "--format", "dataset", "--output", tmp_path / "played") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-2].startswith(f"{tmp_path / 'played'}: {min(10, ours.num_slots - 1)} steps of 8 envs, ")
+    theirs = read_dataset(tmp_path / "played", backend, seed=5)
+    for name in {**ours.tensors, **ours.small}:
+        assert torch.equal(theirs.state()[name], ours.state()[name]), name
+    batch = theirs.table("uniform", Uniform(), Transitions(gamma=0.5)).draw(64)
+    index = batch.index // 10  # 10 taggers an env
+    assert torch.equal(batch.observation["observation_0"], ours.tensors["observation_0"].flatten(0, 2)[batch.index])
+    assert index.min() >= 0 and batch.weight.eq(1).all()
+    with pytest.raises(RunFolderError, match=r"played: is there already\. Name another folder"):
+        write_dataset(theirs, tmp_path / "played")
+    write_dataset(theirs, tmp_path / "again")
+    again = read_dataset(tmp_path / "again", backend)
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in ours.tensors.items())
+    assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
+
+
+@pytest.fixture
+def h5py(monkeypatch):
+    """A stand-in for the package: files are what a test puts into it, by name."""
+    files = {}
+
+    class File(dict):
+        def __init__(self, path, mode):
+            assert mode == "r"
+            super().__init__(files[Path(path).name])
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace(File=File))
+    return files
+
+
+def episode(first, length, terminated, truncated):
+    """Observations count on from `first`; rewards are what was seen."""
+    seen = np.arange(first, first + length + 1, dtype=np.float64)
+    ends = [np.arange(length) == length - 1 if one else np.zeros(length, bool) for one in (terminated, truncated)]
+    return {
+        "observations": {"place": seen[:, None], "picture": seen.astype(np.uint8)[:, None, None]},
+        "actions": np.arange(length, dtype=np.int64) % 2,
+        "rewards": seen[:-1],
+        "terminations": ends[0],
+        "truncations": ends[1],
+    }
+
+
+EPISODES = {
+    "episode_10": episode(100, 2, False, False),
+    "episode_0": episode(0, 3, True, False),
+    "episode_2": episode(50, 4, False, True),
+}
+
+
+def test_minaris_episodes_are_drawn_as_they_were_played(tmp_path, backend, h5py):
+    """Of the 9 steps all that two more can follow, and each within its episode."""
+    h5py["main_data.hdf5"] = EPISODES
+    (tmp_path / "expert-v0" / "data").mkdir(parents=True)
+    (tmp_path / "expert-v0" / "data" / "main_data.hdf5").touch()
+    store = read_minari(tmp_path / "expert-v0", backend)
+    assert (store.num_steps_added, store.layout.num_sides) == (9, 2)
+    batch = store.table("two", Uniform(), Transitions(n_step=2, gamma=0.5)).draw(200)
+    found = {}
+    for i in range(200):
+        now, then = (one["observation__place"][i].item() for one in (batch.observation, batch.next_observation))
+        found[now] = (batch.action[i].item(), batch.reward[i].item(), batch.discount[i].item(), then)
+    assert {now: one[:3] for now, one in found.items()} == {
+        0: (0, 0 + 0.5 * 1, 0.25), 1: (1, 1 + 0.5 * 2, 0.0), 2: (0, 2, 0.0),
+        50: (0, 50 + 0.5 * 51, 0.25), 51: (1, 51 + 0.5 * 52, 0.25), 52: (0, 52 + 0.5 * 53, 0.25), 53: (1, 53, 0.5),
+        100: (0, 100 + 0.5 * 101, 0.25),
+    }  # fmt: skip
+    assert [found[now][3] for now in (0, 50, 51, 52, 53, 100)] == [2, 52, 53, 54, 54, 102]
+    assert store.tensors["observation__picture"].dtype == torch.uint8
+    write_dataset(store, tmp_path / "ours")
+    assert torch.equal(read_dataset(tmp_path / "ours", backend).tensors["done"], store.tensors["done"])
+
+
+BAD = {
+    "goes on after its end": {"terminations": np.array([True, False, False])},
+    "'action' is no array of numbers": {"actions": {"a": np.zeros(3)}},
+    "3 of 'observation' for 3 rewards, expected 4": {"observations": np.zeros((3, 1))},
+    "lacks observations, actions or rewards": {"rewards": None},
+    "is no name of a field": {"observations": {"a b": np.zeros((4, 1))}},
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_what_a_store_cannot_hold_is_refused_and_the_episode_named(tmp_path, backend, h5py, words):
+    found = {name: one for name, one in {**EPISODES["episode_0"], **BAD[words]}.items() if one is not None}
+    h5py["one.hdf5"] = {"episode_0": found}
+    (tmp_path / "one.hdf5").touch()
+    with pytest.raises(ConfigError, match=f"one.hdf5: episode_0: .*{words}"):
+        read_minari(tmp_path / "one.hdf5", backend)
+
+
+def test_datasets_that_are_not_there_and_a_missing_h5py_are_told_in_a_line(tmp_path, backend, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=rf"door/human-v2: no file, .* and no dataset in {tmp_path}\. Download it"):
+        read_minari("door/human-v2", backend)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    (tmp_path / "one.hdf5").touch()
+    with pytest.raises(BackendError, match=r"one\.hdf5: h5py, which reads HDF5, is not installed: pip install "):
+        read_minari("one.hdf5", backend)
+
+
+def test_every_flipped_bit_of_a_dataset_is_found(tmp_path, backend, h5py):
+    h5py["one.hdf5"] = EPISODES
+    (tmp_path / "one.hdf5").touch()
+    write_dataset(read_minari(tmp_path / "one.hdf5", backend), tmp_path / "ours")
+    files, chance = sorted(path for path in (tmp_path / "ours").rglob("*") if path.is_file()), random.Random(7)
+    assert len(files) == 3
+    for _ in range(50):
+        file = chance.choice(files)
+        whole = file.read_bytes()
+        content = bytearray(whole)
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=file.name.replace(".", r"\.")):
+            read_dataset(tmp_path / "ours", backend)
+        file.write_bytes(whole)
+    read_dataset(tmp_path / "ours", backend)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name", 'x; system("ls"); //'), ("dtype", "load"), ("shape", [-1]), ("axis", "team"), ("every", 0)],
+)
+def test_a_dataset_that_describes_no_fields_is_refused_before_a_kernel_is_made_of_it(
+    tmp_path, backend, h5py, key, value
+):
+    h5py["one.hdf5"] = EPISODES
+    (tmp_path / "one.hdf5").touch()
+    write_dataset(read_minari(tmp_path / "one.hdf5", backend), tmp_path / "ours")
+    file = tmp_path / "ours" / "dataset.json"
+    told = json.loads(file.read_bytes())
+    told["replay"]["steps"]["layout"]["fields"][0][key] = value
+    del told["sha256"]
+    file.write_bytes(to_json({**told, "sha256": sha256(to_json(told))}))
+    with pytest.raises(CheckpointError, match=r"dataset\.json: damaged, or of another format"):
+        read_dataset(tmp_path / "ours", backend)

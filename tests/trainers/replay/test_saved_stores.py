@@ -1,0 +1,174 @@
+"""A run's checkpoints hold its replay store: it goes on bit for bit, or without it where that is asked for."""
+
+import random
+
+import pytest
+import torch
+from trainers_runs import config_of
+
+from trainers.commands.train import dry_run
+from trainers.replay import store
+from trainers.replay.chunks import REPLAY, Chunks
+from trainers.run import checkpoint
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError
+
+NAME = "replay.tagger"
+
+
+@pytest.fixture
+def make(tmp_path, device, monkeypatch):
+    """A function that makes a Trainer of DQN: 5 steps of 8 envs an iteration, in a ring of 30; a chunk is an
+    iteration."""
+    monkeypatch.setattr(store, "CHUNK_BYTES", 1)
+
+    def call(iterations=14, resume=None, buffer_size=2000, **saving):
+        sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40 * iterations, "device": device, "seed": 3}
+        saving = {"basedir": str(tmp_path), "metrics_log_freq": 5, **saving}
+        config = config_of("dqn", sizes, saving)
+        taggers = {**config["policy"]["tagger"], "buffer_size": buffer_size}
+        return Trainer(read_config({**config, "policy": {**config["policy"], "tagger": taggers}}), resume=resume)
+
+    return call
+
+
+def ring_of(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.stores[NAME].state().items()}
+
+
+def files_of(place):
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.name != "manifest.json"}
+
+
+def test_a_run_that_goes_on_has_the_same_ring_and_learns_the_same_bits(make):
+    whole = make()
+    whole.train()
+    stopped = make(8, model_params_save_freq=3)
+    stopped.train()
+    assert stopped.stores[NAME].num_steps_added == 40 > stopped.stores[NAME].num_slots == 30
+    resumed = make(resume=stopped.run.path)
+    there, here = ring_of(stopped), ring_of(resumed)
+    assert there.keys() == here.keys() >= {"observation_0", "done", "side_step", "table_uniform_draws"}
+    assert all(torch.equal(there[name], here[name]) for name in there)
+    resumed.train()
+    assert files_of(resumed.run.checkpoints / "last") == files_of(whole.run.checkpoints / "last")
+    there, here = ring_of(whole), ring_of(resumed)
+    assert all(torch.equal(there[name], here[name]) for name in there)
+
+
+def test_a_run_without_its_store_begins_with_an_empty_one_and_says_so(make, capsys):
+    trainer = make(3, replay=False)
+    trainer.train()
+    assert not (trainer.run.checkpoints / REPLAY).exists()
+    assert f"{NAME}.safetensors" not in files_of(trainer.run.checkpoints / "last")
+    resumed = make(resume=trainer.run.path)
+    said = [line for line in capsys.readouterr().out.splitlines() if "begins empty" in line]
+    why = "it was saved with saving.replay: false: what was played before is not learned from again"
+    assert said == [f"changed since then: {NAME} begins empty, as {why}"]
+    assert resumed.stores[NAME].num_steps_added == 0
+    resumed.train()
+    assert NAME in checkpoint.load_checkpoint(resumed.run.checkpoints / "last").replay
+    with pytest.raises(CheckpointError, match=rf"holds no steps of {NAME}, and this run has played some"):
+        resumed.restore(checkpoint.list_checkpoints(resumed.run.checkpoints)[0])
+
+
+def test_a_flipped_bit_sends_a_run_back_or_on_without_its_store(make, capsys):
+    trainer = make(4, model_params_save_freq=3)
+    trainer.train()
+    listings = [checkpoint.load_checkpoint(one).replay for one in checkpoint.list_checkpoints(trainer.run.checkpoints)]
+    shared, mine = ({part.name for part in one[NAME].parts} for one in listings)
+
+    def flip(name):
+        file, chance = trainer.run.checkpoints / REPLAY / name, random.Random(name)
+        content = bytearray(file.read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        file.write_bytes(content)
+        return file
+
+    assert make(resume=trainer.run.path).iteration == 4
+    file = flip(max(mine - shared))
+    resumed = make(resume=trainer.run.path)
+    assert resumed.iteration == 3
+    assert f"warning: {file}: damaged: it is not what was written. saving.replay=false goes" in capsys.readouterr().out
+    file = flip(max(mine & shared))
+    with pytest.raises(CheckpointError) as caught:
+        make(resume=trainer.run.path)
+    assert str(caught.value) == (
+        f"{file}: damaged: it is not what was written. saving.replay=false goes on with an empty store. No checkpoint "
+        "of this run is whole. Train anew."
+    )
+    assert make(resume=trainer.run.path, replay=False).stores[NAME].num_steps_added == 0
+
+
+def test_another_size_of_the_store_is_refused(make):
+    trainer = make(1)
+    trainer.train()
+    with pytest.raises(CheckpointError, match=f"{NAME}'s num_slots was 30 in the run that was saved, and is 55"):
+        make(resume=trainer.run.path, buffer_size=4000)
+
+
+def test_the_last_checkpoints_room_counts_the_steps_to_come_up_to_a_ring(make):
+    trainer = make(1)
+    ring = trainer.stores[NAME]
+    of_a_step = sum(one.nbytes for one in ring.tensors.values()) // ring.num_slots
+    least = trainer.num_bytes_of_checkpoint()
+    trainer.num_iterations = 2
+    assert trainer.num_bytes_of_checkpoint() - least == 5 * of_a_step
+    trainer.num_iterations = 1000
+    assert trainer.num_bytes_of_checkpoint() - least == (30 - 5) * of_a_step
+
+
+def test_a_dry_run_plans_the_store(make, device):
+    """25 slots, 5 of them an iteration, and 4 rows of sides, of 8 envs x 10 taggers, who see 45 numbers of 4 bytes."""
+    said, trainer = [], make(1, buffer_size=1900)
+    assert dry_run(trainer.config, said.append) == 0
+    (line,) = (line for line in said if line.startswith(f"{NAME}: "))
+    assert f"0.4 MiB of steps and 0.1 MiB besides on {device}; full after 5 iterations, about " in line
+
+
+def test_truncations_that_lost_their_row_after_they_were_saved_come_back_as_they_are(tmp_path, backend):
+    """An env that is truncated in each step needs more rows than there are: its older ends have no future."""
+    made = [
+        store.ReplayStore(
+            [store.Field("seen", (1,), extra=1), store.Field("reward")], 2, 1, 4, capacity=64, backend=backend
+        )
+        for _ in range(2)
+    ]
+    kept, ring = Chunks({NAME: made[0]}), made[0]
+    for number in range(11):
+        seen = torch.full((5, 2, 1), float(number), device=backend.device).unsqueeze(2)
+        truncated = torch.ones(4, 2, dtype=torch.bool, device=backend.device)
+        window = {"seen": seen, "reward": seen[:4, ..., 0], "terminated": ~truncated, "truncated": truncated}
+        ring.add({**window, "final_seen": seen[:4]})
+        place = checkpoint.save_checkpoint(tmp_path, number, kept.small(), {}, {}, num_kept=1, chunks=kept)
+    assert (ring.tensors["done"] == 1).any()
+    saved, other = checkpoint.load_checkpoint(place), Chunks({NAME: made[1]})
+    other.restore(tmp_path, saved.replay, are_ours=False)
+    checkpoint.restore_tensors(other.small(saved.replay)[NAME], saved.tensors[NAME], place)
+    made[1].restored()
+    for name, tensor in ring.state().items():
+        assert torch.equal(made[1].state()[name], tensor), name
+
+
+def test_a_store_of_another_size_is_saved_anew(tmp_path, backend):
+    """It grew, so its steps are counted anew: files of the steps before would tell of others."""
+    fields = [store.Field("reward")]
+    ring = store.ReplayStore(fields, 2, 1, 4, capacity=32, backend=backend)
+    ends = {name: torch.zeros(4, 2, dtype=torch.bool, device=backend.device) for name in ("terminated", "truncated")}
+    kept = Chunks({NAME: ring})
+
+    def save(number):
+        reward = torch.full((4, 2, 1), float(number), device=backend.device)
+        ring.add({"reward": reward, **ends})
+        return checkpoint.save_checkpoint(tmp_path, number, kept.small(), {}, {}, num_kept=1, chunks=kept)
+
+    for number in range(7):
+        save(number)
+    ring.resize(64)
+    place = save(8)
+    other = store.ReplayStore(fields, 2, 1, 4, capacity=64, backend=backend)
+    listings = checkpoint.load_checkpoint(place).replay
+    Chunks({NAME: other}).restore(tmp_path, listings, are_ours=False)
+    assert other.num_steps_added == ring.num_steps_added < 32
+    assert torch.equal(other.tensors["reward"], ring.tensors["reward"])

@@ -1,0 +1,149 @@
+"""Steps as a folder that nobody adds to: to learn from without playing, or from who played before.
+
+    cartpole/
+        dataset.json        what the rest is, with the SHA-256 of every file; written last
+        store.safetensors   counters, and what truncated episodes saw last
+        replay/             [steps, ...] of each field, in files as those of a run's checkpoints (chunks.py)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.errors import RunFolderError
+from trainers.replay.chunks import REPLAY, Chunks, Listing, check_sums, listing_to_json, listings_of
+from trainers.replay.storage import Layout
+from trainers.replay.store import ReplayStore
+from trainers.run import disk
+from trainers.run.checkpoint import Checkpoint, restore_tensors
+from trainers.run.manifest import sha256, to_json
+from trainers.run.reading import MAX_JSON_BYTES, read
+from trainers.run.tensor_file import tensors_of, write_tensors
+from warpdrive.errors import CheckpointError
+from warpdrive.version import __version__
+
+if TYPE_CHECKING:
+    from warpdrive.backends.base import Backend
+
+DATASET, SMALL, STEPS = "dataset.json", "store.safetensors", "steps"
+FORMAT = 1
+OF_TABLE = "table_"
+"""Begins the names of tensors that say how a run drew; who reads a dataset draws anew."""
+
+
+def write_dataset(store: ReplayStore, folder: Path) -> None:
+    """The steps that a store holds now, as a dataset.
+
+    Raises:
+        RunFolderError: the folder is there already, or cannot be written.
+    """
+    chunks = Chunks({STEPS: store})
+    with _written(folder) as beside:
+        added = chunks.begin(beside)
+        added.write(beside)
+        listing = listings_of({REPLAY: added.finish(beside, beside)}, folder)[STEPS]
+        _write_rest(beside, listing, chunks.small()[STEPS])
+
+
+def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
+    """The steps that a checkpoint holds of a store, as a dataset.
+
+    Args:
+        name: of the store: "replay.<policy>".
+    Raises:
+        CheckpointError: a file of it is missing or damaged.
+        RunFolderError: the folder is there already, or cannot be written.
+    """
+    listing, place = saved.replay[name], saved.path.parent
+    if name not in saved.tensors:
+        raise CheckpointError(f"{saved.path / name}.safetensors: is not in the checkpoint. Use an older checkpoint.")
+    try:
+        Layout.of_description(listing.layout)
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{saved.path}: its manifest describes no store. Use an older checkpoint.") from None
+    check_sums(place, listing)
+    with _written(folder) as beside:
+        parts = tuple(replace(one, name=f"{STEPS}{one.name.removeprefix(name)}") for one in listing.parts)
+        for theirs, ours in zip(listing.parts, parts, strict=True):
+            shutil.copyfile(place / REPLAY / theirs.name, beside / REPLAY / ours.name)
+            disk.flush(beside / REPLAY / ours.name)
+        _write_rest(beside, replace(listing, parts=parts), saved.tensors[name])
+    return listing
+
+
+def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
+    """A store that holds the steps of a dataset, to make tables of. Nothing can be added to it.
+
+    store = read_dataset("cartpole", backend)
+    batch = store.table("uniform", Uniform(), Transitions(n_step=3)).draw(256)
+
+    Args:
+        seed: of what is drawn.
+    Raises:
+        CheckpointError: a file is missing, damaged or unknown; it is named.
+        MemoryShortError: there is less memory than the steps take.
+    """
+    folder = Path(os.path.realpath(folder))
+    file, way_out = folder / DATASET, "Is it a dataset that this version can read? Export it anew."
+    content = read(file, max_bytes=MAX_JSON_BYTES)
+    try:
+        told = json.loads(content)
+        sum_of_body = told.pop("sha256")
+        if sum_of_body != sha256(to_json(told)) or told["format"] != FORMAT:
+            raise ValueError("another sum or format")
+        listing, small = listings_of(told, file)[STEPS], told[SMALL]
+        layout = Layout.of_description(listing.layout)
+        if layout.num_slots != listing.num_slots:
+            raise ValueError("slots")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{file}: damaged, or of another format. {way_out}") from None
+    store = ReplayStore.of_layout(layout, backend, seed)
+    chunks, listings = Chunks({STEPS: store}), {STEPS: listing}
+    check_sums(folder, listing)
+    chunks.check_fits(folder, listings)
+    content = read(folder / SMALL)
+    if sha256(content) != small:
+        raise CheckpointError(f"{folder / SMALL}: damaged: it is not what was written. {way_out}")
+    chunks.restore(folder, listings, are_ours=False)
+    restore_tensors(chunks.small(listings)[STEPS], tensors_of(folder / SMALL, content), folder / SMALL)
+    store.restored()
+    return store
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[Path]:
+    """Gives a folder beside it, which takes its place once all is in it."""
+    folder = Path(os.path.abspath(folder))
+    if os.path.lexists(folder):
+        raise RunFolderError(f"{folder}: is there already. Name another folder.")
+    beside = disk.temporary(folder)
+    try:
+        try:
+            disk.make_folder(beside / REPLAY)
+            yield beside
+            disk.flush_folder(beside)
+            disk.replace_folder(beside, folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        reason = disk.why_not_written(error, folder.parent)
+        raise RunFolderError(f"{folder}: cannot be written ({reason}). Make room, or name another place.") from None
+
+
+def _write_rest(beside: Path, listing: Listing, small: Mapping[str, torch.Tensor]) -> None:
+    small = {name: one for name, one in small.items() if not name.startswith(OF_TABLE)}
+    write_tensors(beside / SMALL, small)
+    disk.flush(beside / SMALL)
+    disk.flush_folder(beside / REPLAY)
+    told = {"format": FORMAT, "version": __version__, REPLAY: {STEPS: listing_to_json(listing)}}
+    told[SMALL] = sha256((beside / SMALL).read_bytes())
+    disk.write(beside / DATASET, to_json({**told, "sha256": sha256(to_json(told))}))

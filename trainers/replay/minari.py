@@ -1,0 +1,151 @@
+"""Datasets of Minari, whose files are HDF5, as a store to draw from.
+
+    main_data.hdf5
+        episode_<number>/   observations [L + 1, ...] or a group of such, actions [L, ...], rewards, terminations and
+                            truncations [L]
+
+Format: https://minari.farama.org/content/dataset_standards
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainers.experience.field import Field
+from trainers.replay.storage import ACTION, NAME, REWARD, TERMINATED, TRUNCATED, Layout
+from trainers.replay.store import ReplayStore
+from warpdrive.distribution import pip_install
+from warpdrive.errors import BackendError, ConfigError
+
+if TYPE_CHECKING:
+    from warpdrive.backends.base import Backend
+
+OBSERVATION = "observation"
+DTYPES = {"float64": "float32", "int64": "int32"}
+"""What is kept shorter than it is there, as networks take it."""
+
+
+def read_minari(source: Path | str, backend: Backend, seed: int = 0) -> ReplayStore:
+    """A store that holds all episodes of a dataset, one after the other, as if one env with one agent had played them.
+    Nothing can be added to it; `write_dataset` keeps it as a dataset of ours.
+
+    An episode that was neither terminated nor truncated counts as truncated where it stops.
+
+    Args:
+        source: a file of HDF5; a dataset's folder; or its name, such as "cartpole/expert-v0", of a dataset that is in
+            $MINARI_DATASETS_PATH or ~/.minari/datasets already.
+        seed: of what is drawn.
+    Raises:
+        BackendError: h5py is not installed.
+        ConfigError: there is no such dataset, or it holds what a store cannot; the episode is named.
+    """
+    path = _file_of(source)
+    with _opened(path) as file:
+        names = sorted((name for name in file if re.fullmatch(r"episode_[0-9]+", name)), key=lambda name: int(name[8:]))
+        if not names:
+            raise ConfigError(f"{path}: holds no episode_0, episode_1 and so on. Is it a dataset of Minari?")
+        first = _arrays_of(file[names[0]], f"{path}: {names[0]}")
+        lengths = [_length_of(_arrays_of(file[name], f"{path}: {name}"), first, f"{path}: {name}") for name in names]
+        ends = [_end_of(file[name], f"{path}: {name}") for name in names]
+        fields = tuple(_field(name, array) for name, array in first.items())
+        num_steps, num_sides = sum(lengths), max(1, ends.count(TRUNCATED))
+        layout = Layout(fields, 1, 1, num_steps=1, num_slots=num_steps + 1, num_sides=num_sides)
+        store = ReplayStore.of_layout(layout, backend, seed)
+        begin = row = 0
+        for name, length, end in zip(names, lengths, ends, strict=True):
+            _fill(store, _arrays_of(file[name], name), begin, length, row if end == TRUNCATED else None)
+            begin, row = begin + length, row + (end == TRUNCATED)
+    store.small["num_truncated"].fill_(row)
+    store.small["head"].fill_(num_steps)
+    store.restored()
+    return store
+
+
+def _file_of(source: Path | str) -> Path:
+    root = Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
+    for place in (Path(source), root / source):
+        for path in (place, place / "data" / "main_data.hdf5", place / "main_data.hdf5"):
+            if path.is_file():
+                return path
+    raise ConfigError(f"{source}: no file, no folder with data/main_data.hdf5, and no dataset in {root}. Download it.")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        import h5py
+    except ModuleNotFoundError:
+        raise BackendError(f"{path}: h5py, which reads HDF5, is not installed: {pip_install('minari')}.") from None
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise ConfigError(f"{path}: no file of HDF5 ({' '.join(str(error).split())}).") from None
+
+
+def _arrays_of(episode: Any, told: str) -> dict[str, Any]:
+    """Of what a step is made of, by field's name; not read yet."""
+    found = dict(_leaves(episode["observations"], OBSERVATION)) if "observations" in episode else {}
+    found |= {name: episode[f"{name}s"] for name in (ACTION, REWARD) if f"{name}s" in episode}
+    if {OBSERVATION, ACTION, REWARD} - {name.split("__")[0] for name in found}:
+        raise ConfigError(f"{told}: lacks observations, actions or rewards. Is it a dataset of Minari?")
+    for name, array in found.items():
+        if isinstance(array, Mapping) or not hasattr(array, "dtype") or array.dtype.kind not in "biuf":
+            raise ConfigError(f"{told}: '{name}' is no array of numbers, which is all that a store keeps.")
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"{told}: '{name}' is no name of a field: letters, digits and '_'. Rename it there.")
+    return found
+
+
+def _leaves(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if hasattr(group, "dtype"):
+        yield name, group
+        return
+    for key in sorted(group):
+        yield from _leaves(group[key], f"{name}__{key}")
+
+
+def _length_of(arrays: Mapping[str, Any], first: Mapping[str, Any], told: str) -> int:
+    length = len(arrays[REWARD])
+    for name in {**first, **arrays}:
+        if name not in arrays or name not in first or arrays[name].shape[1:] != first[name].shape[1:]:
+            raise ConfigError(f"{told}: '{name}' has another shape than in the first episode. Leave one of them out.")
+        expected = length + name.startswith(OBSERVATION)
+        if len(arrays[name]) != expected or not length:
+            raise ConfigError(f"{told}: {len(arrays[name])} of '{name}' for {length} rewards, expected {expected}.")
+    return length
+
+
+def _end_of(episode: Any, told: str) -> int:
+    """How it ended."""
+    terminated, truncated = (np.asarray(episode[name]).astype(bool) for name in ("terminations", "truncations"))
+    if (terminated[:-1] | truncated[:-1]).any():
+        raise ConfigError(f"{told}: goes on after its end. Split it there.")
+    return TERMINATED if terminated[-1] else TRUNCATED
+
+
+def _field(name: str, array: Any) -> Field:
+    dtype = "float32" if name == REWARD else DTYPES.get(str(array.dtype), str(array.dtype))
+    return Field(name, tuple(array.shape[1:]), getattr(torch, dtype), extra=int(name.startswith(OBSERVATION)))
+
+
+def _fill(store: ReplayStore, arrays: Mapping[str, Any], begin: int, length: int, row: int | None) -> None:
+    """Writes an episode into the ring, and what it saw last behind it, where the next one begins.
+
+    Args:
+        row: of the sides, for what it saw last; None if it was terminated.
+    """
+    for name, array in arrays.items():
+        steps = torch.from_numpy(np.ascontiguousarray(array[:])).to(store.tensors[name].dtype)
+        store.tensors[name][begin : begin + len(steps), 0, 0] = steps.to(store.backend.device)
+        if row is not None and name.startswith(OBSERVATION):
+            store.small[f"side_{name}"][row, 0, 0] = steps[-1].to(store.backend.device)
+    last = begin + length - 1
+    store.tensors["done"][last] = TERMINATED if row is None else TRUNCATED + row
+    if row is not None:
+        store.small["side_step"][row] = last + 1

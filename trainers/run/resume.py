@@ -1,0 +1,124 @@
+"""How a run goes on from a checkpoint: all of it, bit for bit, or nothing is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainers.replay.chunks import check_sums
+from trainers.run import checkpoint
+from trainers.run.checkpoint import Checkpoint
+from trainers.run.generators import new_of_ranks, prepare_generators
+from trainers.run.identity import Changes, changes_since
+from trainers.run.older_versions import acting_of_ring, is_of_ring
+from warpdrive.config import shown
+from warpdrive.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from trainers.trainer import Trainer
+
+
+def resume_run(trainer: Trainer, path: Path) -> None:
+    """Restores the newest checkpoint that is whole, of a run folder or the one given; says which are not."""
+    candidates, run = checkpoint.candidates(path), trainer.run
+    for place in candidates:
+        try:
+            saved = load(trainer, place)
+        except CheckpointError as error:
+            if place == candidates[-1]:
+                if place == checkpoint.place_of(path):
+                    raise
+                found = str(error).removesuffix(" Use an older checkpoint.")
+                raise CheckpointError(f"{found} No checkpoint of this run is whole. Train anew.") from None
+            run.say(f"warning: {error} Going back to the one before.", style="yellow")
+            continue
+        changes = restore(trainer, saved)
+        break
+    trainer.world.gather(place)  # all have read it: now others may be renamed
+    trainer.world.first(lambda: _go_on_after(trainer, place))
+    run.say(f"resumed from {place}, after {trainer.env_steps:,} env steps")
+    for line in changes.lines():
+        run.say(f"changed since then: {line}", style="yellow")
+    run.add_to_history(trainer.env_steps, trainer.world.size, place, changes.allowed)
+
+
+def _go_on_after(trainer: Trainer, place: Path) -> None:
+    trainer.run.accept(trainer.env_steps)
+    for aside in checkpoint.set_aside_after(place):
+        trainer.run.say(f"set aside: {aside}")
+
+
+def load(trainer: Trainer, path: Path) -> Checkpoint:
+    """Reads a checkpoint, every byte of it; of its stores' files nothing is kept in memory.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    saved = checkpoint.load_checkpoint(path)
+    for name in trainer.chunks.stores.keys() & saved.replay.keys():
+        check_sums(saved.path.parent, saved.replay[name])
+    return saved
+
+
+def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
+    """Takes over what `load` gave; see `Trainer.restore`."""
+    manifest, chunks = saved.path / checkpoint.MANIFEST, trainer.chunks
+    iteration = saved.progress.get("iteration")
+    if type(iteration) is not int or not 0 <= iteration < 1 << 53:
+        message = f"expected progress.iteration to be a whole number, got {shown(iteration)}."
+        raise CheckpointError(f"{manifest}: {message}")
+    changes = changes_since(saved.progress, trainer.config, trainer.identity, manifest, trainer.allow_changed)
+    if changes.refused:
+        raise CheckpointError("\n".join(changes.refused))
+    trainer.callbacks.check(saved.progress, manifest)
+    if "env" in saved.tensors:
+        saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], trainer.world)
+    empty = changes.empty = _empty(trainer, saved)
+    chunks.check_fits(saved.path.parent, saved.replay)
+    into = {**trainer.learned(), checkpoint.ENV: checkpoint.arrays_of(trainer.env.data), **chunks.small(saved.replay)}
+    into = {file: tensors for file, tensors in into.items() if file not in empty}
+    checkpoint.check_files(into, saved)
+    for file, tensors in into.items():
+        checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+    generators = trainer.generators()
+    reseed = new_of_ranks(saved.rng, generators, trainer.config.trainer.seed, iteration) if changes.of_ranks else None
+    restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)
+
+    # All of it fits: from here on nothing is refused.
+    chunks.restore(saved.path.parent, saved.replay, are_ours=saved.path.parent == trainer.run.checkpoints.resolve())
+    for file, tensors in into.items():
+        checkpoint.restore_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+    for one in trainer.algorithms.values():
+        one.restored()
+    restore_generators()
+    if reseed is not None:
+        reseed()
+    trainer.callbacks.restore(saved.progress)
+    trainer.guard.clear()
+    trainer.forget_graphs()
+    trainer.iteration = iteration
+    trainer.saves.iteration = None  # not in this run's folder
+    trainer.rollout.begin()
+    return changes
+
+
+def _empty(trainer: Trainer, saved: Checkpoint) -> dict[str, str]:
+    """The stores that begin empty, each with the reason; takes what the checkpoint has of them out of it.
+
+    Raises:
+        CheckpointError: it was saved by a version that kept them otherwise, and nobody said that they may.
+    """
+    empty = {}
+    for name in trainer.stores:
+        if name in trainer.chunks.stores and name in saved.replay:
+            continue
+        held, is_asked = saved.tensors.pop(name, {}), name not in trainer.chunks.stores
+        if is_of_ring(held) and not is_asked:
+            message = "is of an older version, which kept transitions otherwise. saving.replay=false goes on without"
+            raise CheckpointError(f"{saved.path / name}.safetensors: {message} them, with an empty store.")
+        if trainer.stores[name].num_steps_added:
+            message = f"holds no steps of {name}, and this run has played some. Resume from it by a new process."
+            raise CheckpointError(f"{saved.path}: {message}")
+        saved.tensors.update(acting_of_ring(name, held))
+        empty[name] = "saving.replay is false" if is_asked else "it was saved with saving.replay: false"
+    return empty
