@@ -39,6 +39,7 @@ FUSED = {
     "by_layers.cu": {"FULL_PRECISION": False, "IS_TANH": True, "THREADS": 256, "NORM_EPS": 1e-5},
     "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8},
     "layer_norm.cu": {"FULL_PRECISION": False, "NUM_NORMS": 2, "THREADS": 128},
+    "vtrace.cu": {"HAS_ACTIVE": True, "NUM_SEGMENTS": 8, "SEGMENT": 4},
     "sum_tree.cu": {
         "NUM_SLOTS": 1 << 27, "GROUP_SIZE": 1, "OF_AGENTS": False, "PERIOD": 1, "BEHIND": 0, "AHEAD": 1, "TABLE": 0,
         "NORMALISED": True, "HAS_OWN": True, "HAS_USES": True,

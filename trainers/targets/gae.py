@@ -55,8 +55,10 @@ def kernels_of(
     """What prepares a launch of a kernel of gae.cu, or of a file like it, by its name: with what several of them take
     and whatever else it is given."""
     rollout, env = group.rollout, group.rollout.env
+    counts = {"num_envs": env.num_envs, "num_agents": env.num_agents}
+    sizes = {} if constants else counts  # a kernel with constants of its own takes them at launch
     constants = constants or {"HAS_ACTIVE": rollout.active is not None, "CREDITS_TEAM": group.credits_team}
-    functions = FunctionManager(rollout.data, source, constants, env.num_envs, env.num_agents, env.backend)
+    functions = FunctionManager(rollout.data, source, constants, backend=env.backend, **sizes)
     nothing = torch.zeros(1, dtype=torch.bool, device=env.device)
     given = {
         "active": nothing if rollout.active is None else rollout.active,
@@ -70,6 +72,7 @@ def kernels_of(
         "group_start": group.agents.start,
         "group_size": len(group.agents),
         "num_steps": rollout.num_steps,
+        **counts,
     }
 
     def prepare(kernel: str, **more: Any) -> Callable[[], None]:

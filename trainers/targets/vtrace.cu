@@ -45,17 +45,19 @@ struct Step {
 //   group_start, group_size  the group's first agent, and its number of agents
 //   num_steps       of the rollout
 //   max_truncations rows of final_value; an env that is truncated more often has no future kept for the rest
+//   num_envs, num_agents  of the rollout; of each env
 extern "C" __global__ void __launch_bounds__(32 * NUM_SEGMENTS) vtrace(
     const float* reward, const bool* terminated, const bool* truncated, const bool* active, const bool* survived,
     const float* value, const float* final_value, const float* log_ratio, const float* value_moments,
     const float* reward_scale, float* advantage, float* target, float reward_clip, float discount, float trace_lambda,
-    float max_rho, float max_c, int group_start, int group_size, int num_steps, int max_truncations)
+    float max_rho, float max_c, int group_start, int group_size, int num_steps, int max_truncations, int num_envs,
+    int num_agents)
 {
     __shared__ Segment segments[NUM_SEGMENTS][32];
     const float mean = value_moments[0];
     const float deviation = value_moments[1];
     const float scale = reward_scale[0];
-    const long long num_rows = (long long)NUM_ENVS * group_size;
+    const long long num_rows = (long long)num_envs * group_size;
     const long long row = (long long)blockIdx.x * 32 + threadIdx.x % 32;
     const int number = threadIdx.x / 32;
     const int first = number * SEGMENT;
@@ -64,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_SEGMENTS) vtrace(
     const int agent = group_start + (int)(row % group_size);
 
     Segment mine = {1.0f, 0.0f, 0};
-    for (int t = first; t < end; ++t) mine.num_truncated += truncated[(long long)t * NUM_ENVS + env];
+    for (int t = first; t < end; ++t) mine.num_truncated += truncated[(long long)t * num_envs + env];
     segments[number][threadIdx.x % 32] = mine;
     __syncthreads();
     int k = 0;  // truncations up to the end of the segment
@@ -72,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_SEGMENTS) vtrace(
     __syncthreads();
 
     const auto read_step = [&](int t, int& after) {  // backwards: `after` are the truncations up to it
-        const long long step_env = (long long)t * NUM_ENVS + env;
+        const long long step_env = (long long)t * num_envs + env;
         const long long place = t * num_rows + row;
         float next_value = 0.0f;
         bool goes_on = false;
@@ -85,15 +87,15 @@ extern "C" __global__ void __launch_bounds__(32 * NUM_SEGMENTS) vtrace(
         }
         bool counts = true;
         if (HAS_ACTIVE) {
-            counts = active[step_env * NUM_AGENTS + agent];
-            if (!survived[step_env * NUM_AGENTS + agent]) {
+            counts = active[step_env * num_agents + agent];
+            if (!survived[step_env * num_agents + agent]) {
                 next_value = 0.0f;
                 goes_on = false;
             }
         }
         const float ratio = expf(log_ratio[place]);
         const float value_now = value[place] * deviation + mean;
-        const float pay = paid(reward[step_env * NUM_AGENTS + agent], scale, reward_clip);
+        const float pay = paid(reward[step_env * num_agents + agent], scale, reward_clip);
         return Step{counts, fminf(ratio, max_rho), pay + discount * next_value - value_now,
                     goes_on ? discount * trace_lambda * fminf(ratio, max_c) : 0.0f, goes_on ? discount : 0.0f,
                     value_now};

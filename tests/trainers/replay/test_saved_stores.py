@@ -49,7 +49,7 @@ def test_a_run_that_goes_on_has_the_same_ring_and_learns_the_same_bits(make):
     assert stopped.stores[NAME].num_steps_added == 40 > stopped.stores[NAME].num_slots == 30
     resumed = make(resume=stopped.run.path)
     there, here = ring_of(stopped), ring_of(resumed)
-    assert there.keys() == here.keys() >= {"observation_0", "done", "side_step", "table_uniform_draws"}
+    assert there.keys() == here.keys() >= {"observation_0", "done", "side_step", "table_transitions_draws"}
     assert all(torch.equal(there[name], here[name]) for name in there)
     resumed.train()
     assert files_of(resumed.run.checkpoints / "last") == files_of(whole.run.checkpoints / "last")

@@ -79,12 +79,12 @@ def by_kernel(
     found = [data.push(name, torch.full_like(played["value"], torch.nan)) for name in ("advantage", "target")]
     constants = {"HAS_ACTIVE": survived is not None, "NUM_SEGMENTS": num_segments}
     constants["SEGMENT"] = -(-num_steps // num_segments)
-    functions = FunctionManager(data, SOURCE, constants, num_envs, num_agents, backend)
+    functions = FunctionManager(data, SOURCE, constants, backend=backend)
     given = {"discount": DISCOUNT, "trace_lambda": LAMBDA, "max_rho": MAX_RHO, "max_c": MAX_C, **bounds}
     shape = LaunchShape(-(-num_envs * num_agents // 32), (32 * num_segments, 1))
     functions.prepare(
         "vtrace", shape, reward_clip=1e30, group_start=0, group_size=num_agents, num_steps=num_steps,
-        max_truncations=num_steps, **given,
+        max_truncations=num_steps, num_envs=num_envs, num_agents=num_agents, **given,
     )()  # fmt: skip
     return tuple(one.cpu() for one in found)
 
