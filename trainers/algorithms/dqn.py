@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures, State
+from trainers.algorithms.q_learning import set_epsilon, why_no_q_values
 from trainers.settings.config import PolicyConfig
 from warpdrive.config import Between, Count, Number, Positive, Schedule, Size, value_at
 from warpdrive.errors import ConfigError
@@ -200,12 +201,7 @@ class DQN(Algorithm):
 
     @classmethod
     def why_not(cls, config: DQNConfig, spec: GroupSpec) -> str | None:
-        if not hasattr(spec.action_space, "n"):
-            kind = type(spec.action_space).__name__
-            return f"chooses from one list of actions (Discrete), and these agents act in a {kind}. Take PPO."
-        if config.model.type == "gru":
-            return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
-        return None
+        return why_no_q_values(config, spec)
 
     @classmethod
     def why_idle(cls, config: DQNConfig, num_env_steps: int) -> str | None:
@@ -272,10 +268,8 @@ class DQN(Algorithm):
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         self.store.count_window()
         found = super().update(clock, phases)
-        epsilon = float(value_at(self.config.epsilon, clock.env_steps + clock.batch))
-        self.epsilon.fill_(epsilon)
         self.table.at(clock.env_steps + clock.batch)
-        return {**found, "epsilon": epsilon}
+        return {**found, "epsilon": set_epsilon(self, clock)}
 
     def add(self) -> Figures:
         """Keeps the rollout."""

@@ -197,7 +197,7 @@ class IMPALA(OnPolicy):
         if self.past:
             lag = self.version - self.past["version"][0]
             self._publish()
-        return {**figures, "ratio": ratio, "policy_lag": lag if self.past else lag * 0}
+        return {**figures, "ratio": ratio, "policy_lag": lag}
 
     def _learned(self) -> dict[str, torch.Tensor]:
         """What the learner has, but for the scale of rewards, which is the rollout's."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import OnPolicy
+from trainers.algorithms.q_learning import set_epsilon, why_no_q_values
 from trainers.settings.config import ModelConfig, PolicyConfig
 from warpdrive.config import Between, Count, Fraction, Number, Positive, Schedule, value_at
 
@@ -115,21 +116,14 @@ class PQN(OnPolicy):
 
     @classmethod
     def why_not(cls, config: PQNConfig, spec: GroupSpec) -> str | None:
-        if not hasattr(spec.action_space, "n"):
-            kind = type(spec.action_space).__name__
-            return f"chooses from one list of actions (Discrete), and these agents act in a {kind}. Take PPO."
-        if config.model.type == "gru":
-            return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
-        return None
+        return why_no_q_values(config, spec)
 
     def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        return {**super().state(), "actor": {"epsilon": self.epsilon}}
+        return {**super().state(), "acting": {"epsilon": self.epsilon}}
 
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         found = super().update(clock, phases)
-        epsilon = float(value_at(self.config.epsilon, clock.env_steps + clock.batch))
-        self.epsilon.fill_(epsilon)
-        return {**found, "epsilon": epsilon}
+        return {**found, "epsilon": set_epsilon(self, clock)}
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
         import torch
