@@ -34,7 +34,7 @@ compile_kernels(find_compiler(), Source("a.cu", "", "", {}), Variant())
 def is_alive(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or before it is read
         return False
 
 
