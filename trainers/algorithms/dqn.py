@@ -174,12 +174,13 @@ class DQN(OffPolicy):
         batch = self.draw()
         losses, q, target = losses_of(self.policy, self.target, batch, config)
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
-        number = counts.sum().clamp_min(1.0)
+        number = self.number_of(counts)
         loss = (losses * batch.weight).sum() / number
         loss.backward()
-        grad_norm = self.optimizer.safe_step()
         with torch.no_grad():
             error = (q - target).abs() * counts
-            q_mean, td_error = ((one * counts).sum() / number for one in (q, error))
-            self.keep_errors(error)
-        return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}
+            figures = torch.stack([loss, *((one * counts).sum() / number for one in (q, error))])
+        loss, q_mean, td_error = self.optimizer.reduce(figures)
+        grad_norm = self.optimizer.safe_step()
+        self.keep_errors(error)
+        return {"loss": loss, "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}

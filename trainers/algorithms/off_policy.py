@@ -8,6 +8,7 @@ replay", arXiv:1511.05952.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
 from trainers.settings.config import PolicyConfig
 from warpdrive.config import Between, Count, Number, Positive, Size
-from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -36,7 +36,8 @@ class OffPolicyConfig(PolicyConfig):
     """What the configs of algorithms that replay have beyond it."""
 
     buffer_size: Count = 100_000
-    """Transitions that are kept, over all envs and agents, rounded up to whole iterations."""
+    """Transitions that are kept, over all envs and agents, rounded up to whole iterations. Each of several GPUs keeps
+    those of its envs."""
     n_step: Count = 1
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     prioritized: bool = False
@@ -50,7 +51,7 @@ class OffPolicyConfig(PolicyConfig):
     learning_starts: Size = 5_000
     """Env steps before the first update, over all envs."""
     batch_size: Count = 128
-    """Transitions of an update."""
+    """Transitions of an update; of several GPUs, of all together."""
     replay_ratio: Positive = 0.1
     """Updates an env step, over all envs."""
     target_update_freq: Count = 1
@@ -61,6 +62,10 @@ class OffPolicyConfig(PolicyConfig):
     def updates_by(self, env_steps: int) -> int:
         """That are due after so many env steps."""
         return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
+
+    def of_rank(self, num_ranks: int) -> OffPolicyConfig:
+        sizes = {"buffer_size": -(-self.buffer_size // num_ranks), "batch_size": self.batch_size // num_ranks}
+        return dataclasses.replace(self, **sizes)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
@@ -98,8 +103,14 @@ class OffPolicy(Algorithm):
 
         def learn(self):            # one update
             batch = self.draw()
-            ...
+            counts = batch.weight.sign()
+            ((losses * batch.weight).sum() / self.number_of(counts)).backward()
+            self.optimizer.reduce(figures)  # gradients of all ranks, summed up
+            self.optimizer.safe_step()
             self.keep_errors(error)
+
+    Several ranks keep and draw the transitions of their own envs, as from one store: `batch_size`, `learning_starts`
+    and `replay_ratio` are of all of them together; see replay/one_tree.py.
 
     An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
     """
@@ -112,15 +123,15 @@ class OffPolicy(Algorithm):
         from trainers.replay.of_group import store_of, window_of
 
         super().__init__(config, group, guard, seed)
-        if self.world.size > 1:
-            name = f"policy.{group.name}.algorithm: {config.algorithm}"
-            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1.")
-        num_steps, num_envs, _ = group.shape
-        self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed)
+        (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
+        self.batch_size = config.batch_size // num_ranks
+        """Transitions that this rank draws for an update."""
+        capacity = config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks
+        self.store = store_of(group, capacity, seed)
         selector, halted = config.selector(), guard.flag_of(group.name)
-        self.table = self.store.table("transitions", selector, config.window(), halted=halted)
+        self.table = self.store.table("transitions", selector, config.window(), halted=halted, world=self.world)
         self._add = self.store.prepare_add(window_of(group))
-        self._draw, self._batch = self.table.prepare_draw(config.batch_size)
+        self._draw, self._batch = self.table.prepare_draw(self.batch_size)
         if config.prioritized:
             self._priority = self._batch.weight.clone()
             self._update = self.table.prepare_update(self._batch.index, self._priority)
@@ -201,11 +212,17 @@ class OffPolicy(Algorithm):
         return {}
 
     def draw(self) -> Samples:
-        """The transitions of this update, `batch_size` of them, in memory that the next draw writes anew."""
+        """The transitions of this update, this rank's `batch_size` of them, in memory that the next draw writes anew."""
         from trainers.replay.of_group import samples_of
 
         self._draw()
         return samples_of(self._batch, self.group.features, self.group.spec.num_agents)
+
+    def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:
+        """How many transitions all ranks learn from, at least 1, by `counts` [N] of this one: 0 where one does not."""
+        if self.world.size > 1 and self.group.active is None:
+            return self.world.total(len(counts))
+        return self.world.total(counts.sum()).clamp_min(1.0)
 
     def keep_errors(self, error: torch.Tensor) -> None:
         """What was drawn last is drawn again by these errors [N] >= 0, if it is by any; not once a NaN was met, as the

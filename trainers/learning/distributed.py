@@ -92,6 +92,11 @@ class World:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
+    def gather_into(self, tensor: torch.Tensor, own: torch.Tensor) -> None:
+        """Every rank's `own` [...], by rank, into a tensor [ranks, ...]."""
+        self._meet_by(own)
+        dist.all_gather_into_tensor(tensor, own)
+
     def total(self, number: Number) -> Number:
         """Over all ranks; an int is the same on each of them."""
         return self.sum(number)[0] if isinstance(number, torch.Tensor) else number * self.size
@@ -177,8 +182,7 @@ class World:
         """This rank's part of a tensor that holds those of all ranks along the axis."""
         if tensor.dim() <= axis:
             return tensor
-        size = tensor.shape[axis] // self.size
-        return tensor.narrow(axis, self.rank * size, size)
+        return tensor.chunk(self.size, axis)[self.rank]
 
     def agree_on(self, caught: int | None) -> int | None:
         """The signal that any rank had caught when all asked last, or None: every rank gets the same answer.
@@ -197,8 +201,7 @@ class World:
     def _count_votes(self) -> int | None:
         if self._vote is None:
             return None
-        vote, work = self._vote
-        self._vote = None
+        (vote, work), self._vote = self._vote, None
         work.wait()
         return int(vote) or None
 
@@ -218,10 +221,7 @@ class World:
 
     def _meet_by(self, tensor: torch.Tensor) -> None:
         """Likewise, if hosts wait there: those of GPUs do not, and may have the sum in a graph."""
-        if tensor.is_cuda:
-            self.moved()
-        else:
-            self._meet()
+        (self.moved if tensor.is_cuda else self._meet)()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -134,6 +134,10 @@ class ModelConfig:
         """Whether one stands before each activation."""
         return self.layer_norm in ("hidden", "all")
 
+    def of_rank(self, num_ranks: int) -> PolicyConfig:
+        """What each of so many ranks takes of it, as if it were alone: of what is counted over all of them, its part."""
+        return self
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are given and that this type does not read, each with what to say of it."""
         for one in fields(self):
