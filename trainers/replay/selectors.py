@@ -88,7 +88,8 @@ class Uniform(Selector):
 
     def end_draw(self, text: KernelText, weight: str) -> None:
         if self.one_tree is not None:
-            text.line(f"note_share(Tree({_names(text, self.tree, 'leaves', 'nodes')}), 1, {self.one_tree.share(text)});")
+            tree = f"Tree({_names(text, self.tree, 'leaves', 'nodes')})"
+            text.line(f"note_share({tree}, 1, {self.one_tree.share(text)});")
 
 
 class Prioritized(Selector):
