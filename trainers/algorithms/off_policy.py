@@ -212,7 +212,7 @@ class OffPolicy(Algorithm):
         return {}
 
     def draw(self) -> Samples:
-        """The transitions of this update, this rank's `batch_size` of them, in memory that the next draw writes anew."""
+        """This rank's `batch_size` transitions of the update, in memory that the next draw writes anew."""
         from trainers.replay.of_group import samples_of
 
         self._draw()

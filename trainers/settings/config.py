@@ -135,7 +135,7 @@ class ModelConfig:
         return self.layer_norm in ("hidden", "all")
 
     def of_rank(self, num_ranks: int) -> PolicyConfig:
-        """What each of so many ranks takes of it, as if it were alone: of what is counted over all of them, its part."""
+        """What each of so many ranks takes of it, as if it were alone: its part of what is counted over all."""
         return self
 
     def problems(self) -> Iterator[tuple[str, str]]:

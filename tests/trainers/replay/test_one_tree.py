@@ -1,4 +1,4 @@
-"""Several ranks draw as from one tree over all: weights, frequencies, gradients, what new items get. Ranks are threads."""
+"""Ranks draw as from one tree over all: weights, frequencies, the gradient, what new items get. They are threads here."""
 
 import threading
 
