@@ -134,10 +134,6 @@ class ModelConfig:
         """Whether one stands before each activation."""
         return self.layer_norm in ("hidden", "all")
 
-    def of_rank(self, num_ranks: int) -> PolicyConfig:
-        """What each of so many ranks takes of it, as if it were alone: its part of what is counted over all."""
-        return self
-
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are given and that this type does not read, each with what to say of it."""
         for one in fields(self):
@@ -186,6 +182,10 @@ class PolicyConfig:
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False
     credit_after_leaving: ClassVar[Any] = False
+
+    def of_rank(self, num_ranks: int) -> PolicyConfig:
+        """What each of so many ranks takes of it, as if it were alone: its part of what is counted over all."""
+        return self
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type

@@ -1,4 +1,4 @@
-"""Ranks draw as from one tree over all: weights, frequencies, the gradient, what new items get. They are threads here."""
+"""Ranks, which are threads here, draw as from one tree over all: frequencies, weights, gradients, what is new."""
 
 import threading
 
