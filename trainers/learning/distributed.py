@@ -93,9 +93,10 @@ class World:
         return tensor
 
     def gather_into(self, tensor: torch.Tensor, own: torch.Tensor) -> None:
-        """Every rank's `own` [...], by rank, into a tensor [ranks, ...]."""
+        """Every rank's `own` [...], by rank, into a tensor [ranks, ...]: numbers that a sum with zeros leaves alone."""
         self._meet_by(own)
-        dist.all_gather_into_tensor(tensor, own)
+        tensor.zero_()[self.rank].copy_(own)
+        dist.all_reduce(tensor)
 
     def total(self, number: Number) -> Number:
         """Over all ranks; an int is the same on each of them."""

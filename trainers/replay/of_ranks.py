@@ -152,32 +152,31 @@ def small_of(
     Raises:
         KeyError, RuntimeError, IndexError: they are no such tensors.
     """
-    found = {}
-    for name, tensor in parts[0].items():
-        axis = _ENV_AXIS.get(name, 1)
-        found[name] = tensor if axis is None else _joined([part[name] for part in parts], cuts, axis)
+    found, num_before = {}, len(parts[0]["num_truncated"])
     for table_name, table in store.tables.items():
-        begin = f"table_{table_name}_"
         anchors, rows = store.num_slots // table.window.period, table.num_rows // store.layout.num_envs
         for word, now in table.tensors().items():
-            ones = [part[begin + word] for part in parts]
-            found[begin + word] = ones[0]
+            name = f"table_{table_name}_{word}"
+            ones = [part[name] for part in parts]
+            found[name] = ones[0]
             if word in ("leaves", "uses"):
-                num_before = len(parts[0]["num_truncated"]) * rows
-                grids = [one[: anchors * num_before].view(anchors, -1, rows) for one in ones]
+                grids = [one[: anchors * num_before * rows].view(anchors, num_before, rows) for one in ones]
                 joined = _joined(grids, cuts, 1).flatten()
-                found[begin + word] = torch.zeros(now.shape, dtype=now.dtype)
-                found[begin + word][: len(joined)] = joined
+                found[name] = torch.zeros(now.shape, dtype=now.dtype)
+                found[name][: len(joined)] = joined
             elif word == "nodes":
-                found[begin + word] = torch.zeros(now.shape, dtype=now.dtype)
+                found[name] = torch.zeros(now.shape, dtype=now.dtype)
             elif word == "maximum":
-                found[begin + word] = torch.stack(ones).amax(0)
+                found[name] = torch.stack(ones).amax(0)
             elif word == "refused":
-                found[begin + word] = torch.full_like(ones[0], NOTHING_REFUSED)
+                found[name] = torch.full_like(ones[0], NOTHING_REFUSED)
             elif word == "num_sampled":
-                found[begin + word] = ones[0] * len(parts) // num_ranks
+                found[name] = ones[0] * len(parts) // num_ranks
             elif word == "pass":  # the next one begins
-                found[begin + word] = torch.cat([ones[0][:1], torch.zeros_like(ones[0][1:])])
+                found[name] = torch.cat([ones[0][:1], torch.zeros_like(ones[0][1:])])
+    for name in parts[0].keys() - found.keys():
+        axis = _ENV_AXIS.get(name, 1)
+        found[name] = parts[0][name] if axis is None else _joined([part[name] for part in parts], cuts, axis)
     return found
 
 
