@@ -3,6 +3,7 @@
 OUT/one holds what one rank saved. Written are OUT/<run>.<rank>.safetensors: a policy, and what a store holds.
 """
 
+import copy
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from safetensors.torch import save_file
-from trainers_runs import config_of
+from trainers_runs import changed, config_of
 
 from trainers.experience.field import Field
 from trainers.learning.distributed import world
@@ -25,22 +26,24 @@ from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.errors import ShapeError
 
-ITERATIONS = 16
+ITERATIONS = 8
 NUM_STEPS = 5
 of_store.CHUNK_BYTES = 1  # a file an iteration
 
 
-def config_for(run: str, num_ranks: int, basedir: Path, device: str, iterations: int = ITERATIONS) -> Config:
-    """8 envs, 5 steps an iteration. "all there is": DQN learns from the 72 steps of a full ring of 10 at once."""
+def config_for(
+    run: str, num_ranks: int, basedir: Path, device: str, iterations: int = ITERATIONS, **changes: int
+) -> Config:
+    """8 envs of 2 taggers, 5 steps an iteration. "all there is": DQN learns from the 9 steps of a full ring at once."""
     sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40 * iterations, "device": device, "seed": 3}
     saving = {"basedir": str(basedir), "metrics_log_freq": 4, "model_params_save_freq": ITERATIONS // 2}
-    config = config_of("dqn", {**sizes, "num_gpus": num_ranks}, saving)
+    config = copy.deepcopy(config_of("dqn", {**sizes, "num_gpus": num_ranks}, saving))
+    config["env"] = {"num_taggers": 2, "grid_length": 4, "episode_length": 7}
+    config["policy"]["runner"] = {"to_train": False}
     if run == "all there is":
-        config["name"], config["env"] = "acrobot", {"episode_length": 13}
-        same = {key: value for key, value in config["policy"]["tagger"].items() if key != "prioritized"}
-        policy = {**same, "buffer_size": 72, "batch_size": 72, "learning_starts": 80, "epsilon": 0.3}
-        config["policy"] = {"shared": policy}
-    return read_config(config)
+        sizes = {"buffer_size": 144, "batch_size": 144, "learning_starts": 80}
+        config["policy"]["tagger"] |= {**sizes, "prioritized": False}
+    return read_config(changed(config, **changes))
 
 
 def held_by(trainer: Trainer) -> dict[str, torch.Tensor]:

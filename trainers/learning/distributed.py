@@ -333,9 +333,8 @@ def device_of(settings: TrainerConfig) -> str:
 
 def uses_gpu(settings: TrainerConfig) -> bool:
     """Whether `trainer.env_backend` and `trainer.device` mean a GPU."""
-    if "cpu" in (settings.env_backend, settings.device):
-        return False
-    return settings.env_backend != "auto" or settings.device != "auto" or torch.cuda.is_available()
+    is_cpu = "cpu" in (settings.env_backend, settings.device)
+    return not is_cpu and (settings.env_backend != "auto" or settings.device != "auto" or torch.cuda.is_available())
 
 
 def check_gpus(num_gpus: int) -> None:

@@ -55,7 +55,7 @@ def leaves_of(held, num_envs):
 
 
 def assert_shared(whole, parts):
-    """Of one rank, and of two: the same envs, one after the other; and trees whose nodes are the sums of their leaves."""
+    """Of one rank, and of two: the same envs, one after the other; in trees, nodes are the sums of their leaves."""
     for name, tensor in steps_of(whole).items():
         assert torch.equal(tensor, torch.cat([steps_of(part)[name] for part in parts], 1)), name
     for name, axis in (("side_step", 1), ("side_observation_0", 1), ("num_truncated", 0)):
@@ -71,7 +71,7 @@ def assert_shared(whole, parts):
 
 
 def test_two_ranks_learn_what_one_does_where_a_batch_is_all_there_is(made):
-    """72 items in as many equal parts: each rank draws each of its 36 once. The steps they keep are those of one."""
+    """144 items in as many equal parts: each rank draws each of its 72 once. The steps they keep are those of one."""
     folder, _, alone, _ = made
     first, second = ranks(folder, "all there is")
     assert all(torch.equal(first[name], second[name]) for name in first if name.startswith("policy."))
@@ -93,7 +93,7 @@ def test_a_run_on_two_ranks_goes_on_bit_for_bit(made):
     first, second = ranks(folder, "whole")
     assert not torch.equal(first["store.reward"], second["store.reward"])  # they keep other envs
     draws = [one["store.table_transitions_draws"].item() >> 32 for one in (first, second)]
-    assert draws[0] == draws[1] > 20
+    assert draws[0] == draws[1] > 10
 
 
 def test_each_rank_has_files_of_its_own_and_shares_them_among_checkpoints(made):
@@ -127,16 +127,6 @@ def test_two_ranks_go_on_with_what_one_kept(made):
     assert_shared(one, ranks(folder, "shared out"))
 
 
-def test_a_batch_that_ranks_cannot_share_is_told(made, tmp_path):
-    folder, device, *_ = made
-    with pytest.raises(ConfigError, match="15 transitions cannot be shared out evenly over num_gpus: 2"):
-        config = config_for("dqn", 2, tmp_path, device)
-        del config
-        from trainers_runs import config_of
-
-        from trainers.settings.read_config import read_config
-
-        sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 400, "num_gpus": 2, "device": device}
-        mapping = config_of("dqn", sizes, {"basedir": str(tmp_path)})
-        tagger = {**mapping["policy"]["tagger"], "batch_size": 15}
-        read_config({**mapping, "policy": {**mapping["policy"], "tagger": tagger}})
+def test_a_batch_that_ranks_cannot_share_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="15 transitions cannot be shared out evenly over num_gpus: 2. .*: 14 and 16"):
+        config_for("dqn", 2, tmp_path, "cpu", policy__tagger__batch_size=15)
