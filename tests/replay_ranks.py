@@ -4,6 +4,7 @@ OUT/one holds what one rank saved. Written are OUT/<run>.<rank>.safetensors: a p
 """
 
 import copy
+import errno
 import sys
 from pathlib import Path
 
@@ -14,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from safetensors.torch import save_file
 from trainers_runs import changed, config_of
 
+from trainers.errors import NotSavedError
 from trainers.experience.field import Field
 from trainers.learning.distributed import world
+from trainers.replay import chunks
 from trainers.replay import store as of_store
 from trainers.replay.handover import Handover
 from trainers.replay.store import ReplayStore
@@ -94,6 +97,37 @@ def windows_go_from_one_rank_to_the_store_of_the_other(device: str) -> None:
     assert kept == ([0, 1, 2, 3, 4, 5] if rank == 1 else []), kept
 
 
+def nothing_is_saved_where_one_rank_cannot_write(trainer: Trainer) -> None:
+    """The disk of the second is full; all say so."""
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before, write = sorted(trainer.run.checkpoints.iterdir()), chunks.write_tensors
+    world().gather(None)
+    chunks.write_tensors = full if world().rank == 1 else write
+    try:
+        trainer.save()
+    except NotSavedError as error:
+        assert "not saved: " in str(error), error
+    else:
+        raise AssertionError("it was saved")
+    chunks.write_tensors = write
+    world().gather(None)
+    assert sorted(trainer.run.checkpoints.iterdir()) == before
+
+
+def all_go_back_where_one_finds_a_damaged_file(run: Path, folder: Path, device: str) -> None:
+    """The newest of the second rank's, which only that rank reads."""
+    if world().rank == 0:
+        newest = max((run / "checkpoints" / chunks.REPLAY).glob("*.rank_1.*"))
+        content = newest.read_bytes()
+        newest.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    world().gather(None)
+    gone_back = Trainer(config_for("dqn", 2, folder / "two", device), resume=run)
+    assert gone_back.iteration == ITERATIONS // 2, gone_back.iteration
+
+
 def main(out: str, device: str) -> None:
     windows_go_from_one_rank_to_the_store_of_the_other(device)
     folder, rank = Path(out), world().rank
@@ -120,7 +154,9 @@ def main(out: str, device: str) -> None:
     while resumed.iteration < ITERATIONS:
         resumed.iterate()
     keep("ended", resumed)
+    nothing_is_saved_where_one_rank_cannot_write(resumed)
     resumed.save()
+    all_go_back_where_one_finds_a_damaged_file(resumed.run.path, folder, device)
     of_one = Trainer(config_for("dqn", 2, folder / "one", device), resume=folder / "one" / "run")
     keep("shared out", of_one)
     of_one.iterate()
