@@ -68,7 +68,7 @@ class Handover:
 
     def take(self) -> int:
         """Which of `windows` holds the next one, once the device, or on a CPU this process, has waited for it. It stays
-        until the put after the next.
+        until the next put.
 
         Raises:
             ShapeError: none is under way.

@@ -81,7 +81,7 @@ class Uniform(Selector):
 
     def draw_item(self, text: KernelText) -> str:
         if self.tree is None:
-            return "draw_uniform(drawable, point)"  # of ranks, all of which have as many items
+            return "draw_uniform(drawable, point)"  # of several ranks, too: all have as many items
         text.line(f"const Tree tree({_names(text, self.tree, 'leaves', 'nodes')});")
         text.line("const Drawn drawn = tree.total() ? find_leaf(tree, __umul64hi(point, tree.total())) : Drawn{0, 0u};")
         return _item("drawn.units ? 1.0f : 0.0f")
