@@ -77,6 +77,8 @@ class R2D2Config(OffPolicyConfig):
     """Sequences of an update."""
     replay_ratio: Positive = 0.02
     """Updates an env step, over all envs."""
+    tau: Annotated[float, Between(0, 1)] = 0.05
+    """How far the target network steps towards the network: 1 copies it."""
     epsilon: Annotated[Number, Between(0, 1)] = FALLING
     """Probability of an action drawn from all. A schedule counts env steps; evaluations that are not greedy take its
     last value."""

@@ -287,7 +287,6 @@ def test_what_was_seen_before_a_sequence_is_learned_by_what_is_stored_and_not_wi
         trainer.iterate()
     score = Evaluation(trainer.env.env, trainer.policies, 200, seed=7, backend=trainer.backend).play()
     assert (score.mean_of("agent") > 0.8) == stored
-    assert stored or score.mean_of("agent") < 0.4
 
 
 def test_it_reports_what_it_says_it_does_and_the_target_waits(make):
