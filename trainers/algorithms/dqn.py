@@ -106,6 +106,7 @@ class DQN(OffPolicy):
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }
+    SEVERAL_RANKS = True
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:

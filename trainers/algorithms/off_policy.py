@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
 from trainers.settings.config import PolicyConfig
 from warpdrive.config import Between, Count, Number, Positive, Size
+from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
+    from trainers.replay.sequences import Sequences
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
@@ -73,7 +75,7 @@ class OffPolicyConfig(PolicyConfig):
             message = f"{self.buffer_size} transitions are fewer than the {self.batch_size} of an update (batch_size)."
             yield "buffer_size", f"{message} Keep more, or learn from fewer."
 
-    def window(self) -> Transitions:
+    def window(self) -> Transitions | Sequences:
         """What is learned from."""
         from trainers.replay.windows import Transitions
 
@@ -109,12 +111,14 @@ class OffPolicy(Algorithm):
             self.optimizer.safe_step()
             self.keep_errors(error)
 
-    Several ranks keep and draw the transitions of their own envs, as from one store: `batch_size`, `learning_starts`
+    Where it says so (SEVERAL_RANKS), ranks keep and draw the transitions of their own envs, as from one store: `batch_size`, `learning_starts`
     and `replay_ratio` are of all of them together; see replay/one_tree.py.
 
     An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
     """
 
+    SEVERAL_RANKS: ClassVar[bool] = False
+    """Whether its update is one of all ranks together."""
     config: OffPolicyConfig
     followers: Sequence[tuple[nn.Module, nn.Module]] = ()
     """Networks that targets are made by, each with the one that it follows by `tau`."""
@@ -123,18 +127,27 @@ class OffPolicy(Algorithm):
         from trainers.replay.of_group import store_of, window_of
 
         super().__init__(config, group, guard, seed)
+        if self.world.size > 1 and not self.SEVERAL_RANKS:
+            name = f"policy.{group.name}.algorithm: {config.algorithm}"
+            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1, or take DQN.")
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""
         capacity = config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks
-        self.store = store_of(group, capacity, seed)
+        kept = [group.fields[name] for name in self.kept(config)]
+        self.store = store_of(group, capacity, seed, kept)
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.table = self.store.table("transitions", selector, config.window(), halted=halted, world=self.world)
-        self._add = self.store.prepare_add(window_of(group))
+        self._add = self.store.prepare_add(window_of(group, kept))
         self._draw, self._batch = self.table.prepare_draw(self.batch_size)
         if config.prioritized:
             self._priority = self._batch.weight.clone()
             self._update = self.table.prepare_update(self._batch.index, self._priority)
+
+    @classmethod
+    def kept(cls, config: OffPolicyConfig) -> Sequence[str]:
+        """Names of the actor's fields that the store keeps, besides what is seen, done and paid."""
+        return ()
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
@@ -153,8 +166,9 @@ class OffPolicy(Algorithm):
         from trainers.replay.sum_tree import bytes_of_tree
 
         spec, window = actor.spec, config.window()
-        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs))
-        items = layout.num_slots * num_envs * spec.num_agents
+        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
+        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs), kept)
+        items = layout.num_slots // window.period * num_envs * spec.num_agents
         return {
             "replay": layout.num_bytes,
             "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,
