@@ -7,7 +7,7 @@ The host reads both when it reports and when it saves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -118,13 +118,18 @@ class Guard:
         """Looks at the gradient, before it is shortened: at its norm, and at each parameter's.
 
         Args:
-            parameters: all of the policy's, in order.
+            parameters: all of the policy's, in order, or those of `name_parameters`.
             norm: of the whole gradient.
         """
         sums = torch.stack([p.grad.sum() if p.grad is not None else norm.new_zeros(()) for p in parameters])
         bad = ~torch.isfinite(sums)
         row = torch.where(bad.any(), bad.int().argmax(), torch.where(torch.isfinite(norm), NOTHING_FOUND, 0))
         self._keep("gradient", policy, row)
+
+    def name_parameters(self, policy: str, names: Sequence[str]) -> None:
+        """Says what `check_gradient` is given, in order, where that is more than the policy's own parameters."""
+        number = self._number_of("gradient", policy)
+        self._places[number] = replace(self._places[number], names=tuple(names))
 
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:
         """[1] int64, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.
