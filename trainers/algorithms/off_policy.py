@@ -22,13 +22,11 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from torch import nn
 
     from trainers.acting.actor import Actor
-    from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
-    from trainers.replay.storage import Window
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
@@ -111,35 +109,21 @@ class OffPolicy(Algorithm):
     """Networks that targets are made by, each with the one that it follows by `tau`."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        from trainers.replay.of_group import store_of
+        from trainers.replay.of_group import store_of, window_of
 
         super().__init__(config, group, guard, seed)
         if self.world.size > 1:
             name = f"policy.{group.name}.algorithm: {config.algorithm}"
             raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1.")
         num_steps, num_envs, _ = group.shape
-        capacity = config.capacity(group.spec, num_steps, num_envs)
-        self.store = store_of(group, capacity, seed, self.stored(config, group.spec))
+        self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed)
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.table = self.store.table("transitions", selector, config.window(), halted=halted)
-        self._add = self.store.prepare_add(self.window_of_rollout())
+        self._add = self.store.prepare_add(window_of(group))
         self._draw, self._batch = self.table.prepare_draw(config.batch_size)
         if config.prioritized:
             self._priority = self._batch.weight.clone()
             self._update = self.table.prepare_update(self._batch.index, self._priority)
-
-    @classmethod
-    def stored(cls, config: OffPolicyConfig, spec: GroupSpec) -> list[Field]:
-        """What the store keeps of each step."""
-        from trainers.replay.of_group import fields_of
-
-        return fields_of(spec)
-
-    def window_of_rollout(self) -> Window:
-        """Where the rollout holds that, as `ReplayStore.prepare_add` takes it."""
-        from trainers.replay.of_group import window_of
-
-        return window_of(self.group)
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
@@ -158,9 +142,8 @@ class OffPolicy(Algorithm):
         from trainers.replay.sum_tree import bytes_of_tree
 
         spec, window = actor.spec, config.window()
-        capacity, fields = config.capacity(spec, num_steps, num_envs), cls.stored(config, spec)
-        layout = layout_of(spec, num_steps, num_envs, capacity, fields)
-        items = layout.num_slots * num_envs * (spec.num_agents if window.axis == "agent" else 1)
+        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs))
+        items = layout.num_slots * num_envs * spec.num_agents
         return {
             "replay": layout.num_bytes,
             "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,

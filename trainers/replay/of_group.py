@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,12 +56,9 @@ def fields_of(spec: GroupSpec) -> list[Field]:
     return found
 
 
-def layout_of(
-    spec: GroupSpec, num_steps: int, num_envs: int, capacity: int, fields: Sequence[Field] | None = None
-) -> Layout:
-    """Of a group's store, whose capacity is in env steps over all envs; of `fields_of` if no others are given."""
-    fields = fields_of(spec) if fields is None else fields
-    return Layout.of(fields, num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
+def layout_of(spec: GroupSpec, num_steps: int, num_envs: int, capacity: int) -> Layout:
+    """Of a group's store, whose capacity is in env steps over all envs."""
+    return Layout.of(fields_of(spec), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
 
 
 def window_of(group: GroupRollout) -> Window:
@@ -112,8 +108,8 @@ def blank_samples(actor: Actor, window: Transitions) -> Samples:
     return samples_of(batch, actor.features, actor.spec.num_agents)
 
 
-def store_of(group: GroupRollout, capacity: int, seed: int, fields: Sequence[Field] | None = None) -> ReplayStore:
-    """The group's store, of `fields_of` if no others are given; see `ReplayStore`."""
+def store_of(group: GroupRollout, capacity: int, seed: int) -> ReplayStore:
+    """The group's store; see `ReplayStore`."""
     rollout, spec = group.rollout, group.spec
     sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-    return ReplayStore(fields_of(spec) if fields is None else fields, *sizes, seed, spec.episode_length)
+    return ReplayStore(fields_of(spec), *sizes, seed, spec.episode_length)
