@@ -166,7 +166,8 @@ class Policy(nn.Module):
                 )
                 if outputs is not None:
                     outputs.copy_(found[0])
-                value.copy_(values[0])
+                if value is not None:
+                    value.copy_(values[0])
                 if keep_memory:
                     memory.copy_(after)
 
