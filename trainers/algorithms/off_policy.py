@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
     from trainers.replay.sequences import Sequences
+    from trainers.replay.storage import Layout, Window
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
@@ -110,18 +111,15 @@ class OffPolicy(Algorithm):
     """Networks that targets are made by, each with the one that it follows by `tau`."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        from trainers.replay.of_group import store_of, window_of
-
         super().__init__(config, group, guard, seed)
         if self.world.size > 1:
             name = f"policy.{group.name}.algorithm: {config.algorithm}"
             raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1.")
         num_steps, num_envs, _ = group.shape
-        kept = [group.fields[name] for name in self.kept(config)]
-        self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed, kept)
+        self.store = self.make_store(config.capacity(group.spec, num_steps, num_envs), seed)
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.table = self.store.table("transitions", selector, config.window(), halted=halted)
-        self._add = self.store.prepare_add(window_of(group, kept))
+        self._add = self.store.prepare_add(self.window_of_rollout())
         self._draw, self._batch = self.table.prepare_draw(config.batch_size)
         if config.prioritized:
             self._priority = self._batch.weight.clone()
@@ -131,6 +129,26 @@ class OffPolicy(Algorithm):
     def kept(cls, config: OffPolicyConfig) -> Sequence[str]:
         """Names of the actor's fields that the store keeps, besides what is seen, done and paid."""
         return ()
+
+    @classmethod
+    def layout(cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
+        """How much its store keeps of what."""
+        from trainers.replay.of_group import layout_of
+
+        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
+        return layout_of(actor.spec, num_steps, num_envs, config.capacity(actor.spec, num_steps, num_envs), kept)
+
+    def make_store(self, capacity: int, seed: int) -> ReplayStore:
+        """A store of that layout."""
+        from trainers.replay.of_group import store_of
+
+        return store_of(self.group, capacity, seed, [self.group.fields[name] for name in self.kept(self.config)])
+
+    def window_of_rollout(self) -> Window:
+        """The rollout's part of what the store keeps, as it takes it in."""
+        from trainers.replay.of_group import window_of
+
+        return window_of(self.group, [self.group.fields[name] for name in self.kept(self.config)])
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
@@ -144,14 +162,11 @@ class OffPolicy(Algorithm):
     def num_bytes(
         cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
-        from trainers.replay.of_group import layout_of
         from trainers.replay.storage import bytes_of
         from trainers.replay.sum_tree import bytes_of_tree
 
-        spec, window = actor.spec, config.window()
-        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
-        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs), kept)
-        items = layout.num_slots // window.period * num_envs * spec.num_agents
+        window, layout = config.window(), cls.layout(config, actor, num_steps, num_envs)
+        items = layout.num_slots // window.period * num_envs * (1 if window.axis == "env" else layout.num_agents)
         return {
             "replay": layout.num_bytes,
             "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,

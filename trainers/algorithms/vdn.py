@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.of_team import Team, TeamSamples
-    from trainers.replay.storage import Window
+    from trainers.replay.storage import Layout, Window
+    from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
 
@@ -129,7 +130,7 @@ class VDN(OffPolicy):
         learned = nn.ModuleDict({"policy": self.policy, "mixer": self.mixer})
         parameters = [{"params": list(learned.parameters())}]
         self.optimizer = SafeAdam(learned, parameters, self.scalars["lr"], guard, group.name, max_norm)
-        guard.name_parameters(group.name, [name for name, _ in learned.named_parameters()])
+        guard.also_watch(group.name, [f"mixer.{name}" for name, _ in self.mixer.named_parameters()])
         self.epsilon = group.actor.epsilon
         self.epsilon.fill_(float(value_at(config.epsilon, 0)))
 
@@ -156,8 +157,12 @@ class VDN(OffPolicy):
         return cls.team(config, spec).of_rollout()
 
     @classmethod
-    def stored(cls, config: VDNConfig, spec: GroupSpec) -> list[Field]:
-        return cls.team(config, spec).stored()
+    def layout(cls, config: VDNConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
+        capacity = config.capacity(actor.spec, num_steps, num_envs)
+        return cls.team(config, actor.spec).layout(num_steps, num_envs, capacity)
+
+    def make_store(self, capacity: int, seed: int) -> ReplayStore:
+        return self.team(self.config, self.group.spec).store(self.group, capacity, seed)
 
     def window_of_rollout(self) -> Window:
         return self.team(self.config, self.group.spec).window(self.group)

@@ -114,22 +114,31 @@ class Guard:
             bad = ~torch.stack([one.is_finite for one in statistics])
             self._keep("statistic", policy, torch.where(bad.any(), bad.int().argmax(), NOTHING_FOUND))
 
-    def check_gradient(self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor) -> None:
+    def also_watch(self, policy: str, names: Sequence[str]) -> int:
+        """Parameters that learn with a policy and are none of its own, such as critics'.
+
+        Returns:
+            The number of the first of them, for `check_gradient`.
+        """
+        number = self._number_of("gradient", policy)
+        place = self._places[number]
+        self._places[number] = replace(place, names=(*place.names, *names))
+        return len(place.names)
+
+    def check_gradient(
+        self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor, first: int = 0
+    ) -> None:
         """Looks at the gradient, before it is shortened: at its norm, and at each parameter's.
 
         Args:
-            parameters: all of the policy's, in order, or those of `name_parameters`.
+            parameters: all of the policy's, in order; or others that learn with it, the `first` as `also_watch` said.
             norm: of the whole gradient.
         """
         sums = torch.stack([p.grad.sum() if p.grad is not None else norm.new_zeros(()) for p in parameters])
         bad = ~torch.isfinite(sums)
-        row = torch.where(bad.any(), bad.int().argmax(), torch.where(torch.isfinite(norm), NOTHING_FOUND, 0))
+        is_good = torch.isfinite(norm) & ~bad.any()
+        row = torch.where(is_good, NOTHING_FOUND, first + bad.int().argmax())  # 0 where none is bad alone
         self._keep("gradient", policy, row)
-
-    def name_parameters(self, policy: str, names: Sequence[str]) -> None:
-        """Says what `check_gradient` is given, in order, where that is more than the policy's own parameters."""
-        number = self._number_of("gradient", policy)
-        self._places[number] = replace(self._places[number], names=tuple(names))
 
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:
         """[1] int64, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.

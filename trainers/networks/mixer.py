@@ -27,8 +27,8 @@ class MonotoneMixer(nn.Module):
     are never negative (their absolute values are taken), so that the team's value never falls when an agent's rises:
     the best actions of the agents are then the team's best.
 
-    Drawn as an MLP is, but small; and what makes weights has a bias, with which alone the mixer is the agents' sum where
-    that is not negative. So it begins near VDN.
+    Drawn as an MLP is, but small; and what makes weights has a bias, with which alone the mixer is the agents' sum
+    where that is not negative. So it begins near VDN.
 
     Args:
         num_agents: whose values are mixed.

@@ -17,9 +17,9 @@ from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, central_features, torch_dtype
 from trainers.replay.batch import Batch
-from trainers.replay.of_group import fields_of, layout_of, window_of
-from trainers.replay.storage import ACTIVE, MASK, REWARD, SURVIVED, Window, allocate
-from trainers.replay.store import LAST
+from trainers.replay.of_group import fields_of, window_of
+from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Layout, Window, allocate
+from trainers.replay.store import LAST, ReplayStore
 from trainers.replay.windows import Transitions
 from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
@@ -96,6 +96,17 @@ class Team:
                 found.append(Field(field, tuple(shape), torch_dtype(dtype), axis="env", extra=1))
         return found
 
+    def layout(self, num_steps: int, num_envs: int, capacity: int) -> Layout:
+        """Of a store of them, whose capacity is in env steps over all envs."""
+        spec = self.spec
+        return Layout.of(self.stored(), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
+
+    def store(self, group: GroupRollout, capacity: int, seed: int) -> ReplayStore:
+        """Such a store; see `ReplayStore`."""
+        rollout, spec = group.rollout, self.spec
+        sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
+        return ReplayStore(self.stored(), *sizes, seed, spec.episode_length)
+
     def window(self, group: GroupRollout) -> Window:
         """Where a rollout holds that: views."""
         rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
@@ -155,7 +166,7 @@ class Team:
 
     def blank_samples(self, actor: Actor, window: Transitions) -> TeamSamples:
         """NUM_ROWS items, all of them zeros; to count bytes by."""
-        layout = layout_of(self.spec, 1, 1, window.behind + window.ahead + 1, self.stored())
+        layout = self.layout(1, 1, window.behind + window.ahead + 1)
         batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
         return self.samples(batch, actor.features)
 
