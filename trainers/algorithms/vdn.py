@@ -187,8 +187,10 @@ class VDN(OffPolicy):
             mixer = cls.make_mixer(config, actor.spec, None)
         learned = (actor.policy, mixer)
         networks = [runnable(one) for one in (*learned, *learned)]
-        batch = cls.team(config, actor.spec).blank_samples(actor, config.window())
+        team = cls.team(config, actor.spec)
+        blank = team.blank_batch(config.window())
         with Counted() as counted:
+            batch = team.samples(blank, actor.features)
             losses, *_ = losses_of(*networks, batch, config)
             counted.backward(losses.sum())
         return {

@@ -25,7 +25,6 @@ from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
 
 IN_GAME = "in_game"
@@ -164,11 +163,10 @@ class Team:
             weight=weight,
         )
 
-    def blank_samples(self, actor: Actor, window: Transitions) -> TeamSamples:
+    def blank_batch(self, window: Transitions) -> Batch:
         """NUM_ROWS items, all of them zeros; to count bytes by."""
         layout = self.layout(1, 1, window.behind + window.ahead + 1)
-        batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
-        return self.samples(batch, actor.features)
+        return window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
 
     def _field_of_state(self, number: int, array: str) -> str:
         """The field that holds an array of the state: what the agents see, where they are all that see it."""

@@ -191,7 +191,8 @@ def test_an_item_is_what_all_agents_of_an_env_did_saw_and_were_paid(make_scouts,
     assert sum(one[6] and not one[7] for one in steps.values()) > 3 < sum(one[7] for one in steps.values())
     assert len({tuple(one[5].tolist()) for one in steps.values()}) > 3
     batch = table.draw(table.num_drawable)
-    found, slots = algorithm.team(algorithm.config, group.spec).samples(batch, group.features), algorithm.store.num_slots
+    slots = algorithm.store.num_slots
+    found = algorithm.team(algorithm.config, group.spec).samples(batch, group.features)
     count = 0
     for i, index in enumerate(batch.index.tolist()):
         slot, e = index // 2, index % 2
