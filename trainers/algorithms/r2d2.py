@@ -57,7 +57,7 @@ class R2D2Config(OffPolicyConfig):
     length: Count = 20
     """Steps of a sequence that are learned from, after these."""
     period: Count = 10
-    """Steps of an env from the begin of one sequence to that of the next."""
+    """Steps of an env from the start of one sequence to that of the next."""
     stored_state: bool = True
     """Whether a sequence begins with what its player remembered then; false: with nothing."""
     n_step: Count = 5

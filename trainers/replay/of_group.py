@@ -137,14 +137,16 @@ class SampledSequences:
 
 def sequences_of(batch: Batch, features: Features, num_agents: int) -> SampledSequences:
     """A batch of agents' sequences, as the group's networks take them."""
-    ids, parts = _ids_of(batch, features, num_agents), batch.observation
+    ids, parts, memory = _ids_of(batch, features, num_agents), batch.observation, batch.fields.get("memory")
     if ids is not None:
         ids = ids.expand(len(batch.starts), -1, -1)
+    if memory is not None and memory.dim() > 2:  # one that is kept at each step is given of each row
+        memory = memory[0]
     return SampledSequences(
         observation=features.of_parts([parts[f"observation_{i}"] for i in range(len(features.places))], ids),
         mask=batch.mask,
         starts=batch.starts,
-        memory=batch.fields.get("memory"),
+        memory=memory,
         action=batch.action,
         reward=batch.reward,
         discount=batch.discount,

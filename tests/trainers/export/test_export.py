@@ -51,6 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "name": "locks:Locks",
         "policy": {"agent": {"normalize_return": True, "model": {**GRU, "shared_trunk": False, "layer_norm": True}}},
     },
+    "GRU, Q-values": {"name": "locks:Locks", "policy": {"agent": {"algorithm": "R2D2", "model": GRU}}},
     "LayerNorm": {"name": "cartpole", "policy": {"agent": {"model": {"layer_norm": True, "activation": "tanh"}}}},
     "multi-discrete": {"name": "two_signs:TwoSigns", "policy": {SHARED: {}}},
     "masks": {"name": "locks:Locks", "policy": {"agent": {"normalize_return": True}}},
