@@ -215,6 +215,10 @@ def test_an_item_is_what_all_agents_of_an_env_did_saw_and_were_paid(make_scouts,
         assert found.weight[i].item() == float(active.any())
         count += 1
     assert count == 2 * (slots - n_step) >= 40
+    batch.next_observation["in_game"].zero_()
+    batch.observation["in_game"][0].zero_()
+    nobody = algorithm.team(algorithm.config, group.spec).samples(batch, group.features)
+    assert not nobody.discount.any() and nobody.weight.tolist() == [0.0] + [1.0] * (count - 1)
 
 
 @pytest.mark.parametrize("algorithm", ["VDN", "QMIX"])
