@@ -65,11 +65,17 @@ def dqn_target(
         next_mask: [N, actions] bool, what may be taken then; None: everything.
         double: whether `next_q` chooses; else the target network does.
     """
+    return reward + discount * value_of_best(next_q, next_q_of_target, next_mask, double)
+
+
+def value_of_best(
+    next_q: torch.Tensor, next_q_of_target: torch.Tensor, next_mask: torch.Tensor | None, double: bool
+) -> torch.Tensor:
+    """[...]: what the target network gives the action that is best, of [..., actions]; see `dqn_target`."""
     chooses = next_q if double else next_q_of_target
     if next_mask is not None:
         chooses = chooses.masked_fill(~next_mask, -math.inf)
-    best = chooses.argmax(-1, keepdim=True)
-    return reward + discount * next_q_of_target.gather(-1, best).squeeze(-1)
+    return next_q_of_target.gather(-1, chooses.argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -> torch.Tensor:

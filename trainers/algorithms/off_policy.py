@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
     from trainers.replay.sequences import Sequences
+    from trainers.replay.storage import Layout, Window
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
@@ -111,8 +112,8 @@ class OffPolicy(Algorithm):
             self.optimizer.safe_step()
             self.keep_errors(error)
 
-    Where it says so (SEVERAL_RANKS), ranks keep and draw the transitions of their own envs, as from one store: `batch_size`, `learning_starts`
-    and `replay_ratio` are of all of them together; see replay/one_tree.py.
+    Where it says so (SEVERAL_RANKS), ranks keep and draw the transitions of their own envs, as from one store:
+    `batch_size`, `learning_starts` and `replay_ratio` are of all of them together; see replay/one_tree.py.
 
     An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
     """
@@ -124,8 +125,6 @@ class OffPolicy(Algorithm):
     """Networks that targets are made by, each with the one that it follows by `tau`."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        from trainers.replay.of_group import store_of, window_of
-
         super().__init__(config, group, guard, seed)
         if self.world.size > 1 and not self.SEVERAL_RANKS:
             name = f"policy.{group.name}.algorithm: {config.algorithm}"
@@ -133,12 +132,10 @@ class OffPolicy(Algorithm):
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""
-        capacity = config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks
-        kept = [group.fields[name] for name in self.kept(config)]
-        self.store = store_of(group, capacity, seed, kept)
+        self.store = self.make_store(config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks, seed)
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.table = self.store.table("transitions", selector, config.window(), halted=halted, world=self.world)
-        self._add = self.store.prepare_add(window_of(group, kept))
+        self._add = self.store.prepare_add(self.window_of_rollout())
         self._draw, self._batch = self.table.prepare_draw(self.batch_size)
         if config.prioritized:
             self._priority = self._batch.weight.clone()
@@ -148,6 +145,26 @@ class OffPolicy(Algorithm):
     def kept(cls, config: OffPolicyConfig) -> Sequence[str]:
         """Names of the actor's fields that the store keeps, besides what is seen, done and paid."""
         return ()
+
+    @classmethod
+    def layout(cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
+        """How much its store keeps of what."""
+        from trainers.replay.of_group import layout_of
+
+        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
+        return layout_of(actor.spec, num_steps, num_envs, config.capacity(actor.spec, num_steps, num_envs), kept)
+
+    def make_store(self, capacity: int, seed: int) -> ReplayStore:
+        """A store of that layout."""
+        from trainers.replay.of_group import store_of
+
+        return store_of(self.group, capacity, seed, [self.group.fields[name] for name in self.kept(self.config)])
+
+    def window_of_rollout(self) -> Window:
+        """The rollout's part of what the store keeps, as it takes it in."""
+        from trainers.replay.of_group import window_of
+
+        return window_of(self.group, [self.group.fields[name] for name in self.kept(self.config)])
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
@@ -161,14 +178,11 @@ class OffPolicy(Algorithm):
     def num_bytes(
         cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
-        from trainers.replay.of_group import layout_of
         from trainers.replay.storage import bytes_of
         from trainers.replay.sum_tree import bytes_of_tree
 
-        spec, window = actor.spec, config.window()
-        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
-        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs), kept)
-        items = layout.num_slots // window.period * num_envs * spec.num_agents
+        window, layout = config.window(), cls.layout(config, actor, num_steps, num_envs)
+        items = layout.num_slots // window.period * num_envs * (1 if window.axis == "env" else layout.num_agents)
         return {
             "replay": layout.num_bytes,
             "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,

@@ -181,6 +181,7 @@ class PolicyConfig:
     normalize_reward: ClassVar[bool] = False
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False
+    reads_state: ClassVar[bool] = False
     credit_after_leaving: ClassVar[Any] = False
 
     def of_rank(self, num_ranks: int) -> PolicyConfig:
