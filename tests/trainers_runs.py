@@ -49,6 +49,16 @@ RUNS = {
         "policy": {"shared": {"algorithm": "PQN", "lr": 1e-3, "num_minibatches": 4, "epsilon": [[0, 1.0], [200, 0.1]],
                               "normalize_observation": True, "model": SMALL}},
     },
+    "r2d2": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"tagger": {"algorithm": "R2D2", "learning_starts": 200, "buffer_size": 1200, "batch_size": 4,
+                              "burn_in": 5, "length": 5, "period": 5, "n_step": 3, "replay_ratio": 0.01,
+                              "target_update_freq": 3, "epsilon": [[0, 1.0], [200, 0.4]], "epsilon_per_env": True,
+                              "normalize_observation": True, "model": {"memory_size": 8, **SMALL}},
+                   "runner": {"algorithm": "DQN", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
+                              "replay_ratio": 0.01, "model": SMALL}},
+    },
     "impala": {
         "name": "tag_continuous",
         "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
+    from trainers.replay.sequences import Sequences
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
@@ -68,7 +69,7 @@ class OffPolicyConfig(PolicyConfig):
             message = f"{self.buffer_size} transitions are fewer than the {self.batch_size} of an update (batch_size)."
             yield "buffer_size", f"{message} Keep more, or learn from fewer."
 
-    def window(self) -> Transitions:
+    def window(self) -> Transitions | Sequences:
         """What is learned from."""
         from trainers.replay.windows import Transitions
 
@@ -116,14 +117,20 @@ class OffPolicy(Algorithm):
             name = f"policy.{group.name}.algorithm: {config.algorithm}"
             raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1.")
         num_steps, num_envs, _ = group.shape
-        self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed)
+        kept = [group.fields[name] for name in self.kept(config)]
+        self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed, kept)
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.table = self.store.table("transitions", selector, config.window(), halted=halted)
-        self._add = self.store.prepare_add(window_of(group))
+        self._add = self.store.prepare_add(window_of(group, kept))
         self._draw, self._batch = self.table.prepare_draw(config.batch_size)
         if config.prioritized:
             self._priority = self._batch.weight.clone()
             self._update = self.table.prepare_update(self._batch.index, self._priority)
+
+    @classmethod
+    def kept(cls, config: OffPolicyConfig) -> Sequence[str]:
+        """Names of the actor's fields that the store keeps, besides what is seen, done and paid."""
+        return ()
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
@@ -142,8 +149,9 @@ class OffPolicy(Algorithm):
         from trainers.replay.sum_tree import bytes_of_tree
 
         spec, window = actor.spec, config.window()
-        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs))
-        items = layout.num_slots * num_envs * spec.num_agents
+        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
+        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs), kept)
+        items = layout.num_slots // window.period * num_envs * spec.num_agents
         return {
             "replay": layout.num_bytes,
             "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,

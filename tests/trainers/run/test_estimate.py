@@ -69,6 +69,8 @@ def peak_bytes(call: Callable[[], object]) -> int:
 GRU = {"type": "gru", "fc_dims": [16], "memory_size": 16, "shared_trunk": False, "sequence_length": 5}
 NORMS = {"normalize_observation": True, "normalize_return": True, "normalize_reward": True}
 DQN = {"algorithm": "DQN", "buffer_size": 10_000, "learning_starts": 0, "replay_ratio": 0.001}
+R2D2 = {"algorithm": "R2D2", "learning_starts": 0, "replay_ratio": 0.001, "buffer_size": 10_000, "burn_in": 5}
+R2D2 |= {"length": 10, "period": 5, "epsilon_per_env": True}
 APART = {"shared_trunk": False, "fc_dims": [64, 32]}
 CASES = {
     "A2C": ("tag_gridworld", 100, {"shared": {}}),
@@ -86,6 +88,8 @@ CASES = {
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
     "PQN": ("tag_gridworld", 100, {"shared": {"algorithm": "PQN"}}),
+    "R2D2": ("cartpole", 100, {"shared": R2D2}),
+    "R2D2 that keeps much": ("tag_gridworld", 50, {"shared": R2D2 | {"buffer_size": 50_000, "batch_size": 8}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
 
