@@ -81,11 +81,13 @@ def dqn_target(
         next_mask: [N, actions] bool, what may be taken then; None: everything.
         double: whether `next_q` chooses; else the target network does.
     """
-    chooses = next_q if double else next_q_of_target
-    if next_mask is not None:
-        chooses = chooses.masked_fill(~next_mask, -math.inf)
-    best = chooses.argmax(-1, keepdim=True)
+    best = best_actions(next_q if double else next_q_of_target, next_mask).unsqueeze(-1)
     return reward + discount * next_q_of_target.gather(-1, best).squeeze(-1)
+
+
+def best_actions(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """[N]: of those that may be taken, by Q-values [N, actions]."""
+    return (q if mask is None else q.masked_fill(~mask, -math.inf)).argmax(-1)
 
 
 def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -> torch.Tensor:

@@ -76,6 +76,17 @@ class Dueling(nn.Module):
         return (value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)).flatten(-2)
 
 
+class Kept(nn.Module):
+    """Keeps layers that a network is to call later, with what it is given here and more: gives that on as it is."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.last = last
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
 def change_last_layer(
     network: nn.Module, num_atoms: int, dueling: bool, noisy: bool, generator: torch.Generator | None
 ) -> None:
