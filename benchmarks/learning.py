@@ -63,6 +63,12 @@ class Task:
 TASKS = {
     "cartpole": Task("cartpole.yaml", at_least=495, num_of_ten=10),
     "cartpole_dqn": Task("cartpole_dqn.yaml", at_least=475, num_of_ten=10),
+    "cartpole_c51": Task("cartpole_c51.yaml", at_least=475, num_of_ten=10),
+    "cartpole_qrdqn": Task("cartpole_qrdqn.yaml", at_least=475, num_of_ten=10),
+    "cartpole_iqn": Task("cartpole_iqn.yaml", at_least=475, num_of_ten=10),
+    "cartpole_rainbow": Task("cartpole_rainbow.yaml", at_least=475, num_of_ten=10),
+    "acrobot_dqn": Task("acrobot_dqn.yaml", at_least=-85),
+    "minatar_breakout_rainbow": Task("minatar_breakout_rainbow.yaml", at_least=28),
     "cartpole_pqn": Task("cartpole_pqn.yaml", at_least=475, num_of_ten=10),
     "acrobot": Task("acrobot.yaml", at_least=-85),
     "mountain_car_continuous": Task("mountain_car_continuous.yaml", at_least=90),

@@ -87,7 +87,8 @@ def test_losses_and_gradients_are_those_of_plain_loops(kind, double):
         q = kind.outputs(chooser, chooser.heads(batch.next_observation[i : i + 1]))[0]
         best = max((q[a].item(), -a) for a in range(3) if mask[i, a])[1] * -1
         reward, discount, action = batch.reward[i], batch.discount[i].item(), batch.action[i].item()
-        one, after = policy.heads(batch.observation[i : i + 1])["q"], target.heads(batch.next_observation[i : i + 1])["q"]
+        one = policy.heads(batch.observation[i : i + 1])["q"]
+        after = target.heads(batch.next_observation[i : i + 1])["q"]
         if kind is C51:
             support, aim = support_of(config, one), [0.0] * 5
             probability = after.view(3, 5)[best].softmax(0).tolist()
