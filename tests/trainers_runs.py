@@ -52,6 +52,15 @@ RUNS = {
                    "runner": {"algorithm": "VDN", "learning_starts": 40, "buffer_size": 90, "batch_size": 16,
                               "normalize_observation": True, "replay_ratio": 0.05, "model": SMALL}},
     },
+    "distributions of returns": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"tagger": {"algorithm": "C51", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
+                              "replay_ratio": 0.05, "num_atoms": 11, "dueling": True, "noisy": True, "n_step": 3,
+                              "prioritized": True, "model": SMALL},
+                   "runner": {"algorithm": "IQN", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
+                              "replay_ratio": 0.05, "epsilon": 0.4, "epsilon_per_env": True, "model": SMALL}},
+    },
     "pqn": {
         "name": "tag_gridworld",
         "env": {"episode_length": 7},

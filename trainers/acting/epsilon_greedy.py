@@ -8,13 +8,14 @@ import torch
 
 from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
 from trainers.acting.memory import Memory
+from trainers.algorithms.q_learning import epsilon_at
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Arrays
+from trainers.networks.last_layers import Noise, make_noise, noise_of, noisy_layers
 from trainers.networks.policy import Policy
 from trainers.run.num_bytes import NUM_ROWS, WORK, Counted
-from warpdrive.config import value_at
 from warpdrive.layout import FINAL
 
 NEVER = 1e-30
@@ -29,14 +30,16 @@ class EpsilonGreedyActor(Actor):
 
     Args:
         policy: of a network with the head "q"; its config has an `epsilon`, whose last value is the actor's until
-            somebody sets another; with `epsilon_per_env` each env has one of its own, see `exponents_of_envs`.
+            somebody sets another; with `epsilon_per_env` each env has one of its own, see `exponents_of_envs`. Of a
+            noisy network, `noise` of each agent is none until somebody draws it, and is never any where it is greedy.
         keeps_every: steps from one memory that is kept to the next, or a divisor of them where the steps of a rollout
             are no multiple. None: as Memory has it.
     """
 
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, keeps_every: int | None = None) -> None:
         super().__init__(policy, spec, stage)
-        self.epsilon = torch.full((1,), float(value_at(policy.config.epsilon, 1e30)), device=stage.device)
+        self.epsilon = torch.full((1,), epsilon_at(policy.config, 1e30), device=stage.device)
+        self.noise: Noise = []
         self.keeps_every = keeps_every
         self._is_per_env = getattr(policy.config, "epsilon_per_env", False)
         self._memory: Memory | None = None
@@ -57,6 +60,7 @@ class EpsilonGreedyActor(Actor):
         of_pass = bytes_of_pass(self, num_envs)
         work = max(of_pass[WORK], rows * counted.most)
         own = {"q and logits": 4 * rows * (2 * size + 2) + 4, "memory of the envs": 4 * rows * self.policy.memory_size}
+        own["noise"] = sum(4 * rows * sum(layer.weight.shape) for layer in noisy_layers(self.policy))
         return of_pass | own | {"exponents": 4 * num_envs * self._is_per_env, WORK: work}
 
     def attach(self, group: GroupRollout) -> None:
@@ -70,6 +74,8 @@ class EpsilonGreedyActor(Actor):
         self._exponents = exponents_of_envs(rollout.num_envs, self._q.device) if self._is_per_env else None
         if self.policy.memory_size:
             self._memory = Memory(group)
+        if self.spec.name not in self.stage.greedy:
+            self.noise = make_noise(self.policy, rows[0] * rows[1])
 
     def forget(self) -> None:
         if self._memory is not None:
@@ -106,7 +112,13 @@ class EpsilonGreedyActor(Actor):
         """Q-values of what the agents see, into `_q`; `memory` [E, A, size] then knows of it if it `goes_on`."""
         rows, calls = self.features.prepare_step(arrays, self._buffer)
         flat = None if memory is None else memory.flatten(0, 1)
-        return [*calls, self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None, flat, goes_on)]
+        act = self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None, flat, goes_on)
+
+        def act_with_noise() -> None:
+            with noise_of(self.policy, self.noise):
+                act()
+
+        return [*calls, act_with_noise if self.noise else act]
 
 
 class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):

@@ -28,6 +28,11 @@ def why_no_q_values(config: PolicyConfig, spec: GroupSpec, from_sequences: bool 
 
 def set_epsilon(algorithm: Algorithm, clock: Clock) -> float:
     """Lets the actor try as much as the config says after this iteration; returns that probability."""
-    epsilon = float(value_at(algorithm.config.epsilon, clock.env_steps + clock.batch))
+    epsilon = epsilon_at(algorithm.config, clock.env_steps + clock.batch)
     algorithm.epsilon.fill_(epsilon)
     return epsilon
+
+
+def epsilon_at(config: PolicyConfig, env_steps: float) -> float:
+    """The config's epsilon after so many env steps; 0 of a network that tries other actions by its noise."""
+    return 0.0 if getattr(config, "noisy", False) else float(value_at(config.epsilon, env_steps))

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import nn
 
 from trainers.algorithms import find_algorithm
+from trainers.algorithms.algorithm import Algorithm
 from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import Head, make_head
 from trainers.networks import make_network
@@ -48,6 +49,7 @@ class Policy(nn.Module):
         self.config = config
         self.network = network
         self.head = head
+        self.algorithm = find_algorithm(config.algorithm)[0]
         self.sees_agent_id = config.agent_id
         self.has_central_critic = config.central_critic
         self.observation_norm = self.critic_norm = None
@@ -112,7 +114,7 @@ class Policy(nn.Module):
         return self.network(*self._normalised(observation, critic_input))
 
     def _outputs_and_value(self, found: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = found[self.acts_by]
+        outputs = self.algorithm.outputs(self, found)
         return outputs, found["value"].squeeze(-1) if "value" in found else outputs.max(-1).values
 
     def evaluate(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -175,7 +177,8 @@ class Policy(nn.Module):
                     memory.copy_(after)
 
             return act
-        if hasattr(self.network, "prepare_act") and self.observation_norm is None:
+        gives_outputs = self.algorithm.outputs.__func__ is Algorithm.outputs.__func__
+        if hasattr(self.network, "prepare_act") and self.observation_norm is None and gives_outputs:
             into = {} if outputs is None else {self.acts_by: outputs}
             if value is not None:
                 into["value"] = value.view(-1, 1)
@@ -224,9 +227,11 @@ def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generat
     seen = parts(spec.observation_space)
     if num_ids:
         seen[AGENT_ID] = spaces.Box(0.0, 1.0, (num_ids,))
-    heads = find_algorithm(config.algorithm)[0].heads(config, head.num_outputs)
+    algorithm = find_algorithm(config.algorithm)[0]
+    heads = algorithm.heads(config, head.num_outputs)
     inputs = Inputs(num_features, num_critic_features, seen)
     network = make_network(config.model.type, config.model, inputs, heads, generator)
+    algorithm.finish(config, network, generator)
     if config.normalize_observation and network.sees == "arrays":
         raise ConfigError(
             f"policy.{spec.name}.normalize_observation: its network sees arrays, and statistics are of rows. "
