@@ -202,9 +202,13 @@ class OffPolicy(Algorithm):
 
     def draw(self) -> Samples:
         """The transitions of this update, `batch_size` of them, in memory that the next draw writes anew."""
+        self._draw()
+        return self.drawn()
+
+    def drawn(self) -> Samples:
+        """Those that were drawn last, for another phase of the same update."""
         from trainers.replay.of_group import samples_of
 
-        self._draw()
         return samples_of(self._batch, self.group.features, self.group.spec.num_agents)
 
     def keep_errors(self, error: torch.Tensor) -> None:
