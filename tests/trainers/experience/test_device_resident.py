@@ -45,6 +45,12 @@ RUNS = {
     "what is kept": {**TAG, "policy": {"tagger": {"algorithm": "DQN", "learning_starts": 0, "n_step": 3,
                                                   "prioritized": True, "replay_ratio": 0.01,
                                                   "buffer_size": 40_000}, "runner": {}}},
+    "critics that play no part": {**MANY_SPACES,
+                                  "policy": {"scout": {"algorithm": "SAC", "learning_starts": 0, "replay_ratio": 0.01},
+                                             "worker": {"algorithm": "TD3", "learning_starts": 0,
+                                                        "replay_ratio": 0.01}}},
+    "draws of an update": {"name": "pendulum",
+                           "policy": {"shared": {"algorithm": "SAC", "learning_starts": 0, "replay_ratio": 0.01}}},
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

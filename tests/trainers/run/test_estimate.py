@@ -86,6 +86,9 @@ CASES = {
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
     "PQN": ("tag_gridworld", 100, {"shared": {"algorithm": "PQN"}}),
+    "SAC": ("pendulum", 100, {"shared": DQN | {"algorithm": "SAC", "batch_size": 2048}}),
+    "SAC of a list": ("cartpole", 100, {"shared": DQN | {"algorithm": "SAC", "model": {"fc_dims": [256, 256]}}}),
+    "TD3": ("pendulum", 100, {"shared": DQN | {"algorithm": "TD3", "batch_size": 2048, "normalize_observation": True}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
 
