@@ -7,8 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from critic_cases import (
+    SMALL,
+    ToyCritics,
+    ToyPolicy,
+    as_tensordict,
+    assert_same_gradients,
+    batch_of,
+    gradients,
+    take_over,
+)
 from gymnasium import spaces
-from test_sac import SMALL, ToyCritics, ToyPolicy, as_tensordict, assert_same_gradients, batch_of, gradients, take_over
 
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.ddpg import DDPG, DDPGConfig
