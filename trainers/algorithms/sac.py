@@ -42,7 +42,7 @@ class SACConfig(ActorAndCriticsConfig):
     learns_temperature: bool = True
     """Whether the temperature moves until the policy has its target entropy."""
     target_entropy: float | None = None
-    """Nats of a Box action, in parts of the Box: 0 to 1 wide is 0. If not given, -1 a number."""
+    """What the entropy of a Box action is brought to, nats, in parts of the Box. If not given, -1 a number."""
     target_entropy_part: Fraction = 0.3
     """Of a Discrete action: target entropy as a part of that of a draw from all that may be taken."""
 
