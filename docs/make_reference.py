@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installation
 
 from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
-from trainers.algorithms.actor_critic import ActorAndCriticsConfig
+from trainers.algorithms.actor_critic import ActorAndCriticsConfig  # noqa: E402
 from trainers.algorithms.off_policy import OffPolicyConfig  # noqa: E402
 from trainers.networks import NETWORKS  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
