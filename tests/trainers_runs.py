@@ -84,6 +84,19 @@ RUNS = {
                               "normalize_reward": True},
                    "runner": {"algorithm": "IMPALA", "lr": 1e-3, "num_minibatches": 2, "model": SMALL}},
     },
+    "sac and td3": {
+        "name": "simple_tag",
+        "env": {"continuous_actions": True, "episode_length": 7},
+        "policy": {"adversary": {"algorithm": "SAC", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
+                                 "replay_ratio": 0.05, "model": SMALL, "normalize_observation": True},
+                   "agent": {"algorithm": "TD3", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
+                             "replay_ratio": 0.06, "model": SMALL, "prioritized": True, "critic_lr": 2e-3}},
+    },
+    "discrete sac": {
+        "name": "cartpole",
+        "policy": {"shared": {"algorithm": "SAC", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
+                              "replay_ratio": 0.05, "n_step": 3, "model": SMALL}},
+    },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
+    from trainers.heads import Head
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.chunks import Store
@@ -110,6 +111,17 @@ class Algorithm:
     def outputs(cls, policy: Policy, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What says the distribution of an action, [..., num_outputs], of what the heads gave: the first of them."""
         return found[policy.acts_by]
+
+    @classmethod
+    def head(cls, config: PolicyConfig, space: Any) -> Head:
+        """What these numbers say of an action in its space.
+
+        Raises:
+            EnvError: it acts in none such.
+        """
+        from trainers.heads import make_head
+
+        return make_head(space, config.model.log_std_init, config.model.squash_actions)
 
     @classmethod
     def fields(cls, config: PolicyConfig, spec: GroupSpec) -> list[Field]:

@@ -241,9 +241,13 @@ class OffPolicy(Algorithm):
 
     def draw(self) -> Samples:
         """This rank's `batch_size` transitions of the update, in memory that the next draw writes anew."""
+        self._draw()
+        return self.drawn()
+
+    def drawn(self) -> Samples:
+        """Those that were drawn last, for another phase of the same update."""
         from trainers.replay.of_group import samples_of
 
-        self._draw()
         return samples_of(self._batch, self.group.features, self.group.spec.num_agents)
 
     def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:

@@ -12,7 +12,7 @@ from torch import nn
 from trainers.algorithms import find_algorithm
 from trainers.algorithms.algorithm import Algorithm
 from trainers.experience.spec import GroupSpec, spec_of
-from trainers.heads import Head, make_head
+from trainers.heads import Head
 from trainers.networks import make_network
 from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, RunningMoments, ValueNorm
@@ -218,7 +218,21 @@ def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Gene
 
 
 def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
-    head = make_head(spec.action_space, config.model.log_std_init, config.model.squash_actions)
+    algorithm, inputs = find_algorithm(config.algorithm)[0], inputs_of(spec, config)
+    head = algorithm.head(config, spec.action_space)
+    heads = algorithm.heads(config, head.num_outputs)
+    network = make_network(config.model.type, config.model, inputs, heads, generator)
+    algorithm.finish(config, network, generator)
+    if config.normalize_observation and network.sees == "arrays":
+        raise ConfigError(
+            f"policy.{spec.name}.normalize_observation: its network sees arrays, and statistics are of rows. "
+            "Leave this out."
+        )
+    return Policy(network, head, config, inputs.num_features, inputs.num_critic_features)
+
+
+def inputs_of(spec: GroupSpec, config: PolicyConfig) -> Inputs:
+    """What a policy's network sees."""
     num_ids = spec.num_agents if config.agent_id else 0
     num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features
     num_critic_features = None
@@ -227,17 +241,7 @@ def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generat
     seen = parts(spec.observation_space)
     if num_ids:
         seen[AGENT_ID] = spaces.Box(0.0, 1.0, (num_ids,))
-    algorithm = find_algorithm(config.algorithm)[0]
-    heads = algorithm.heads(config, head.num_outputs)
-    inputs = Inputs(num_features, num_critic_features, seen)
-    network = make_network(config.model.type, config.model, inputs, heads, generator)
-    algorithm.finish(config, network, generator)
-    if config.normalize_observation and network.sees == "arrays":
-        raise ConfigError(
-            f"policy.{spec.name}.normalize_observation: its network sees arrays, and statistics are of rows. "
-            "Leave this out."
-        )
-    return Policy(network, head, config, num_features, num_critic_features)
+    return Inputs(num_features, num_critic_features, seen)
 
 
 def features_of(spec: GroupSpec, policy: Policy) -> Features:

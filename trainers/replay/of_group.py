@@ -32,6 +32,8 @@ class Samples:
     observation: Observation
     action: torch.Tensor
     """[N, ...]; whole numbers as int64."""
+    mask: torch.Tensor | None
+    """[N, actions] bool: what could be done."""
     reward: torch.Tensor
     """[N], of the steps that count, discounted and added up."""
     discount: torch.Tensor
@@ -100,6 +102,7 @@ def samples_of(batch: Batch, features: Features, num_agents: int) -> Samples:
     return Samples(
         observation=whole(batch.observation),
         action=batch.action,
+        mask=batch.mask,
         reward=batch.reward,
         discount=batch.discount,
         next_observation=whole(batch.next_observation),

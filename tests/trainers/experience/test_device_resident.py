@@ -53,6 +53,12 @@ RUNS = {
                    "prioritized": True, "replay_ratio": 0.01, "buffer_size": 40_000},
         "runner": {"algorithm": "IQN", "learning_starts": 0, "replay_ratio": 0.01, "buffer_size": 40_000,
                    "epsilon": 0.4, "epsilon_per_env": True}}},
+    "critics that play no part": {**MANY_SPACES,
+                                  "policy": {"scout": {"algorithm": "SAC", "learning_starts": 0, "replay_ratio": 0.01},
+                                             "worker": {"algorithm": "TD3", "learning_starts": 0,
+                                                        "replay_ratio": 0.01}}},
+    "draws of an update": {"name": "pendulum",
+                           "policy": {"shared": {"algorithm": "SAC", "learning_starts": 0, "replay_ratio": 0.01}}},
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},
