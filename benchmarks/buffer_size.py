@@ -1,6 +1,7 @@
 """How large should the buffer be? DQN on two envs with 10^3 to 10^6 transitions kept, all else alike, several seeds.
 
 python benchmarks/buffer_size.py --device cpu --seeds 5 --minutes 40
+python benchmarks/buffer_size.py --device cpu --seeds 0 --parts a.json b.json     # seeds that were run apart
 
 A seed trains every env with every size. Scores are mean returns of 100 greedy episodes at the end, and the mean return
 over all of training. The picture is docs/pictures/buffer_size.png.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from learning import Task, run_seed
-from learning_curves import curve_of, thin
 from report import ROOT, write_report
 
 from trainers.report.plot import Line, Panel, draw_panels
@@ -29,7 +30,6 @@ from trainers.trainer import make_backend
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 RETURN = "rollout/agent/ep_rew_mean"
-NUM_POINTS = 25
 LEARNER = {
     "algorithm": "DQN",
     "lr": 1e-3,
@@ -63,33 +63,31 @@ def train(env: str, size: int, seed: int, env_steps: int, device: str) -> dict[s
         "seed": seed,
         "seconds": run["seconds"],
         "score": run["score"]["agent"],
-        "mean_while_training": statistics.fmean(returns) if returns else None,
-        "metrics": run["metrics"],
+        "mean_while_training": statistics.fmean(returns),
     }
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of one env and size: interquartile means with their intervals, the curve, and each seed's figures."""
+    """Of one env and size: interquartile means with their intervals, and each seed's figures."""
     found: dict[str, Any] = {}
     for name in ("score", "mean_while_training"):
         values = np.array([run[name] for run in runs], np.float64)
         low, high = interval(values)
         found[name] = {"iqm": float(iqm(values)), "low": float(low), "high": float(high)}
-    found["curve"] = thin(curve_of([run["metrics"] for run in runs], RETURN), NUM_POINTS)
-    found["runs"] = [{key: value for key, value in run.items() if key != "metrics"} for run in runs]
-    return found
+    return {**found, "runs": list(runs)}
 
 
 def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """A panel an env, a line a size."""
+    """A panel an env: scores over sizes."""
     panels = []
     for env, sizes in results.items():
-        lines = []
-        for size, one in sizes.items():
-            x, y, low, high = (np.array(one["curve"][name], np.float64) for name in ("env_steps", "iqm", "low", "high"))
-            lines.append(Line(f"{int(size):,} kept", x, y, low, high, len(one["runs"])))
+        lines, x = [], np.log10(np.array(list(sizes), np.float64))
+        for name, label in (("score", "greedy, at the end"), ("mean_while_training", "while training")):
+            y, low, high = (np.array([one[name][key] for one in sizes.values()]) for key in ("iqm", "low", "high"))
+            lines.append(Line(label, x, y, low, high, len(next(iter(sizes.values()))["runs"])))
         panels.append(Panel(f"{env}: mean return of an episode", lines))
-    draw_panels(panels, [path], "env steps", "DQN with buffers of four sizes: interquartile mean and 95 % interval")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_panels(panels, [path], "transitions kept, log10", "DQN: interquartile mean and 95 % interval over the seeds")
 
 
 def main() -> None:
@@ -98,21 +96,32 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", choices=ENVS, default=list(ENVS))
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--parts", nargs="+", type=Path, default=[], help="reports whose seeds count, too")
     parser.add_argument("--minutes", type=float, default=40, help="begin no further seed after so many")
     parser.add_argument("--env-steps", type=int, default=400_000)
     parser.add_argument("--out", type=Path, help="folder of the report and the picture")
     given = parser.parse_args()
     backend = make_backend(TrainerConfig(device=given.device))
     torch.set_num_threads(1)
-    begun, runs = time.monotonic(), {(env, size): [] for env in given.envs for size in given.sizes}
-    for seed in range(1, given.seeds + 1):
-        if seed > 1 and time.monotonic() - begun > 60 * given.minutes:
+    runs, commands = {env: {str(size): [] for size in given.sizes} for env in given.envs}, []
+    for part in (json.loads(path.read_text()) for path in given.parts):
+        if (part["results"]["env_steps"], part["results"]["learner"]) != (given.env_steps, LEARNER):
+            parser.error(f"{part['command']} measured other work")
+        commands.append(part["command"])
+        for env, sizes in part["results"]["envs"].items():
+            for size, one in sizes.items():
+                runs[env][size] += one["runs"]
+    begun = time.monotonic()
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
+        if seed > given.first_seed and time.monotonic() - begun > 60 * given.minutes:
             break
-        for (env, size), done in runs.items():
-            done.append(train(env, size, seed, given.env_steps, given.device))
-        found = {env: {size: summary(runs[env, size]) for size in given.sizes} for env in given.envs}
-        results = {"env_steps": given.env_steps, "learner": LEARNER, "envs": found}
-        write_report(f"buffer_size_{backend.name}", backend, results, given.out)
+        for env, sizes in runs.items():
+            for size, done in sizes.items():
+                done.append(train(env, int(size), seed, given.env_steps, given.device))
+    found = {env: {size: summary(done) for size, done in sizes.items()} for env, sizes in runs.items()}
+    results = {"env_steps": given.env_steps, "learner": LEARNER, "parts": commands, "envs": found}
+    write_report(f"buffer_size_{backend.name}", backend, results, given.out)
     if importlib.util.find_spec("matplotlib") is not None:
         draw(found, (given.out or ROOT / "docs" / "pictures") / "buffer_size.png")
 

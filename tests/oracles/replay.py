@@ -77,9 +77,7 @@ class Steps:
         return step >= 0 and self.envs[env][step].ended
 
 
-def summed(
-    steps: Steps, env: int, agent: int, start: int, n_step: int, gamma: float
-) -> tuple[float, float, int, str]:
+def summed(steps: Steps, env: int, agent: int, start: int, n_step: int, gamma: float) -> tuple[float, float, int, str]:
     """Rewards from `start` on: their sum, discount of what follows, how many, and `goes_on` or how it ended."""
     total = 0.0
     for k in range(n_step):

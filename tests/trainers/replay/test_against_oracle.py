@@ -237,8 +237,7 @@ def test_items_priorities_and_weights_are_the_oracles(case, backend):
             call()
             drawn = both.check(batch)
             assert all(
-                place in allowed
-                for place, allowed in zip(batch.index.tolist(), strata(leaves, number), strict=True)
+                place in allowed for place, allowed in zip(batch.index.tolist(), strata(leaves, number), strict=True)
             )
             assert batch.weight.tolist() == pytest.approx(oracle.weights(drawn), rel=1e-5)
             # items twice in a batch, some that have left, some of priority 0, out of order
@@ -291,7 +290,8 @@ def test_limits_are_reverbs_with_items_that_leave(given):
             assert counter.may_insert(number, size) == is_allowed
             counter.insert(number if is_allowed else 0)
         else:
-            assert counter.may_sample(number, size) == (is_allowed := oracle.may_sample(number))
+            is_allowed = oracle.may_sample(number)
+            assert counter.may_sample(number, size) == is_allowed
             oracle.num_sampled += number * is_allowed
             counter.sample(number * is_allowed)
         outcomes.add((bool(inserts), is_allowed))
