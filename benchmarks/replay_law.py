@@ -5,7 +5,7 @@ python benchmarks/replay_law.py --device cpu --smaller 1000       # a look; minu
 
     chi_square  10^7 independent draws of 2^16 items against their exact chances; standard deviations off, at most 5
     zero        10^8 draws of items, half of them of priority 0: these drawn, none may be
-    uses        10^6 draws of items that may be drawn 16 times each: counted by the host, and by the store
+    uses        10^6 draws of items that may be drawn 32 times each: counted by the host, and by the store
     sums        10^6 random updates with duplicates and zeros: nodes that are not the sum of their children, none may be
     runs        the same draws and updates again: whether each bit is the same
 
@@ -30,7 +30,7 @@ from warpdrive.backends.base import Backend
 MANY, FEW = Anchors(num_slots=257, num_rows=256), Anchors(num_slots=17, num_rows=16)
 """2^16 items that may be drawn, and 2^8: the first slot has what is seen now."""
 MOST_SIGMAS = 5.0
-MOST_USES = 16
+MOST_USES = 32
 ZERO_SHARE = 0.5
 BATCH = 65_536
 
