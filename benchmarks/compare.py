@@ -5,8 +5,8 @@ python benchmarks/compare.py --check          # a line a row; exit code 1 if one
 python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
 
 Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py), multi_gpu_cuda.json
-(multi_gpu.py), cold_start_cuda.json (cold_start.py) and replay_cuda.json (replay.py). Peers' are peers.json; what --run-peers measured,
-peers_run.json, takes the place of the same figure there.
+(multi_gpu.py), cold_start_cuda.json (cold_start.py) and replay_cuda.json (replay.py). Peers' are peers.json; what
+--run-peers measured, peers_run.json, takes the place of the same figure there.
 """
 
 from __future__ import annotations
