@@ -4,8 +4,9 @@ python benchmarks/replay_demand.py --device cuda
 python benchmarks/replay_demand.py --device cpu --smaller 1000 --rounds 2
 
 Each row keeps so many items of so many bytes, takes in and draws items at the published rates, and gives what is drawn
-by priority new ones. An item here is one step with an observation of its bytes, drawn with the one that follows; frames are one uint8 frame a step, and
-stacks of four are made at the draw. A multiple is the published second's work over the time that it takes here.
+by priority new ones. An item here is one step with an observation of its bytes, drawn with the one that follows; frames
+are one uint8 frame a step, and stacks of four are made at the draw. A multiple is the published second over the time
+that its work takes here.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ class Load:
             "store_bytes": self.num_bytes,
             "items": self.table.num_drawable,
             "batch": self.batch,
+            "num_envs": self.num_envs,
             "add_us": round(add, 3),
             "draw_us": round(draw, 3),
             "multiple": round(1 / seconds, 1),
