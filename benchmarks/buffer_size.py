@@ -78,7 +78,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """A panel an env: scores over sizes."""
+    """A panel an env: scores over sizes. One seed has no interval, and the title says so."""
     panels = []
     for env, sizes in results.items():
         lines, x = [], np.log10(np.array(list(sizes), np.float64))
@@ -87,7 +87,9 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             lines.append(Line(label, x, y, low, high, len(next(iter(sizes.values()))["runs"])))
         panels.append(Panel(f"{env}: mean return of an episode", lines))
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_panels(panels, [path], "transitions kept, log10", "DQN: interquartile mean and 95 % interval over the seeds")
+    number = min(len(one["runs"]) for sizes in results.values() for one in sizes.values())
+    how = "one seed: no ranking of sizes" if number == 1 else f"interquartile mean and 95 % interval of {number} seeds"
+    draw_panels(panels, [path], "transitions kept, log10", f"DQN, {how}")
 
 
 def main() -> None:
