@@ -1,5 +1,6 @@
 """The store against tests/oracles/replay.py over random play: what items hold, who is drawn, what they weigh."""
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -305,3 +306,50 @@ def test_the_limiters_with_names_are_those_of_reverb():
     queue = Queue(9)
     assert (queue.samples_per_insert, queue.min_size, queue.min_diff, queue.max_diff) == (1.0, 1, 0.0, 9.0)
     assert (MinSize(5).min_diff, MinSize(5).max_diff, MinSize(5).min_size) == (-math.inf, math.inf, 5)
+
+
+def line_of(backend, selector) -> tuple[ReplayStore, Any]:
+    """A store of 640 steps of one env that never end, and a table of it."""
+    fields = [Field("observation", (1,), extra=1), Field("reward")]
+    store, device = ReplayStore(fields, 1, 1, 640, 640, backend, seed=3), backend.device
+    window = {
+        "observation": torch.arange(641.0, device=device).view(641, 1, 1, 1),
+        "final_observation": torch.zeros(1, 1, 1, 1, device=device),
+        "reward": torch.arange(640.0, device=device).view(640, 1, 1),
+        "terminated": torch.zeros(640, 1, dtype=torch.bool, device=device),
+        "truncated": torch.zeros(640, 1, dtype=torch.bool, device=device),
+    }
+    table = store.table("per", selector, Transitions(n_step=3))
+    store.add(window)
+    return store, table
+
+
+def test_priorities_and_weights_are_cpprbs(backend):
+    """Weights differ by their largest alone, which cpprb takes of its whole buffer."""
+    cpprb = pytest.importorskip("cpprb", reason="there is no cpprb here")
+    alpha, beta, epsilon = 0.7, 0.5, 1e-4
+    _, table = line_of(backend, Prioritized(alpha, beta, epsilon))
+    index = table.draw(637).index.clone()  # of equal priorities: each once
+    priority = np.random.default_rng(5).random(637).astype(np.float32) * 3 + 1e-3
+    table.update(index, torch.from_numpy(priority).to(backend.device))
+    theirs = cpprb.PrioritizedReplayBuffer(637, {"place": {}}, alpha=alpha, eps=epsilon)
+    theirs.add(place=np.arange(637.0), priorities=priority)
+    sample, batch = theirs.sample(2000, beta=beta), table.draw(600)
+    expected = dict(zip(index[sample["indexes"].astype(int)].tolist(), sample["weights"].tolist(), strict=True))
+    pairs = zip(batch.index.tolist(), batch.weight.tolist(), strict=True)
+    ratio = np.array([weight / expected[one] for one, weight in pairs if one in expected])
+    assert len(ratio) > 300 and np.allclose(ratio, ratio[0], rtol=1e-5)
+
+
+def test_draws_are_the_same_bits_on_every_device(backend):
+    """Items, weights and sums of rewards of eight batches with new priorities: one hash, which a CPU wrote."""
+    told = hashlib.sha256()
+    for selector in (Uniform(), Prioritized()):
+        _, table = line_of(backend, selector)
+        for _ in range(4):
+            batch = table.draw(100)
+            for one in (batch.index, batch.weight, batch.reward, batch.discount):
+                told.update(one.cpu().numpy().tobytes())
+            if isinstance(selector, Prioritized):
+                table.update(batch.index, batch.reward % 7)
+    assert told.hexdigest()[:16] == "5b0d063f58d2730b"
