@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installation
 
 from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
+from trainers.algorithms.off_policy import OffPolicyConfig  # noqa: E402
 from trainers.networks import NETWORKS  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
     SENTENCES,
@@ -158,13 +159,14 @@ def config_page() -> str:
 
 
 def algorithm_sections() -> list[str]:
-    keys = table(ActorCriticConfig, own_docstrings(ActorCriticConfig))
-    parts = [f"### A2C, PPO and MAPPO\n\nWhat they share:\n\n{keys}\n"]
+    parts = []
+    for base, whose in ((ActorCriticConfig, "A2C, PPO and MAPPO"), (OffPolicyConfig, "Algorithms that replay")):
+        parts.append(f"### {whose}\n\nWhat they share:\n\n{table(base, own_docstrings(base))}\n")
     configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
     for name, cls in sorted(configs.items(), key=lambda item: len(item[1].__mro__)):  # first what others derive from
         base, keys = cls.__mro__[1], table(cls, own_docstrings(cls))
         above = f"As `{base.__name__.removesuffix('Config')}`, but for these:"
-        if base in (PolicyConfig, ActorCriticConfig):
+        if base in (PolicyConfig, ActorCriticConfig, OffPolicyConfig):
             above = "Besides:"
         if re.search(r"\(\d+\)", keys):
             above = f"{above[:-1]}. Numbers in brackets are those of Huang et al. 2022, {DETAILS}:"

@@ -18,6 +18,7 @@ from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
+    from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
 
 
@@ -100,10 +101,11 @@ def samples_of(batch: Batch, features: Features, num_agents: int) -> Samples:
     )
 
 
-def blank_batch(spec: GroupSpec, window: Transitions) -> Batch:
-    """NUM_ROWS items, all of them zeros; to count bytes by."""
-    layout = layout_of(spec, 1, 1, window.behind + window.ahead + 1)
-    return window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+def blank_samples(actor: Actor, window: Transitions) -> Samples:
+    """NUM_ROWS items of what an actor's agents do, all of them zeros; to count bytes by."""
+    layout = layout_of(actor.spec, 1, 1, window.behind + window.ahead + 1)
+    batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+    return samples_of(batch, actor.features, actor.spec.num_agents)
 
 
 def store_of(group: GroupRollout, capacity: int, seed: int) -> ReplayStore:

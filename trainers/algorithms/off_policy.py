@@ -1,0 +1,215 @@
+"""What algorithms share that learn from transitions that are kept: a store, who is drawn, targets that follow slowly.
+
+Agents of one policy learn each from its own transitions and share the networks.
+
+Source: Lin 1992, "Self-improving reactive agents", doi:10.1007/BF00992699; Schaul et al. 2016, "Prioritized experience
+replay", arXiv:1511.05952.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
+from trainers.settings.config import PolicyConfig
+from warpdrive.config import Between, Count, Number, Positive, Size
+from warpdrive.errors import ConfigError
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+    from torch import nn
+
+    from trainers.acting.actor import Actor
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.learning.guard import Guard
+    from trainers.replay.of_group import Samples
+    from trainers.replay.selectors import Selector
+    from trainers.replay.store import ReplayStore
+    from trainers.replay.windows import Transitions
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(PolicyConfig):
+    """What the configs of algorithms that replay have beyond it."""
+
+    buffer_size: Count = 100_000
+    """Transitions that are kept, over all envs and agents, rounded up to whole iterations."""
+    n_step: Count = 1
+    """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
+    prioritized: bool = False
+    """Whether transitions are drawn by how wrong their Q-values last were, instead of uniformly."""
+    alpha: Annotated[float, Between(0, 1)] = 0.6
+    """How much errors decide who is drawn: by (error + priority_epsilon)^alpha; 0: not at all."""
+    beta: Annotated[Number, Between(0, 1)] = 0.4
+    """How far weights of the loss make up for that; 1: for all of it. A schedule counts env steps."""
+    priority_epsilon: Annotated[float, Between(0)] = 1e-6
+    """What errors are added to, so that what is right at one time is drawn again."""
+    learning_starts: Size = 5_000
+    """Env steps before the first update, over all envs."""
+    batch_size: Count = 128
+    """Transitions of an update."""
+    replay_ratio: Positive = 0.1
+    """Updates an env step, over all envs."""
+    target_update_freq: Count = 1
+    """Updates from one step of the target network to the next."""
+    tau: Annotated[float, Between(0, 1)] = 0.01
+    """How far the target network steps towards the network: 1 copies it."""
+
+    def updates_by(self, env_steps: int) -> int:
+        """That are due after so many env steps."""
+        return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.buffer_size < self.batch_size:
+            message = f"{self.buffer_size} transitions are fewer than the {self.batch_size} of an update (batch_size)."
+            yield "buffer_size", f"{message} Keep more, or learn from fewer."
+
+    def window(self) -> Transitions:
+        """What is learned from."""
+        from trainers.replay.windows import Transitions
+
+        return Transitions(n_step=self.n_step, gamma=self.gamma)
+
+    def selector(self) -> Selector:
+        """Who is drawn."""
+        from trainers.replay.selectors import Prioritized, Uniform
+
+        return Prioritized(self.alpha, self.beta, self.priority_epsilon) if self.prioritized else Uniform()
+
+    def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
+        """Env steps, over all envs, that hold `buffer_size` transitions: those that are under way apart."""
+        window = num_envs * num_steps
+        env_steps = -(-self.buffer_size // spec.num_agents) + self.n_step * num_envs
+        return -(-env_steps // window) * window
+
+
+class OffPolicy(Algorithm):
+    """Keeps all rollouts, and makes as many updates as are due. Derive from it:
+
+    class DQN(OffPolicy):
+        def __init__(self, ...):
+            super().__init__(...)
+            self.target = copy.deepcopy(self.policy)
+            self.followers = [(self.target, self.policy)]
+
+        def learn(self):            # one update
+            batch = self.draw()
+            ...
+            self.keep_errors(error)
+
+    An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
+    """
+
+    config: OffPolicyConfig
+    followers: Sequence[tuple[nn.Module, nn.Module]] = ()
+    """Networks that targets are made by, each with the one that it follows by `tau`."""
+
+    def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        from trainers.replay.of_group import store_of, window_of
+
+        super().__init__(config, group, guard, seed)
+        if self.world.size > 1:
+            name = f"policy.{group.name}.algorithm: {config.algorithm}"
+            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1.")
+        num_steps, num_envs, _ = group.shape
+        self.store = store_of(group, config.capacity(group.spec, num_steps, num_envs), seed)
+        selector, halted = config.selector(), guard.flag_of(group.name)
+        self.table = self.store.table("transitions", selector, config.window(), halted=halted)
+        self._add = self.store.prepare_add(window_of(group))
+        self._draw, self._batch = self.table.prepare_draw(config.batch_size)
+        if config.prioritized:
+            self._priority = self._batch.weight.clone()
+            self._update = self.table.prepare_update(self._batch.index, self._priority)
+
+    @classmethod
+    def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
+        if config.updates_by(num_env_steps):
+            return None
+        keys = f"learning_starts: {config.learning_starts} and replay_ratio: {config.replay_ratio:g}"
+        way_out = "Lower learning_starts, or train longer."
+        return f"{keys} leave it no update in the {num_env_steps:,} env steps of this run. {way_out}"
+
+    @classmethod
+    def num_bytes(
+        cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        from trainers.replay.of_group import layout_of
+        from trainers.replay.storage import bytes_of
+        from trainers.replay.sum_tree import bytes_of_tree
+
+        spec, window = actor.spec, config.window()
+        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs))
+        items = layout.num_slots * num_envs * spec.num_agents
+        return {
+            "replay": layout.num_bytes,
+            "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,
+            "batch": bytes_of(window.sizes(layout, config.batch_size)),
+        }
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        return {"add": self.add, "learn": self.learn, "follow": self.follow}
+
+    def plan(self, clock: Clock) -> Sequence[str]:
+        """Every rollout is kept. Of updates, as many as are due by then; every so many, the targets follow."""
+        phases, config = ["add"], self.config
+        begun, ended = clock.env_steps, clock.env_steps + clock.batch
+        if ended < config.learning_starts or not self.table.num_drawable:
+            return phases
+        done, due = (config.updates_by(env_steps) for env_steps in (begun, ended))
+        for number in range(done + 1, due + 1):
+            phases.append("learn")
+            if number % config.target_update_freq == 0:
+                phases.append("follow")
+        return phases
+
+    def stores(self) -> Mapping[str, ReplayStore]:
+        return {"replay": self.store}
+
+    def restored(self) -> None:
+        self.store.restored()
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        self.store.count_window()
+        found = super().update(clock, phases)
+        self.table.at(clock.env_steps + clock.batch)
+        return found
+
+    def add(self) -> Figures:
+        """Keeps the rollout."""
+        self._add()
+        norm, group = self.policy.observation_norm, self.group
+        if norm is not None:
+            norm.update(group.observation[:-1].flatten(0, 2), None if group.active is None else group.active.flatten())
+        return {}
+
+    def learn(self) -> Figures:
+        """One update."""
+        raise NotImplementedError
+
+    def follow(self) -> Figures:
+        """The networks that targets are made by make their step towards those that they follow."""
+        import torch
+
+        with torch.no_grad():
+            for target, network in self.followers:
+                for ours, theirs in zip(target.parameters(), network.parameters(), strict=True):
+                    ours.lerp_(theirs, self.config.tau)
+        return {}
+
+    def draw(self) -> Samples:
+        """The transitions of this update, `batch_size` of them, in memory that the next draw writes anew."""
+        from trainers.replay.of_group import samples_of
+
+        self._draw()
+        return samples_of(self._batch, self.group.features, self.group.spec.num_agents)
+
+    def keep_errors(self, error: torch.Tensor) -> None:
+        """What was drawn last is drawn again by these errors [N] >= 0, if it is by any; not once a NaN was met, as the
+        guard's flag is up by then."""
+        if self.config.prioritized:
+            self._priority.copy_(error)
+            self._update()
