@@ -5,8 +5,8 @@ python benchmarks/compare.py --check          # a line a row; exit code 1 if one
 python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
 
 Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py), multi_gpu_cuda.json
-(multi_gpu.py) and cold_start_cuda.json (cold_start.py). Peers' are peers.json; what --run-peers measured,
-peers_run.json, takes the place of the same figure there.
+(multi_gpu.py), cold_start_cuda.json (cold_start.py) and replay_cuda.json (replay.py). Peers' are peers.json; what
+--run-peers measured, peers_run.json, takes the place of the same figure there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from read_results import table as markdown
 from run_peers import run_peers
 
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
+CALL, SHARE, LIMIT = "us", "%", "times the limit"
 MORE_IS_BETTER = {RATE, TIMES}
-CHANGING = ("--config", "--envs", "--steps", "--score")
+CHANGING = ("--config", "--envs", "--steps", "--score", "--smaller")
 """Options of benchmarks by which they measure something else than a row."""
 NEAR = 0.1
 """Two runs of a peer that differ by less, as a fraction, are told as one."""
@@ -55,6 +56,17 @@ def _trained(name: str, workload: str, unit: str, target: float, column: str = "
     return Row(name.partition("_")[0], workload, f"throughput_{name}", (column, key), unit, target, (name, column))
 
 
+def _replayed(number: str, workload: str, unit: str, targets: Mapping[str, float], *path: str) -> list[Row]:
+    """A row a key of its results: a batch size, say."""
+    rows = []
+    for key, target in targets.items():
+        name = f"{workload}, {int(key):,} at once" if key.isdigit() else ", ".join(filter(None, [workload, key]))
+        figure = tuple(part for part in (number, key, *path) if part)
+        rows.append(Row(number, name, "replay", figure, unit, target, (number, key or "alone")))
+    return rows
+
+
+_CYCLE = "replay: prioritised cycle of {}"
 _CARTPOLE = "CartPole, 64x64, the same PPO, {:,} envs"
 _PENDULUM = "Pendulum, {}, PPO with Gaussian actions, {:,} envs"
 _SPREAD = "MPE simple_spread {:,} x 3, {}"
@@ -100,6 +112,14 @@ ROWS = (
         )
         for name, target in (("P1", 4), ("P7", 5), ("P5", 5))
     ),
+    *_replayed("R1", _CYCLE.format("2^20"), CALL, {"256": 9, "4096": 9, "65536": 15}, "ours_us"),
+    *_replayed("R2", _CYCLE.format("2^24"), CALL, {"256": 10, "4096": 10.5, "65536": 25}, "ours_us"),
+    *_replayed("R3", _CYCLE.format("2^27"), CALL, {"256": 10.5, "4096": 11.5, "65536": 34}, "ours_us"),
+    *_replayed("R4", "replay: a new row of 65,536 priorities", CALL, {"": 4}, "ours_us"),
+    *_replayed("R5", "replay: 4,096 frames of 4 x 84 x 84", CALL, {"n = 1": 115, "n = 3": 130}, "ours_us"),
+    *_replayed("R6", "replay's share of an update of DQN", SHARE, {"4096": 5, "65536": 3}, "share_percent"),
+    *_replayed("R7", "replay: uniform draw and batch of 2^24, 4,096 at once", CALL, {"": 5.5}, "ours_us"),
+    *_replayed("R8", "replay: 32 steps of 65,536 envs added", LIMIT, {"": 1.3}, "times_the_limit"),
 )
 
 

@@ -1,27 +1,36 @@
-"""The replay store: draws with all that a batch has, and adding, beside what torch's own operations take.
+"""The replay store: prioritised cycles, rows and windows that come in, draws of frames; beside them what others take.
 
-python benchmarks/replay.py --device cuda
+python benchmarks/replay.py --device cuda                       # every row; on an H200 less than 150 seconds
+python benchmarks/replay.py --device cpu --smaller 4096 --rows R1 R7
 
-    R1  uniform draw and batch of CartPole's fields, n = 3, of 2^20 transitions, 256, 4,096 and 65,536 at once
-    R5  frames, 4 x 84 x 84 of uint8, 4,096 at once, n = 1 and 3; torch's indices are given
-    R7  as R1, of 2^24 transitions, 4,096 at once
-    R8  a window of 32 steps of 65,536 envs added
+    R1, R2, R3  prioritised: draw, batch of CartPole's fields with n = 3, weights, new priorities; of 2^20, 2^24 and
+                2^27 transitions, 256, 4,096 and 65,536 at once
+    R4          a row of 65,536 priorities that comes in, of 2^20
+    R5          frames, 4 x 84 x 84 of uint8, 4,096 at once, n = 1 and 3; torch's indices are given
+    R6          the cycle's share of a whole update of DQN by torch, 128 x 128
+    R7          uniform draw and batch, of 2^24, 4,096 at once
+    R8          a window of 32 steps of 65,536 envs added, beside the time that its bytes need at 4.3 TB/s
+
+On a GPU all are replayed from CUDA graphs, the peers of benchmarks/replay_peers.py apart, which are called one by one.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from replay_peers import PEERS
 from report import NUM_REPEATS, median, time_calls, time_graph, write_report
 
 from trainers.experience.field import Field
 from trainers.replay.batch import Batch
-from trainers.replay.selectors import Uniform
+from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.store import ReplayStore
+from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
@@ -29,8 +38,14 @@ from warpdrive.backends.base import Backend
 GAMMA, ENDS = 0.99, 0.02
 CARTPOLE = [Field("observation", (4,), extra=1), Field("action", dtype=torch.int32), Field("reward")]
 FRAMES = [Field("observation", (84, 84), torch.uint8, extra=1), *CARTPOLE[1:]]
-ROWS = ("R1", "R5", "R7", "R8")
-STACK = 4
+LEAVES = {"R1": 1 << 20, "R2": 1 << 24, "R3": 1 << 27}
+BATCHES = (256, 4096, 65_536)
+ROWS = (*LEAVES, "R4", "R5", "R6", "R7", "R8")
+NUM_ENVS, STACK, WINDOW = 65_536, 4, Transitions(n_step=3, gamma=GAMMA)
+BYTES_PER_S = 4.3e12
+"""Copied by an H200: what is read and what is written."""
+NUM_PRIORITIES = 7
+"""Sets of new priorities that take turns: what is stored already would change nothing."""
 
 
 class Filled:
@@ -111,14 +126,107 @@ class Filled:
         return seen[now], flat["action"][index].long(), reward, discount, seen[following]
 
 
-def draws(filled: Filled, window: Transitions, number: int, num_calls: int, repeats: int) -> dict[str, float]:
-    """Our draw, and torch's."""
-    table = filled.store.tables.get("uniform") or filled.store.table("uniform", Uniform(), window)
-    draw, batch = table.prepare_draw(number)
+class Cycle:
+    """A prioritised draw, and new priorities of what was drawn."""
+
+    def __init__(self, filled: Filled, number: int) -> None:
+        device = filled.backend.device
+        table = filled.store.tables.get("priorities") or filled.store.table("priorities", Prioritized(), WINDOW)
+        self.filled, self.table, self.number, self.turn = filled, table, number, 0
+        self.draw, self.batch = table.prepare_draw(number)
+        self.priorities = [torch.rand(number, device=device) + 0.1 for _ in range(NUM_PRIORITIES)]
+        self.sets = {
+            in_order: [table.prepare_update(self.batch.index, one, in_order=in_order) for one in self.priorities]
+            for in_order in (True, False)
+        }
+
+    def set(self, in_order: bool = True) -> None:
+        self.turn = (self.turn + 1) % NUM_PRIORITIES
+        self.sets[in_order][self.turn]()
+
+    def __call__(self) -> None:
+        self.draw()
+        self.set()
+
+    def dense(self) -> Callable[[], None]:
+        """The same by torch alone: all priorities are summed up for each draw."""
+        filled, number, device = self.filled, self.number, self.filled.backend.device
+        leaves = torch.rand(self.table.selector.tree.anchors.num_leaves, device=device)
+        parts = torch.arange(number, device=device)
+
+        def cycle() -> None:
+            sums = leaves.cumsum(0)
+            points = (parts + torch.rand(number, device=device)) / number * sums[-1]
+            index = torch.searchsorted(sums, points).clamp_max(len(leaves) - 1)
+            weight = (leaves[index] / sums[-1] * len(leaves)).pow(-0.4)
+            weight = weight / weight.max()
+            filled.batch_by_torch(index, WINDOW)
+            leaves[index] = (self.priorities[0] + 1e-6).pow(0.6)
+
+        return cycle
+
+
+def cycles(filled: Filled, number: int, num_calls: int, repeats: int) -> dict[str, float]:
+    """Ours, whole and in parts, and torch's own operations."""
+    cycle = Cycle(filled, number)
+    cycle.draw()
+    check(filled, cycle.batch, WINDOW)
+    parts = {
+        "draw_us": cycle.draw,
+        "set_us": cycle.set,
+        "set_any_order_us": lambda: cycle.set(in_order=False),
+        "ours_us": cycle,
+        "dense_us": cycle.dense(),
+    }
+    found = {name: filled.time(call, num_calls, repeats) for name, call in parts.items()}
+    return {**found, "times": round(found["dense_us"] / found["ours_us"], 2)}
+
+
+def row(filled: Filled, num_calls: int, repeats: int) -> dict[str, float]:
+    """Priorities of one step of all envs that comes in, and of those that it takes out of the ring."""
+    table = filled.store.tables.get("priorities") or filled.store.table("priorities", Prioritized(), WINDOW)
+    head, follow = filled.store.small["head"], table.selector.tree.follow
+
+    def one_more() -> None:
+        head.add_(1)
+
+    both, alone = (filled.time(call, num_calls, repeats) for call in (all_of([one_more, follow]), one_more))
+    return {"ours_us": round(both - alone, 3), "with_the_step_us": both}
+
+
+def share_of_an_update(filled: Filled, number: int, num_calls: int, repeats: int) -> dict[str, float]:
+    """Of an update of double DQN with Adam, by torch: with the cycle, and with a batch that stays."""
+    cycle, device = Cycle(filled, number), filled.backend.device
+    layers = (torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU())
+    network = torch.nn.Sequential(*layers, torch.nn.Linear(128, 2)).to(device)
+    target = copy.deepcopy(network).requires_grad_(False)
+    adam = torch.optim.Adam(network.parameters(), 1e-4, capturable=filled.backend.name == "cuda", fused=True)
+    cycle.draw()
+    batch, error = cycle.batch, torch.zeros(number, device=device)
+    put = cycle.table.prepare_update(batch.index, error)
+    now, following = (seen["observation"] for seen in (batch.observation, batch.next_observation))
+
+    def update() -> None:
+        adam.zero_grad(set_to_none=False)
+        q = network(now).gather(1, batch.action.view(-1, 1)).squeeze(1)
+        with torch.no_grad():
+            best = network(following).argmax(1, keepdim=True)
+            wanted = batch.reward + batch.discount * target(following).gather(1, best).squeeze(1)
+        (torch.nn.functional.smooth_l1_loss(q, wanted, reduction="none") * batch.weight).mean().backward()
+        adam.step()
+        error.copy_((q.detach() - wanted).abs())
+
+    whole, alone = (filled.time(call, num_calls, repeats) for call in (all_of([cycle.draw, update, put]), update))
+    return {"whole_us": whole, "learner_us": alone, "share_percent": round(100 * max(1e-3, 1 - alone / whole), 3)}
+
+
+def draws(filled: Filled, number: int, num_calls: int, repeats: int) -> dict[str, float]:
+    """Our uniform draw, and torch's."""
+    draw, batch = filled.store.table("uniform", Uniform(), WINDOW).prepare_draw(number)
     ours = filled.time(draw, num_calls, repeats)
-    check(filled, batch, window)
+    check(filled, batch, WINDOW)
     torchs = filled.time(
-        lambda: filled.batch_by_torch(filled.index_by_torch(number, window), window), num_calls, repeats
+        lambda: filled.batch_by_torch(filled.index_by_torch(number, WINDOW), WINDOW), num_calls, repeats
     )
     return {"ours_us": ours, "torch_us": torchs, "times": round(torchs / ours, 2)}
 
@@ -160,7 +268,8 @@ def added(filled: Filled, num_calls: int, repeats: int) -> dict[str, float]:
     ours = filled.time(filled.add, num_calls, repeats)
     window = filled.window
     num_bytes = 2 * sum(one.nbytes for name, one in window.items() if name != "final_observation")
-    return {"ours_us": ours, "bytes": num_bytes, "TB_a_second": round(num_bytes / ours / 1e6, 3)}
+    found = {"ours_us": ours, "bytes": num_bytes, "TB_a_second": round(num_bytes / ours / 1e6, 3)}
+    return {**found, "times_the_limit": round(ours * 1e-6 / (num_bytes / BYTES_PER_S), 3)}
 
 
 def main() -> None:
@@ -176,24 +285,42 @@ def main() -> None:
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(given, name)}")
     backend = choose_backend(device=given.device)
-    calls, num_envs = (given.num_calls, given.repeats), max(8, 65536 // given.smaller)
-    window, results = Transitions(n_step=3, gamma=GAMMA), {}
+    calls, results = (given.num_calls, given.repeats), {}
 
-    def batch_of(number: int) -> int:
-        return max(8, number // given.smaller)
+    def less(number: int, least: int = 8) -> int:
+        return max(least, number // given.smaller)
 
-    if "R1" in given.rows:
-        filled = Filled(backend, CARTPOLE, num_envs, 16, 16)
-        results["R1"] = {n: draws(filled, window, batch_of(n), *calls) for n in (256, 4096, 65536)}
+    for name, leaves in LEAVES.items():
+        wanted = {name} | ({"R4", "R6"} if name == "R1" else set())
+        if not wanted & set(given.rows):
+            continue
+        num_envs = less(NUM_ENVS)
+        filled = Filled(backend, CARTPOLE, num_envs, max(16, less(leaves) // num_envs), 1)
+        if name in given.rows:
+            results[name] = {str(number): cycles(filled, less(number), *calls) for number in BATCHES}
+        if name == "R1" and "R6" in given.rows:
+            results["R6"] = {
+                str(number): share_of_an_update(filled, less(number), *calls) for number in BATCHES[1:]
+            }
+        if name == "R1" and "R4" in given.rows:  # the last: it moves the ring on without steps
+            results["R4"] = row(filled, *calls)
+        if name == "R1" and "R1" in given.rows:
+            peers = {
+                peer: {str(number): measure(less(leaves, 64), less(number), backend, calls) for number in BATCHES}
+                for peer, measure in PEERS.items()
+            }
+            results["R1"]["peers"] = peers
+        del filled
     if "R5" in given.rows:
-        filled = Filled(backend, FRAMES, max(8, 1024 // given.smaller), 256 if given.smaller == 1 else 32, 32)
-        results["R5"] = {f"n = {n}": frames(filled, n, batch_of(4096), *calls) for n in (1, 3)}
+        filled = Filled(backend, FRAMES, less(1024), 256 if given.smaller == 1 else 32, 32)
+        results["R5"] = {f"n = {n}": frames(filled, n, less(4096), *calls) for n in (1, 3)}
     if "R7" in given.rows or "R8" in given.rows:
-        filled = Filled(backend, CARTPOLE, num_envs, 256 if given.smaller == 1 else 64, 32)
+        filled = Filled(backend, CARTPOLE, less(NUM_ENVS), 256 if given.smaller == 1 else 64, 32)
         if "R7" in given.rows:
-            results["R7"] = draws(filled, window, batch_of(4096), *calls)
+            results["R7"] = draws(filled, less(4096), *calls)
         if "R8" in given.rows:
             results["R8"] = added(filled, *calls)
+    results = {name: results[name] for name in ROWS if name in results}
     write_report(f"replay_{backend.name}", backend, results, given.out)
 
 

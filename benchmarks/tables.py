@@ -324,7 +324,46 @@ def survived() -> str:
     return f"On {report['device']} ({made(report)}):\n\n{table('', 'promise', 'figure', rows=rows)}"
 
 
+def demand() -> str:
+    """Published rates of replay, and what one device sustains of them; without figures until it was measured."""
+    report = read(RESULTS, "replay_demand_cuda.json", "results")
+    if report is None:
+        return "What a GPU sustains of them is not measured yet: `python benchmarks/replay_demand.py --device cuda`."
+    rows = [
+        (
+            name,
+            one["needs"] or "nothing",
+            f"{one['published']['added']:,} and {one['published']['drawn']:,}",
+            f"{one['store_bytes'] / 1e9:.1f}",
+            f"{one['multiple']:,.0f}",
+            f"{one['limited_by']}, {100 * one['share_of_it']:.0f} %",
+        )
+        for name, one in report["results"]["rows"].items()
+    ]
+    names = ("algorithm, env", "needs", "added and drawn a second", "GB", "times that sustained", "limited by")
+    together = f"Together they take {report['results']['bytes_together'] / 1e9:.0f} GB."
+    return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}\n\n{together}"
+
+
+def buffer_size() -> str:
+    """Scores of DQN over the number of transitions kept."""
+    report = report_of("buffer_size_cpu")
+    envs, rows = report["results"]["envs"], []
+    for env, sizes in envs.items():
+        for size, one in sizes.items():
+            cells = [f"{one[name]['iqm']:.1f}" for name in ("score", "mean_while_training")]
+            each_of = ", ".join(f"{run['score']:.1f}" for run in one["runs"])
+            rows.append((env, f"{int(size):,}", *cells, each_of))
+    names = ("env", "kept", "greedy return at the end", "mean return while training", "at the end, by seed")
+    return (
+        f"DQN, {report['results']['env_steps']:,} env steps, all else alike ({made(report)}):\n\n"
+        f"{table(*names, rows=rows)}"
+    )
+
+
 WRITTEN = (
+    ("docs/replay.md", "demand", demand),
+    ("docs/replay.md", "buffer sizes", buffer_size),
     ("README.md", "results", comparison),
     ("docs/results.md", "results", results),
     ("docs/algorithms.md", "scores", scores),

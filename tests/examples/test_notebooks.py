@@ -6,7 +6,7 @@ import pytest
 from programs import ROOT, run_python, variables_of
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.py"))
-CORE, WRITE_AN_ENV, DRAW_AN_EPISODE = NOTEBOOKS
+CORE, WRITE_AN_ENV, DRAW_AN_EPISODE, REPLAY = NOTEBOOKS
 LEAST_PIXELS = 300
 """Of a colour; the keys of a legend alone have fewer."""
 
@@ -69,6 +69,20 @@ def test_drawing_an_episode_leaves_an_episode_and_a_learning_curve(tmp_path):
     for colour in ([0, 114, 178], [213, 94, 0]):  # taggers and runner
         num_pixels = (abs(picture - colour) < 1.5).all(-1).sum()
         assert num_pixels > LEAST_PIXELS, f"episode.png shows too little in colour {colour}"
+
+
+def test_looking_into_a_replay_store_finds_what_was_kept(tmp_path, monkeypatch):
+    """A quarter of 16,384 steps and what is under way, of 32 envs; leaves and root say the same."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("ENV_STEPS", "16_384")
+    said = run_in_jupyter(REPLAY, tmp_path)
+    assert "512 steps of each env came in, the last 136 are there" in said
+    assert f"{(136 - 1 - 2) * 32:,} items may be drawn" in said
+    sums = said.partition("the tree sums up to ")[2].splitlines()[0]
+    root, leaves = (float(number) for number in sums.split(", its leaves to "))
+    assert root == pytest.approx(leaves, abs=0.11) and root > 100
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "replay.png").exists()
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainers.learning.graphs import WARM_UP
+from trainers.experience.field import Field
+from trainers.learning.graphs import WARM_UP, Graphed
+from trainers.replay.selectors import Prioritized
+from trainers.replay.store import ReplayStore
+from trainers.replay.windows import Transitions
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is no bus to cross here")
 
@@ -118,6 +123,80 @@ def test_an_iteration_never_waits_for_the_device_and_its_trace_shows_no_copy(mak
     is_ours = [any(step in event.name for step in steps) for event in profile.events()]
     assert any(is_ours), "it saw no kernel of ours: it proves nothing"
     assert copies_in(profile) == []
+
+
+def learner_of(backend: Any) -> tuple[Callable[[], None], ReplayStore]:
+    """An update of a network by a prioritised batch, and the new priorities of what was drawn; a store that is full."""
+    fields = [Field("observation", (4,), extra=1), Field("action", dtype=torch.int32), Field("reward")]
+    num_envs, num_steps, device = 64, 8, backend.device
+    store = ReplayStore(fields, num_envs, 1, num_steps, 4 * num_steps * num_envs, backend, seed=1)
+    table = store.table("per", Prioritized(), Transitions(n_step=3))
+    window = {
+        "observation": torch.randn(num_steps + 1, num_envs, 1, 4, device=device),
+        "final_observation": torch.zeros(1, num_envs, 1, 4, device=device),
+        "action": torch.zeros(num_steps, num_envs, 1, dtype=torch.int32, device=device),
+        "reward": torch.randn(num_steps, num_envs, 1, device=device),
+        "terminated": torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device),
+        "truncated": torch.zeros(num_steps, num_envs, dtype=torch.bool, device=device),
+    }
+    for _ in range(5):
+        store.add(window)
+    draw, batch = table.prepare_draw(128)
+    error, network = torch.zeros(128, device=device), torch.nn.Linear(4, 2).to(device)
+    update, add = table.prepare_update(batch.index, error), store.prepare_add(window)
+
+    def learn() -> None:
+        add()
+        draw()
+        with torch.no_grad():
+            q = network(batch.observation["observation"]).gather(1, batch.action.view(-1, 1)).squeeze(1)
+            best = network(batch.next_observation["observation"]).max(1).values
+            error.copy_((q - batch.reward - batch.discount * best).abs() * batch.weight)
+        update()
+
+    return learn, store
+
+
+@needs_gpu
+@pytest.mark.parametrize("graphs", [False, True], ids=["launch by launch", "graphs"])
+def test_a_thousand_prioritised_updates_allocate_copy_and_wait_for_nothing(graphs):
+    backend = choose_backend("cuda")
+    learn, _ = learner_of(backend)
+    learn = Graphed(learn, backend, is_enabled=graphs)
+    for _ in range(WARM_UP + 2):
+        learn()
+    torch.cuda.synchronize()
+    held, segments = (torch.cuda.memory_stats()[f"{name}.all.current"] for name in ("allocated_bytes", "segment"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            learn()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with torch.profiler.profile(activities=ACTIVITIES) as profile:
+        for _ in range(1_000):
+            learn()
+        waits = Counter(torch.cuda.memory_stats())["num_sync_all_streams"]
+        torch.cuda.synchronize()
+    assert waits == 0
+    names = Counter(event.name for event in profile.events())
+    assert sum(number for name, number in names.items() if "replay_draw" in name) >= 1_000, "it saw no draw of ours"
+    assert copies_in(profile) == []
+    assert [name for name in names if name.startswith(("cudaMalloc", "cuMemAlloc", "cudaFree", "cuMemFree"))] == []
+    stats = torch.cuda.memory_stats()
+    assert (stats["allocated_bytes.all.current"], stats["segment.all.current"]) == (held, segments)
+
+
+def test_a_prioritised_update_asks_for_no_number_and_brings_none(device):
+    """What can be known of the same without a GPU, in a few of them."""
+    learn, store = learner_of(choose_backend(device))
+    learn()
+    places = [one.data_ptr() for one in store.state().values()]
+    with Asking() as asking:
+        for _ in range(20):
+            learn()
+    assert asking.num_operations > 100 and +asking.found == {}
+    assert [one.data_ptr() for one in store.state().values()] == places
 
 
 @needs_gpu
