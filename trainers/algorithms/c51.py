@@ -76,8 +76,6 @@ class C51(DQN):
 
     FIGURES = {
         **DQN.FIGURES,
-        "loss": "cross entropy of the last update, mean over its transitions",
-        "td_error": "mean distance of the distributions' means, in the last update",
         "outermost": "probability of v_min and v_max together: where it is large, widen them",
     }
 

@@ -74,8 +74,6 @@ class QRDQN(DQN):
 
     FIGURES = {
         **DQN.FIGURES,
-        "loss": "quantile regression's loss of the last update, mean over its transitions",
-        "td_error": "mean distance of the distributions' means, in the last update",
         "return_std": "standard deviation of the return that the quantiles say, mean over the last update",
     }
 
