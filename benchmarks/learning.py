@@ -69,6 +69,8 @@ TASKS = {
     "cartpole_rainbow": Task("cartpole_rainbow.yaml", at_least=475, num_of_ten=10),
     "acrobot_dqn": Task("acrobot_dqn.yaml", at_least=-85),
     "minatar_breakout_rainbow": Task("minatar_breakout_rainbow.yaml", at_least=28),
+    "cartpole_r2d2": Task("cartpole_r2d2.yaml", at_least=475, num_of_ten=10),
+    "memory_len_r2d2": Task("memory_len_r2d2.yaml", at_least=0.9),
     "cartpole_pqn": Task("cartpole_pqn.yaml", at_least=475, num_of_ten=10),
     "acrobot": Task("acrobot.yaml", at_least=-85),
     "mountain_car_continuous": Task("mountain_car_continuous.yaml", at_least=90),

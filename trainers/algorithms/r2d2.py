@@ -57,7 +57,7 @@ class R2D2Config(OffPolicyConfig):
     length: Count = 20
     """Steps of a sequence that are learned from, after these."""
     period: Count = 10
-    """Steps of an env from the begin of one sequence to that of the next."""
+    """Steps of an env from the start of one sequence to that of the next."""
     stored_state: bool = True
     """Whether a sequence begins with what its player remembered then; false: with nothing."""
     n_step: Count = 5
@@ -77,6 +77,8 @@ class R2D2Config(OffPolicyConfig):
     """Sequences of an update."""
     replay_ratio: Positive = 0.02
     """Updates an env step, over all envs."""
+    tau: Annotated[float, Between(0, 1)] = 0.05
+    """How far the target network steps towards the network: 1 copies it."""
     epsilon: Annotated[Number, Between(0, 1)] = FALLING
     """Probability of an action drawn from all. A schedule counts env steps; evaluations that are not greedy take its
     last value."""

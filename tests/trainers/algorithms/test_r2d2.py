@@ -21,12 +21,14 @@ from trainers.algorithms.r2d2 import (
     rescaled,
     unscaled,
 )
+from trainers.evaluation import Evaluation
 from trainers.replay.of_group import SampledSequences
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 
 EPSILON = 1e-3
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def published_h(x: float) -> float:
@@ -266,12 +268,25 @@ def test_an_update_is_made_of_what_was_drawn_and_becomes_priorities(make):
     algorithm.table.draws.copy_(draws)
     algorithm.set_scalars(trainer.clock)
     figures = algorithm.learn()
-    assert figures["loss"].item() == pytest.approx((losses * valid * weight).sum().item() / valid.sum().item(), rel=1e-5)
+    expected = (losses * valid * weight).sum() / valid.sum()
+    assert figures["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
     error = (q - target).abs() * valid
     expected = 0.9 * error.amax(0) + 0.1 * error.sum(0) / valid.sum(0).clamp_min(1)
     found = tree.leaves[index].cpu().double() / 2**20
     by_index = dict(zip(index.tolist(), ((expected + 0.1) ** 0.5).tolist(), strict=True))  # of equal ones the last
     assert found.tolist() == pytest.approx([by_index[one] for one in index.tolist()], abs=3e-6)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_was_seen_before_a_sequence_is_learned_by_what_is_stored_and_not_without(tmp_path, device, stored):
+    """A bit is asked for six steps after it was shown, in sequences of four steps; the answer is paid 1 or -1."""
+    trainer = [("trainer.device", device), ("trainer.precision", "fp32"), ("saving.basedir", str(tmp_path))]
+    policy = [("policy.agent.stored_state", str(stored).lower()), ("trainer.total_timesteps", "6400")]
+    trainer = Trainer(read_config(EXAMPLES / "memory_len_r2d2.yaml", [*trainer, *policy]))
+    for _ in range(10):
+        trainer.iterate()
+    score = Evaluation(trainer.env.env, trainer.policies, 200, seed=7, backend=trainer.backend).play()
+    assert (score.mean_of("agent") > 0.8) == stored
 
 
 def test_it_reports_what_it_says_it_does_and_the_target_waits(make):
