@@ -52,6 +52,15 @@ RUNS = {
                    "runner": {"algorithm": "IQN", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
                               "replay_ratio": 0.05, "epsilon": 0.4, "epsilon_per_env": True, "model": SMALL}},
     },
+    "qmix": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"tagger": {"algorithm": "QMIX", "learning_starts": 40, "buffer_size": 90, "batch_size": 16,
+                              "replay_ratio": 0.05, "target_update_freq": 3, "epsilon": [[0, 1.0], [200, 0.1]],
+                              "n_step": 2, "prioritized": True, "model": SMALL},
+                   "runner": {"algorithm": "VDN", "learning_starts": 40, "buffer_size": 90, "batch_size": 16,
+                              "normalize_observation": True, "replay_ratio": 0.05, "model": SMALL}},
+    },
     "pqn": {
         "name": "tag_gridworld",
         "env": {"episode_length": 7},

@@ -81,8 +81,15 @@ def dqn_target(
         next_mask: [N, actions] bool, what may be taken then; None: everything.
         double: whether `next_q` chooses; else the target network does.
     """
-    best = best_actions(next_q if double else next_q_of_target, next_mask).unsqueeze(-1)
-    return reward + discount * next_q_of_target.gather(-1, best).squeeze(-1)
+    return reward + discount * value_of_best(next_q, next_q_of_target, next_mask, double)
+
+
+def value_of_best(
+    next_q: torch.Tensor, next_q_of_target: torch.Tensor, next_mask: torch.Tensor | None, double: bool
+) -> torch.Tensor:
+    """[...]: what the target network gives the action that is best, of [..., actions]; see `dqn_target`."""
+    best = best_actions(next_q if double else next_q_of_target, next_mask)
+    return next_q_of_target.gather(-1, best.unsqueeze(-1)).squeeze(-1)
 
 
 def best_actions(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -125,6 +132,7 @@ class DQN(OffPolicy):
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }
+    SEVERAL_RANKS = True
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
@@ -254,12 +262,13 @@ class DQN(OffPolicy):
         batch = self.draw()
         found = self.noisy_losses_of(self.policy, self.target, batch, config, self.generator)
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
-        number = counts.sum().clamp_min(1.0)
+        number = self.number_of(counts)
         loss = (found.loss * batch.weight).sum() / number
         loss.backward()
-        grad_norm = self.optimizer.safe_step()
         with torch.no_grad():
             of_batch = {"q_mean": found.q, "td_error": (found.q - found.target).abs(), **found.more}
-            figures = {name: (one * counts).sum() / number for name, one in of_batch.items()}
-            self.keep_errors(found.error * counts)
-        return {"loss": loss.detach(), **figures, "grad_norm": grad_norm}
+            figures = torch.stack([loss, *((one * counts).sum() / number for one in of_batch.values())])
+        loss, *figures = self.optimizer.reduce(figures)
+        grad_norm = self.optimizer.safe_step()
+        self.keep_errors(found.error * counts)
+        return {"loss": loss, **dict(zip(of_batch, figures, strict=True)), "grad_norm": grad_norm}

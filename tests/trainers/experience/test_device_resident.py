@@ -50,6 +50,9 @@ RUNS = {
                    "prioritized": True, "replay_ratio": 0.01, "buffer_size": 40_000},
         "runner": {"algorithm": "IQN", "learning_starts": 0, "replay_ratio": 0.01, "buffer_size": 40_000,
                    "epsilon": 0.4, "epsilon_per_env": True}}},
+    "a team's": {**MANY_SPACES,
+                 "policy": {"scout": {"algorithm": "QMIX", "learning_starts": 0, "n_step": 3, "prioritized": True,
+                                      "replay_ratio": 0.01, "buffer_size": 40_000}, "worker": {}}},
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

@@ -86,6 +86,10 @@ CASES = {
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
     "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096, "prioritized": True}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
+    "QMIX": ("tag_gridworld", 100, {"tagger": DQN | {"algorithm": "QMIX", "prioritized": True, "batch_size": 512},
+                                    "runner": DQN | {"algorithm": "VDN"}}),
+    "QMIX of agents that leave": ("many_spaces.many_spaces:ManySpaces", 100,
+                                  {"scout": DQN | {"algorithm": "QMIX", "batch_size": 1024}, "worker": {}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
     "Rainbow": ("cartpole", 20, {"shared": DQN | {"algorithm": "C51", "dueling": True, "noisy": True, "n_step": 3,
                                                   "prioritized": True, "replay_ratio": 0.01}}),
@@ -102,7 +106,8 @@ CASES = {
 def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
     monkeypatch.setitem(on_policy.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
     name, num_envs, policy, *env = CASES[case]
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+    for folder in ("trainers/envs", "warpdrive/envs"):
+        monkeypatch.syspath_prepend(Path(__file__).parents[2] / folder)
     config = config_of(tmp_path, name, num_envs, policy, *env)
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
