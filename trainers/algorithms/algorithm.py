@@ -11,6 +11,7 @@ from warpdrive.config import value_at
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
+    from torch import nn
 
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.field import Field
@@ -111,6 +112,16 @@ class Algorithm:
         from trainers.heads import make_head
 
         return make_head(space, config.model.log_std_init, config.model.squash_actions)
+
+    @classmethod
+    def finish(cls, config: PolicyConfig, network: nn.Module, generator: torch.Generator | None) -> None:
+        """Changes what a new network ends in, where linear layers are not enough; weights are drawn by `generator`, or
+        none."""
+
+    @classmethod
+    def outputs(cls, policy: Policy, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What says the distribution of an action, [..., num_outputs], of what the heads gave: the first of them."""
+        return found[policy.acts_by]
 
     @classmethod
     def fields(cls, config: PolicyConfig, spec: GroupSpec) -> list[Field]:

@@ -51,6 +51,14 @@ RUNS = {
                                                         "replay_ratio": 0.01}}},
     "draws of an update": {"name": "pendulum",
                            "policy": {"shared": {"algorithm": "SAC", "learning_starts": 0, "replay_ratio": 0.01}}},
+    "a team's": {**MANY_SPACES,
+                 "policy": {"scout": {"algorithm": "QMIX", "learning_starts": 0, "n_step": 3, "prioritized": True,
+                                      "replay_ratio": 0.01, "buffer_size": 40_000}, "worker": {}}},
+    "distributions of what is kept": {**TAG, "policy": {
+        "tagger": {"algorithm": "C51", "learning_starts": 0, "n_step": 3, "noisy": True, "dueling": True,
+                   "prioritized": True, "replay_ratio": 0.01, "buffer_size": 40_000},
+        "runner": {"algorithm": "IQN", "learning_starts": 0, "replay_ratio": 0.01, "buffer_size": 40_000,
+                   "epsilon": 0.4, "epsilon_per_env": True}}},
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},
