@@ -17,7 +17,6 @@ from trainers.algorithms.algorithm import State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
-from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -74,9 +73,6 @@ class ActorAndCritics(OffPolicy):
         from trainers.networks.critics import Critics
 
         super().__init__(config, group, guard, seed)
-        if self.world.size > 1:
-            name = f"policy.{group.name}.algorithm: {config.algorithm}"
-            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1.")
         generator = torch.Generator().manual_seed(seed + CRITICS_SEED)
         self.critics = Critics(group.spec, config, config.num_critics, generator).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
