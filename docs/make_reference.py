@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installation
 
 from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
+from trainers.algorithms.actor_critic import ActorAndCriticsConfig  # noqa: E402
 from trainers.algorithms.off_policy import OffPolicyConfig  # noqa: E402
 from trainers.networks import NETWORKS  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
@@ -70,6 +71,12 @@ SECTIONS = (
     ("saving", SavingConfig, "What is written, and how often; [runs.md](runs.md) tells what it is."),
     ("evaluation", EvaluationConfig, ""),
 )
+SHARED_CONFIGS = {
+    ActorCriticConfig: "A2C, PPO and MAPPO",
+    OffPolicyConfig: "Algorithms that replay",
+    ActorAndCriticsConfig: "SAC, TD3 and DDPG",
+}
+"""What several algorithms' configs derive from, and whose it is."""
 MODEL = "policy.<name>.model"
 DETAILS = '"The 37 implementation details of PPO"'
 CHOICES = {(PolicyConfig, "algorithm"): ALGORITHMS, (ModelConfig, "type"): NETWORKS}
@@ -160,21 +167,27 @@ def config_page() -> str:
 
 def algorithm_sections() -> list[str]:
     parts = []
-    for base, whose in ((ActorCriticConfig, "A2C, PPO and MAPPO"), (OffPolicyConfig, "Algorithms that replay")):
-        parts.append(f"### {whose}\n\nWhat they share:\n\n{table(base, own_docstrings(base))}\n")
+    for base, whose in SHARED_CONFIGS.items():
+        keys = table(base, own_docstrings(base))
+        parts.append(f"### {whose}\n\nWhat they share:\n\n{keys}\n{keys_of_model(base)}")
     configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
     for name, cls in sorted(configs.items(), key=lambda item: len(item[1].__mro__)):  # first what others derive from
         base, keys = cls.__mro__[1], table(cls, own_docstrings(cls))
         above = f"As `{base.__name__.removesuffix('Config')}`, but for these:"
-        if base in (PolicyConfig, ActorCriticConfig, OffPolicyConfig):
+        if base is PolicyConfig or base in SHARED_CONFIGS:
             above = "Besides:"
         if re.search(r"\(\d+\)", keys):
             above = f"{above[:-1]}. Numbers in brackets are those of Huang et al. 2022, {DETAILS}:"
-        parts.append(f"### `algorithm: {name}`\n\n{above}\n\n{keys}\n")
-        model = typing.get_type_hints(cls)["model"]
-        if model is not ModelConfig and "model" in own_docstrings(cls):
-            parts[-1] += f"\nAnd in its `model`:\n\n{table(model, own_docstrings(model))}\n"
+        parts.append(f"### `algorithm: {name}`\n\n{above}\n\n{keys}\n{keys_of_model(cls)}")
     return parts
+
+
+def keys_of_model(cls: type) -> str:
+    """What differs in the `model` of a config that has one of its own."""
+    model = typing.get_type_hints(cls)["model"]
+    if model is ModelConfig or "model" not in own_docstrings(cls):
+        return ""
+    return f"\nAnd in its `model`:\n\n{table(model, own_docstrings(model))}\n"
 
 
 def model_section() -> str:

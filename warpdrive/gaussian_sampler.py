@@ -34,6 +34,7 @@ class GaussianSampler:
         space: a Box of shape [n].
         first_column: where the group starts in the action array; the first agent's number if not given.
         squashes: whether the hyperbolic tangent brings what is drawn into the Box, which has to have bounds.
+        rows_deviate: whether each agent of each env has standard deviations of its own.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GaussianSampler:
         backend: Backend | None = None,
         first_column: int | None = None,
         squashes: bool = False,
+        rows_deviate: bool = False,
     ) -> None:
         if not isinstance(agents, range) or agents.step != 1 or len(agents) < 1:
             raise ShapeError(f"sampler: agents must be a range such as range(0, 4), got {agents!r}.")
@@ -60,6 +62,7 @@ class GaussianSampler:
         self.data = data
         num_numbers = space.shape[0]
         self.mean_shape = (num_envs, len(agents), num_numbers)
+        self._log_std_shape = self.mean_shape if rows_deviate else self.mean_shape[2:]
         self._action_shape = (num_envs, num_agents, num_numbers)
         constants = {
             "NUM_COLUMNS": num_agents,
@@ -68,6 +71,7 @@ class GaussianSampler:
             "NUM_NUMBERS": num_numbers,
             **constants_of_box(space),
             "SQUASHES": squashes,
+            "ROWS_DEVIATE": rows_deviate,
         }
         self._functions = FunctionManager(data, SOURCE, constants, num_envs, len(agents), backend)
 
@@ -85,7 +89,8 @@ class GaussianSampler:
 
         Args:
             mean: [E, agents of the group, n] float32, in parts of the Box. Read.
-            log_std: [n] float32, the logarithm of the standard deviation, likewise, the same for all agents. Read.
+            log_std: [n] float32, the logarithm of the standard deviation, likewise, the same for all agents; as `mean`
+                where `rows_deviate`. Read.
             action: [E, num_agents, n] float32, clipped to the Box. Only the group's columns are written.
             drawn: [E, agents of the group, n] float32, in parts of the Box, not clipped. Written.
             log_prob, entropy: [E, agents of the group] float32, of what was drawn in the Box's unit, summed over the
@@ -97,7 +102,7 @@ class GaussianSampler:
         arrays = {"mean": mean, "log_std": log_std, "action": action, "drawn": drawn}
         arrays |= {"log_prob": log_prob, "entropy": entropy}
         shapes = {"mean": self.mean_shape, "drawn": self.mean_shape, "action": self._action_shape}
-        shapes |= {"log_std": self.mean_shape[2:], "seed": (3,), "env_step": self.mean_shape[:1]}
+        shapes |= {"log_std": self._log_std_shape, "seed": (3,), "env_step": self.mean_shape[:1]}
         read = {name: self.data[name] for name in ("seed", "env_step")}
         for name, tensor in (arrays | read).items():
             shape = shapes.get(name, self.mean_shape[:2])

@@ -15,14 +15,14 @@ def box(low: float, high: float, num_numbers: int) -> spaces.Box:
     return spaces.Box(low, high, (num_numbers,), np.float32)
 
 
-def sample(backend, mean, log_std, space=None, seed=0, greedy=False, action=None, squashes=False):
+def sample(backend, mean, log_std, space=None, seed=0, greedy=False, action=None, squashes=False, rows=False):
     """One draw: action, unclipped, log_prob, entropy, on the CPU. `mean` is [E, agents, n]."""
     num_envs, size, num_numbers = mean.shape
     space = box(-np.inf, np.inf, num_numbers) if space is None else space
     data = DataManager(backend.device)
     data.push("seed", seed_words(seed))
     data.push("env_step", np.zeros(num_envs, np.int64))
-    sampler = GaussianSampler(data, num_envs, range(size), size, space, backend, squashes=squashes)
+    sampler = GaussianSampler(data, num_envs, range(size), size, space, backend, squashes=squashes, rows_deviate=rows)
     mean = mean.float().contiguous().to(backend.device)
     if action is None:
         action = torch.full((num_envs, size, num_numbers), torch.nan)
@@ -114,6 +114,23 @@ def test_the_mean_only_moves_the_draw_and_the_deviation_only_stretches_it(backen
     _, drawn, _, _ = sample(backend, torch.zeros(100, 1, 1), [0.0], seed=6)
     _, moved, _, _ = sample(backend, torch.full((100, 1, 1), 2.0), [math.log(3.0)], seed=6)
     torch.testing.assert_close(moved, 2.0 + 3.0 * drawn, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_deviate_each_on_its_own_draw_the_same_numbers(backend):
+    """A row of deviation e^s is drawn as all of that deviation are, to the bit."""
+    mean, log_std = torch.linspace(-1, 1, 400).view(50, 4, 2), torch.tensor([-1.0, 0.5])
+    same = sample(backend, mean, log_std, box(-1, 3, 2), seed=6, squashes=True)
+    each = sample(backend, mean, log_std.expand(50, 4, 2).contiguous(), box(-1, 3, 2), seed=6, squashes=True, rows=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(same, each, strict=True))
+    own = torch.linspace(-2, 1, 400).view(50, 4, 2)
+    zero = torch.zeros_like(mean)
+    _, standard, _, _ = sample(backend, zero, zero, box(-1, 3, 2), seed=6, rows=True)
+    _, drawn, log_prob, _ = sample(backend, mean, own, box(-1, 1, 2), seed=6, rows=True)
+    torch.testing.assert_close(drawn, mean + own.exp() * standard, rtol=1e-5, atol=1e-5)
+    expected = torch.distributions.Normal(mean, own.exp()).log_prob(drawn).sum(-1)
+    torch.testing.assert_close(log_prob, expected, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ShapeError, match=r"'log_std' must be \[50, 4, 2\], got \[2\]"):
+        sample(backend, mean, log_std, rows=True)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from warpdrive.config import value_at
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
+    from torch import nn
 
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
+    from trainers.heads import Head
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.chunks import Store
@@ -99,6 +101,27 @@ class Algorithm:
     def heads(cls, config: PolicyConfig, num_outputs: int) -> dict[str, int]:
         """What the network ends in: name -> numbers. `num_outputs` say the distribution of an action."""
         return {"policy": num_outputs, "value": 1}
+
+    @classmethod
+    def finish(cls, config: PolicyConfig, network: nn.Module, generator: torch.Generator | None) -> None:
+        """Changes what a new network ends in, where linear layers are not enough; weights are drawn by `generator`, or
+        none."""
+
+    @classmethod
+    def outputs(cls, policy: Policy, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What says the distribution of an action, [..., num_outputs], of what the heads gave: the first of them."""
+        return found[policy.acts_by]
+
+    @classmethod
+    def head(cls, config: PolicyConfig, space: Any) -> Head:
+        """What these numbers say of an action in its space.
+
+        Raises:
+            EnvError: it acts in none such.
+        """
+        from trainers.heads import make_head
+
+        return make_head(space, config.model.log_std_init, config.model.squash_actions)
 
     @classmethod
     def fields(cls, config: PolicyConfig, spec: GroupSpec) -> list[Field]:

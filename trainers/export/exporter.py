@@ -156,6 +156,8 @@ def describe(actor: PortablePolicy) -> dict[str, Any]:
     names = [slot.name for slot in actor.outputs]
     if "mean" in names:
         how = "greedy: action. To draw: mean + std * standard normal numbers, clipped to the action space."
+    elif names[0] == ACTION:
+        how = "action: there is no other."
     else:
         heads = ", ".join(name for name in names if name.startswith("logits"))
         how = f"greedy: action. To draw: one of each head, with the probabilities softmax({heads})."

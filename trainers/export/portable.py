@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainers.experience.spec import spec_of
-from trainers.heads import MASKED, GaussianHead, split_heads
+from trainers.heads import MASKED, CategoricalHeads, GaussianHead, TanhHead, split_heads
 from trainers.networks.features import central_features, torch_dtype
 from trainers.networks.policy import Policy, features_of
 from warpdrive.env import Env
@@ -84,7 +84,7 @@ class PortablePolicy(nn.Module):
             meaning = f"zeros at the start of an episode, then {NEXT_MEMORY} of the step before"
             self.inputs.append(Slot(MEMORY, (self.memory_size,), "float32", meaning))
         self.outputs = self._outputs()
-        if isinstance(self.policy.head, GaussianHead):
+        if not isinstance(self.policy.head, CategoricalHeads):
             limit = np.finfo(np.float32).max
             for word in ("low", "high"):
                 bound = np.clip(getattr(self.space, word), -limit, limit).astype(np.float32)
@@ -92,8 +92,10 @@ class PortablePolicy(nn.Module):
 
     def _outputs(self) -> list[Slot]:
         head = self.policy.head
-        if isinstance(head, GaussianHead):
-            size = (head.num_outputs,)
+        if isinstance(head, TanhHead):
+            found = [Slot(ACTION, (head.num_numbers,), "float32", "squashed into the action space")]
+        elif not isinstance(head, CategoricalHeads):
+            size = self.space.shape
             before, how = (" before it is squashed", "squashed into") if head.squashes else ("", "clipped to")
             found = [
                 Slot("mean", size, "float32", f"of the normal distribution of each number of the action{before}"),
@@ -152,13 +154,18 @@ class PortablePolicy(nn.Module):
 
     def _distribution(self, found: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
         head = self.policy.head
-        if isinstance(head, GaussianHead):
+        if not isinstance(head, CategoricalHeads):
             action = head.action_of(found)
-            mean, std = found, head.log_std.exp()
+            bounded = torch.minimum(torch.maximum(action, self.low), self.high)
+            if isinstance(head, TanhHead):
+                return {ACTION: bounded}
+            is_plain = isinstance(head, GaussianHead)
+            mean, log_std = (found, head.log_std) if is_plain else (head.mean(found), head.log_std(found))
+            std = log_std.exp()
             if not head.squashes:
                 mean, std = action, std * head.scale
             std = std.expand(found.shape[0], -1).clone()  # no output is another's memory
-            return {"mean": mean.clone(), "std": std, ACTION: torch.minimum(torch.maximum(action, self.low), self.high)}
+            return {"mean": mean.clone(), "std": std, ACTION: bounded}
         if mask is not None:
             found = found.masked_fill(~mask, MASKED)
         heads = split_heads(found, self.policy.head.head_sizes)

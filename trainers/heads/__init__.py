@@ -6,12 +6,14 @@ from typing import Any
 
 from trainers.heads.categorical import MASKED, CategoricalHeads, split_heads
 from trainers.heads.gaussian import GaussianHead
+from trainers.heads.squashed import SquashedGaussianHead, SquashedHead, TanhHead
 from warpdrive.errors import EnvError
 from warpdrive.gaussian_sampler import LARGEST_END
 
-__all__ = ["MASKED", "CategoricalHeads", "GaussianHead", "Head", "make_head", "split_heads"]
+__all__ = ["MASKED", "CategoricalHeads", "GaussianHead", "Head", "SquashedGaussianHead", "SquashedHead", "TanhHead",
+           "make_head", "split_heads"]  # fmt: skip
 
-Head = CategoricalHeads | GaussianHead
+Head = CategoricalHeads | GaussianHead | SquashedHead
 
 
 def make_head(space: Any, log_std_init: float = 0.0, squashes: bool = False) -> Head:

@@ -64,12 +64,12 @@ class GaussianHead(nn.Module):
         log_prob = -(0.5 * deviate.square() + spread).sum(-1)
         entropy = (0.5 + spread).sum().expand(len(outputs))
         if self.squashes:
-            log_prob = log_prob - _log_slope_of_tanh(action).sum(-1)
+            log_prob = log_prob - log_slope_of_tanh(action).sum(-1)
             at = outputs.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.points
-            entropy = entropy + (_log_slope_of_tanh(at) * self.weights).sum((-1, -2))
+            entropy = entropy + (log_slope_of_tanh(at) * self.weights).sum((-1, -2))
         return log_prob, entropy
 
 
-def _log_slope_of_tanh(number: torch.Tensor) -> torch.Tensor:
+def log_slope_of_tanh(number: torch.Tensor) -> torch.Tensor:
     """log(1 - tanh(number)^2), also where that is 0 in float32."""
     return 2.0 * (math.log(2.0) - number - nn.functional.softplus(-2.0 * number))

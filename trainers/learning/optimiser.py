@@ -27,6 +27,7 @@ class SafeAdam(torch.optim.Adam):
         guard: watches the gradient.
         policy: the guard's name for it.
         max_norm: of the gradient; longer ones are shortened.
+        beside: what the module is, such as "critics", if it is no policy but learns with one.
     """
 
     def __init__(
@@ -37,11 +38,15 @@ class SafeAdam(torch.optim.Adam):
         guard: Guard,
         policy: str,
         max_norm: float,
+        beside: str | None = None,
     ) -> None:
         with _without_compiler(torch.optim.Optimizer.add_param_group):
             super().__init__(groups, lr=lr, eps=1e-5, fused=True, capturable=lr.device.type == "cuda")
         self.module = module
         self.parameters = list(module.parameters())
+        self._first = 0
+        if beside is not None:
+            self._first = guard.also_watch(policy, [f"{beside}.{name}" for name, _ in module.named_parameters()])
         self.guard = guard
         self.policy = policy
         self.max_norm = max_norm
@@ -83,7 +88,8 @@ class SafeAdam(torch.optim.Adam):
             The gradient's norm before it was shortened.
         """
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        self.guard.check_gradient(self.policy, self.parameters, norm)  # before a NaN of one makes all of them NaN
+        # Before a NaN of one makes all of them NaN.
+        self.guard.check_gradient(self.policy, self.parameters, norm, self._first)
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_norm, norm)
         torch.maximum(self.stopped[0], self.guard.flag_of(self.policy)[0], out=self._skip)
         self.step()

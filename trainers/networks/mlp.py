@@ -86,7 +86,7 @@ class MLP(nn.Module):
         ):
             if names:
                 hidden = self._prepare_trunk(calls, trunk, features)
-                calls += [_prepare_linear(getattr(self, f"{name}_head"), hidden, into[name], None) for name in names]
+                calls += [_prepare_layer(getattr(self, f"{name}_head"), hidden, into[name], None) for name in names]
 
         def act() -> None:
             for call in calls:
@@ -100,8 +100,7 @@ class MLP(nn.Module):
             out = self._buffer(
                 name, index, len(features), features.shape[-1] if layer.weight.dim() == 1 else len(layer.weight)
             )
-            prepare = _prepare_linear if isinstance(layer, nn.Linear) else _prepare_layer_norm
-            calls.append(prepare(layer, features, out, self.activation if is_last else None))
+            calls.append(_prepare_layer(layer, features, out, self.activation if is_last else None))
             features = out
         return features
 
@@ -184,9 +183,11 @@ def drawn(make: Callable[[], Layer], gain: float, generator: torch.Generator | N
     return layer
 
 
-def _prepare_linear(
-    layer: nn.Linear, features: torch.Tensor, out: torch.Tensor, activation: Callable | None
+def _prepare_layer(
+    layer: nn.Module, features: torch.Tensor, out: torch.Tensor, activation: Callable | None
 ) -> Callable[[], None]:
+    if not isinstance(layer, nn.Linear):
+        return _prepare_other(layer, features, out, activation)
     # Views of the parameters: the optimiser changes them in place, so they stay true.
     bias, weight = layer.bias.detach(), layer.weight.detach().t()
 
@@ -198,8 +199,8 @@ def _prepare_linear(
     return call
 
 
-def _prepare_layer_norm(
-    layer: nn.LayerNorm, features: torch.Tensor, out: torch.Tensor, activation: Callable | None
+def _prepare_other(
+    layer: nn.Module, features: torch.Tensor, out: torch.Tensor, activation: Callable | None
 ) -> Callable[[], None]:
     def call() -> None:
         out.copy_(layer(features))

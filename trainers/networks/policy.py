@@ -10,8 +10,9 @@ from gymnasium import spaces
 from torch import nn
 
 from trainers.algorithms import find_algorithm
+from trainers.algorithms.algorithm import Algorithm
 from trainers.experience.spec import GroupSpec, spec_of
-from trainers.heads import Head, make_head
+from trainers.heads import Head
 from trainers.networks import make_network
 from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, RunningMoments, ValueNorm
@@ -48,6 +49,7 @@ class Policy(nn.Module):
         self.config = config
         self.network = network
         self.head = head
+        self.algorithm = find_algorithm(config.algorithm)[0]
         self.sees_agent_id = config.agent_id
         self.has_central_critic = config.central_critic
         self.observation_norm = self.critic_norm = None
@@ -112,7 +114,7 @@ class Policy(nn.Module):
         return self.network(*self._normalised(observation, critic_input))
 
     def _outputs_and_value(self, found: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = found[self.acts_by]
+        outputs = self.algorithm.outputs(self, found)
         return outputs, found["value"].squeeze(-1) if "value" in found else outputs.max(-1).values
 
     def evaluate(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -121,13 +123,16 @@ class Policy(nn.Module):
         Returns:
             log_prob [N] of the actions, entropy [N], value [N] in the critic's unit.
         """
-        if self.memory_size:
-            outputs, value, _ = self.unroll(samples.observation, samples.critic_input, samples.memory, samples.starts)
-            outputs, value = outputs.flatten(0, 1), value.flatten()
-        else:
-            outputs, value = self(samples.observation, samples.critic_input)
+        outputs, value = self.outputs_and_value(samples)
         log_prob, entropy = self.head.log_prob_and_entropy(outputs, samples.action, samples.mask)
         return log_prob, entropy, value
+
+    def outputs_and_value(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+        """What it makes now of steps, or of sequences of them: outputs [N, numbers], value [N]."""
+        if not self.memory_size:
+            return self(samples.observation, samples.critic_input)
+        outputs, value, _ = self.unroll(samples.observation, samples.critic_input, samples.memory, samples.starts)
+        return outputs.flatten(0, 1), value.flatten()
 
     def unroll(
         self,
@@ -166,12 +171,14 @@ class Policy(nn.Module):
                 )
                 if outputs is not None:
                     outputs.copy_(found[0])
-                value.copy_(values[0])
+                if value is not None:
+                    value.copy_(values[0])
                 if keep_memory:
                     memory.copy_(after)
 
             return act
-        if hasattr(self.network, "prepare_act") and self.observation_norm is None:
+        gives_outputs = self.algorithm.outputs.__func__ is Algorithm.outputs.__func__
+        if hasattr(self.network, "prepare_act") and self.observation_norm is None and gives_outputs:
             into = {} if outputs is None else {self.acts_by: outputs}
             if value is not None:
                 into["value"] = value.view(-1, 1)
@@ -211,7 +218,21 @@ def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Gene
 
 
 def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generator | None) -> Policy:
-    head = make_head(spec.action_space, config.model.log_std_init, config.model.squash_actions)
+    algorithm, inputs = find_algorithm(config.algorithm)[0], inputs_of(spec, config)
+    head = algorithm.head(config, spec.action_space)
+    heads = algorithm.heads(config, head.num_outputs)
+    network = make_network(config.model.type, config.model, inputs, heads, generator)
+    algorithm.finish(config, network, generator)
+    if config.normalize_observation and network.sees == "arrays":
+        raise ConfigError(
+            f"policy.{spec.name}.normalize_observation: its network sees arrays, and statistics are of rows. "
+            "Leave this out."
+        )
+    return Policy(network, head, config, inputs.num_features, inputs.num_critic_features)
+
+
+def inputs_of(spec: GroupSpec, config: PolicyConfig) -> Inputs:
+    """What a policy's network sees."""
     num_ids = spec.num_agents if config.agent_id else 0
     num_features = Features(spec.layout, spec.seen, spec.observation_space, num_ids).num_features
     num_critic_features = None
@@ -220,15 +241,7 @@ def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generat
     seen = parts(spec.observation_space)
     if num_ids:
         seen[AGENT_ID] = spaces.Box(0.0, 1.0, (num_ids,))
-    heads = find_algorithm(config.algorithm)[0].heads(config, head.num_outputs)
-    inputs = Inputs(num_features, num_critic_features, seen)
-    network = make_network(config.model.type, config.model, inputs, heads, generator)
-    if config.normalize_observation and network.sees == "arrays":
-        raise ConfigError(
-            f"policy.{spec.name}.normalize_observation: its network sees arrays, and statistics are of rows. "
-            "Leave this out."
-        )
-    return Policy(network, head, config, num_features, num_critic_features)
+    return Inputs(num_features, num_critic_features, seen)
 
 
 def features_of(spec: GroupSpec, policy: Policy) -> Features:

@@ -8,7 +8,8 @@
                        lists the files of all steps that the store held
 
 A checkpoint writes the steps that came since the one before. Files end where chunks do, and at the newest step; a chunk
-that comes to MAX_PARTS files is written anew as one. A file goes when no checkpoint lists it any more.
+that comes to MAX_PARTS files is written anew as one. A file goes when no checkpoint lists it any more. Each of several
+ranks writes files of its own, see of_ranks.py; the first knows of all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from typing import Any, Protocol
 
 import torch
 
+from trainers.learning.distributed import World
+from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
 from trainers.run import disk
+from trainers.run.checks import on_all_ranks
 from trainers.run.manifest import MANIFEST, read_manifest
 from trainers.run.reading import check_folder, open_own
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
@@ -33,12 +37,8 @@ from warpdrive.errors import CheckpointError
 
 REPLAY = "replay"
 """The folder, and the key of manifests."""
-PENDING = "pending."
-"""Begins the names of tensors of the slot that waits for the next step."""
 MAX_PARTS = 8
 """Files of one chunk, after which it is written anew as one."""
-EMPTY = "saving.replay=false goes on with an empty store."
-WAYS_OUT = f"{EMPTY} Use an older checkpoint."
 
 _NAME = re.compile(r"[^/]+\.[0-9]{12,}-[0-9]{12,}\.[0-9a-f]{16}\.safetensors")
 
@@ -101,13 +101,13 @@ class Chunks:
     """The files of a run's stores.
 
     Args:
-        stores: by name, "replay.<policy>".
+        stores: by name, "replay.<policy>"; of several ranks this one's, all alike.
     """
 
-    def __init__(self, stores: Mapping[str, Store]) -> None:
-        self.stores = dict(stores)
-        self.parts: dict[str, tuple[Part, ...]] = dict.fromkeys(self.stores, ())
-        """Of the newest checkpoint that is whole."""
+    def __init__(self, stores: Mapping[str, Store], world: World | None = None) -> None:
+        self.stores, self.world = dict(stores), world or World()
+        self.parts: dict[str, tuple[Part, ...]] = {}
+        """Of the newest checkpoint that is whole, by store and rank; on the first rank."""
         self._rings = {name: _ring(store) for name, store in self.stores.items()}
 
     def small(self, listings: Mapping[str, Listing] | None = None) -> dict[str, dict[str, torch.Tensor]]:
@@ -122,29 +122,58 @@ class Chunks:
 
     def begin(self, folder: Path) -> Addition:
         """What a checkpoint in `folder` has to write."""
-        for name, store in self.stores.items():
+        kept: dict[str, tuple[Part, ...]] = {}
+
+        def ranges_of(name: str, store: Store) -> list[tuple[int, int]]:
+            names = self.names(name)
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
-                self.parts[name], self._rings[name] = (), _ring(store)
-        known = {name: parts if _are_there(folder / REPLAY, parts) else () for name, parts in self.parts.items()}
-        return Addition(self, {name: _to_write(store, known[name]) for name, store in self.stores.items()})
+                self.parts.update(dict.fromkeys(names, ()))
+                self._rings[name] = _ring(store)
+            known = {one: self.parts.get(one, ()) for one in names}
+            if not all(_are_there(folder / REPLAY, parts) for parts in known.values()):
+                known = dict.fromkeys(names, ())
+            for one, parts in known.items():  # all ranks have files of the same steps
+                kept[one], ranges = _to_write(store, parts)
+            return ranges
+
+        found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
+        return Addition(self, {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}, kept)
+
+    def names(self, name: str) -> list[str]:
+        """Of all ranks' parts of a store."""
+        return [name_on(name, rank) for rank in range(self.world.size)]
 
     def num_bytes(self, num_steps: int) -> int:
-        """Of files, at most, after so many more steps of each env."""
+        """Of files, at most, after so many more steps of each env; and of what else ranks write themselves."""
         rows = {name: min(num_steps, one.num_slots) for name, one in self.stores.items()}
-        return sum(rows[name] * _step_bytes(store) for name, store in self.stores.items())
+        of_steps = self.world.size * sum(rows[name] * _step_bytes(store) for name, store in self.stores.items())
+        return of_steps + self.bytes_of_others()
+
+    def bytes_of_others(self) -> int:
+        """Of the small tensors of all ranks but the first."""
+        return (self.world.size - 1) * sum(one.nbytes for ones in self.small().values() for one in ones.values())
+
+    def check_sums(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+        """Raises CheckpointError, on all ranks, if a file that one of them needs is not what was written."""
+        sources = sources_of(self.stores, listings, self.world)
+        on_all_ranks(self.world, lambda: [check_sums(folder, listing) for _, _, listing, _ in sources])
 
     def check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
-        """Raises CheckpointError if files that `check_sums` read hold another kind of store than the run's."""
-        for name, store in self.stores.items():
-            if (listing := listings.get(name)) is None:
-                continue
+        """Raises CheckpointError, on all ranks, if files that `check_sums` read hold another kind of store than the
+        run's."""
+        on_all_ranks(self.world, lambda: self._check_fits(folder, listings))
+
+    def _check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+        for name, store, listing, cut in sources_of(self.stores, listings, self.world):
             was, now = listing.layout, store.layout.described()
-            if differing := [key for key in now if was.get(key) != now[key]]:
+            may_differ = () if cut is None else ("num_envs",)
+            if differing := [key for key in now if was.get(key) != now[key] and key not in may_differ]:
                 key = differing[0]
                 told = f"{name}'s {key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             for part in listing.parts:
-                _check_tensors(folder / REPLAY, part, _rows(store, part.begin, part.end))
+                rows = _rows(store, part.begin, part.end)
+                _check_tensors(folder / REPLAY, part, rows if cut is None else of_envs(rows, listing, "meta"))
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
         """Fills the stores with what was checked; their small tensors are there already.
@@ -152,31 +181,40 @@ class Chunks:
         Args:
             are_ours: whether later checkpoints go into this folder, and may share these files.
         """
-        for name, store in self.stores.items():
-            listing = listings.get(name)
-            if listing is not None:
-                fill(store, folder / REPLAY, listing)
-            self.parts[name] = listing.parts if listing is not None and are_ours else ()
+        for _, store, listing, cut in sources_of(self.stores, listings, self.world):
+            fill(store, folder / REPLAY, listing, cut)
+        moved = moved_stores(self.stores, listings, self.world)
+        for name in self.stores:
+            serve = are_ours and name in listings and name not in moved
+            self.parts |= {one: listings[one].parts if serve else () for one in self.names(name)}
 
 
 class Addition:
     """What one checkpoint adds to the files. `write` is done when the stores may change again; `finish`, in any thread,
     once the disk is waited for."""
 
-    def __init__(self, chunks: Chunks, plans: Mapping[str, tuple[tuple[Part, ...], list[tuple[int, int]]]]) -> None:
-        self._chunks, self._plans = chunks, plans
+    def __init__(
+        self, chunks: Chunks, ranges: Mapping[str, list[tuple[int, int]]], kept: Mapping[str, tuple[Part, ...]]
+    ) -> None:
+        self._chunks, self._ranges, self._kept = chunks, ranges, kept
         self._heads = {name: (one.num_steps_added, one.num_slots) for name, one in chunks.stores.items()}
         self._layouts = {name: one.layout.described() for name, one in chunks.stores.items()}
         self._parts: dict[str, tuple[Part, ...]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._plans)
+        return bool(self._ranges)
 
     @property
     def num_bytes(self) -> int:
-        """That it writes."""
-        sizes = {name: sum(end - begin for begin, end in ranges) for name, (_, ranges) in self._plans.items()}
-        return sum(size * _step_bytes(self._chunks.stores[name]) for name, size in sizes.items())
+        """That all ranks write."""
+        sizes = {name: sum(end - begin for begin, end in ranges) for name, ranges in self._ranges.items()}
+        of_steps = sum(size * _step_bytes(self._chunks.stores[name]) for name, size in sizes.items())
+        return self._chunks.world.size * of_steps + self._chunks.bytes_of_others()
+
+    @property
+    def files(self) -> list[str]:
+        """Of small tensors, which ranks write themselves."""
+        return [one for name in self._ranges for one in self._chunks.names(name)[1:]]
 
     def prepare(self, folder: Path) -> None:
         """Makes room: what no checkpoint lists goes."""
@@ -185,19 +223,27 @@ class Addition:
         remove_unlisted(folder)
 
     def write(self, beside: Path) -> None:
-        """Writes files into the folder of a checkpoint that is not whole yet."""
-        for name, (_, ranges) in self._plans.items():
+        """Writes this rank's files into the folder of a checkpoint that is not whole yet."""
+        rank = self._chunks.world.rank
+        small = self._chunks.small() if rank else {}  # the first one's are among the checkpoint's own
+        for name, ranges in self._ranges.items():
+            file = name_on(name, rank)
             for begin, end in ranges:
-                write_tensors(beside / _in(name, begin, end), _rows(self._chunks.stores[name], begin, end))
+                write_tensors(beside / _in(file, begin, end), _rows(self._chunks.stores[name], begin, end))
+            if rank:
+                write_tensors(beside / f"{file}.safetensors", small[name])
 
     def finish(self, beside: Path, folder: Path) -> dict[str, Any]:
-        """Moves them to where checkpoints share them, once they are on the disk; gives what the manifest says."""
-        for name, (kept, ranges) in self._plans.items():
-            parts = tuple(_moved(beside / _in(name, *one), folder / REPLAY, *one) for one in ranges)
-            self._parts[name] = (*kept, *parts)
-        if any(ranges for _, ranges in self._plans.values()):
+        """Moves them to where checkpoints share them, once they are on the disk; gives what the manifest says. On the
+        first rank, of all."""
+        found = {}
+        for name, ranges in self._ranges.items():
+            for one in self._chunks.names(name):
+                parts = tuple(_moved(beside / _in(one, *steps), folder / REPLAY, *steps) for steps in ranges)
+                self._parts[one] = (*self._kept[one], *parts)
+                found[one] = Listing(*self._heads[name], self._parts[one], self._layouts[name])
+        if any(self._ranges.values()):
             disk.flush_folder(folder / REPLAY)
-        found = {name: Listing(*self._heads[name], parts, self._layouts[name]) for name, parts in self._parts.items()}
         return {name: listing_to_json(one) for name, one in found.items()}
 
     def done(self) -> None:
@@ -284,15 +330,21 @@ def _check_tensors(folder: Path, part: Part, rows: Mapping[str, torch.Tensor]) -
             raise CheckpointError(f"{path}: {other}. Take the config that it was saved with. {EMPTY}")
 
 
-def fill(store: Store, folder: Path, listing: Listing) -> None:
-    """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros."""
+def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
+    """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros. If the envs
+    were another rank's, a cut of them."""
     for tensor in store.tensors.values():
         tensor[listing.num_steps * len(tensor) // store.num_slots + 1 :].zero_()
     for part in listing.parts:
         whole, rows = (_rows(store, begin, part.end) for begin in (part.begin, max(part.begin, listing.first)))
+        into = rows
+        if cut is not None:
+            whole, into = (of_envs(ones, listing, "cpu") for ones in (whole, rows))
         with _opened(folder / part.name) as file:
             file.seek(len(header_of(whole)))
-            read_tensors_into(file, rows, {name: one.nbytes for name, one in whole.items()})
+            read_tensors_into(file, into, {name: one.nbytes for name, one in whole.items()})
+        for name, one in rows.items() if cut is not None else ():
+            one[:, cut.ours] = into[name][:, cut.theirs].to(one.device)
     store.num_steps_added = listing.num_steps
 
 

@@ -120,7 +120,8 @@ def begin_checkpoint(
     world = world or World()
     place = folder / f"step_{env_steps:012d}"
     added = (chunks or Chunks({})).begin(folder)
-    beside, num_bytes = disk.temporary(place), num_bytes_of_checkpoint(tensors, world) + added.num_bytes
+    beside = world.first(lambda: disk.temporary(place))
+    num_bytes = num_bytes_of_checkpoint(tensors, world) + added.num_bytes
     rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too
 
     def prepare() -> None:
@@ -145,12 +146,23 @@ def begin_checkpoint(
                         break  # else all files are asked of all ranks
             if error is not None:
                 raise error
+
+    def write_own() -> None:
+        """What each rank writes itself; where one cannot, all have failed."""
+        error = None
+        try:
             added.write(beside)
+        except OSError as found:
+            error = [found.errno, found.strerror]
+        with _told(place, num_bytes, beside):
+            for failed in world.gather(error):
+                if failed is not None:
+                    raise OSError(*failed)
 
     def finish() -> Path:
         with _told(place, num_bytes, beside):
             disk.write(beside / RNG, rng_content)
-            files = {f"{name}.safetensors": beside / f"{name}.safetensors" for name in tensors}
+            files = {f"{name}.safetensors": beside / f"{name}.safetensors" for name in (*tensors, *added.files)}
             for path in files.values():
                 disk.flush(path)
             more = {REPLAY: added.finish(beside, folder)} if added else None
@@ -172,6 +184,7 @@ def begin_checkpoint(
 
     world.first(prepare)
     world.together(write)
+    write_own()
     return finish
 
 

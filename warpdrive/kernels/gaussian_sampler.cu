@@ -4,6 +4,7 @@
 // Constants: NUM_AGENTS agents of the group, the first being the env's FIRST_AGENT, which act in column FIRST_COLUMN
 // and on of the NUM_COLUMNS of the action array; NUM_NUMBERS numbers an action, within LOW and HIGH. What is drawn
 // stands for CENTRE + SCALE times it; or, if it SQUASHES, CENTRE + SCALE times the hyperbolic tangent of it.
+// If ROWS_DEVIATE, each agent of each env has its own log_std; else all have the same.
 #include "warpdrive.cuh"
 #include "random.cuh"
 #include "gaussian.cuh"
@@ -23,13 +24,14 @@ __device__ __forceinline__ void draw_all(
         float row_entropy = 0.0f;
         for (int i = 0; i < NUM_NUMBERS; ++i) {
             const float deviate = GREEDY ? 0.0f : random.normal();
-            const float number = mean[row * NUM_NUMBERS + i] + expf(log_std[i]) * deviate;
+            const float spread = log_std[ROWS_DEVIATE ? row * NUM_NUMBERS + i : i];
+            const float number = mean[row * NUM_NUMBERS + i] + expf(spread) * deviate;
             drawn[row * NUM_NUMBERS + i] = number;
             const float part = SQUASHES ? tanhf(number) : number;
             action[column * NUM_NUMBERS + i] = fminf(fmaxf(CENTRE[i] + SCALE[i] * part, LOW[i]), HIGH[i]);
             const float stretch = logf(SCALE[i]) + (SQUASHES ? log_slope_of_tanh(number) : 0.0f);
-            row_log_prob -= 0.5f * deviate * deviate + log_std[i] + HALF_LOG_TWO_PI + stretch;
-            row_entropy += 0.5f + HALF_LOG_TWO_PI + log_std[i] + stretch;
+            row_log_prob -= 0.5f * deviate * deviate + spread + HALF_LOG_TWO_PI + stretch;
+            row_entropy += 0.5f + HALF_LOG_TWO_PI + spread + stretch;
         }
         log_prob[row] = row_log_prob;
         entropy[row] = row_entropy;
@@ -37,7 +39,7 @@ __device__ __forceinline__ void draw_all(
 }
 
 //   mean       [env, agent of the group, number] of what is drawn          read
-//   log_std    [number]                          nats                      read
+//   log_std    [number], or as mean              nats                      read
 //   seed       [3], env_step [env]               name the draws            read
 //   action     [env, column, number]             LOW to HIGH               written in the group's columns
 //   drawn      [env, agent of the group, number] what it stands for is not clipped  written

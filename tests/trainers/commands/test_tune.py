@@ -33,6 +33,7 @@ KEYS = {
     "MAPPO": ON_POLICY | {"num_epochs"},
     "DQN": {"lr", "gamma", "normalize_observation", "target_update_freq", "tau", "replay_ratio", "batch_size"},
 }
+KEYS["SAC"] = KEYS["DQN"]
 
 
 @pytest.fixture

@@ -32,3 +32,7 @@ class GroupCalledShared(OddSpaces):
 
 class GridOfActions(OddSpaces):
     groups: ClassVar = {"all": Group(range(2), ROW, spaces.MultiDiscrete([[2, 2], [2, 2]]))}
+
+
+class EndlessBox(OddSpaces):
+    groups: ClassVar = {"all": Group(range(2), ROW, spaces.Box(-np.inf, np.inf, (2,), np.float32))}

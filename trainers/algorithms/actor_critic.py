@@ -1,0 +1,210 @@
+"""What SAC, TD3 and DDPG share: critics that play no part, which value the actions of a policy that learns from them.
+
+Critics are no part of the policy: what is exported and played does without them.
+
+Source: Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods", arXiv:1802.09477, the
+smaller of two critics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from trainers.algorithms.algorithm import State
+from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from trainers.settings.config import ModelConfig
+from warpdrive.config import Between, Count, Number, Positive
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+
+    from trainers.acting.actor import Actor
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.learning.guard import Guard
+    from trainers.networks.features import Observation
+    from trainers.networks.policy import Policy
+    from trainers.replay.of_group import Samples
+
+CRITICS_SEED = 1 << 32
+"""What a seed is raised by for the critics' weights."""
+
+
+@dataclass(frozen=True)
+class ActorAndCriticsModelConfig(ModelConfig):
+    """A network whose other defaults suit critics that value actions."""
+
+    activation: Literal["relu", "tanh"] | None = "relu"
+    """What follows each hidden layer, of the policy and of the critics."""
+
+
+@dataclass(frozen=True)
+class ActorAndCriticsConfig(OffPolicyConfig):
+    """What the configs of these algorithms have beyond OffPolicyConfig."""
+
+    critic_lr: Annotated[Number, Between(0)] | None = None
+    """Adam's step size of the critics; as lr if not given."""
+    num_critics: Count = 2
+    """Critics, of whose values targets take the smallest."""
+    max_grad_norm: Positive = 10.0
+    """How long the gradient of all the policy's parameters together may be, and that of all critics'."""
+    model: ActorAndCriticsModelConfig = field(default_factory=ActorAndCriticsModelConfig)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.model.shared_trunk:
+            yield "model.shared_trunk", f"critics of {self.algorithm} have hidden layers of their own. Leave it out."
+
+
+class ActorAndCritics(OffPolicy):
+    """A policy, its critics, and copies of these that follow slowly, by which targets are made."""
+
+    SCHEDULED = ("lr", "critic_lr")
+    config: ActorAndCriticsConfig
+
+    def __init__(self, config: ActorAndCriticsConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import copy
+
+        import torch
+
+        from trainers.networks.critics import Critics
+
+        super().__init__(config, group, guard, seed)
+        generator = torch.Generator().manual_seed(seed + CRITICS_SEED)
+        self.critics = Critics(group.spec, config, config.num_critics, generator).to(self.device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.followers = [(self.target_critics, self.critics)]
+        self.optimizer = self._adam(self.policy, self.scalars["lr"])
+        critic_lr = self.scalars.get("critic_lr", self.scalars["lr"])
+        self.critic_optimizer = self._adam(self.critics, critic_lr, "critics")
+
+    def _adam(self, module: torch.nn.Module, lr: torch.Tensor, beside: str | None = None):
+        from trainers.learning.optimiser import SafeAdam
+
+        max_norm = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
+        parameters = [{"params": list(module.parameters())}]
+        return SafeAdam(module, parameters, lr, self.guard, self.group.name, max_norm, beside)
+
+    @classmethod
+    def heads(cls, config: ActorAndCriticsConfig, num_outputs: int) -> dict[str, int]:
+        return {"policy": num_outputs}
+
+    @classmethod
+    def why_not(cls, config: ActorAndCriticsConfig, spec: GroupSpec) -> str | None:
+        from trainers.heads.squashed import has_bounds
+
+        space = spec.action_space
+        if hasattr(space, "low") and not has_bounds(space):
+            return "squashes actions into their Box, and a number of this one has no bound. Give it one, or take PPO."
+        if config.model.type == "gru":
+            return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
+        return None
+
+    @classmethod
+    def num_bytes(
+        cls, config: ActorAndCriticsConfig, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        import torch
+
+        from trainers.networks.critics import Critics
+        from trainers.replay.of_group import blank_samples
+        from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
+
+        with torch.device("meta"):
+            critics = Critics(actor.spec, config, config.num_critics, None)
+        networks = [runnable(one) for one in (actor.policy, actor.policy, critics, critics)]
+        batch = blank_samples(actor, config.window())
+        with Counted() as counted:
+            for losses in cls._passes(config, *networks, batch):
+                counted.backward(losses())
+                for network in networks:
+                    network.zero_grad()
+        learned = bytes_of(actor.policy, buffers=False) + bytes_of(critics, buffers=False)
+        return {
+            **super().num_bytes(config, actor, num_steps, num_envs, device),
+            "critics": 2 * bytes_of(critics),
+            "optimiser": 2 * learned,
+            WORK: counted.most_of(config.batch_size),
+        }
+
+    @classmethod
+    def _passes(
+        cls,
+        config: ActorAndCriticsConfig,
+        policy: Policy,
+        target_policy: Policy,
+        critics: torch.nn.Module,
+        target_critics: torch.nn.Module,
+        batch: Samples,
+    ) -> list[Callable[[], torch.Tensor]]:
+        """For the memory that they take: what makes the losses of an update, summed up, one after the other."""
+        raise NotImplementedError
+
+    def state(self) -> State:
+        return {
+            "optim": self.optimizer.tensors(),
+            "critic_optim": self.critic_optimizer.tensors(),
+            "critics": self.critics.state_dict(),
+            "target_critics": self.target_critics.state_dict(),
+        }
+
+    def _step(self, optimizer, loss: torch.Tensor) -> torch.Tensor:
+        """A step along the gradient of the optimiser's own parameters, whose norm is returned."""
+        optimizer.begin()
+        loss.backward(inputs=optimizer.parameters)
+        return optimizer.safe_step()
+
+    def _learn_critics(self, losses: torch.Tensor, q: torch.Tensor, target: torch.Tensor, batch: Samples) -> Mapping:
+        """A step of the critics, the errors as priorities, and figures.
+
+        Args:
+            losses, target: [N].
+            q: [critics, N].
+        """
+        counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
+        loss = (losses * batch.weight).sum() / counts.sum().clamp_min(1.0)
+        norm = self._step(self.critic_optimizer, loss)
+        error = (q.detach() - target).abs().mean(0) * counts
+        self.keep_errors(error)
+        return {
+            "critic_loss": loss.detach(),
+            "q_mean": mean_of(q.detach().mean(0), counts),
+            "td_error": mean_of(error, counts),
+            "critic_grad_norm": norm,
+        }
+
+
+FIGURES = {
+    "critic_loss": "squared error of the critics, added up over them, mean over the last update's transitions",
+    "actor_loss": "what the policy makes small: less than the value that the critics give what it would do",
+    "q_mean": "mean Q-value of the actions that were taken, in the last update",
+    "td_error": "mean distance of Q-values from their targets, in the last update",
+    "learning_rate": "the optimiser's step size in that update",
+    "grad_norm": "length of the gradient, before it was shortened",
+    "critic_grad_norm": "the same of the critics' gradient",
+}
+"""Of all of them."""
+
+
+def critic_losses(q: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Squared errors [N], added up over the critics.
+
+    Args:
+        q: [critics, N].
+        target: [N].
+    """
+    return (q - target).square().sum(0)
+
+
+def mean_of(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Mean over those that count, [N] each."""
+    return (values * counts).sum() / counts.sum().clamp_min(1.0)
+
+
+def normalised(policy: Policy, observation: Observation) -> Observation:
+    """As the policy's network sees it, and critics do, too."""
+    norm = policy.observation_norm
+    return observation if norm is None else norm(observation)

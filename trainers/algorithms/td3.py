@@ -1,0 +1,205 @@
+"""TD3: a policy that climbs the Q-values of one of two critics, learned from transitions that are kept.
+
+Source: Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods", arXiv:1802.09477.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from trainers.algorithms import actor_critic
+from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, mean_of, normalised
+from trainers.algorithms.algorithm import START, Clock, Figures, State
+from warpdrive.config import Between, Count, Number, Schedule, value_at
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    from collections.abc import Iterator
+
+    import torch
+
+    from trainers.acting.actor import Actor, Stage
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.heads import Head
+    from trainers.learning.guard import Guard
+    from trainers.networks.critics import Critics
+    from trainers.networks.policy import Policy
+    from trainers.replay.of_group import Samples
+
+
+FALLING = Schedule(((0, 1.0), (20_000, 0.1)))
+
+
+@dataclass(frozen=True)
+class TD3Config(ActorAndCriticsConfig):
+    """`policy.<name>:` with `algorithm: TD3`."""
+
+    exploration_noise: Annotated[Number, Between(0)] = FALLING
+    """Standard deviation of what is added to actions, in half widths of the Box. A schedule counts env steps;
+    evaluations that are not greedy take its last value."""
+    policy_delay: Count = 2
+    """Updates of the critics to one of the policy."""
+    target_noise: Annotated[float, Between(0)] = 0.2
+    """Standard deviation of what is added to actions in targets, likewise: actions close by are worth about the
+    same."""
+    target_noise_clip: Annotated[float, Between(0)] = 0.5
+    """How large that may be."""
+    target_update_freq: Count = 2
+    """Updates from one step of the target networks to the next."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.model.log_std_init:
+            yield "model.log_std_init", f"{self.algorithm} draws no actions. Set exploration_noise, or leave it out."
+
+
+def target_action(
+    policy: Policy, observation: Any, noise: torch.Tensor | None, config: TD3Config
+) -> torch.Tensor:
+    """What a target policy would do, in parts of the Box, [N, n].
+
+    Args:
+        noise: [N, n], draws of the standard normal distribution, which are made `target_noise` wide and clipped; None:
+            none.
+    """
+    action = policy.head.parts(policy.heads(observation)["policy"])
+    if noise is None:
+        return action
+    limit = config.target_noise_clip
+    return (action + (config.target_noise * noise).clamp(-limit, limit)).clamp(-1.0, 1.0)
+
+
+def critic_pass(
+    target_policy: Policy,
+    critics: Critics,
+    target_critics: Critics,
+    batch: Samples,
+    noise: torch.Tensor | None,
+    config: TD3Config,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a batch: losses [N], Q-values of what was done [critics, N], what they should have been [N]."""
+    import torch
+
+    with torch.no_grad():
+        following = batch.next_observation
+        action = target_action(target_policy, following, noise, config)
+        target = batch.reward + batch.discount * target_critics(normalised(target_policy, following), action).amin(0)
+    q = critics(normalised(target_policy, batch.observation), target_policy.head.parts_of(batch.action))
+    return critic_losses(q, target), q, target
+
+
+def actor_losses(policy: Policy, critics: Critics, observation: Any) -> torch.Tensor:
+    """[N]: less than the value that the first critic gives what the policy does."""
+    action = policy.head.parts(policy.heads(observation)["policy"])
+    return -critics(normalised(policy, observation), action)[0]
+
+
+class TD3(ActorAndCritics):
+    """Updates one policy and its critics from what it kept of all rollouts."""
+
+    FIGURES = {
+        **actor_critic.FIGURES,
+        "exploration_noise": "standard deviation of what is added to actions in the next rollout, in half Boxes",
+    }
+    config: TD3Config
+
+    def __init__(self, config: TD3Config, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import copy
+
+        super().__init__(config, group, guard, seed)
+        self.target = copy.deepcopy(self.policy).requires_grad_(False)
+        self.target.observation_norm = self.policy.observation_norm
+        self.followers = [*self.followers, (self.target, self.policy)]
+        group.actor.set_noise(float(value_at(config.exploration_noise, 0)))
+        self._of_policy: Figures = {}
+
+    @classmethod
+    def head(cls, config: TD3Config, space: Any) -> Head:
+        from trainers.heads import TanhHead
+
+        super().head(config, space)  # refuses what is no row of floats
+        return TanhHead(space)
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        from trainers.acting.unjudged import NoisyActor
+
+        return NoisyActor(policy, spec, stage)
+
+    @classmethod
+    def why_not(cls, config: TD3Config, spec: GroupSpec) -> str | None:
+        if not hasattr(spec.action_space, "low"):
+            kind = type(spec.action_space).__name__
+            return f"acts in a Box, and these agents act in a {kind}. Take SAC, DQN or PPO."
+        return super().why_not(config, spec)
+
+    @classmethod
+    def num_bytes(
+        cls, config: TD3Config, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        from trainers.run.num_bytes import bytes_of
+
+        return {**super().num_bytes(config, actor, num_steps, num_envs, device), "target": bytes_of(actor.policy)}
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        return {**super().phases(), "improve": self.improve}
+
+    def plan(self, clock: Clock) -> Sequence[str]:
+        """As OffPolicy's; after every `policy_delay` updates of the critics, one of the policy."""
+        found, number = [], self.config.updates_by(clock.env_steps)
+        for phase in super().plan(clock):
+            found.append(phase)
+            number += phase == "learn"
+            if phase == "learn" and number % self.config.policy_delay == 0:
+                found.append("improve")
+        return found
+
+    def state(self) -> State:
+        acting = {"log_std": self.group.actor.log_std}
+        return {**super().state(), "target": self.target.state_dict(), "acting": acting}
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        found = super().update(clock, phases)
+        noise = float(value_at(self.config.exploration_noise, clock.env_steps + clock.batch))
+        self.group.actor.set_noise(noise)
+        # An iteration may be over before the policy's next update: then that before is told.
+        of_policy = {name: found[name] for name in ("actor_loss", "grad_norm") if name in found}
+        self._of_policy = of_policy or self._of_policy
+        return {**self._of_policy, **found, "exploration_noise": noise}
+
+    def learn(self) -> Figures:
+        """One update of the critics."""
+        import torch
+
+        batch, config, noise = self.draw(), self.config, None
+        if config.target_noise:
+            noise = torch.randn(batch.action.shape, generator=self.generator, device=self.device)
+        found = critic_pass(self.target, self.critics, self.target_critics, batch, noise, config)
+        return self._learn_critics(*found, batch)
+
+    def improve(self) -> Figures:
+        """One update of the policy, from the transitions that the critics learned from last."""
+        batch = self.drawn()
+        loss = mean_of(actor_losses(self.policy, self.critics, batch.observation), batch.weight.sign())
+        norm = self._step(self.optimizer, loss)
+        return {"actor_loss": loss.detach(), "grad_norm": norm}
+
+    @classmethod
+    def _passes(
+        cls,
+        config: TD3Config,
+        policy: Policy,
+        target_policy: Policy,
+        critics: Critics,
+        target_critics: Critics,
+        batch: Samples,
+    ) -> list[Callable[[], torch.Tensor]]:
+        import torch
+
+        noise = torch.zeros_like(batch.action) if config.target_noise else None
+        return [
+            lambda: critic_pass(target_policy, critics, target_critics, batch, noise, config)[0].sum(),
+            lambda: actor_losses(policy, critics, batch.observation).sum(),
+        ]
