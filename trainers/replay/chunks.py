@@ -13,6 +13,7 @@ that comes to MAX_PARTS files is written anew as one. A file goes when no checkp
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -85,6 +86,8 @@ class Listing:
     """In order, one beginning where another ends."""
     layout: Mapping[str, Any]
     """Of the store, described."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """Steps between them that a tier of files did not take, from one to another."""
 
     @property
     def first(self) -> int:
@@ -125,8 +128,23 @@ class Chunks:
         for name, store in self.stores.items():
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
                 self.parts[name], self._rings[name] = (), _ring(store)
+        for name, files in self._shared().items():
+            files.flush()
+            self.parts[name] = files.parts
+            files.claimed = frozenset(part.name for part in files.parts)
         known = {name: parts if _are_there(folder / REPLAY, parts) else () for name, parts in self.parts.items()}
         return Addition(self, {name: _to_write(store, known[name]) for name, store in self.stores.items()})
+
+    def _shared(self) -> dict[str, Any]:
+        """By store, the tier of files that lie among those of checkpoints."""
+        files = {name: _files_of(store) for name, store in self.stores.items()}
+        return {name: one for name, one in files.items() if one is not None and one.is_shared}
+
+    def remove_unlisted(self, folder: Path) -> None:
+        """As below, but for what a tier of files needs."""
+        with contextlib.ExitStack() as stack:
+            spared = [stack.enter_context(files.in_use()) for files in self._shared().values()]
+            remove_unlisted(folder, set().union(*spared))
 
     def num_bytes(self, num_steps: int) -> int:
         """Of files, at most, after so many more steps of each env."""
@@ -144,7 +162,7 @@ class Chunks:
                 told = f"{name}'s {key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             for part in listing.parts:
-                _check_tensors(folder / REPLAY, part, _rows(store, part.begin, part.end))
+                _check_tensors(folder / REPLAY, part, _like(store, part.begin, part.end))
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
         """Fills the stores with what was checked; their small tensors are there already.
@@ -157,6 +175,8 @@ class Chunks:
             if listing is not None:
                 fill(store, folder / REPLAY, listing)
             self.parts[name] = listing.parts if listing is not None and are_ours else ()
+            if listing is not None and (files := _files_of(store)) is not None:
+                files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
 
 
 class Addition:
@@ -182,27 +202,36 @@ class Addition:
         """Makes room: what no checkpoint lists goes."""
         disk.make_folder(folder / REPLAY)
         check_folder(folder / REPLAY)
-        remove_unlisted(folder)
+        self._chunks.remove_unlisted(folder)
+
+    def remove_unlisted(self, folder: Path) -> None:
+        """What no checkpoint lists any more, now that this one is whole."""
+        self._chunks.remove_unlisted(folder)
 
     def write(self, beside: Path) -> None:
         """Writes files into the folder of a checkpoint that is not whole yet."""
         for name, (_, ranges) in self._plans.items():
             for begin, end in ranges:
-                write_tensors(beside / _in(name, begin, end), _rows(self._chunks.stores[name], begin, end))
+                write_tensors(beside / part_name(name, begin, end), _rows(self._chunks.stores[name], begin, end))
 
     def finish(self, beside: Path, folder: Path) -> dict[str, Any]:
         """Moves them to where checkpoints share them, once they are on the disk; gives what the manifest says."""
         for name, (kept, ranges) in self._plans.items():
-            parts = tuple(_moved(beside / _in(name, *one), folder / REPLAY, *one) for one in ranges)
+            parts = tuple(_moved(beside / part_name(name, *one), folder / REPLAY, *one) for one in ranges)
             self._parts[name] = (*kept, *parts)
         if any(ranges for _, ranges in self._plans.values()):
             disk.flush_folder(folder / REPLAY)
-        found = {name: Listing(*self._heads[name], parts, self._layouts[name]) for name, parts in self._parts.items()}
+        found = {
+            name: Listing(*self._heads[name], parts, self._layouts[name], _gaps_of(parts, *self._heads[name]))
+            for name, parts in self._parts.items()
+        }
         return {name: listing_to_json(one) for name, one in found.items()}
 
     def done(self) -> None:
         """The checkpoint is whole: the next one may share its files."""
         self._chunks.parts |= self._parts
+        for name, files in self._chunks._shared().items():
+            files.saved(self._parts[name])
 
 
 # ------------------------------------------------------------------------------------------------ manifests
@@ -210,7 +239,8 @@ class Addition:
 
 def listing_to_json(listing: Listing) -> dict[str, Any]:
     """What JSON takes."""
-    return {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
+    found = {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
+    return found if listing.gaps else {key: one for key, one in found.items() if key != "gaps"}
 
 
 def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
@@ -229,25 +259,47 @@ def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
 
 def _listing_of(value: Mapping[str, Any]) -> Listing:
     parts = tuple(Part(**one) for one in value["parts"])
-    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]))
+    gaps = tuple((begin, end) for begin, end in value.get("gaps", ()))
+    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps)
     numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
+    numbers += [number for one in gaps for number in one]
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers) or not found.num_slots:
         raise ValueError("numbers")
     if not all(_NAME.fullmatch(part.name) and part.name.isprintable() for part in parts):
         raise ValueError("names")
-    ends = [parts[0].begin if parts else found.num_steps, *(part.end for part in parts)]
-    if ends[0] > found.first or ends[-1] != found.num_steps or (parts and parts[0].end <= found.first):
+    spans = sorted([*((part.begin, part.end) for part in parts), *gaps])
+    ends = [spans[0][0] if spans else found.num_steps, *(end for _, end in spans)]
+    if ends[0] > found.first or ends[-1] != found.num_steps or (spans and spans[0][1] <= found.first):
         raise ValueError("steps are missing, or too many")
-    for part, end in zip(parts, ends, strict=False):
-        slot = part.begin % found.num_slots
-        if part.begin != end or part.end <= part.begin or slot + part.end - part.begin > found.num_slots:
+    if list(parts) != sorted(parts, key=lambda part: part.begin):
+        raise ValueError("order")
+    for (begin, stop), end in zip(spans, ends, strict=False):
+        if begin != end or stop <= begin:
             raise ValueError("steps")
+    if any(part.begin % found.num_slots + part.end - part.begin > found.num_slots for part in parts):
+        raise ValueError("steps")
     return found
 
 
-def remove_unlisted(folder: Path) -> None:
-    """Removes the files in a run's `checkpoints` that no checkpoint lists, nor one that was set aside. Where one cannot
-    be read, nobody knows what it lists: then nothing goes."""
+def _gaps_of(parts: Sequence[Part], num_steps: int, num_slots: int) -> tuple[tuple[int, int], ...]:
+    ends = [first_step(num_steps, num_slots), *(part.end for part in parts)]
+    begins = [*(part.begin for part in parts), num_steps]
+    return tuple((end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end)
+
+
+def remove_unlisted(folder: Path, spared: Iterable[str] = ()) -> None:
+    """Removes the files in a run's `checkpoints` that no checkpoint lists, nor one that was set aside; but for those
+    that are spared. Where one cannot be read, nobody knows what it lists: then nothing goes."""
+    listed = listed_in(folder)
+    if listed is None:
+        return
+    for path in (folder / REPLAY).iterdir():
+        if _NAME.fullmatch(path.name) and path.name not in listed and path.name not in spared:
+            path.unlink(missing_ok=True)
+
+
+def listed_in(folder: Path) -> set[str] | None:
+    """Names of the files that the checkpoints in a folder list; None if nobody knows, as one cannot be read."""
     listed = set()
     for path in folder.glob(f"*/{MANIFEST}"):
         if path.parent.is_symlink():
@@ -255,10 +307,8 @@ def remove_unlisted(folder: Path) -> None:
         try:
             listed |= {part.name for one in listings_of(read_manifest(path), path).values() for part in one.parts}
         except CheckpointError:
-            return
-    for path in (folder / REPLAY).iterdir():
-        if _NAME.fullmatch(path.name) and path.name not in listed:
-            path.unlink(missing_ok=True)
+            return None
+    return listed
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -286,6 +336,18 @@ def _check_tensors(folder: Path, part: Part, rows: Mapping[str, torch.Tensor]) -
 
 def fill(store: Store, folder: Path, listing: Listing) -> None:
     """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros."""
+    if (tiered := getattr(store, "tiered", None)) is not None:
+        low = tiered.division.warm_from(listing.num_steps)
+        for part in listing.parts:
+            if part.end > low:
+                like = _like(store, part.begin, part.end)
+                whole = {name: torch.zeros_like(one, device="cpu") for name, one in like.items()}
+                with _opened(folder / part.name) as file:
+                    file.seek(len(header_of(whole)))
+                    read_tensors_into(file, whole, {name: one.nbytes for name, one in whole.items()})
+                tiered.put(part.begin, whole, listing.num_steps)
+        store.num_steps_added = listing.num_steps
+        return
     for tensor in store.tensors.values():
         tensor[listing.num_steps * len(tensor) // store.num_slots + 1 :].zero_()
     for part in listing.parts:
@@ -314,8 +376,9 @@ def _moved(path: Path, folder: Path, begin: int, end: int) -> Part:
     return part
 
 
-def _in(name: str, begin: int, end: int) -> str:
-    return f"{name}.{begin:012d}-{end:012d}.safetensors"
+def part_name(name: str, begin: int, end: int, found: str = "") -> str:
+    """Of a file with these steps of a store, once its SHA-256 is known."""
+    return f"{name}.{begin:012d}-{end:012d}{f'.{found[:16]}' if found else ''}.safetensors"
 
 
 def _are_there(folder: Path, parts: Iterable[Part]) -> bool:
@@ -331,7 +394,8 @@ def _to_write(store: Store, known: Sequence[Part]) -> tuple[tuple[Part, ...], li
     head, size = store.num_steps_added, store.steps_per_chunk
     first = first_step(head, store.num_slots)
     kept = [part for part in known if part.end > first]
-    begin = max(first, kept[-1].end if kept else 0)
+    files = _files_of(store)
+    begin = max(first, kept[-1].end if kept else 0, files.settled if files is not None and files.is_shared else 0)
     opened = [part for part in kept if part.begin // size == begin // size]
     if len(opened) >= MAX_PARTS and begin < head:
         begin = max(first, opened[0].begin)
@@ -348,9 +412,22 @@ def _cut(begin: int, end: int, size: int, num_slots: int) -> Iterator[tuple[int,
 
 
 def _rows(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
-    """What is known of these steps: views."""
+    """What is known of these steps: views, but for what lies in several tiers."""
+    if (tiered := getattr(store, "tiered", None)) is not None:
+        return tiered.rows(begin, end)
     tensors, num_slots = store.tensors, store.num_slots
     return {name: _rows_of(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
+
+
+def _like(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
+    """Tensors of their shapes."""
+    tiered = getattr(store, "tiered", None)
+    return _rows(store, begin, end) if tiered is None else tiered.like(begin, end)
+
+
+def _files_of(store: Store) -> Any:
+    """The store's tier of files, if it has one."""
+    return getattr(getattr(store, "tiered", None), "files", None)
 
 
 def _rows_of(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
@@ -370,4 +447,6 @@ def _ring(store: Store) -> weakref.ref[torch.Tensor]:
 
 
 def _step_bytes(store: Store) -> int:
+    if (tiered := getattr(store, "tiered", None)) is not None:
+        return tiered.division.step_bytes + tiered.division.done_bytes
     return sum(one.nbytes for one in store.tensors.values()) // store.num_slots

@@ -32,7 +32,7 @@ from torch import nn
 
 from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
-from trainers.replay.chunks import REPLAY, Chunks, Listing, listings_of, remove_unlisted
+from trainers.replay.chunks import REPLAY, Chunks, Listing, listings_of
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
 from trainers.run.free_memory import free_bytes
@@ -167,7 +167,7 @@ def begin_checkpoint(
                     disk.remove_folder(old)
         if (folder / REPLAY).is_dir():
             with contextlib.suppress(OSError):
-                remove_unlisted(folder)
+                added.remove_unlisted(folder)
         return place
 
     world.first(prepare)
