@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reliability import hashes
 from report import ROOT, write_report
+from small_run import hashes
 
 from trainers.callbacks import Callback
 from trainers.run.checkpoint import list_checkpoints

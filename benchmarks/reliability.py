@@ -31,8 +31,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
-import io
 import json
 import random
 import shutil
@@ -47,14 +45,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ended_runs import kills, locks, replay_kills, stops
 from far_steps import far_steps
-from faults import PATIENCE, TENSORS, TrainingProcess, corrupt, disk_full_at, expect_signals, plant_nan
+from faults import TENSORS, corrupt, disk_full_at, expect_signals, plant_nan
 from foreign_folders import foreign_folders, forged_kernels
 from promises import TESTS, ranks, run_tests
 from report import ROOT, write_report
+from small_run import SEED, SMALL, STATISTICS, config_in, hashes, leftovers, quiet, saved_run
 
 from trainers.errors import NonFiniteError, NotSavedError
-from trainers.replay.chunks import REPLAY
 from trainers.run import checkpoint, disk
 from trainers.run.crash import CRASH
 from trainers.run.resume import resume_run
@@ -62,234 +61,6 @@ from trainers.run.stop import Stopped
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends.cpu import CpuBackend
-from warpdrive.errors import CheckpointError
-
-SEED = 7
-STATISTICS = {"normalize_observation": True, "normalize_reward": True, "normalize_return": True}
-SMALL = {"fc_dims": [8]}
-CONFIG = {
-    "name": "tag_gridworld",
-    "env": {"num_taggers": 2, "grid_length": 4, "episode_length": 7},
-    "trainer": {"num_envs": 6, "train_batch_size": 60, "total_timesteps": 10**9, "device": "cpu", "seed": 5},
-    "policy": {
-        # An lr that is not given would fall over the run, and runs of other lengths are compared.
-        "tagger": {"algorithm": "PPO", "lr": 1e-3, "model": SMALL, **STATISTICS},
-        "runner": {"lr": 1e-3, "model": {"type": "gru", "memory_size": 8, **SMALL}},
-    },
-    "evaluation": {"eval_freq": 2, "num_episodes": 4},
-    "saving": {"metrics_log_freq": 1, "model_params_save_freq": 1},
-}
-LEARNING_FROM_REPLAY = {
-    "tagger": {"algorithm": "DQN", "buffer_size": 400, "learning_starts": 60, "batch_size": 16, "model": SMALL},
-    "runner": {"algorithm": "DQN", "buffer_size": 200, "learning_starts": 60, "batch_size": 16, "model": SMALL},
-}
-STOPS = ((signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT), (signal.SIGHUP,))
-
-
-def config_in(folder: Path, iterations: int | None = None, **sections: Any) -> dict[str, Any]:
-    """The small run, in this folder, of so many iterations."""
-    config = {**CONFIG, **sections, "saving": {**CONFIG["saving"], "basedir": str(folder)}}
-    length = {} if iterations is None else {"total_timesteps": 60 * iterations}
-    return {**config, "trainer": {**config["trainer"], **length}}
-
-
-def hashes(place: Path) -> dict[str, str]:
-    """SHA-256 of all that a checkpoint holds, and of each tensor of the steps that its stores do, in whatever files."""
-    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(place.glob("[!m]*"))}
-    for store, listing in checkpoint.load_checkpoint(place).replay.items():
-        files = [checkpoint.load_tensors(place.parent.resolve() / REPLAY / part.name) for part in listing.parts]
-        for name in files[0] if files else ():
-            steps = torch.cat([one[name] for one in files])[listing.first - listing.parts[0].begin :]
-            found[f"{store}: {name}"] = hashlib.sha256(steps.numpy().tobytes()).hexdigest()
-    return found
-
-
-def leftovers(run: Path) -> list[str]:
-    return [path.name for path in run.rglob(f"{disk.TEMPORARY}*")]
-
-
-class Chain:
-    """One run that processes train one after the other, each until something ends it."""
-
-    def __init__(self, folder: Path, **sections: Any) -> None:
-        self.folder, self.run, self.log, self.sections = folder, folder / "run", folder / "said.txt", sections
-        self.newest: Path | None = None
-        self.num_left = self.num_resumed = self.num_steps_lost = 0
-        file = folder / "run.yaml"
-        file.write_text(json.dumps(config_in(folder, **sections)))  # which is YAML, too
-        first = TrainingProcess(["--config", file, "--run-name", "run"], self.log)
-        first.wait_for("env steps           60")
-        first.send(signal.SIGINT)
-        if first.end() != 130:
-            raise SystemExit(f"the first process did not stop:\n{first.said()}")
-        self.look()
-
-    def start(self) -> TrainingProcess:
-        return TrainingProcess(["--resume", self.run], self.log)
-
-    def look(self, said: str | None = None) -> bool:
-        """Whether the newest checkpoint loads, and is not older than before; counts what `said` says of the start."""
-        before, self.newest = self.newest, checkpoint.list_checkpoints(self.run / "checkpoints")[-1]
-        if said is not None:
-            self.num_resumed += f"resumed from {before}" in said
-        try:
-            checkpoint.load_checkpoint(self.newest)
-            checkpoint.load_checkpoint(self.run / "checkpoints" / checkpoint.LAST)
-        except CheckpointError as error:
-            print(error)
-            return False
-        return before is None or self.newest.name >= before.name
-
-    def end(self) -> dict[str, Any]:
-        """Goes on once more, to a stop; compares with a run that was never ended."""
-        process = self.start()
-        process.wait_for("run folder:")
-        process.send(signal.SIGINT)
-        code, left = process.end(), leftovers(self.run)
-        self.look(process.said())
-        iterations = checkpoint.load_checkpoint(self.newest).progress["iteration"]
-        whole = self.folder / "whole"
-        config = config_in(whole, iterations, **self.sections)
-        config["saving"] |= {"model_params_save_freq": 0}
-        config["evaluation"] = {}
-        with quiet():
-            trainer = Trainer(read_config(config))
-            trainer.train()
-        same = hashes(trainer.run.checkpoints / checkpoint.LAST) == hashes(self.newest)
-        return {
-            "exit_code_at_the_end": code,
-            "leftovers_seen": self.num_left,
-            "leftovers_after_the_next_start": len(left),
-            "iterations": iterations,
-            "same_bits_as_a_run_that_was_never_ended": same,
-        }
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
-
-
-Moment = Callable[[Chain, TrainingProcess, random.Random], None]
-
-
-def kills(number: int, folder: Path) -> dict[str, Any]:
-    """kill -9 at a random moment of an iteration, and so often of its save: before the first report, or after a few."""
-
-    def moment(chain: Chain, process: TrainingProcess, chance: random.Random) -> None:
-        time.sleep(chance.uniform(0.0, process.wait_for_reports(chance.randrange(5))))
-
-    return _kill(number, Chain(folder), moment)
-
-
-def replay_kills(number: int, folder: Path) -> dict[str, Any]:
-    """kill -9 within a save, up to the time that one takes after its first file is there."""
-
-    def moment(chain: Chain, process: TrainingProcess, chance: random.Random) -> None:
-        process.wait_for_reports(chance.randrange(5))
-        until = time.monotonic() + PATIENCE
-        while not any((chain.run / "checkpoints").glob(f"{disk.TEMPORARY}step_*")) and time.monotonic() < until:
-            time.sleep(0.0005)
-        time.sleep(chance.uniform(0.0, 0.04))
-
-    chain = Chain(folder, policy=LEARNING_FROM_REPLAY, evaluation={})
-    found = _kill(number, chain, moment)
-    folder = chain.run / "checkpoints"
-    listings = [checkpoint.load_checkpoint(place).replay.values() for place in checkpoint.list_checkpoints(folder)]
-    listed = {part.name for ones in listings for one in ones for part in one.parts}
-    return {**found, "files_of_no_checkpoint": len({file.name for file in (folder / REPLAY).iterdir()} - listed)}
-
-
-def _kill(number: int, chain: Chain, moment: Moment) -> dict[str, Any]:
-    chance, good = random.Random(SEED), 0
-    for _ in range(number):
-        process = chain.start()
-        process.wait_for("run folder:")
-        seen = leftovers(chain.run)
-        moment(chain, process, chance)
-        process.send(signal.SIGKILL)
-        process.end()
-        good += chain.look(process.said()) and not [name for name in seen if not name.endswith(f"-{process.pid}")]
-        chain.num_left += len(leftovers(chain.run))
-    end = chain.end()
-    resumed = min(good, chain.num_resumed - 1) if end["same_bits_as_a_run_that_was_never_ended"] else 0
-    return {"kills": number, "resumed": resumed, **end}
-
-
-def stops(number: int, folder: Path) -> dict[str, Any]:
-    """Signals at a random moment; in every fifth process from its very start on, while torch is being loaded."""
-    chance, chain, resumable, codes = random.Random(SEED), Chain(folder), 0, {}
-    for turn in range(number):
-        signals = STOPS[turn % len(STOPS)]
-        if turn % 5 == 4:
-            good, code, said = _stop_program(chain, signals, chance)
-        else:
-            process = chain.start()
-            num_reports = chance.randrange(-1, 5)
-            if num_reports >= 0:
-                process.wait_for("run folder:")
-            time.sleep(chance.uniform(0.0, process.wait_for_reports(num_reports)))
-            for one in signals:
-                process.send(one)
-                time.sleep(chance.uniform(0.0, 0.1))
-            code, said = process.end(), process.said()
-            good = "Traceback" not in said
-        is_told = code == 128 + signals[0]
-        good &= is_told or code == -signals[0]  # as a shell sees it, the same
-        good &= chain.look(said if "resumed from" in said else None)
-        if len(signals) == 1 and is_told and "after" in said:
-            good &= not leftovers(chain.run)
-        chain.num_left += len(leftovers(chain.run))
-        resumable += good
-        key = " ".join(signal.Signals(one).name for one in signals)
-        codes.setdefault(key, {}).setdefault(str(code), 0)
-        codes[key][str(code)] += 1
-    end = chain.end()
-    ok = end["same_bits_as_a_run_that_was_never_ended"] and end["exit_code_at_the_end"] == 130
-    return {"stops": number, "resumable": resumable if ok else 0, "exit_codes": codes, **end}
-
-
-def _stop_program(chain: Chain, signals: tuple[int, ...], chance: random.Random) -> tuple[bool, int, str]:
-    command = [sys.executable, ROOT / "examples" / "train.py", "--resume", chain.run]
-    with chain.log.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        time.sleep(chance.uniform(0.0, 5.0))
-        for one in signals:
-            process.send_signal(one)
-            time.sleep(chance.uniform(0.0, 0.1))
-        code = process.wait(120)
-    return True, code, chain.log.read_text()  # Ctrl-C while Python itself starts is told by Python
-
-
-def locks(number: int, folder: Path) -> dict[str, Any]:
-    """Processes that all want to go on with one run."""
-    chain = Chain(folder)
-    processes = [TrainingProcess(["--resume", chain.run], folder / f"said_{i}.txt") for i in range(number)]
-    until = time.monotonic() + 60
-    while sum(process.is_alive() for process in processes) > 1 and time.monotonic() < until:
-        time.sleep(0.05)
-    running = [process for process in processes if process.is_alive()]
-    refused = [process for process in processes if process not in running]
-    named = sum(
-        process.end() == 3 and f"process {running[0].pid} on" in process.said().splitlines()[-1] for process in refused
-    )
-    for process in running:
-        process.send(signal.SIGINT)
-    return {
-        "processes": number,
-        "that_ran": len(running),
-        "refused_with_its_number": named,
-        "exit_code_of_the_one": running[0].end(),
-    }
-
-
-def saved_run(folder: Path, iterations: int = 3) -> Trainer:
-    """A run of a few iterations that has ended, with a checkpoint of each."""
-    with quiet():
-        trainer = Trainer(read_config(config_in(folder, iterations)))
-        trainer.train()
-    return trainer
 
 
 def corruptions(number: int, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Short forms of the benchmark: what it plants is survived here, too, in seconds."""
 
 import pytest
-from reliability import corruptions, disk_full, kills, nans, replay_kills, stops
+from ended_runs import kills, replay_kills, stops
+from reliability import corruptions, disk_full, nans
 
 
 @pytest.mark.alone
