@@ -172,11 +172,11 @@ class Chunks:
         """
         for name, store in self.stores.items():
             listing = listings.get(name)
+            if listing is not None and (files := _files_of(store)) is not None:
+                files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
             if listing is not None:
                 fill(store, folder / REPLAY, listing)
             self.parts[name] = listing.parts if listing is not None and are_ours else ()
-            if listing is not None and (files := _files_of(store)) is not None:
-                files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
 
 
 class Addition:
@@ -337,11 +337,11 @@ def _check_tensors(folder: Path, part: Part, rows: Mapping[str, torch.Tensor]) -
 def fill(store: Store, folder: Path, listing: Listing) -> None:
     """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros."""
     if (tiered := getattr(store, "tiered", None)) is not None:
-        low = tiered.division.warm_from(listing.num_steps)
         for part in listing.parts:
-            if part.end > low:
-                like = _like(store, part.begin, part.end)
-                whole = {name: torch.zeros_like(one, device="cpu") for name, one in like.items()}
+            if part.end <= tiered.division.warm_from(listing.num_steps):
+                tiered.put(part.begin, {"done": tiered.files.rows("done", part.begin, part.end)}, listing.num_steps)
+            else:
+                whole = tiered.like(part.begin, part.end, device="cpu")
                 with _opened(folder / part.name) as file:
                     file.seek(len(header_of(whole)))
                     read_tensors_into(file, whole, {name: one.nbytes for name, one in whole.items()})

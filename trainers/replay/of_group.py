@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from trainers.networks.features import Features, Observation, torch_dtype
 from trainers.replay.batch import Batch
 from trainers.replay.storage import Layout, Window, allocate
 from trainers.replay.store import LAST, ReplayStore
+from trainers.replay.tiers import Tier
 from trainers.replay.windows import Transitions
 from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
@@ -108,8 +110,8 @@ def blank_samples(actor: Actor, window: Transitions) -> Samples:
     return samples_of(batch, actor.features, actor.spec.num_agents)
 
 
-def store_of(group: GroupRollout, capacity: int, seed: int) -> ReplayStore:
+def store_of(group: GroupRollout, capacity: int, seed: int, tiers: Sequence[Tier] = ()) -> ReplayStore:
     """The group's store; see `ReplayStore`."""
     rollout, spec = group.rollout, group.spec
     sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-    return ReplayStore(fields_of(spec), *sizes, seed, spec.episode_length)
+    return ReplayStore(fields_of(spec), *sizes, seed, spec.episode_length, tiers)

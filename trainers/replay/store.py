@@ -23,7 +23,7 @@ from trainers.replay.storage import (
     run_of,
 )
 from trainers.replay.table import Table
-from trainers.replay.tiered import Tiered, divided, hot_sizes
+from trainers.replay.tiered import Tiered, hot_sizes
 from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
@@ -92,7 +92,7 @@ class ReplayStore:
         self.backend = backend
         self.episode_length = episode_length
         of_rings, small = layout.sizes()
-        division = divided(layout, tiers, self.steps_per_chunk)
+        division = division_of(layout, tiers)
         self._check_memory(layout, division)
         self.tensors = allocate(hot_sizes(of_rings, division), backend.device)
         """By name, [num_slots / every, ...]: large; cut by slots. With tiers, fewer slots."""
@@ -130,8 +130,7 @@ class ReplayStore:
     @property
     def steps_per_chunk(self) -> int:
         """Of a file: whole windows, of CHUNK_BYTES or so."""
-        window = bytes_of(self.layout.sizes()[0]) // (self.layout.num_slots // self.layout.num_steps)
-        return min(max(1, CHUNK_BYTES // window) * self.layout.num_steps, self.layout.num_slots)
+        return steps_per_chunk(self.layout)
 
     @property
     def num_dropped(self) -> torch.Tensor:
@@ -334,6 +333,17 @@ class ReplayStore:
 
 
 _ENDS = ("terminated", "truncated")
+
+
+def steps_per_chunk(layout: Layout) -> int:
+    """Of a file: whole windows, of CHUNK_BYTES or so."""
+    window = bytes_of(layout.sizes()[0]) // (layout.num_slots // layout.num_steps)
+    return min(max(1, CHUNK_BYTES // window) * layout.num_steps, layout.num_slots)
+
+
+def division_of(layout: Layout, tiers: Sequence[Tier]) -> Division | None:
+    """Where the steps of a store lie; None: all on the device. Raises ConfigError where tiers cannot hold them."""
+    return Division.of(layout, tiers, steps_per_chunk(layout)) if tiers else None
 
 
 def _word(dtype: torch.dtype | None) -> str:

@@ -117,6 +117,10 @@ class Table:
             self._prepared[number] = Feed(self, number).prepared() if tiered else self._prepare(number)
         return self._prepared[number]
 
+    def feed(self, number: int, ahead: int) -> Feed:
+        """Batches of so many items that are drawn ahead, of a store with tiers."""
+        return Feed(self, number, ahead)
+
     # ----------------------------------------------------------------------------------------- priorities and limits
 
     def update(self, index: torch.Tensor, priority: torch.Tensor) -> None:

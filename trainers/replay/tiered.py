@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainers.errors import MemoryShortError
+from trainers.replay.chunks import REPLAY
 from trainers.replay.file_tier import Filed
 from trainers.replay.storage import Layout, Sizes, bytes_of
-from trainers.replay.tiers import Division, Tier
+from trainers.replay.tiers import Division
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
 
+if TYPE_CHECKING:
+    from trainers.run.run_folder import RunFolder
+
 Rows = dict[str, torch.Tensor]
 """By field, [steps / every, ...]."""
-
-
-def divided(layout: Layout, tiers: Sequence[Tier], steps_per_chunk: int) -> Division | None:
-    """Where the steps of a store lie; None: all on the device."""
-    return Division.of(layout, tiers, steps_per_chunk) if tiers else None
 
 
 def hot_sizes(of_rings: Sizes, division: Division | None) -> Sizes:
@@ -48,8 +48,8 @@ class Tiered:
         free, needed = free_bytes(torch.device("cpu")), bytes_of(sizes)
         if free is not None and needed > free:
             raise MemoryShortError(
-                f"tiers: {needed / 2**30:.2f} GiB of pinned memory are needed, and {free / 2**30:.2f} GiB of host memory "
-                "can be had. Give pinned less, and files more."
+                f"tiers: {needed / 2**30:.2f} GiB of pinned memory are needed, and {free / 2**30:.2f} GiB can be had. "
+                "Give pinned less, and files more."
             )
         self.warm: Rows = {name: pinned(shape, dtype, backend, self) for name, (shape, dtype) in sizes.items()}
         self.side = torch.cuda.Stream(backend.device) if backend.name == "cuda" else None
@@ -140,13 +140,13 @@ class Tiered:
             found[name] = pieces[0] if len(pieces) == 1 else torch.cat([one.cpu() for one in pieces])
         return found
 
-    def like(self, begin: int, end: int) -> Rows:
-        """As many, without memory."""
+    def like(self, begin: int, end: int, device: str = "meta") -> Rows:
+        """Tensors of their shapes."""
         found = {}
         for name, hot in self.hot.items():
             every = self._every(name)
             number = -(-end // every) - -(-begin // every)
-            found[name] = torch.empty((number, *hot.shape[1:]), dtype=hot.dtype, device="meta")
+            found[name] = torch.empty((number, *hot.shape[1:]), dtype=hot.dtype, device=device)
         return found
 
     def _pieces(self, name: str, hot: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
@@ -193,6 +193,25 @@ class Tiered:
             feed.forget()
         if self.files is not None:
             self.files.restored(head)
+
+    def files_of_run(self, name: str, run: RunFolder, are_saved: bool) -> None:
+        """Says where files go: among those of the run's checkpoints, if these hold the store and no folder was given.
+
+        Args:
+            name: of the store in checkpoints.
+        """
+        if self.files is None:
+            return
+        folder, is_shared = self.division.file.folder, False
+        if folder is not None:
+            place = Path(folder) / run.path.name
+        elif are_saved:
+            place, is_shared = run.checkpoints / REPLAY, True
+        else:
+            place = run.path / REPLAY
+        for path in () if is_shared else place.glob(f"{name}.*.safetensors"):
+            path.unlink()  # of a process before this one: checkpoints have what is needed
+        self.files.files_in(place, name, is_shared, lambda line: run.say(line, style="yellow"))
 
     def _every(self, name: str) -> int:
         return 1 if name == "done" else self.layout[name].every
