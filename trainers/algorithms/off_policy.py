@@ -72,6 +72,8 @@ class OffPolicyConfig(PolicyConfig):
             yield "buffer_size", f"{message} Keep more, or learn from fewer."
         for key, message in self.tiers.problems():
             yield f"tiers.{key}", message
+        if self.tiers.admit.startswith("priority") and not self.prioritized:
+            yield "tiers.admit", "transitions have no priorities. Set prioritized: true, or admit: all or stride:4."
 
     def window(self) -> Transitions:
         """What is learned from."""

@@ -9,6 +9,7 @@ import torch
 
 from trainers.replay.batch import Batch
 from trainers.replay.feed import Feed
+from trainers.replay.holes import check_holes, dropping_from, mass_of
 from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
@@ -72,6 +73,9 @@ class Table:
         selector.attach(self)
         self.added = selector.prepare_added()
         """Calls that follow each window that is added."""
+        if store.tiered is not None and store.tiered.division.has_holes:
+            check_holes(self)
+            store.tiered.drawn_from(dropping_from(self), mass_of(self), isinstance(selector, Prioritized))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes."""

@@ -67,6 +67,16 @@ class Tiered:
         self.feeds: list[Any] = []
         """That have drawn ahead."""
 
+    def drawn_from(self, drop: Callable, mass: Callable, by_priority: bool) -> None:
+        """A table draws from the store, whose items go as steps are not admitted to files.
+
+        Args:
+            by_priority: whether these are what admission may go by.
+        """
+        self.dropping.append(drop)
+        if by_priority and self.masses is None:
+            self.masses = mass
+
     def before_add(self) -> None:
         """The next window may overwrite what has come down. A graph's replays take that from `count`."""
         if self._came_down is not None and not torch.cuda.is_current_stream_capturing():

@@ -244,6 +244,11 @@ class Division:
         return -(-chunks // self.file.one_of) * self.chunk * (self.step_bytes + self.done_bytes)
 
     @property
+    def has_holes(self) -> bool:
+        """Whether not all steps go into files."""
+        return self.file is not None and self.file.one_of > 1
+
+    @property
     def warm_span(self) -> int:
         """The newest steps, of which none is only in a file."""
         return self.hot + self.warm - 2 * self.num_steps - max(0, self.chunk - 1)
