@@ -118,7 +118,7 @@ class OffPolicy(Algorithm):
         "dropped_steps": "env steps so far that were not admitted to files, or found no room there",
         "fetched": "batches so far whose items were fetched from where they lay",
         "stalls": "times so far that the host waited for a batch's items, or for a file to be written",
-        "stall_seconds": "seconds so far that it waited for files to be written",
+        "stall_seconds": "seconds so far that it did",
         "bytes_admitted": "bytes so far that went down to files",
         "bytes_written": "bytes so far that were written for that: less, where a checkpoint had written them",
         "bytes_read": "bytes so far that batches needed of files",

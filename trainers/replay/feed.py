@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -184,13 +185,17 @@ class Feed:
     def _fetch(self, slot: Slot, must: bool = False) -> None:
         if slot.fetched is not None:
             return
-        if must and not self._may_fetch(slot):
+        started = time.perf_counter()
+        is_stall = must and not self._may_fetch(slot)
+        if is_stall:
             if slot.indexed is not None:
                 slot.indexed.synchronize()
-            self.tiered.files.wait_until_written(self.division.warm_from(slot.head))
+            self.tiered.files.wait_until_written(self.division.warm_from(slot.head), counts=False)
             self._may_fetch(slot)
         if slot.reading is not None:
             slot.reading.result()
+        if is_stall:
+            self.tiered.stall_seconds += time.perf_counter() - started
         if self.tiered.side is None or not slot.fetch.is_captured:  # else launches go to the learner's stream anyway
             if self.tiered.side is not None:
                 self.store.backend.stream.wait_stream(self.tiered.side)
@@ -257,7 +262,7 @@ class Feed:
     def _prepare_fetch(self, drawn: Mapping, stage: Mapping, filed: Mapping, is_late: bool) -> Call:
         text = KernelText("fetch_items", ["fetch.cuh"])
         lanes = self._begin(text, drawn, is_late)
-        text.line(f"if (is_late(at.step - at.w + BEHIND, head[1]) != {str(is_late).lower()}) continue;")
+        text.line(f"if (is_late(at.step - at.w + BEHIND, head) != {str(is_late).lower()}) continue;")
         self._write_fields(text, stage, filed)
         text.line("}")
         return self._prepared(text, lanes)
@@ -277,7 +282,7 @@ class Feed:
                 text.line(f"    fetch_side<{self._row_of(one)}>(at, code, {side}, {out});")
             text.line("}")
         if is_late:
-            text.line("if (!is_late(at.step - at.w + BEHIND, head[1])) continue;")
+            text.line("if (!is_late(at.step - at.w + BEHIND, head)) continue;")
             self._write_fields(text, stage, filed)
         text.line("}")
         return self._prepared(text, lanes)

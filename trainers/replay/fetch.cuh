@@ -51,10 +51,10 @@ __device__ __forceinline__ long long anchor_of(long long index, long long head)
     return head - 1 - slot_of(head - 1 - slot, NUM_SLOTS);
 }
 
-// Whether an item ends with steps that were not there yet when so many were known.
-__device__ __forceinline__ bool is_late(long long anchor, long long known)
+// Whether an item ends with what a window brings, or writes again, that comes between its fetch and its use.
+__device__ __forceinline__ bool is_late(long long anchor, const long long* when)
 {
-    return anchor + AHEAD > known;
+    return when[1] < when[0] && anchor + AHEAD >= when[1];
 }
 
 // Number `unit` of the threads' shares.

@@ -29,6 +29,8 @@ from trainers.run.tensor_file import header_of, write_tensors
 from warpdrive.errors import ConfigError, tell
 
 Rows = dict[str, torch.Tensor]
+NUM_READERS = 4
+"""Threads, each of which reads a batch."""
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Filed:
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._writer = ThreadPoolExecutor(1, "replay-writer")
-        self.reader = ThreadPoolExecutor(1, "replay-reader")
+        self.reader = ThreadPoolExecutor(NUM_READERS, "replay-reader")
         if self.division.file.folder is not None:
             self.files_in(Path(self.division.file.folder), self.name)
 
@@ -143,8 +145,8 @@ class Filed:
             self.poll()
         return all(one.chunks.start * self.division.chunk >= step for one in self._waiting)
 
-    def wait_until_written(self, step: int) -> None:
-        """Returns once no step before this one waits for its file; what that takes is counted."""
+    def wait_until_written(self, step: int, counts: bool = True) -> None:
+        """Returns once no step before this one waits for its file; what that takes is counted, if it `counts`."""
         late = [one for one in self._waiting if one.chunks.start * self.division.chunk < step]
         if not late:
             return
@@ -154,8 +156,9 @@ class Filed:
         for one in late:
             is_stall |= not one.writing.done()
             one.writing.result()
-        self.num_stalls += is_stall
-        self.stall_seconds += time.perf_counter() - started
+        if counts:
+            self.num_stalls += is_stall
+            self.stall_seconds += time.perf_counter() - started
         self.poll()
 
     def flush(self) -> None:
@@ -256,24 +259,28 @@ class Filed:
         """
         with self._lock:
             parts = self.parts
-        begins = torch.tensor([part.begin for part in parts], dtype=torch.int64)
+        begins, ends = (torch.tensor([getattr(part, one) for part in parts]) for one in ("begin", "end"))
         number = torch.searchsorted(begins, steps, right=True) - 1
-        lost = torch.ones(len(steps), dtype=torch.bool)
-        for i in number.unique().tolist():
-            if i < 0:
-                continue
-            chosen = ((number == i) & (steps < parts[i].end)).nonzero().squeeze(1)
-            lost[chosen] = False
-            mapped = self._mapped(parts[i])
-            for name, to in into.items():
-                field_of = self.layout[name]
-                of_env = field_of.axis == "env"
-                row = rows[chosen] // num_agents if of_env else rows[chosen]
-                every, num_rows = field_of.every, self.layout.num_envs * (1 if of_env else num_agents)
-                place = (steps[chosen] // every - parts[i].begin // every) * num_rows + row
-                flat = mapped[name].view(-1, mapped[name].numel() // len(mapped[name]) // num_rows)
-                to.view(-1).view(torch.uint8).view(-1, flat.shape[1])[places[chosen]] = flat.index_select(0, place)
-                self.bytes_read += len(chosen) * flat.shape[1]
+        lost = number < 0
+        lost[~lost] = steps[~lost] >= ends[number[~lost]]
+        (found,) = (~lost).nonzero(as_tuple=True)
+        found = found[number[found].argsort(stable=True)]  # those of a file side by side
+        of_parts, counts = number[found].unique_consecutive(return_counts=True)
+        spans = list(zip(of_parts.tolist(), counts.tolist(), strict=True))
+        for name, to in into.items():
+            field_of = self.layout[name]
+            of_env, every = field_of.axis == "env", field_of.every
+            num_rows = self.layout.num_envs * (1 if of_env else num_agents)
+            row = rows[found] // num_agents if of_env else rows[found]
+            place = (steps[found] // every - begins[number[found]] // every) * num_rows + row
+            at = 0
+            read = torch.empty((len(found), to.nbytes // (to.shape[0] * to.shape[1])), dtype=torch.uint8)
+            for one, count in spans:
+                flat = self._mapped(parts[one])[name].view(-1, read.shape[1])
+                torch.index_select(flat, 0, place[at : at + count], out=read[at : at + count])
+                at += count
+            to.view(-1).view(torch.uint8).view(-1, read.shape[1])[places[found]] = read
+            self.bytes_read += read.nbytes
         return lost
 
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
@@ -346,6 +353,12 @@ class Filed:
         down = head - self.division.hot + 2 * self.division.num_steps
         self.settled = max(0, down) // group * group
 
+    def close(self) -> None:
+        """Waits for its threads, which end."""
+        self.flush()
+        self._writer.shutdown()
+        self.reader.shutdown()
+
     def forget(self) -> None:
         """Waits for the writer, and knows of no file."""
         for one in self._waiting:
@@ -363,7 +376,6 @@ class Filed:
             "bytes_written": self.bytes_written,
             "bytes_admitted": self.bytes_admitted,
             "bytes_read": self.bytes_read,
-            "stall_seconds": self.stall_seconds,
         }
 
 

@@ -59,6 +59,8 @@ class Tiered:
             self.files = Filed(layout, division, self.warm)
         self.num_fetched = [0, 0]
         """Batches whose items were fetched in time; and those that the host had to wait for."""
+        self.stall_seconds = 0.0
+        """That it waited for items."""
         self.head = 0
         self.dropping: list[Callable[[int, int, torch.Tensor | None], None]] = []
         """Are told which steps may not be drawn any more, from one to another; if a tensor [1] bool says so."""
@@ -238,6 +240,7 @@ class Tiered:
             "file_steps": in_files * rows,
             "fetched": self.num_fetched[0] + self.num_fetched[1],
             "stalls": self.num_fetched[1] + (0 if self.files is None else self.files.num_stalls),
+            "stall_seconds": self.stall_seconds + (0.0 if self.files is None else self.files.stall_seconds),
         }
         return found | ({} if self.files is None else self.files.counters())
 

@@ -243,6 +243,14 @@ class Division:
         chunks = -(-max(0, self.num_slots - self.warm_span) // self.chunk) + 1
         return -(-chunks // self.file.one_of) * self.chunk * (self.step_bytes + self.done_bytes)
 
+    def plan(self) -> list[tuple[str, int, int]]:
+        """Of each tier below the device: where, how many bytes at most, and the steps after which its first come."""
+        found = [("pinned memory", self.pinned_bytes, self.hot - self.num_steps)]
+        if self.chunk:
+            group = self.chunk * self.file.one_of
+            found.append(("files", self.file_bytes, self.hot - 2 * self.num_steps + group))
+        return found
+
     @property
     def has_holes(self) -> bool:
         """Whether not all steps go into files."""
