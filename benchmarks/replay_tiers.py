@@ -3,10 +3,10 @@
 python benchmarks/replay_tiers.py --device cuda     # 1 GB of 8: frames of 84 x 84 bytes, batches of 4,096
 python benchmarks/replay_tiers.py --device cpu --frames 16 --envs 8 --batch 64 --device-mb 1
 
-Of each: whether the losses of a small Q-network are those of the first, bit for bit (uniform draws). And, after the ring
-has gone round once: how long an update takes; how often, and which part of the time, the host waited for items or files;
-and the bytes that were written to files, over those that went down to them. The same window is added over and over,
-changed a little.
+Of each: whether the losses of a small Q-network are those of the first, bit for bit (uniform draws). And, after the
+ring has gone round once: how long an update takes; how often, and which part of the time, the host waited for items or
+files; and the bytes that were written to files, over those that went down to them. The same window is added over and
+over, changed a little.
 
     device   all of it on the device
     pinned   an eighth; the rest in pinned host memory

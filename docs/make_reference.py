@@ -26,6 +26,7 @@ sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installa
 from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
 from trainers.algorithms.off_policy import OffPolicyConfig  # noqa: E402
 from trainers.networks import NETWORKS  # noqa: E402
+from trainers.replay.tiers import TiersConfig  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
     SENTENCES,
     SYNONYMS,
@@ -162,6 +163,8 @@ def algorithm_sections() -> list[str]:
     parts = []
     for base, whose in ((ActorCriticConfig, "A2C, PPO and MAPPO"), (OffPolicyConfig, "Algorithms that replay")):
         parts.append(f"### {whose}\n\nWhat they share:\n\n{table(base, own_docstrings(base))}\n")
+    about = "And in their `tiers`, where transitions are kept ([replay.md](replay.md#tiers)):"
+    parts[-1] += f"\n{about}\n\n{table(TiersConfig)}\n"
     configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
     for name, cls in sorted(configs.items(), key=lambda item: len(item[1].__mro__)):  # first what others derive from
         base, keys = cls.__mro__[1], table(cls, own_docstrings(cls))

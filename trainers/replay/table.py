@@ -202,6 +202,11 @@ class Table:
         Raises:
             ConfigError: there is no such field, or it has not one number for each item.
         """
+        if self.store.tiered is not None:
+            raise ConfigError(
+                f"table '{self.name}': the priorities that items come with, '{name}', must all be on the device. Leave out "
+                "the store's tiers, or own."
+            )
         field = self.store.tensors.get(name)
         if field is None or field.dtype != torch.float32 or field.numel() != self.store.num_slots * self.num_rows:
             raise ConfigError(
