@@ -204,8 +204,8 @@ class Table:
         """
         if self.store.tiered is not None:
             raise ConfigError(
-                f"table '{self.name}': the priorities that items come with, '{name}', must all be on the device. Leave out "
-                "the store's tiers, or own."
+                f"table '{self.name}': the priorities that items come with, '{name}', must all be on the device. Leave "
+                "own out, or the store's tiers."
             )
         field = self.store.tensors.get(name)
         if field is None or field.dtype != torch.float32 or field.numel() != self.store.num_slots * self.num_rows:

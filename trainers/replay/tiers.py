@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from trainers.settings.config import PathName
 from warpdrive.config import Between, Matching
 from warpdrive.errors import ConfigError
 
@@ -105,13 +106,13 @@ class TiersConfig:
     """`policy.<name>.tiers:` where transitions are kept; nothing set: all on the device."""
 
     device: Bytes | None = None
-    """Bytes of the device's memory for steps, such as 80GB; None: all of them."""
+    """Bytes of the device's memory for steps, such as 80GB; if not given, all of them."""
     pinned: Bytes | None = None
     """Bytes of host memory, which a GPU reads over the bus, for what the device has no room for."""
     file: Bytes | None = None
     """Bytes of files, for what neither has room for."""
-    folder: str | None = None
-    """Of these files, for a disk of their own; None: the run's checkpoints share them, and no step is written twice."""
+    folder: PathName | None = None
+    """Of these files, for a disk of their own; if not given, the run's checkpoints share them, and no step is written twice."""
     admit: Admission = "all"
     """Which chunks of steps go into files: all; stride:4, one of four; priority:4, of four that with the largest
     priorities. The others are dropped."""
@@ -189,7 +190,7 @@ class Division:
         if hot < MIN_WINDOWS * steps:
             raise ConfigError(
                 f"tiers: of the device's {_printed(device.num_bytes)} {_printed(fixed)} are needed whatever goes down, "
-                f"and the rest holds fewer than {MIN_WINDOWS} windows of {steps} steps. Give it at least {least:,}B."
+                f"and the rest holds fewer than {MIN_WINDOWS} windows of {steps} steps. Give it at least {least}B."
             )
         chunk = min(steps_per_chunk, slots) if file is not None else 0
         kept = 0 if pinned is None else pinned.num_bytes // (step * (chunk or steps)) * (chunk or steps)
@@ -204,7 +205,7 @@ class Division:
             needed = least_chunks * chunk * step
             raise ConfigError(
                 f"tiers: what goes into files waits in pinned memory, {least_chunks} chunks of {chunk} steps at least. "
-                f"Give pinned {needed:,}B or more, or leave it out."
+                f"Give pinned {needed}B or more, or leave it out."
             )
         one = dataclasses.replace(one, warm=min(kept, -(-max(below, least_chunks * chunk) // chunk) * chunk))
         if one.file_bytes > file.num_bytes:
