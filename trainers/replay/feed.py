@@ -96,12 +96,8 @@ class Feed:
         """So many will be taken before the next window comes in."""
         self.left = number - len(self.pending)
 
-    def take(self, is_quiet: bool = False) -> None:
-        """Fills `batch`.
-
-        Args:
-            is_quiet: nothing is fetched meanwhile, as what comes next is captured.
-        """
+    def take(self) -> None:
+        """Fills `batch`."""
         if not self.pending:
             self._issue(self.store.num_steps_added)
         slot = self.pending.pop(0)
@@ -113,7 +109,7 @@ class Feed:
         slot.take[slot.is_early]()
         self._free.append(slot)
         self._advance()
-        while not is_quiet and self.left > 0 and self._free:
+        while self.left > 0 and self._free:
             self._issue(self.store.num_steps_added)
         self._advance()
 
@@ -138,8 +134,7 @@ class Feed:
         """A phase that learns from `batch`, each time from the next one."""
 
         def call() -> Any:
-            is_quiet = isinstance(learn, Graphed) and learn.backend.name == "cuda" and not learn.is_captured
-            self.take(is_quiet)
+            self.take()
             return learn()
 
         return call

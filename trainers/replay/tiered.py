@@ -147,6 +147,8 @@ class Tiered:
         """What is known of these steps: views where they lie in one piece of memory, else a copy on the host. What was
         dropped is zeros."""
         found = {}
+        if self.side is not None:
+            self.side.synchronize()  # what is coming down
         for name, hot in self.hot.items():
             pieces = list(self._pieces(name, hot, begin, end))
             found[name] = pieces[0] if len(pieces) == 1 else torch.cat([one.cpu() for one in pieces])
@@ -182,6 +184,8 @@ class Tiered:
     def put(self, begin: int, rows: Rows, head: int) -> None:
         """Takes steps from `begin` on to where they lie when `head` were added."""
         division = self.division
+        if self.side is not None:
+            self.side.synchronize()
         low = head - division.hot + division.num_steps
         for name, given in rows.items():
             every, of_ring = self._every(name), self.layout.num_slots if name == "done" else division.hot
@@ -259,7 +263,7 @@ def pinned(shape: Sequence[int], dtype: torch.dtype, backend: Backend, owner: ob
                 f"tiers: {tensor.nbytes / 2**30:.2f} GiB of host memory could not be pinned (CUDA error {code}). Give "
                 "pinned less, and files more."
             )
-        weakref.finalize(owner, _unpin, tensor)
+        weakref.finalize(owner, _unpin, tensor).atexit = False
     return tensor
 
 

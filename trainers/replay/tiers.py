@@ -112,7 +112,8 @@ class TiersConfig:
     file: Bytes | None = None
     """Bytes of files, for what neither has room for."""
     folder: PathName | None = None
-    """Of these files, for a disk of their own; if not given, the run's checkpoints share them, and no step is written twice."""
+    """Of these files, for a disk of their own. If not given, the run's checkpoints share them, and no step is written
+    twice."""
     admit: Admission = "all"
     """Which chunks of steps go into files: all; stride:4, one of four; priority:4, of four that with the largest
     priorities. The others are dropped."""
