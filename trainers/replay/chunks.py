@@ -141,14 +141,15 @@ class Chunks:
         return {name: one for name, one in files.items() if one is not None and one.is_shared}
 
     def remove_unlisted(self, folder: Path) -> None:
-        """As below, but for what a tier of files needs."""
+        """Removes what no checkpoint lists any more, nor a tier of files needs."""
         with contextlib.ExitStack() as stack:
             spared = [stack.enter_context(files.in_use()) for files in self._shared().values()]
             remove_unlisted(folder, set().union(*spared))
 
     def num_bytes(self, num_steps: int) -> int:
         """Of files, at most, after so many more steps of each env."""
-        rows = {name: min(num_steps, one.num_slots) for name, one in self.stores.items()}
+        most = {name: getattr(_files_of(one), "most_unwritten", one.num_slots) for name, one in self.stores.items()}
+        rows = {name: min(num_steps, most[name]) for name in self.stores}
         return sum(rows[name] * _step_bytes(store) for name, store in self.stores.items())
 
     def check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
@@ -172,9 +173,9 @@ class Chunks:
         """
         for name, store in self.stores.items():
             listing = listings.get(name)
-            if listing is not None and (files := _files_of(store)) is not None:
-                files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
             if listing is not None:
+                if (files := _files_of(store)) is not None:
+                    files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
                 fill(store, folder / REPLAY, listing)
             self.parts[name] = listing.parts if listing is not None and are_ours else ()
 
@@ -202,10 +203,6 @@ class Addition:
         """Makes room: what no checkpoint lists goes."""
         disk.make_folder(folder / REPLAY)
         check_folder(folder / REPLAY)
-        self._chunks.remove_unlisted(folder)
-
-    def remove_unlisted(self, folder: Path) -> None:
-        """What no checkpoint lists any more, now that this one is whole."""
         self._chunks.remove_unlisted(folder)
 
     def write(self, beside: Path) -> None:

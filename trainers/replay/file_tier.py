@@ -26,7 +26,7 @@ from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
 from trainers.run import disk
 from trainers.run.tensor_file import header_of, write_tensors
-from warpdrive.errors import ConfigError, tell
+from warpdrive.errors import CheckpointError, ConfigError, tell
 
 Rows = dict[str, torch.Tensor]
 NUM_READERS = 4
@@ -244,6 +244,12 @@ class Filed:
             self._expired &= live
             self._maps = {name: one for name, one in self._maps.items() if name in live}
 
+    @property
+    def most_unwritten(self) -> int:
+        """Steps that a checkpoint may have to write."""
+        in_memory = self.division.hot + self.division.warm
+        return min(self.division.num_slots, in_memory) if self.is_shared else self.division.num_slots
+
     # ---------------------------------------------------------------------------------------------- reading
 
     def read(
@@ -308,7 +314,13 @@ class Filed:
             number = (part.end - part.begin) // every
             like[name] = torch.empty((number, *shape[1:]), dtype=dtype, device="meta")
         header, found = header_of(like), {}
-        whole = torch.from_file(str(self.folder / part.name), shared=False, size=part.bytes, dtype=torch.uint8)
+        path = self.folder / part.name
+        try:
+            whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
+        except RuntimeError:
+            raise CheckpointError(
+                f"{path}: cannot be read any more, and the run learns from it. Put it back, and resume the run."
+            ) from None
         for name, said in json.loads(header[8:]).items():
             begin, end = (len(header) + offset for offset in said["data_offsets"])
             found[name] = whole[begin:end].view(len(like[name]), -1)

@@ -119,7 +119,8 @@ def begin_checkpoint(
     """
     world = world or World()
     place = folder / f"step_{env_steps:012d}"
-    added = (chunks or Chunks({})).begin(folder)
+    chunks = chunks or Chunks({})
+    added = chunks.begin(folder)
     beside, num_bytes = disk.temporary(place), num_bytes_of_checkpoint(tensors, world) + added.num_bytes
     rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too
 
@@ -167,7 +168,7 @@ def begin_checkpoint(
                     disk.remove_folder(old)
         if (folder / REPLAY).is_dir():
             with contextlib.suppress(OSError):
-                added.remove_unlisted(folder)
+                chunks.remove_unlisted(folder)
         return place
 
     world.first(prepare)
