@@ -41,6 +41,9 @@ MAX_PARTS = 8
 EMPTY = "saving.replay=false goes on with an empty store."
 WAYS_OUT = f"{EMPTY} Use an older checkpoint."
 
+Plan = tuple[tuple["Part", ...], list[tuple[int, int]]]
+"""The files that still serve, and the steps that new ones are to hold."""
+
 _NAME = re.compile(r"[^/]+\.[0-9]{12,}-[0-9]{12,}\.[0-9a-f]{16}\.safetensors")
 
 
@@ -128,29 +131,28 @@ class Chunks:
         for name, store in self.stores.items():
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
                 self.parts[name], self._rings[name] = (), _ring(store)
-        for name, files in self._shared().items():
-            files.flush()
-            self.parts[name] = files.parts
-            files.claimed = frozenset(part.name for part in files.parts)
+        shared = self.shared(folder)
+        self.parts |= {name: files.claim() for name, files in shared.items()}
         known = {name: parts if _are_there(folder / REPLAY, parts) else () for name, parts in self.parts.items()}
-        return Addition(self, {name: _to_write(store, known[name]) for name, store in self.stores.items()})
+        settled = {name: shared[name].settled if name in shared else 0 for name in self.stores}
+        plans = {name: _to_write(store, known[name], settled[name]) for name, store in self.stores.items()}
+        return Addition(self, plans, shared)
 
-    def _shared(self) -> dict[str, Any]:
-        """By store, the tier of files that lie among those of checkpoints."""
+    def shared(self, folder: Path) -> dict[str, Any]:
+        """By store, the tier of files that lie among those of checkpoints in a folder."""
         files = {name: _files_of(store) for name, store in self.stores.items()}
-        return {name: one for name, one in files.items() if one is not None and one.is_shared}
+        return {name: one for name, one in files.items() if one is not None and one.is_shared_in(folder / REPLAY)}
 
     def remove_unlisted(self, folder: Path) -> None:
         """Removes what no checkpoint lists any more, nor a tier of files needs."""
         with contextlib.ExitStack() as stack:
-            spared = [stack.enter_context(files.in_use()) for files in self._shared().values()]
+            spared = [stack.enter_context(files.in_use()) for files in self.shared(folder).values()]
             remove_unlisted(folder, set().union(*spared))
 
     def num_bytes(self, num_steps: int) -> int:
         """Of files, at most, after so many more steps of each env."""
         most = {name: getattr(_files_of(one), "most_unwritten", one.num_slots) for name, one in self.stores.items()}
-        rows = {name: min(num_steps, most[name]) for name in self.stores}
-        return sum(rows[name] * _step_bytes(store) for name, store in self.stores.items())
+        return sum(min(num_steps, most[name]) * _step_bytes(store) for name, store in self.stores.items())
 
     def check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
         """Raises CheckpointError if files that `check_sums` read hold another kind of store than the run's."""
@@ -162,6 +164,8 @@ class Chunks:
                 key = differing[0]
                 told = f"{name}'s {key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
+            if listing.gaps and _files_of(store) is None:
+                raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
             for part in listing.parts:
                 _check_tensors(folder / REPLAY, part, _like(store, part.begin, part.end))
 
@@ -184,8 +188,8 @@ class Addition:
     """What one checkpoint adds to the files. `write` is done when the stores may change again; `finish`, in any thread,
     once the disk is waited for."""
 
-    def __init__(self, chunks: Chunks, plans: Mapping[str, tuple[tuple[Part, ...], list[tuple[int, int]]]]) -> None:
-        self._chunks, self._plans = chunks, plans
+    def __init__(self, chunks: Chunks, plans: Mapping[str, Plan], shared: Mapping[str, Any]) -> None:
+        self._chunks, self._plans, self._shared = chunks, plans, shared
         self._heads = {name: (one.num_steps_added, one.num_slots) for name, one in chunks.stores.items()}
         self._layouts = {name: one.layout.described() for name, one in chunks.stores.items()}
         self._parts: dict[str, tuple[Part, ...]] = {}
@@ -227,7 +231,7 @@ class Addition:
     def done(self) -> None:
         """The checkpoint is whole: the next one may share its files."""
         self._chunks.parts |= self._parts
-        for name, files in self._chunks._shared().items():
+        for name, files in self._shared.items():
             files.saved(self._parts[name])
 
 
@@ -255,7 +259,7 @@ def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
 
 
 def _listing_of(value: Mapping[str, Any]) -> Listing:
-    parts = tuple(Part(**one) for one in value["parts"])
+    parts = tuple(sorted((Part(**one) for one in value["parts"]), key=lambda part: part.begin))
     gaps = tuple((begin, end) for begin, end in value.get("gaps", ()))
     found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps)
     numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
@@ -268,8 +272,6 @@ def _listing_of(value: Mapping[str, Any]) -> Listing:
     ends = [spans[0][0] if spans else found.num_steps, *(end for _, end in spans)]
     if ends[0] > found.first or ends[-1] != found.num_steps or (spans and spans[0][1] <= found.first):
         raise ValueError("steps are missing, or too many")
-    if list(parts) != sorted(parts, key=lambda part: part.begin):
-        raise ValueError("order")
     for (begin, stop), end in zip(spans, ends, strict=False):
         if begin != end or stop <= begin:
             raise ValueError("steps")
@@ -386,13 +388,12 @@ def _are_there(folder: Path, parts: Iterable[Part]) -> bool:
 # --------------------------------------------------------------------------------------------------- stores
 
 
-def _to_write(store: Store, known: Sequence[Part]) -> tuple[tuple[Part, ...], list[tuple[int, int]]]:
-    """The files that still serve, and the steps that new ones are to hold."""
+def _to_write(store: Store, known: Sequence[Part], settled: int) -> Plan:
+    """What new files hold begins at `settled`, or later."""
     head, size = store.num_steps_added, store.steps_per_chunk
     first = first_step(head, store.num_slots)
     kept = [part for part in known if part.end > first]
-    files = _files_of(store)
-    begin = max(first, kept[-1].end if kept else 0, files.settled if files is not None and files.is_shared else 0)
+    begin = max(first, kept[-1].end if kept else 0, settled)
     opened = [part for part in kept if part.begin // size == begin // size]
     if len(opened) >= MAX_PARTS and begin < head:
         begin = max(first, opened[0].begin)

@@ -70,6 +70,8 @@ def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
         Layout.of_description(listing.layout)
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{saved.path}: its manifest describes no store. Use an older checkpoint.") from None
+    if listing.gaps:
+        raise CheckpointError(f"{saved.path}: of {name} files hold not all steps, as a dataset must. Admit all.")
     check_sums(place, listing)
     with _written(folder) as beside:
         parts = tuple(replace(one, name=f"{STEPS}{one.name.removeprefix(name)}") for one in listing.parts)

@@ -345,6 +345,17 @@ class Filed:
         there = {part.begin // size for part in kept}
         self.dropped = frozenset(range(first // size, self.settled // size)) - there
 
+    def is_shared_in(self, folder: Path) -> bool:
+        """Whether checkpoints whose files lie there share these."""
+        return self.is_shared and self.folder == folder
+
+    def claim(self) -> tuple[Part, ...]:
+        """What there is, once all that came down is written, for a checkpoint: it stays until that is whole."""
+        self.flush()
+        with self._lock:
+            self.claimed = frozenset(part.name for part in self.parts)
+            return self.parts
+
     def saved(self, parts: Sequence[Part]) -> None:
         """A checkpoint that holds these is whole; some it may have written while the writer did so, too."""
         with self._lock:
