@@ -85,6 +85,8 @@ def test_uniform_draws_are_those_of_a_store_that_is_all_on_the_device(backend, t
         later = (0, 4, 1, 2)[(number + 1) % 4] if number > 0 else 0
         feed.look_ahead(later)
         assert len(feed.pending) == min(3, later)
+    if has_files:
+        tiered.store.tiered.files.flush()
     counters, division = tiered.store.tiered.counters(), tiered.store.tiered.division
     assert (division.hot, division.num_slots) == (12, 96)
     held = {name: counters[name] for name in ("device_steps", "pinned_steps", "file_steps")}
