@@ -19,6 +19,7 @@ import argparse
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,19 @@ def tiers_of(kind: str, size: int, folder: Path) -> list[Tier]:
 
 
 def measure(
-    backend: Backend, side: int, num_envs: int, batch_size: int, device_bytes: int, num_updates: int, folder: Path
+    backend: Backend,
+    side: int,
+    num_envs: int,
+    batch_size: int,
+    device_bytes: int,
+    num_updates: int,
+    folder: Path,
+    kinds: Sequence[str] = KINDS,
 ) -> dict[str, dict[str, Any]]:
     """By kind of store."""
     num_windows = 8 * device_bytes // (8 * num_envs * (side * side + 8))
     found, first = {}, None
-    for kind in KINDS:
+    for kind in kinds:
         learner = Learner(backend, side, num_envs, num_windows, batch_size, tiers_of(kind, device_bytes, folder))
         losses = [learner.run(num_windows + 1, num_updates)]
         backend.synchronize()

@@ -119,19 +119,22 @@ def test_draws_by_priority_are_as_old_as_they_are_made_ahead(backend, tmp_path):
     assert not feed.pending and len(weights) > 2
 
 
+def drawn(table, times) -> dict[str, torch.Tensor]:
+    """What so many batches of 9 have, by name."""
+    found = [of_batch(table.draw(9)) for _ in range(times)]
+    return {name: torch.cat([one[name].cpu() for one in found]) for name in found[0]}
+
+
 def drawable_steps(kept, table) -> set[int]:
-    """Steps that some of 999 items begin with, each of which is what was played."""
-    head, slots = kept.store.num_steps_added, kept.store.num_slots
-    call, batch = table.prepare_draw(999)
-    call()
-    slot = (batch.index // table.num_rows).cpu()
-    steps = head - 1 - torch.remainder(head - 1 - slot, slots)
-    for i in range(0, 999, 9):
-        row = int(batch.index[i]) % table.num_rows
+    """Steps that items begin with, each of which is what was played."""
+    head, batch = kept.store.num_steps_added, drawn(table, 60)
+    steps = head - 1 - torch.remainder(head - 1 - batch["index"] // table.num_rows, kept.store.num_slots)
+    for i in range(0, len(steps), 9):
+        row = int(batch["index"][i]) % table.num_rows
         item = kept.played.transition(int(steps[i]), row // 2, row % 2, 2, 2, 0.5, kept.store.layout.num_sides)
-        assert torch.equal(batch.observation["obs"][i].cpu(), item["obs"])
-        assert batch.reward[i].item() == item["reward"]
-    assert (batch.weight > 0).all()
+        assert torch.equal(batch["observation.obs"][i], item["obs"])
+        assert batch["reward"][i].item() == item["reward"]
+    assert (batch["weight"] > 0).all()
     return set(steps.tolist())
 
 
@@ -269,10 +272,10 @@ def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, b
     (line,) = said
     assert line.startswith(f"warning: {tmp_path / REPLAY}: steps of {NAME} were dropped: the disk is full: ")
     assert line.endswith("Training goes on without them. Make room: the next may fit.")
-    batch = table.draw(99)
-    steps = (batch.index // 6).cpu()
+    batch = drawn(table, 11)
+    steps = batch["index"] // 6
     lost = (steps > 8 * 4 - 3) & (steps <= 13 * 4)  # chunks 8 to 12, of which an item needs 4 steps in a row
-    assert torch.equal(batch.weight.cpu() == 0.0, lost) and lost.any() and not lost.all()
+    assert torch.equal(batch["weight"] == 0.0, lost) and lost.any() and not lost.all()
     assert kept.store.tiered.counters()["dropped_steps"] == 5 * 4 * 3
     place = save(tmp_path, kept, files)
     assert checkpoint.load_checkpoint(place).replay[NAME].gaps == ((32, 52),)
@@ -284,19 +287,6 @@ def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, b
     for one in (ours, theirs):
         one["done"][32 - first : 52 - first] = 0
     assert_same(ours, theirs)
-
-
-def test_debug_mode_finds_nothing_wrong(tmp_path):
-    """Indices, races, values that were never set."""
-    kept = make(choose_backend("cpu", debug=True), tmp_path)
-    feed = kept.store.table("all", Uniform(), WINDOW).feed(9, ahead=2)
-    for number in range(9):
-        kept.add()
-        if number > 1:
-            feed.begin(2)
-            feed.take()
-            feed.take()
-            feed.look_ahead(2)
 
 
 # ------------------------------------------------------------------------------------------------- in configs
