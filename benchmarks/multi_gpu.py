@@ -2,15 +2,21 @@
 
 python benchmarks/multi_gpu.py --gpus 4                               # tag_continuous, 2,000 envs x (10 + 90) a GPU
 python benchmarks/multi_gpu.py --gpus 2 --config simple_tag.yaml --envs 4096 --steps 32
+python benchmarks/multi_gpu.py --gpus 2 --config cartpole_dqn.yaml --envs 4096 --steps 16 --name multi_gpu_dqn_cuda \\
+    policy.agent.prioritized=true policy.agent.batch_size=4096 policy.agent.learning_starts=0 \\
+    policy.agent.replay_ratio=0.0005
 python benchmarks/multi_gpu.py --gpus 2 --device cpu --envs 20 --steps 5 --repeats 1     # processes, over gloo
 
 Each number of GPUs is a run of its own, by processes that torchrun's launcher starts, as `trainer.num_gpus` does. Timed
-is what training does in an iteration between two reports: rollout, updates, and the hosts' agreement to go on.
+is what training does in an iteration between two reports: rollout, updates, and the hosts' agreement to go on. Of what
+learns from a replay store each GPU keeps as many transitions, draws as many and makes as many updates an iteration as
+one alone; a draw is then timed by itself, too, with what ranks tell each other for it and without.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -19,10 +25,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import NUM_REPEATS, ROOT, median, write_report
+from report import NUM_REPEATS, ROOT, median, time_calls, time_graph, write_report
 from throughput import pairs_of
 
-from trainers.learning.distributed import check_gpus, launch
+from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from trainers.learning.distributed import World, check_gpus, launch
 from trainers.learning.graphs import WARM_UP
 from trainers.report.paths import path_of
 from trainers.settings.config import Config, TrainerConfig
@@ -57,7 +64,36 @@ def config_of(arguments: argparse.Namespace, num_ranks: int, basedir: str) -> Co
     path = Path(arguments.config or "tag_continuous.yaml")
     path = path if path.exists() else ROOT / "examples" / path
     pairs = pairs_of(() if arguments.config else P5) + [(key, str(value)) for key, value in sizes.items()]
-    return read_config(path, pairs + pairs_of(arguments.overrides))
+    pairs += pairs_of(arguments.overrides)
+    return with_replay_of_each(read_config(path, pairs), num_ranks)
+
+
+def with_replay_of_each(config: Config, num_ranks: int) -> Config:
+    """What is counted over all ranks is counted of each: so their batches have that many times as many transitions."""
+    policies = {}
+    for name, one in config.policy.items():
+        if isinstance(one, OffPolicyConfig):
+            sizes = {key: num_ranks * getattr(one, key) for key in ("buffer_size", "batch_size", "learning_starts")}
+            one = dataclasses.replace(one, replay_ratio=one.replay_ratio / num_ranks, **sizes)
+        policies[name] = one
+    return dataclasses.replace(config, policy=policies)
+
+
+def time_draws(trainer: Trainer, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Microseconds of a draw from each store: as it is, and as if this rank were alone."""
+    backend, found = trainer.backend, {}
+    for name, one in trainer.algorithms.items():
+        if not isinstance(one, OffPolicy):
+            continue
+        found[name] = {}
+        for word, world in (("us_a_draw", trainer.world), ("us_a_draw_alone", World())):
+            table = one.store.table(word, one.config.selector(), one.config.window(), world=world)
+            draw, _ = table.prepare_draw(one.batch_size)
+            trainer.world.gather(None)
+            by_graph = backend.name == "cuda"
+            us = time_graph(backend, draw, 20, repeats) if by_graph else time_calls(backend, draw, 20, repeats)
+            found[name][word] = us
+    return found
 
 
 def run_as_rank(arguments: argparse.Namespace) -> None:
@@ -81,6 +117,7 @@ def run_as_rank(arguments: argparse.Namespace) -> None:
                 us = (time.perf_counter() - start) / (arguments.iterations * arguments.steps) * 1e6
                 figures.append(max(world.gather(us)))
         trainer.guard.raise_if_halted(trainer.iteration)
+        draws = time_draws(trainer, arguments.repeats)
         if world.rank == 0:
             found = {
                 "us_a_step_of_each_repeat": figures[1:],
@@ -91,6 +128,7 @@ def run_as_rank(arguments: argparse.Namespace) -> None:
                 "path": path_of(trainer),
                 "cuda_graphs": all(one.is_captured for phases in trainer.phases.values() for one in phases.values()),
             }
+            found |= {"draws": draws} if draws else {}
             Path(arguments.write).write_text(json.dumps(found))
     world.end(0)
 

@@ -171,7 +171,7 @@ class Trainer:
         for name, store in self.stores.items():
             if store.tiered is not None:
                 store.tiered.files_of_run(name, self.run, config.saving.replay)
-        self.chunks = Chunks(self.stores if config.saving.replay else {})
+        self.chunks = Chunks(self.stores if config.saving.replay else {}, self.world)
         share_nothing = all(one.shares_nothing for one in self.algorithms.values())
         graphs = [list(ones.values()) for ones in self.phases.values()]
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)
@@ -318,7 +318,8 @@ class Trainer:
             f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
             "Are the env's rewards and observations finite? Else lower the policy's lr.",
         )
-        check_ranks_agree(learned, self.world)
+        of_all = {file: tensors for file, tensors in learned.items() if file not in self.chunks.stores}
+        check_ranks_agree(of_all, self.world)
         self.guard.raise_if_halted(self.iteration)  # else the envs' arrays might hold what it found
         self.rollout.end()
         progress = {"iteration": self.iteration, **progress_of(self.config, self.identity)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
+from trainers.acting.memory import Memory
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
@@ -22,19 +25,28 @@ class EpsilonGreedyActor(Actor):
     """With probability `epsilon` [1], any action that may be taken; else the one of the largest Q-value.
 
     The draw is the Sampler's, so that it depends on seed, env, agent and step alone. q_value [T, E, A] is the largest
-    of the actions that may be taken.
+    of the actions that may be taken. For what a recurrent policy remembers, see Memory.
 
     Args:
         policy: of a network with the head "q"; its config has an `epsilon`, whose last value is the actor's until
-            somebody sets another.
+            somebody sets another; with `epsilon_per_env` each env has one of its own, see `exponents_of_envs`.
+        keeps_every: steps from one memory that is kept to the next, or a divisor of them where the steps of a rollout
+            are no multiple. None: as Memory has it.
     """
 
-    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage) -> None:
+    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, keeps_every: int | None = None) -> None:
         super().__init__(policy, spec, stage)
         self.epsilon = torch.full((1,), float(value_at(policy.config.epsilon, 1e30)), device=stage.device)
+        self.keeps_every = keeps_every
+        self._is_per_env = getattr(policy.config, "epsilon_per_env", False)
+        self._memory: Memory | None = None
 
     def fields(self, num_steps: int) -> list[Field]:
-        return [Field("q_value", is_watched=True)]
+        return [Field("q_value", is_watched=True), *self._memory_fields(num_steps)]
+
+    def _memory_fields(self, num_steps: int) -> list[Field]:
+        every = None if self.keeps_every is None else math.gcd(self.keeps_every, num_steps)
+        return Memory.fields(self.policy, num_steps, every)
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
         rows, (size,) = num_envs * self.spec.num_agents, self.policy.head.head_sizes
@@ -44,7 +56,8 @@ class EpsilonGreedyActor(Actor):
             epsilon_greedy_logits(allowed_values(q, mask), mask, torch.zeros(1))
         of_pass = bytes_of_pass(self, num_envs)
         work = max(of_pass[WORK], rows * counted.most)
-        return of_pass | {"q and logits": 4 * rows * (2 * size + 2) + 4, WORK: work}
+        own = {"q and logits": 4 * rows * (2 * size + 2) + 4, "memory of the envs": 4 * rows * self.policy.memory_size}
+        return of_pass | own | {"exponents": 4 * num_envs * self._is_per_env, WORK: work}
 
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
@@ -54,10 +67,20 @@ class EpsilonGreedyActor(Actor):
         self._q, self._logits = (rollout.reward.new_zeros(*rows, size) for _ in range(2))
         self._unread = [rollout.reward.new_zeros(rows) for _ in range(2)]
         self._sampler = self._make_sampler()
+        self._exponents = exponents_of_envs(rollout.num_envs, self._q.device) if self._is_per_env else None
+        if self.policy.memory_size:
+            self._memory = Memory(group)
+
+    def forget(self) -> None:
+        if self._memory is not None:
+            self._memory.clear()
 
     def prepare_step(self, t: int) -> list[Call]:
         group = self.group
         return self._prepare_choice(t, group.q_value[t], self._unread[0])
+
+    def prepare_between(self, t: int) -> list[Call]:
+        return [] if self._memory is None else self._memory.prepare_forget(t)
 
     def _prepare_choice(self, t: int, q_value: torch.Tensor, log_prob: torch.Tensor) -> list[Call]:
         """Acts in step t; [E, A] are written."""
@@ -67,16 +90,23 @@ class EpsilonGreedyActor(Actor):
         def choose() -> None:
             allowed = allowed_values(self._q, mask)
             torch.amax(allowed, dim=-1, out=q_value)
-            self._logits.copy_(allowed if is_greedy else epsilon_greedy_logits(allowed, mask, self.epsilon))
+            epsilon = self.epsilon if self._exponents is None else self.epsilon**self._exponents
+            self._logits.copy_(allowed if is_greedy else epsilon_greedy_logits(allowed, mask, epsilon))
 
         outputs = (group.action_array[t], log_prob, self._unread[1])
         draw = self._sampler.prepare(self._logits, *outputs, mask, greedy=is_greedy)
-        return [*self._prepare_values(group.rollout.seen(t)), choose, draw]
+        keep = [] if self._memory is None else self._memory.prepare_keep(t)
+        return [*keep, *self._prepare_values(group.rollout.seen(t), self._remembered, goes_on=True), choose, draw]
 
-    def _prepare_values(self, arrays: Arrays) -> list[Call]:
-        """Q-values of what the agents see, into `_q`."""
+    @property
+    def _remembered(self) -> torch.Tensor | None:
+        return None if self._memory is None else self._memory.now
+
+    def _prepare_values(self, arrays: Arrays, memory: torch.Tensor | None, goes_on: bool = False) -> list[Call]:
+        """Q-values of what the agents see, into `_q`; `memory` [E, A, size] then knows of it if it `goes_on`."""
         rows, calls = self.features.prepare_step(arrays, self._buffer)
-        return [*calls, self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None)]
+        flat = None if memory is None else memory.flatten(0, 1)
+        return [*calls, self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None, flat, goes_on)]
 
 
 class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):
@@ -87,17 +117,19 @@ class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):
     """
 
     def fields(self, num_steps: int) -> list[Field]:
-        return value_fields()
+        return [*value_fields(), *self._memory_fields(num_steps)]
 
     def prepare_step(self, t: int) -> list[Call]:
         return self._prepare_choice(t, self.group.value[t], self.group.log_prob[t])
 
     def prepare_end(self) -> list[Call]:
         group, rollout = self.group, self.group.rollout
-        calls = [*self._prepare_values(rollout.seen(-1)), self._prepare_largest(group.env_mask, group.value[-1])]
+        calls = self._prepare_values(rollout.seen(-1), self._remembered)
+        calls.append(self._prepare_largest(group.env_mask, group.value[-1]))
         for k, value in enumerate(group.final_value):
             final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
-            calls += [*self._prepare_values(final), self._prepare_largest(None, value)]
+            memory = None if self._memory is None else group.final_memory[k]
+            calls += [*self._prepare_values(final, memory), self._prepare_largest(None, value)]
         return calls
 
     def _prepare_largest(self, mask: torch.Tensor | None, value: torch.Tensor) -> Call:
@@ -105,6 +137,16 @@ class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):
             torch.amax(allowed_values(self._q, mask), dim=-1, out=value)
 
         return take
+
+
+def exponents_of_envs(num_envs: int, device: torch.device) -> torch.Tensor:
+    """[E, 1, 1]: what `epsilon` is raised to, 1 in the first env and 8 in the last, so that few try much and many
+    little.
+
+    Source: Horgan et al. 2018, "Distributed prioritized experience replay" (Ape-X), arXiv:1803.00933, section 4.1.
+    """
+    number = torch.arange(num_envs, device=device, dtype=torch.float32).view(-1, 1, 1)
+    return 1.0 + 7.0 * number / max(1, num_envs - 1)
 
 
 def allowed_values(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -119,7 +161,7 @@ def epsilon_greedy_logits(allowed: torch.Tensor, mask: torch.Tensor | None, epsi
     Args:
         allowed: [..., actions], of `allowed_values`.
         mask: [..., actions] bool, or None.
-        epsilon: [1].
+        epsilon: [1], or [E, 1, 1].
     """
     best = allowed.argmax(-1, keepdim=True)
     if mask is None:

@@ -27,12 +27,16 @@ class Memory:
         self.now = rollout.env.data.push(spec.array("memory"), memory)
 
     @staticmethod
-    def fields(policy: Policy, num_steps: int) -> list[Field]:
-        """What a rollout keeps of it; nothing if the policy does not remember."""
+    def fields(policy: Policy, num_steps: int, every: int | None = None) -> list[Field]:
+        """What a rollout keeps of it; nothing if the policy does not remember.
+
+        Args:
+            every: steps from one memory that is kept to the next; the length of a sequence if not given.
+        """
         size = policy.memory_size
         if not size:
             return []
-        every = policy.network.sequence_length or num_steps
+        every = every or policy.network.sequence_length or num_steps
         return [Field("memory", (size,), every=every), Field("final_memory", (size,), of="truncation")]
 
     def clear(self) -> None:
@@ -41,9 +45,8 @@ class Memory:
     def prepare_keep(self, t: int) -> list[Call]:
         """What a rollout keeps before step t."""
         group = self.group
-        if t % group.sequence_length:
-            return []
-        return [prepare_copy(group.memory[t // group.sequence_length], self.now)]
+        every = group.fields["memory"].every
+        return [] if t % every else [prepare_copy(group.memory[t // every], self.now)]
 
     def prepare_forget(self, t: int) -> list[Call]:
         """After step t ended episodes are forgotten, and agents that are out of the game forget."""

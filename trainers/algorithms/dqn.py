@@ -65,11 +65,17 @@ def dqn_target(
         next_mask: [N, actions] bool, what may be taken then; None: everything.
         double: whether `next_q` chooses; else the target network does.
     """
+    return reward + discount * value_of_best(next_q, next_q_of_target, next_mask, double)
+
+
+def value_of_best(
+    next_q: torch.Tensor, next_q_of_target: torch.Tensor, next_mask: torch.Tensor | None, double: bool
+) -> torch.Tensor:
+    """[...]: what the target network gives the action that is best, of [..., actions]; see `dqn_target`."""
     chooses = next_q if double else next_q_of_target
     if next_mask is not None:
         chooses = chooses.masked_fill(~next_mask, -math.inf)
-    best = chooses.argmax(-1, keepdim=True)
-    return reward + discount * next_q_of_target.gather(-1, best).squeeze(-1)
+    return next_q_of_target.gather(-1, chooses.argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -> torch.Tensor:
@@ -106,6 +112,7 @@ class DQN(OffPolicy):
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }
+    SEVERAL_RANKS = True
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
@@ -174,12 +181,13 @@ class DQN(OffPolicy):
         batch = self.draw()
         losses, q, target = losses_of(self.policy, self.target, batch, config)
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
-        number = counts.sum().clamp_min(1.0)
+        number = self.number_of(counts)
         loss = (losses * batch.weight).sum() / number
         loss.backward()
-        grad_norm = self.optimizer.safe_step()
         with torch.no_grad():
             error = (q - target).abs() * counts
-            q_mean, td_error = ((one * counts).sum() / number for one in (q, error))
-            self.keep_errors(error)
-        return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}
+            figures = torch.stack([loss, *((one * counts).sum() / number for one in (q, error))])
+        loss, q_mean, td_error = self.optimizer.reduce(figures)
+        grad_norm = self.optimizer.safe_step()
+        self.keep_errors(error)
+        return {"loss": loss, "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}

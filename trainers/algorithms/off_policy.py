@@ -8,6 +8,7 @@ replay", arXiv:1511.05952.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -28,6 +29,8 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
+    from trainers.replay.sequences import Sequences
+    from trainers.replay.storage import Layout, Window
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
@@ -37,7 +40,8 @@ class OffPolicyConfig(PolicyConfig):
     """What the configs of algorithms that replay have beyond it."""
 
     buffer_size: Count = 100_000
-    """Transitions that are kept, over all envs and agents, rounded up to whole iterations."""
+    """Transitions that are kept, over all envs and agents, rounded up to whole iterations. Each of several GPUs keeps
+    those of its envs."""
     n_step: Count = 1
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     prioritized: bool = False
@@ -51,7 +55,7 @@ class OffPolicyConfig(PolicyConfig):
     learning_starts: Size = 5_000
     """Env steps before the first update, over all envs."""
     batch_size: Count = 128
-    """Transitions of an update."""
+    """Transitions of an update; of several GPUs, of all together."""
     replay_ratio: Positive = 0.1
     """Updates an env step, over all envs."""
     target_update_freq: Count = 1
@@ -65,6 +69,10 @@ class OffPolicyConfig(PolicyConfig):
         """That are due after so many env steps."""
         return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
 
+    def of_rank(self, num_ranks: int) -> OffPolicyConfig:
+        sizes = {"buffer_size": -(-self.buffer_size // num_ranks), "batch_size": self.batch_size // num_ranks}
+        return dataclasses.replace(self, **sizes)
+
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
         if self.buffer_size < self.batch_size:
@@ -75,7 +83,7 @@ class OffPolicyConfig(PolicyConfig):
         if self.tiers.admit.startswith("priority") and not self.prioritized:
             yield "tiers.admit", "transitions have no priorities. Set prioritized: true, or admit: all or stride:4."
 
-    def window(self) -> Transitions:
+    def window(self) -> Transitions | Sequences:
         """What is learned from."""
         from trainers.replay.windows import Transitions
 
@@ -105,8 +113,14 @@ class OffPolicy(Algorithm):
 
         def learn(self):            # one update
             batch = self.draw()
-            ...
+            counts = batch.weight.sign()
+            ((losses * batch.weight).sum() / self.number_of(counts)).backward()
+            self.optimizer.reduce(figures)  # gradients of all ranks, summed up
+            self.optimizer.safe_step()
             self.keep_errors(error)
+
+    Where it says so (SEVERAL_RANKS), ranks keep and draw the transitions of their own envs, as from one store:
+    `batch_size`, `learning_starts` and `replay_ratio` are of all of them together; see replay/one_tree.py.
 
     An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
     """
@@ -123,32 +137,61 @@ class OffPolicy(Algorithm):
         "bytes_written": "bytes so far that were written for that: less, where a checkpoint had written them",
         "bytes_read": "bytes so far that batches needed of files",
     }
+    SEVERAL_RANKS: ClassVar[bool] = False
+    """Whether its update is one of all ranks together."""
     config: OffPolicyConfig
     followers: Sequence[tuple[nn.Module, nn.Module]] = ()
     """Networks that targets are made by, each with the one that it follows by `tau`."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        from trainers.replay.of_group import store_of, window_of
-
         super().__init__(config, group, guard, seed)
-        if self.world.size > 1:
+        if self.world.size > 1 and not self.SEVERAL_RANKS:
             name = f"policy.{group.name}.algorithm: {config.algorithm}"
-            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1.")
-        num_steps, num_envs, _ = group.shape
-        capacity, tiers = config.capacity(group.spec, num_steps, num_envs), config.tiers.tiers()
-        self.store = store_of(group, capacity, seed, tiers)
+            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1, or take DQN.")
+        if self.world.size > 1 and config.tiers:
+            raise ConfigError(f"policy.{group.name}.tiers: they are of one GPU. Leave it out, or set num_gpus: 1.")
+        (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
+        self.batch_size = config.batch_size // num_ranks
+        """Transitions that this rank draws for an update."""
+        self.store = self.make_store(config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks, seed)
         selector, halted = config.selector(), guard.flag_of(group.name)
-        self.table = self.store.table("transitions", selector, config.window(), halted=halted)
-        self._add = self.store.prepare_add(window_of(group))
+        self.table = self.store.table("transitions", selector, config.window(), halted=halted, world=self.world)
+        self._add = self.store.prepare_add(self.window_of_rollout())
         self.feed = None
         if self.store.tiered is None:
-            self._draw, self._batch = self.table.prepare_draw(config.batch_size)
+            self._draw, self._batch = self.table.prepare_draw(self.batch_size)
         else:
-            self.feed = self.table.feed(config.batch_size, config.tiers.ahead)
-            self._draw, self._batch = None, self.feed.batch
+            self.feed = self.table.feed(self.batch_size, config.tiers.ahead)
+            self._draw, self._batch = lambda: None, self.feed.batch  # `update` has each batch made
         if config.prioritized:
             self._priority = self._batch.weight.clone()
             self._update = self.table.prepare_update(self._batch.index, self._priority)
+
+    @classmethod
+    def kept(cls, config: OffPolicyConfig) -> Sequence[str]:
+        """Names of the actor's fields that the store keeps, besides what is seen, done and paid."""
+        return ()
+
+    @classmethod
+    def layout(cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
+        """How much its store keeps of what."""
+        from trainers.replay.of_group import layout_of
+
+        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
+        return layout_of(actor.spec, num_steps, num_envs, config.capacity(actor.spec, num_steps, num_envs), kept)
+
+    def make_store(self, capacity: int, seed: int) -> ReplayStore:
+        """A store of that layout."""
+        from trainers.replay.of_group import store_of
+
+        kept = [self.group.fields[name] for name in self.kept(self.config)]
+        return store_of(self.group, capacity, seed, kept, self.config.tiers.tiers())
+
+    def window_of_rollout(self) -> Window:
+        """The rollout's part of what the store keeps, as it takes it in."""
+        from trainers.replay.of_group import window_of
+
+        return window_of(self.group, [self.group.fields[name] for name in self.kept(self.config)])
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
@@ -163,14 +206,12 @@ class OffPolicy(Algorithm):
         cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
         from trainers.replay.feed import Feed
-        from trainers.replay.of_group import layout_of
         from trainers.replay.storage import bytes_of
         from trainers.replay.store import division_of
         from trainers.replay.sum_tree import bytes_of_tree
 
-        spec, window = actor.spec, config.window()
-        layout = layout_of(spec, num_steps, num_envs, config.capacity(spec, num_steps, num_envs))
-        items = layout.num_slots * num_envs * spec.num_agents
+        window, layout = config.window(), cls.layout(config, actor, num_steps, num_envs)
+        items = layout.num_slots // window.period * num_envs * (1 if window.axis == "env" else layout.num_agents)
         found = {
             "replay": layout.num_bytes,
             "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,
@@ -245,12 +286,17 @@ class OffPolicy(Algorithm):
         return {}
 
     def draw(self) -> Samples:
-        """The transitions of this update, `batch_size` of them, in memory that the next draw writes anew."""
+        """This rank's `batch_size` transitions of the update, in memory that the next draw writes anew."""
         from trainers.replay.of_group import samples_of
 
-        if self._draw is not None:  # else `update` has the batch made
-            self._draw()
+        self._draw()
         return samples_of(self._batch, self.group.features, self.group.spec.num_agents)
+
+    def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:
+        """How many transitions all ranks learn from, at least 1, by `counts` [N] of this one: 0 where one does not."""
+        if self.world.size > 1 and self.group.active is None:
+            return self.world.total(len(counts))
+        return self.world.total(counts.sum()).clamp_min(1.0)
 
     def keep_errors(self, error: torch.Tensor) -> None:
         """What was drawn last is drawn again by these errors [N] >= 0, if it is by any; not once a NaN was met, as the

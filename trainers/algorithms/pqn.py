@@ -76,6 +76,8 @@ class PQNConfig(PolicyConfig):
 class PQN(OnPolicy):
     """Updates one policy from its part of each rollout.
 
+    Of a network that remembers, a minibatch is of whole sequences, each from what its player remembered then.
+
     A target is r + gamma ((1 - lambda) max Q + lambda target), of the step after: what GAE's advantage and the value
     add up to where the value is the largest Q-value. Those are of the network that played.
     """
@@ -116,7 +118,7 @@ class PQN(OnPolicy):
 
     @classmethod
     def why_not(cls, config: PQNConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec)
+        return why_no_q_values(config, spec, from_sequences=True)
 
     def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
         return {**super().state(), "acting": {"epsilon": self.epsilon}}
@@ -131,7 +133,8 @@ class PQN(OnPolicy):
         number, *_ = self.moments(units)
         figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
         for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
-            q = self.policy.heads(samples.observation)["q"].gather(-1, samples.action.long().unsqueeze(-1)).squeeze(-1)
+            q, _ = self.policy.outputs_and_value(samples)
+            q = q.gather(-1, samples.action.long().unsqueeze(-1)).squeeze(-1)
             error = q - self.target.view(-1).index_select(0, samples.index)
             weight, _ = self.weights(units, samples, number)
             losses = 0.5 * error.square() * weight

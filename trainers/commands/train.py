@@ -154,7 +154,8 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     if settings.num_gpus > 1:
         share = {"num_envs": settings.num_envs // settings.num_gpus, "num_gpus": 1}
         share["train_batch_size"] = settings.train_batch_size // settings.num_gpus
-        config = dataclasses.replace(config, trainer=dataclasses.replace(settings, **share))
+        policies = {name: one.of_rank(settings.num_gpus) for name, one in config.policy.items()}
+        config = dataclasses.replace(config, trainer=dataclasses.replace(settings, **share), policy=policies)
         say(f"of {settings.num_gpus} ranks, this is one")
     backend = make_backend(config.trainer)
     env = load_env(config.name, config.env)

@@ -29,8 +29,9 @@ def kept_of_env(env: Env, layout: Layout, actors: Iterable[Actor]) -> tuple[list
     """Names of the env's arrays that a rollout keeps: what is seen, before each step and after the last; and what a
     step takes and gives."""
     seen = list(layout.observations)
-    if GLOBAL_STATE in layout.kept and any(actor.policy.has_central_critic for actor in actors):
-        seen.append(GLOBAL_STATE)  # kept as what agents see is, for the critics that read it
+    configs = [actor.policy.config for actor in actors]
+    if GLOBAL_STATE in layout.kept and any(one.central_critic or one.reads_state for one in configs):
+        seen.append(GLOBAL_STATE)  # kept as what agents see is, for the critics and mixers that read it
     return seen, ["reward", "terminated", "truncated", *env.figures, *layout.actions]
 
 

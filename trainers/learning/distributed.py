@@ -92,6 +92,12 @@ class World:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
+    def gather_into(self, tensor: torch.Tensor, own: torch.Tensor) -> None:
+        """Every rank's `own` [...], by rank, into a tensor [ranks, ...]: numbers that a sum with zeros leaves alone."""
+        self._meet_by(own)
+        tensor.zero_()[self.rank].copy_(own)
+        dist.all_reduce(tensor)
+
     def total(self, number: Number) -> Number:
         """Over all ranks; an int is the same on each of them."""
         return self.sum(number)[0] if isinstance(number, torch.Tensor) else number * self.size
@@ -177,8 +183,7 @@ class World:
         """This rank's part of a tensor that holds those of all ranks along the axis."""
         if tensor.dim() <= axis:
             return tensor
-        size = tensor.shape[axis] // self.size
-        return tensor.narrow(axis, self.rank * size, size)
+        return tensor.chunk(self.size, axis)[self.rank]
 
     def agree_on(self, caught: int | None) -> int | None:
         """The signal that any rank had caught when all asked last, or None: every rank gets the same answer.
@@ -197,8 +202,7 @@ class World:
     def _count_votes(self) -> int | None:
         if self._vote is None:
             return None
-        vote, work = self._vote
-        self._vote = None
+        (vote, work), self._vote = self._vote, None
         work.wait()
         return int(vote) or None
 
@@ -218,10 +222,7 @@ class World:
 
     def _meet_by(self, tensor: torch.Tensor) -> None:
         """Likewise, if hosts wait there: those of GPUs do not, and may have the sum in a graph."""
-        if tensor.is_cuda:
-            self.moved()
-        else:
-            self._meet()
+        (self.moved if tensor.is_cuda else self._meet)()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -332,9 +333,8 @@ def device_of(settings: TrainerConfig) -> str:
 
 def uses_gpu(settings: TrainerConfig) -> bool:
     """Whether `trainer.env_backend` and `trainer.device` mean a GPU."""
-    if "cpu" in (settings.env_backend, settings.device):
-        return False
-    return settings.env_backend != "auto" or settings.device != "auto" or torch.cuda.is_available()
+    is_cpu = "cpu" in (settings.env_backend, settings.device)
+    return not is_cpu and (settings.env_backend != "auto" or settings.device != "auto" or torch.cuda.is_available())
 
 
 def check_gpus(num_gpus: int) -> None:

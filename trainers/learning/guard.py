@@ -7,7 +7,7 @@ The host reads both when it reports and when it saves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -114,16 +114,30 @@ class Guard:
             bad = ~torch.stack([one.is_finite for one in statistics])
             self._keep("statistic", policy, torch.where(bad.any(), bad.int().argmax(), NOTHING_FOUND))
 
-    def check_gradient(self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor) -> None:
+    def also_watch(self, policy: str, names: Sequence[str]) -> int:
+        """Parameters that learn with a policy and are none of its own, such as critics'.
+
+        Returns:
+            The number of the first of them, for `check_gradient`.
+        """
+        number = self._number_of("gradient", policy)
+        place = self._places[number]
+        self._places[number] = replace(place, names=(*place.names, *names))
+        return len(place.names)
+
+    def check_gradient(
+        self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor, first: int = 0
+    ) -> None:
         """Looks at the gradient, before it is shortened: at its norm, and at each parameter's.
 
         Args:
-            parameters: all of the policy's, in order.
+            parameters: all of the policy's, in order; or others that learn with it, the `first` as `also_watch` said.
             norm: of the whole gradient.
         """
         sums = torch.stack([p.grad.sum() if p.grad is not None else norm.new_zeros(()) for p in parameters])
         bad = ~torch.isfinite(sums)
-        row = torch.where(bad.any(), bad.int().argmax(), torch.where(torch.isfinite(norm), NOTHING_FOUND, 0))
+        is_good = torch.isfinite(norm) & ~bad.any()
+        row = torch.where(is_good, NOTHING_FOUND, first + bad.int().argmax())  # 0 where none is bad alone
         self._keep("gradient", policy, row)
 
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.features import Inputs
     from trainers.settings.config import ModelConfig
 
-NOT_NETWORKS = {"features", "images", "normalise", "policy"}
+NOT_NETWORKS = {"features", "images", "mixer", "normalise", "policy"}
 NETWORKS = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_NETWORKS)
 
 

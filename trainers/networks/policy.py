@@ -121,13 +121,16 @@ class Policy(nn.Module):
         Returns:
             log_prob [N] of the actions, entropy [N], value [N] in the critic's unit.
         """
-        if self.memory_size:
-            outputs, value, _ = self.unroll(samples.observation, samples.critic_input, samples.memory, samples.starts)
-            outputs, value = outputs.flatten(0, 1), value.flatten()
-        else:
-            outputs, value = self(samples.observation, samples.critic_input)
+        outputs, value = self.outputs_and_value(samples)
         log_prob, entropy = self.head.log_prob_and_entropy(outputs, samples.action, samples.mask)
         return log_prob, entropy, value
+
+    def outputs_and_value(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+        """What it makes now of steps, or of sequences of them: outputs [N, numbers], value [N]."""
+        if not self.memory_size:
+            return self(samples.observation, samples.critic_input)
+        outputs, value, _ = self.unroll(samples.observation, samples.critic_input, samples.memory, samples.starts)
+        return outputs.flatten(0, 1), value.flatten()
 
     def unroll(
         self,
@@ -166,7 +169,8 @@ class Policy(nn.Module):
                 )
                 if outputs is not None:
                     outputs.copy_(found[0])
-                value.copy_(values[0])
+                if value is not None:
+                    value.copy_(values[0])
                 if keep_memory:
                     memory.copy_(after)
 

@@ -8,7 +8,8 @@
                        lists the files of all steps that the store held
 
 A checkpoint writes the steps that came since the one before. Files end where chunks do, and at the newest step; a chunk
-that comes to MAX_PARTS files is written anew as one. A file goes when no checkpoint lists it any more.
+that comes to MAX_PARTS files is written anew as one. A file goes when no checkpoint lists it any more. Each of several
+ranks writes files of its own, see of_ranks.py; the first knows of all of them.
 """
 
 from __future__ import annotations
@@ -16,35 +17,39 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from trainers.learning.distributed import World
+from trainers.replay.listing import (
+    REPLAY,
+    Listing,
+    Part,
+    first_step,
+    gaps_of,
+    listing_to_json,
+    part_name,
+    remove_unlisted,
+)
+from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
 from trainers.run import disk
-from trainers.run.manifest import MANIFEST, read_manifest
+from trainers.run.checks import on_all_ranks
 from trainers.run.reading import check_folder, open_own
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
 from warpdrive.errors import CheckpointError
 
-REPLAY = "replay"
-"""The folder, and the key of manifests."""
-PENDING = "pending."
-"""Begins the names of tensors of the slot that waits for the next step."""
 MAX_PARTS = 8
 """Files of one chunk, after which it is written anew as one."""
-EMPTY = "saving.replay=false goes on with an empty store."
-WAYS_OUT = f"{EMPTY} Use an older checkpoint."
 
-Plan = tuple[tuple["Part", ...], list[tuple[int, int]]]
+Plan = tuple[tuple[Part, ...], list[tuple[int, int]]]
 """The files that still serve, and the steps that new ones are to hold."""
 
-_NAME = re.compile(r"[^/]+\.[0-9]{12,}-[0-9]{12,}\.[0-9a-f]{16}\.safetensors")
+
 
 
 class Store(Protocol):
@@ -67,53 +72,17 @@ class Store(Protocol):
         """Those tensors, and others, which are written whole each time."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A file with the steps from `begin` to `end`."""
-
-    name: str
-    begin: int
-    end: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Which files hold a store."""
-
-    num_steps: int
-    """That were added to it."""
-    num_slots: int
-    parts: tuple[Part, ...]
-    """In order, one beginning where another ends."""
-    layout: Mapping[str, Any]
-    """Of the store, described."""
-    gaps: tuple[tuple[int, int], ...] = ()
-    """Steps between them that a tier of files did not take, from one to another."""
-
-    @property
-    def first(self) -> int:
-        """The oldest step that is of use: older ones were overwritten."""
-        return first_step(self.num_steps, self.num_slots)
-
-
-def first_step(num_steps: int, num_slots: int) -> int:
-    """The oldest of a store to which so many were added."""
-    return max(0, num_steps - num_slots + 1)
-
-
 class Chunks:
     """The files of a run's stores.
 
     Args:
-        stores: by name, "replay.<policy>".
+        stores: by name, "replay.<policy>"; of several ranks this one's, all alike.
     """
 
-    def __init__(self, stores: Mapping[str, Store]) -> None:
-        self.stores = dict(stores)
-        self.parts: dict[str, tuple[Part, ...]] = dict.fromkeys(self.stores, ())
-        """Of the newest checkpoint that is whole."""
+    def __init__(self, stores: Mapping[str, Store], world: World | None = None) -> None:
+        self.stores, self.world = dict(stores), world or World()
+        self.parts: dict[str, tuple[Part, ...]] = {}
+        """Of the newest checkpoint that is whole, by store and rank; on the first rank."""
         self._rings = {name: _ring(store) for name, store in self.stores.items()}
 
     def small(self, listings: Mapping[str, Listing] | None = None) -> dict[str, dict[str, torch.Tensor]]:
@@ -128,15 +97,26 @@ class Chunks:
 
     def begin(self, folder: Path) -> Addition:
         """What a checkpoint in `folder` has to write."""
-        for name, store in self.stores.items():
+        kept: dict[str, tuple[Part, ...]] = {}
+
+        def ranges_of(name: str, store: Store) -> list[tuple[int, int]]:
+            names = self.names(name)
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
-                self.parts[name], self._rings[name] = (), _ring(store)
+                self.parts.update(dict.fromkeys(names, ()))
+                self._rings[name] = _ring(store)
+            if name in shared:
+                self.parts[name] = shared[name].claim()
+            known = {one: self.parts.get(one, ()) for one in names}
+            if not all(_are_there(folder / REPLAY, parts) for parts in known.values()):
+                known = dict.fromkeys(names, ())
+            for one, parts in known.items():  # all ranks have files of the same steps
+                kept[one], ranges = _to_write(store, parts, shared[name].settled if name in shared else 0)
+            return ranges
+
         shared = self.shared(folder)
-        self.parts |= {name: files.claim() for name, files in shared.items()}
-        known = {name: parts if _are_there(folder / REPLAY, parts) else () for name, parts in self.parts.items()}
-        settled = {name: shared[name].settled if name in shared else 0 for name in self.stores}
-        plans = {name: _to_write(store, known[name], settled[name]) for name, store in self.stores.items()}
-        return Addition(self, plans, shared)
+        found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
+        ranges = {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}
+        return Addition(self, ranges, kept, shared)
 
     def shared(self, folder: Path) -> dict[str, Any]:
         """By store, the tier of files that lie among those of checkpoints in a folder."""
@@ -149,25 +129,43 @@ class Chunks:
             spared = [stack.enter_context(files.in_use()) for files in self.shared(folder).values()]
             remove_unlisted(folder, set().union(*spared))
 
+    def names(self, name: str) -> list[str]:
+        """Of all ranks' parts of a store."""
+        return [name_on(name, rank) for rank in range(self.world.size)]
+
     def num_bytes(self, num_steps: int) -> int:
-        """Of files, at most, after so many more steps of each env."""
+        """Of files, at most, after so many more steps of each env; and of what else ranks write themselves."""
         most = {name: getattr(_files_of(one), "most_unwritten", one.num_slots) for name, one in self.stores.items()}
-        return sum(min(num_steps, most[name]) * _step_bytes(store) for name, store in self.stores.items())
+        sizes = (min(num_steps, most[name]) * _step_bytes(store) for name, store in self.stores.items())
+        return self.world.size * sum(sizes) + self.bytes_of_others()
+
+    def bytes_of_others(self) -> int:
+        """Of the small tensors of all ranks but the first."""
+        return (self.world.size - 1) * sum(one.nbytes for ones in self.small().values() for one in ones.values())
+
+    def check_sums(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+        """Raises CheckpointError, on all ranks, if a file that one of them needs is not what was written."""
+        sources = sources_of(self.stores, listings, self.world)
+        on_all_ranks(self.world, lambda: [check_sums(folder, listing) for _, _, listing, _ in sources])
 
     def check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
-        """Raises CheckpointError if files that `check_sums` read hold another kind of store than the run's."""
-        for name, store in self.stores.items():
-            if (listing := listings.get(name)) is None:
-                continue
+        """Raises CheckpointError, on all ranks, if files that `check_sums` read hold another kind of store than the
+        run's."""
+        on_all_ranks(self.world, lambda: self._check_fits(folder, listings))
+
+    def _check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+        for name, store, listing, cut in sources_of(self.stores, listings, self.world):
             was, now = listing.layout, store.layout.described()
-            if differing := [key for key in now if was.get(key) != now[key]]:
+            may_differ = () if cut is None else ("num_envs",)
+            if differing := [key for key in now if was.get(key) != now[key] and key not in may_differ]:
                 key = differing[0]
                 told = f"{name}'s {key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             if listing.gaps and _files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
             for part in listing.parts:
-                _check_tensors(folder / REPLAY, part, _like(store, part.begin, part.end))
+                rows = _like(store, part.begin, part.end)
+                _check_tensors(folder / REPLAY, part, rows if cut is None else of_envs(rows, listing, "meta"))
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
         """Fills the stores with what was checked; their small tensors are there already.
@@ -175,33 +173,46 @@ class Chunks:
         Args:
             are_ours: whether later checkpoints go into this folder, and may share these files.
         """
-        for name, store in self.stores.items():
-            listing = listings.get(name)
-            if listing is not None:
-                if (files := _files_of(store)) is not None:
-                    files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
-                fill(store, folder / REPLAY, listing)
-            self.parts[name] = listing.parts if listing is not None and are_ours else ()
+        for _, store, listing, cut in sources_of(self.stores, listings, self.world):
+            if (files := _files_of(store)) is not None:
+                files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
+            fill(store, folder / REPLAY, listing, cut)
+        moved = moved_stores(self.stores, listings, self.world)
+        for name in self.stores:
+            serve = are_ours and name in listings and name not in moved
+            self.parts |= {one: listings[one].parts if serve else () for one in self.names(name)}
 
 
 class Addition:
     """What one checkpoint adds to the files. `write` is done when the stores may change again; `finish`, in any thread,
     once the disk is waited for."""
 
-    def __init__(self, chunks: Chunks, plans: Mapping[str, Plan], shared: Mapping[str, Any]) -> None:
-        self._chunks, self._plans, self._shared = chunks, plans, shared
+    def __init__(
+        self,
+        chunks: Chunks,
+        ranges: Mapping[str, list[tuple[int, int]]],
+        kept: Mapping[str, tuple[Part, ...]],
+        shared: Mapping[str, Any],
+    ) -> None:
+        self._chunks, self._ranges, self._kept, self._shared = chunks, ranges, kept, shared
         self._heads = {name: (one.num_steps_added, one.num_slots) for name, one in chunks.stores.items()}
         self._layouts = {name: one.layout.described() for name, one in chunks.stores.items()}
         self._parts: dict[str, tuple[Part, ...]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._plans)
+        return bool(self._ranges)
 
     @property
     def num_bytes(self) -> int:
-        """That it writes."""
-        sizes = {name: sum(end - begin for begin, end in ranges) for name, (_, ranges) in self._plans.items()}
-        return sum(size * _step_bytes(self._chunks.stores[name]) for name, size in sizes.items())
+        """That all ranks write."""
+        sizes = {name: sum(end - begin for begin, end in ranges) for name, ranges in self._ranges.items()}
+        of_steps = sum(size * _step_bytes(self._chunks.stores[name]) for name, size in sizes.items())
+        return self._chunks.world.size * of_steps + self._chunks.bytes_of_others()
+
+    @property
+    def files(self) -> list[str]:
+        """Of small tensors, which ranks write themselves."""
+        return [one for name in self._ranges for one in self._chunks.names(name)[1:]]
 
     def prepare(self, folder: Path) -> None:
         """Makes room: what no checkpoint lists goes."""
@@ -210,22 +221,28 @@ class Addition:
         self._chunks.remove_unlisted(folder)
 
     def write(self, beside: Path) -> None:
-        """Writes files into the folder of a checkpoint that is not whole yet."""
-        for name, (_, ranges) in self._plans.items():
+        """Writes this rank's files into the folder of a checkpoint that is not whole yet."""
+        rank = self._chunks.world.rank
+        small = self._chunks.small() if rank else {}  # the first one's are among the checkpoint's own
+        for name, ranges in self._ranges.items():
+            file = name_on(name, rank)
             for begin, end in ranges:
-                write_tensors(beside / part_name(name, begin, end), _rows(self._chunks.stores[name], begin, end))
+                write_tensors(beside / part_name(file, begin, end), _rows(self._chunks.stores[name], begin, end))
+            if rank:
+                write_tensors(beside / f"{file}.safetensors", small[name])
 
     def finish(self, beside: Path, folder: Path) -> dict[str, Any]:
-        """Moves them to where checkpoints share them, once they are on the disk; gives what the manifest says."""
-        for name, (kept, ranges) in self._plans.items():
-            parts = tuple(_moved(beside / part_name(name, *one), folder / REPLAY, *one) for one in ranges)
-            self._parts[name] = (*kept, *parts)
-        if any(ranges for _, ranges in self._plans.values()):
+        """Moves them to where checkpoints share them, once they are on the disk; gives what the manifest says. On the
+        first rank, of all."""
+        found = {}
+        for name, ranges in self._ranges.items():
+            for one in self._chunks.names(name):
+                parts = tuple(_moved(beside / part_name(one, *steps), folder / REPLAY, *steps) for steps in ranges)
+                parts = self._parts[one] = (*self._kept[one], *parts)
+                gaps = gaps_of(parts, *self._heads[name])
+                found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps)
+        if any(self._ranges.values()):
             disk.flush_folder(folder / REPLAY)
-        found = {
-            name: Listing(*self._heads[name], parts, self._layouts[name], _gaps_of(parts, *self._heads[name]))
-            for name, parts in self._parts.items()
-        }
         return {name: listing_to_json(one) for name, one in found.items()}
 
     def done(self) -> None:
@@ -233,81 +250,6 @@ class Addition:
         self._chunks.parts |= self._parts
         for name, files in self._shared.items():
             files.saved(self._parts[name])
-
-
-# ------------------------------------------------------------------------------------------------ manifests
-
-
-def listing_to_json(listing: Listing) -> dict[str, Any]:
-    """What JSON takes."""
-    found = {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
-    return found if listing.gaps else {key: one for key, one in found.items() if key != "gaps"}
-
-
-def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
-    """By store, what a manifest says under REPLAY; {} if nothing.
-
-    Raises:
-        CheckpointError: it makes no sense.
-    """
-    found = manifest.get(REPLAY, {})
-    try:
-        listings = {name: _listing_of(one) for name, one in found.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path}: '{REPLAY}' says nothing of use. {WAYS_OUT}") from None
-    return listings
-
-
-def _listing_of(value: Mapping[str, Any]) -> Listing:
-    parts = tuple(sorted((Part(**one) for one in value["parts"]), key=lambda part: part.begin))
-    gaps = tuple((begin, end) for begin, end in value.get("gaps", ()))
-    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps)
-    numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
-    numbers += [number for one in gaps for number in one]
-    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers) or not found.num_slots:
-        raise ValueError("numbers")
-    if not all(_NAME.fullmatch(part.name) and part.name.isprintable() for part in parts):
-        raise ValueError("names")
-    spans = sorted([*((part.begin, part.end) for part in parts), *gaps])
-    ends = [spans[0][0] if spans else found.num_steps, *(end for _, end in spans)]
-    if ends[0] > found.first or ends[-1] != found.num_steps or (spans and spans[0][1] <= found.first):
-        raise ValueError("steps are missing, or too many")
-    for (begin, stop), end in zip(spans, ends, strict=False):
-        if begin != end or stop <= begin:
-            raise ValueError("steps")
-    if any(part.begin % found.num_slots + part.end - part.begin > found.num_slots for part in parts):
-        raise ValueError("steps")
-    return found
-
-
-def _gaps_of(parts: Sequence[Part], num_steps: int, num_slots: int) -> tuple[tuple[int, int], ...]:
-    ends = [first_step(num_steps, num_slots), *(part.end for part in parts)]
-    begins = [*(part.begin for part in parts), num_steps]
-    return tuple((end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end)
-
-
-def remove_unlisted(folder: Path, spared: Iterable[str] = ()) -> None:
-    """Removes the files in a run's `checkpoints` that no checkpoint lists, nor one that was set aside; but for those
-    that are spared. Where one cannot be read, nobody knows what it lists: then nothing goes."""
-    listed = listed_in(folder)
-    if listed is None:
-        return
-    for path in (folder / REPLAY).iterdir():
-        if _NAME.fullmatch(path.name) and path.name not in listed and path.name not in spared:
-            path.unlink(missing_ok=True)
-
-
-def listed_in(folder: Path) -> set[str] | None:
-    """Names of the files that the checkpoints in a folder list; None if nobody knows, as one cannot be read."""
-    listed = set()
-    for path in folder.glob(f"*/{MANIFEST}"):
-        if path.parent.is_symlink():
-            continue  # `last` and `best`
-        try:
-            listed |= {part.name for one in listings_of(read_manifest(path), path).values() for part in one.parts}
-        except CheckpointError:
-            return None
-    return listed
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -333,8 +275,9 @@ def _check_tensors(folder: Path, part: Part, rows: Mapping[str, torch.Tensor]) -
             raise CheckpointError(f"{path}: {other}. Take the config that it was saved with. {EMPTY}")
 
 
-def fill(store: Store, folder: Path, listing: Listing) -> None:
-    """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros."""
+def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
+    """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros. If the envs
+    were another rank's, a cut of them."""
     if (tiered := getattr(store, "tiered", None)) is not None:
         for part in listing.parts:
             if part.end <= tiered.division.warm_from(listing.num_steps):
@@ -351,9 +294,14 @@ def fill(store: Store, folder: Path, listing: Listing) -> None:
         tensor[listing.num_steps * len(tensor) // store.num_slots + 1 :].zero_()
     for part in listing.parts:
         whole, rows = (_rows(store, begin, part.end) for begin in (part.begin, max(part.begin, listing.first)))
+        into = rows
+        if cut is not None:
+            whole, into = (of_envs(ones, listing, "cpu") for ones in (whole, rows))
         with _opened(folder / part.name) as file:
             file.seek(len(header_of(whole)))
-            read_tensors_into(file, rows, {name: one.nbytes for name, one in whole.items()})
+            read_tensors_into(file, into, {name: one.nbytes for name, one in whole.items()})
+        for name, one in rows.items() if cut is not None else ():
+            one[:, cut.ours] = into[name][:, cut.theirs].to(one.device)
     store.num_steps_added = listing.num_steps
 
 
@@ -373,11 +321,6 @@ def _moved(path: Path, folder: Path, begin: int, end: int) -> Part:
     part = Part(f"{path.stem}.{found[:16]}.safetensors", begin, end, path.stat().st_size, found)
     os.replace(path, folder / part.name)
     return part
-
-
-def part_name(name: str, begin: int, end: int, found: str = "") -> str:
-    """Of a file with these steps of a store, once its SHA-256 is known."""
-    return f"{name}.{begin:012d}-{end:012d}{f'.{found[:16]}' if found else ''}.safetensors"
 
 
 def _are_there(folder: Path, parts: Iterable[Part]) -> bool:

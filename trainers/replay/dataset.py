@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.errors import RunFolderError
-from trainers.replay.chunks import REPLAY, Chunks, Listing, check_sums, listing_to_json, listings_of
+from trainers.replay.chunks import Chunks, check_sums
+from trainers.replay.listing import REPLAY, Listing, listing_to_json, listings_of
 from trainers.replay.storage import Layout
 from trainers.replay.store import ReplayStore
 from trainers.run import disk

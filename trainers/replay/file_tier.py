@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from trainers.replay.chunks import Part, listed_in, part_name
+from trainers.replay.listing import Part, listed_in, part_name
 from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
 from trainers.run import disk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, torch_dtype
 from trainers.replay.batch import Batch
+from trainers.replay.sequences import Sequences
 from trainers.replay.storage import Layout, Window, allocate
 from trainers.replay.store import LAST, ReplayStore
 from trainers.replay.tiers import Tier
@@ -43,9 +45,13 @@ class Samples:
     """[N] float32: that a loss takes; 0 where the agent was not in the game."""
 
 
-def fields_of(spec: GroupSpec) -> list[Field]:
-    """What a store keeps of each step of a group. Observations are numbered as the parts of what agents see."""
-    found = []
+def fields_of(spec: GroupSpec, kept: Sequence[Field] = ()) -> list[Field]:
+    """What a store keeps of each step of a group. Observations are numbered as the parts of what agents see.
+
+    Args:
+        kept: fields of its rollout that are kept besides.
+    """
+    found = [*kept]
     for i, place in enumerate(spec.seen):
         array = spec.layout.observations[place.array]
         found.append(Field(f"observation_{i}", tuple(array.shape), torch_dtype(array.dtype), extra=1))
@@ -58,12 +64,14 @@ def fields_of(spec: GroupSpec) -> list[Field]:
     return found
 
 
-def layout_of(spec: GroupSpec, num_steps: int, num_envs: int, capacity: int) -> Layout:
+def layout_of(
+    spec: GroupSpec, num_steps: int, num_envs: int, capacity: int, kept: Sequence[Field] = ()
+) -> Layout:
     """Of a group's store, whose capacity is in env steps over all envs."""
-    return Layout.of(fields_of(spec), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
+    return Layout.of(fields_of(spec, kept), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
 
 
-def window_of(group: GroupRollout) -> Window:
+def window_of(group: GroupRollout, kept: Sequence[Field] = ()) -> Window:
     """The group's part of its rollout, as a store takes it: views."""
     rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
     found: dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]] = {
@@ -71,6 +79,7 @@ def window_of(group: GroupRollout) -> Window:
         "reward": rollout.reward[:, :, agents],
         "terminated": rollout.terminated,
         "truncated": rollout.truncated,
+        **{one.name: group.tensors[one.name] for one in kept},
     }
     for i, place in enumerate(group.features.places):
         found[f"observation_{i}"] = rollout.data[place.array][:, :, place.columns]
@@ -84,10 +93,7 @@ def window_of(group: GroupRollout) -> Window:
 
 def samples_of(batch: Batch, features: Features, num_agents: int) -> Samples:
     """A batch of agents' transitions, as the group's networks take them."""
-    ids = None
-    if features.num_ids:
-        agent = torch.arange(num_agents, device=batch.index.device)
-        ids = (batch.index.unsqueeze(-1) % num_agents == agent).float()
+    ids = _ids_of(batch, features, num_agents)
 
     def whole(parts: dict[str, torch.Tensor]) -> Observation:
         return features.of_parts([parts[f"observation_{i}"] for i in range(len(features.places))], ids)
@@ -103,6 +109,71 @@ def samples_of(batch: Batch, features: Features, num_agents: int) -> Samples:
     )
 
 
+@dataclass(frozen=True)
+class SampledSequences:
+    """N sequences of single agents' steps, as recurrent networks take them: R rows of what is seen, of which the last
+    L + n_step follow what a memory is warmed up by; L steps are learned from."""
+
+    observation: Observation
+    """[R, N, ...]."""
+    mask: torch.Tensor | None
+    """[R, N, actions] bool, what may be done."""
+    starts: torch.Tensor
+    """[R, N] bool, whether nothing is remembered in this row: an episode begins."""
+    memory: torch.Tensor | None
+    """[N, size], of who played, before the first row; None if it was not kept."""
+    action: torch.Tensor
+    """[R - n_step, N, ...]; whole numbers as int64."""
+    reward: torch.Tensor
+    """[L, N], of the steps that count, discounted and added up."""
+    discount: torch.Tensor
+    """[L, N], of what comes after them; 0 where nothing does."""
+    bootstrap: torch.Tensor
+    """[L, N] int64: the row that comes after them."""
+    valid: torch.Tensor
+    """[L, N] float32: 0 where there is nothing to learn."""
+    weight: torch.Tensor
+    """[N] float32: that a loss takes."""
+
+
+def sequences_of(batch: Batch, features: Features, num_agents: int) -> SampledSequences:
+    """A batch of agents' sequences, as the group's networks take them."""
+    ids, parts, memory = _ids_of(batch, features, num_agents), batch.observation, batch.fields.get("memory")
+    if ids is not None:
+        ids = ids.expand(len(batch.starts), -1, -1)
+    if memory is not None and memory.dim() > 2:  # one that is kept at each step is given of each row
+        memory = memory[0]
+    return SampledSequences(
+        observation=features.of_parts([parts[f"observation_{i}"] for i in range(len(features.places))], ids),
+        mask=batch.mask,
+        starts=batch.starts,
+        memory=memory,
+        action=batch.action,
+        reward=batch.reward,
+        discount=batch.discount,
+        bootstrap=batch.bootstrap,
+        valid=batch.valid,
+        weight=batch.weight,
+    )
+
+
+def _ids_of(batch: Batch, features: Features, num_agents: int) -> torch.Tensor | None:
+    """[N, ids] float32: which agent each item is of, if the networks are told."""
+    if not features.num_ids:
+        return None
+    agent = torch.arange(num_agents, device=batch.index.device)
+    return (batch.index.unsqueeze(-1) % num_agents == agent).float()
+
+
+def blank_sequences(actor: Actor, window: Sequences, kept: Sequence[Field]) -> SampledSequences:
+    """NUM_ROWS sequences of what an actor's agents do, all of them zeros; to count bytes by."""
+    num_steps = math.lcm(*(one.every for one in kept))
+    layout = layout_of(actor.spec, num_steps, 1, num_steps, kept)
+    batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+    batch.bootstrap.fill_(window.num_rows - 1)
+    return sequences_of(batch, actor.features, actor.spec.num_agents)
+
+
 def blank_samples(actor: Actor, window: Transitions) -> Samples:
     """NUM_ROWS items of what an actor's agents do, all of them zeros; to count bytes by."""
     layout = layout_of(actor.spec, 1, 1, window.behind + window.ahead + 1)
@@ -110,8 +181,10 @@ def blank_samples(actor: Actor, window: Transitions) -> Samples:
     return samples_of(batch, actor.features, actor.spec.num_agents)
 
 
-def store_of(group: GroupRollout, capacity: int, seed: int, tiers: Sequence[Tier] = ()) -> ReplayStore:
+def store_of(
+    group: GroupRollout, capacity: int, seed: int, kept: Sequence[Field] = (), tiers: Sequence[Tier] = ()
+) -> ReplayStore:
     """The group's store; see `ReplayStore`."""
     rollout, spec = group.rollout, group.spec
     sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-    return ReplayStore(fields_of(spec), *sizes, seed, spec.episode_length, tiers)
+    return ReplayStore(fields_of(spec, kept), *sizes, seed, spec.episode_length, tiers)

@@ -56,6 +56,17 @@ __device__ __forceinline__ Drawn draw_by_priority(
     return drawn;
 }
 
+// What ranks tell each other of a draw. All threads call it, after they have drawn.
+//   lowest_of_block  shared: the smallest priority that this block drew
+//   share  [2]  all priorities; the smallest that was drawn, LARGEST_LEAF between draws  read, written
+__device__ __forceinline__ void note_share(const Tree& tree, const int& lowest_of_block, long long* share)
+{
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    atomicMin(share + 1, (long long)lowest_of_block);
+    if (blockIdx.x == 0) share[0] = (long long)tree.total();
+}
+
 // The i-th of those that still have a leaf of 1, from the newest or from the oldest on. Beyond the last there is none:
 // units are 0.
 __device__ __forceinline__ Drawn draw_in_order(

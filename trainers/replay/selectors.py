@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.replay.kernel_text import KernelText
+from trainers.replay.one_tree import OneTree
 from trainers.replay.sum_tree import FOUR_LANES_ITEMS, LARGEST_LEAF, Anchors, SumTree
 from warpdrive.config import Number, value_at
 from warpdrive.errors import ConfigError
@@ -24,6 +25,8 @@ class Selector:
     is_stratified = True
     """Whether each item of a batch has a stratum of its own: then indices ascend."""
     tree: SumTree | None = None
+    one_tree: OneTree | None = None
+    """If several ranks draw: what makes their trees one."""
 
     def attach(self, table: Table) -> None:
         """The table's store is there; what is needed besides can be allocated. Called again when it was resized."""
@@ -49,13 +52,15 @@ class Selector:
 
     def prepare_drawn(self, index: torch.Tensor, weight: torch.Tensor) -> list[Callable[[], None]]:
         """What follows each draw of a batch."""
-        if self.tree is None or not self.tree.max_uses:
-            return []
-        return [self.tree.prepare_count(index, weight)]
+        calls = [] if self.one_tree is None else [self.one_tree.prepare_weigh(index, weight)]
+        if self.tree is not None and self.tree.max_uses:
+            calls.append(self.tree.prepare_count(index, weight))
+        return calls
 
     def prepare_added(self) -> list[Callable[[], None]]:
         """What follows each window that is added."""
-        return [] if self.tree is None else [self.tree.follow]
+        agree = [] if self.one_tree is None else [self.one_tree.agree_on_maximum]
+        return [] if self.tree is None else [*agree, self.tree.follow]
 
     def _refuse_limits(self, table: Table) -> None:
         if table.max_times_sampled or table.max_staleness:
@@ -74,13 +79,19 @@ class Uniform(Selector):
         if table.max_times_sampled or table.max_staleness or has_holes:  # holes among what may be drawn
             self.INCLUDE = "selectors.cuh"
             self.tree = _tree_of(table)
+            self.one_tree = OneTree.of(table, self.tree, is_weighed=False)
 
     def draw_item(self, text: KernelText) -> str:
         if self.tree is None:
-            return "draw_uniform(drawable, point)"
+            return "draw_uniform(drawable, point)"  # of several ranks, too: all have as many items
         text.line(f"const Tree tree({_names(text, self.tree, 'leaves', 'nodes')});")
         text.line("const Drawn drawn = tree.total() ? find_leaf(tree, __umul64hi(point, tree.total())) : Drawn{0, 0u};")
         return _item("drawn.units ? 1.0f : 0.0f")
+
+    def end_draw(self, text: KernelText, weight: str) -> None:
+        if self.one_tree is not None:
+            tree = f"Tree({_names(text, self.tree, 'leaves', 'nodes')})"
+            text.line(f"note_share({tree}, 1, {self.one_tree.share(text)});")
 
 
 class Prioritized(Selector):
@@ -122,6 +133,7 @@ class Prioritized(Selector):
         if self.own is not None:
             own = table.own_priorities(self.own)
         self.tree = _tree_of(table, self.alpha, self.epsilon, own, self.is_normalised)
+        self.one_tree = OneTree.of(table, self.tree, is_weighed=True)
         self._lowest = torch.full_like(self.tree.maximum, LARGEST_LEAF)
         self._ticket = torch.zeros_like(self.tree.maximum)
         self.at(0)
@@ -148,7 +160,9 @@ class Prioritized(Selector):
         return _item("weighing.weight(drawn.units)")
 
     def end_draw(self, text: KernelText, weight: str) -> None:
-        if self.is_normalised:
+        if self.one_tree is not None:
+            text.line(f"note_share(tree, lowest_of_block, {self.one_tree.share(text)});")
+        elif self.is_normalised:
             lowest, ticket = text.write("lowest", self._lowest), text.write("ticket", self._ticket)
             text.line(f"normalise(weighing, lowest_of_block, {lowest}, {ticket}, {weight}, num_items);")
 

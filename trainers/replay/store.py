@@ -283,6 +283,9 @@ class ReplayStore:
         forget_lost_sides(self.tensors["done"], self.small["side_step"], self.num_steps_added)
         if self.tiered is not None:
             self.tiered.restored(self.num_steps_added)
+        for table in self.tables.values():
+            if table.selector.tree is not None:  # the envs of several ranks may have been others
+                table.selector.tree.rebuild()
 
     def resize(self, capacity: int) -> None:
         """Makes it larger or smaller; what fits of the newest steps stays. Waits for the device.

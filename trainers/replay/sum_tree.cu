@@ -184,6 +184,34 @@ extern "C" __global__ void __launch_bounds__(256) draw_leaves_by_four(
     draw_batch<4>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
 }
 
+// Gives the batch of one of several ranks its weights: those of one tree over all, times how much more of all priorities
+// the rank has than an even share; see one_tree.py.
+//   range      [2]        first anchor in the tree, and the one after the last; every rank has as many   read
+//   shares     [rank, 2]  a rank's priorities, and the smallest of its batch                             read
+//   share      [2]        this rank's own, which tells the next draw                                     written
+//   weight     [num_items]                                                                               read, written
+//   is_weighed whether weights make up for priorities; else they only get the factor
+extern "C" __global__ void __launch_bounds__(256) weigh_batch(
+    const long long* index, const int* leaves, const long long* range, const float* beta, const long long* shares,
+    long long* share, float* weight, int rank, int num_ranks, int is_weighed, int num_items)
+{
+    u64 total = 0;
+    long long lowest = LARGEST_LEAF;
+    for (int i = 0; i < num_ranks; ++i) {
+        total += (u64)shares[2 * i];
+        if (shares[2 * i + 1] < lowest) lowest = shares[2 * i + 1];
+    }
+    const Weighing weighing = {total, (u64)((range[1] - range[0]) * NUM_ROWS) * num_ranks, beta[0]};
+    const float largest = is_weighed && NORMALISED && total > 0 ? weighing.weight((unsigned)lowest) : 1.0f;
+    const float own = __fmul_rn((float)(u64)shares[2 * rank], (float)num_ranks);
+    const float factor = total > 0 ? __fdiv_rn(own, (float)total) : 0.0f;
+    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
+        const float alone = is_weighed ? __fdiv_rn(weighing.weight((unsigned)leaves[index[i]]), largest) : weight[i];
+        weight[i] = __fmul_rn(alone, factor);
+    }
+    if (global_thread() == 0) share[1] = LARGEST_LEAF;
+}
+
 // Counts what was drawn, and takes out of the tree what was drawn as often as it may be; of a batch that draws an item
 // more often than that, the rows beyond get weight 0. Rows of an item are neighbours.
 //   uses   [NUM_LEAVES]  read, written

@@ -201,6 +201,25 @@ class SumTree:
         draw = self._prepare(kernel, number * num_lanes, num_lanes, width=width, **given)
         return draw if not self.max_uses else all_of([draw, self.prepare_count(index, weight)])
 
+    def prepare_weigh(
+        self,
+        index: torch.Tensor,
+        weight: torch.Tensor,
+        shares: torch.Tensor,
+        share: torch.Tensor,
+        rank: int,
+        is_weighed: bool,
+    ) -> Callable[[], None]:
+        """What weighs a batch of one of several ranks.
+
+        Args:
+            shares: [ranks, 2] int64, what draws noted on each rank; `share` [2]: where they do on this one.
+            is_weighed: whether weights make up for priorities; else they only get the factor of ranks.
+        """
+        given = {"index": index, "weight": weight, "shares": shares, "share": share, "num_items": len(index)}
+        ranks = {"rank": rank, "num_ranks": len(shares), "is_weighed": int(is_weighed)}
+        return self._prepare("weigh_batch", len(index), 1, **given, **ranks)
+
     def prepare_count(self, index: torch.Tensor, weight: torch.Tensor) -> Callable[[], None]:
         """What counts a batch that was drawn, of which rows of an item are neighbours, and takes out of the tree what
         was drawn as often as it may be. Rows beyond get weight 0."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.learning.distributed import World
 from trainers.replay.batch import Batch
 from trainers.replay.feed import Feed
 from trainers.replay.holes import check_holes, dropping_from, mass_of
@@ -38,6 +39,8 @@ class Table:
         max_times_sampled: draws of an item, all together; 0: any number. What a batch draws beyond has weight 0.
         max_staleness: how many versions older than now the policy may be that played an item; see `Staleness`. 0: any.
         rate_limiter: of items that come in and are drawn; see `may_add` and `may_draw`.
+        world: of several ranks, each with a table of this name and steps of as many envs: they draw as from one tree,
+            and limits are of all; see one_tree.py. Batches, and what is counted here, are this rank's.
         halted: [1] float32 on the device, not 0 once nothing is learned any more: then `update` writes nothing.
     """
 
@@ -52,6 +55,7 @@ class Table:
         max_staleness: int = 0,
         rate_limiter: RateLimiter | None = None,
         halted: torch.Tensor | None = None,
+        world: World | None = None,
     ) -> None:
         window.check(store.layout)
         self.store = store
@@ -59,6 +63,7 @@ class Table:
         self.number = number
         self.selector = selector
         self.window = window
+        self.world = world or World()
         layout, device = store.layout, store.backend.device
         self.num_rows = layout.num_envs * (layout.num_agents if window.axis == "agent" else 1)
         self.draws = torch.zeros(1, dtype=torch.uint64, device=device)
@@ -183,18 +188,20 @@ class Table:
         self.selector.tree.oldest.fill_(self.staleness.oldest(version, head))
 
     def may_add(self, number: int) -> bool:
-        """Whether the rate limiter lets so many items come in now."""
-        return self._counted().may_insert(number, self.num_drawable)
+        """Whether the rate limiter lets so many items come in now, on each rank."""
+        size = self.world.size
+        return self._counted().may_insert(number * size, self.num_drawable * size)
 
     def may_draw(self, number: int) -> bool:
-        """Whether the rate limiter lets so many be drawn now."""
-        return self.num_drawable > 0 and self._counted().may_sample(number, self.num_drawable)
+        """Whether the rate limiter lets so many be drawn now, by each rank."""
+        size = self.world.size
+        return self.num_drawable > 0 and self._counted().may_sample(number * size, self.num_drawable * size)
 
     def _counted(self) -> Counter:
         """Every item that ever could be drawn came in."""
         anchors = (self.store.num_steps_added - self.window.ahead) // self.window.period + 1
-        num_inserted = max(0, anchors) * self.num_rows
-        return Counter(self.rate_limiter, num_inserted, int(self.num_sampled))
+        num_inserted, size = max(0, anchors) * self.num_rows, self.world.size
+        return Counter(self.rate_limiter, num_inserted * size, int(self.num_sampled) * size)
 
     def own_priorities(self, name: str) -> torch.Tensor:
         """[leaves] float32: a field of the store, one number a row and slot, as it lies there.

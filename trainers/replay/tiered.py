@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainers.errors import MemoryShortError
-from trainers.replay.chunks import REPLAY
 from trainers.replay.file_tier import Filed
+from trainers.replay.listing import REPLAY
 from trainers.replay.storage import Layout, Sizes, bytes_of
 from trainers.replay.tiers import Division
 from trainers.run.free_memory import free_bytes

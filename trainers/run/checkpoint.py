@@ -32,7 +32,8 @@ from torch import nn
 
 from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
-from trainers.replay.chunks import REPLAY, Chunks, Listing, listings_of
+from trainers.replay.chunks import Chunks
+from trainers.replay.listing import REPLAY, Listing, listings_of
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
 from trainers.run.free_memory import free_bytes
@@ -121,7 +122,8 @@ def begin_checkpoint(
     place = folder / f"step_{env_steps:012d}"
     chunks = chunks or Chunks({})
     added = chunks.begin(folder)
-    beside, num_bytes = disk.temporary(place), num_bytes_of_checkpoint(tensors, world) + added.num_bytes
+    beside = world.first(lambda: disk.temporary(place))
+    num_bytes = num_bytes_of_checkpoint(tensors, world) + added.num_bytes
     rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too
 
     def prepare() -> None:
@@ -146,12 +148,23 @@ def begin_checkpoint(
                         break  # else all files are asked of all ranks
             if error is not None:
                 raise error
+
+    def write_own() -> None:
+        """What each rank writes itself; where one cannot, all have failed."""
+        error = None
+        try:
             added.write(beside)
+        except OSError as found:
+            error = [found.errno, found.strerror]
+        with _told(place, num_bytes, beside):
+            for failed in world.gather(error):
+                if failed is not None:
+                    raise OSError(*failed)
 
     def finish() -> Path:
         with _told(place, num_bytes, beside):
             disk.write(beside / RNG, rng_content)
-            files = {f"{name}.safetensors": beside / f"{name}.safetensors" for name in tensors}
+            files = {f"{name}.safetensors": beside / f"{name}.safetensors" for name in (*tensors, *added.files)}
             for path in files.values():
                 disk.flush(path)
             more = {REPLAY: added.finish(beside, folder)} if added else None
@@ -173,6 +186,7 @@ def begin_checkpoint(
 
     world.first(prepare)
     world.together(write)
+    write_own()
     return finish
 
 

@@ -97,7 +97,8 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     for name, actor in actors.items():
         found.add_bytes(name, {"parameters": bytes_of(actor.policy)})
         if name in kinds:
-            needed = kinds[name].num_bytes(config.policy[name], actor, num_steps, num_envs, device)
+            of_rank = config.policy[name].of_rank(settings.num_gpus)
+            needed = kinds[name].num_bytes(of_rank, actor, num_steps, num_envs, device)
             works.append(needed.pop(WORK, 0))
             found.add_bytes(name, needed)
     # CUDA graphs keep theirs each; else what one left is used by the next.

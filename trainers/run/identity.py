@@ -47,6 +47,8 @@ class Changes:
     """How many ranks there were, and are, where that is another number."""
     empty: dict[str, str] = field(default_factory=dict)
     """Stores that begin empty, each with the reason."""
+    moved: list[str] = field(default_factory=list)
+    """Stores whose steps other ranks had."""
 
     def lines(self) -> list[str]:
         """Of what is allowed: which key, was, is."""
@@ -54,6 +56,7 @@ class Changes:
         if self.of_ranks is not None:
             was, now = self.of_ranks
             lines.append(f"{NUM_RANKS} was {shown(was)}, is {now}: the envs are shared out anew")
+        lines += [f"{name} is shared out anew, each env's steps to the rank that plays it" for name in self.moved]
         without = "what was played before is not learned from again"
         return lines + [f"{name} begins empty, as {why}: {without}" for name, why in self.empty.items()]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers.replay.chunks import check_sums
+from trainers.replay.of_ranks import moved_stores, own_files
 from trainers.run import checkpoint
 from trainers.run.checkpoint import Checkpoint
 from trainers.run.generators import new_of_ranks, prepare_generators
@@ -55,8 +56,7 @@ def load(trainer: Trainer, path: Path) -> Checkpoint:
         CheckpointError: it is damaged.
     """
     saved = checkpoint.load_checkpoint(path)
-    for name in trainer.chunks.stores.keys() & saved.replay.keys():
-        check_sums(saved.path.parent, saved.replay[name])
+    trainer.chunks.check_sums(saved.path.parent, saved.replay)
     return saved
 
 
@@ -73,8 +73,10 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     trainer.callbacks.check(saved.progress, manifest)
     if "env" in saved.tensors:
         saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], trainer.world)
-    empty = changes.empty = _empty(trainer, saved)
     chunks.check_fits(saved.path.parent, saved.replay)
+    saved = replace(saved, tensors=own_files(saved.tensors, chunks.stores, saved.replay, trainer.world))
+    changes.moved = moved_stores(chunks.stores, saved.replay, trainer.world)
+    empty = changes.empty = _empty(trainer, saved)
     into = {**trainer.learned(), checkpoint.ENV: checkpoint.arrays_of(trainer.env.data), **chunks.small(saved.replay)}
     into = {file: tensors for file, tensors in into.items() if file not in empty}
     checkpoint.check_files(into, saved)

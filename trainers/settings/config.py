@@ -182,7 +182,12 @@ class PolicyConfig:
     normalize_reward: ClassVar[bool] = False
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False
+    reads_state: ClassVar[bool] = False
     credit_after_leaving: ClassVar[Any] = False
+
+    def of_rank(self, num_ranks: int) -> PolicyConfig:
+        """What each of so many ranks takes of it, as if it were alone: its part of what is counted over all."""
+        return self
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type

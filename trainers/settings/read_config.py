@@ -279,6 +279,10 @@ class _Reader:
         """With a number of minibatches that a rollout can be cut into, if its algorithm has any and none is given."""
         num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
         num_gpus, of_each = trainer.num_gpus, "" if trainer.num_gpus == 1 else " on each GPU"
+        if policy.of_rank(num_gpus) is not policy and (batch_size := getattr(policy, "batch_size", 0)) % num_gpus:
+            near = " and ".join(str(n) for n in _multiples_around(batch_size, num_gpus))
+            message = f"{batch_size} transitions cannot be shared out evenly over num_gpus: {num_gpus}."
+            self._add(f"{message} The nearest that can: {near}.", "policy", name, "batch_size")
         number, of_unit = trainer.train_batch_size * num_agents // num_gpus, 1
         what = "samples (train_batch_size x agents)"
         if policy.model.type == "gru":

@@ -67,6 +67,34 @@ def targets_step_by_step(trainer, group) -> list:
     return targets
 
 
+GRU = {"type": "gru", "fc_dims": [8], "memory_size": 6, "sequence_length": 4, "layer_norm": "hidden"}
+
+
+@pytest.mark.parametrize("name", ["climbers.climbers:Climbers", "acrobot"])
+def test_a_network_that_remembers_learns_from_what_it_said_when_it_played(make, name):
+    """It has not changed: what was judged while playing, step by step, is what the sequences that are learned from
+    say, across restarts and agents that leave; and what it said after the last step is a step further."""
+    trainer = make(name, {"episode_length": 3}, normalize_reward=False, model=GRU)
+    group, algorithm = trainer.rollout.groups["shared"], trainer.algorithms["shared"]
+    policy, last = trainer.policies["shared"], None
+    for _ in range(3):
+        trainer.rollout.collect()
+        algorithm.begin()
+        (samples,) = algorithm.chunks(torch.arange(group.num_units, device=algorithm.device))
+        with torch.no_grad():
+            q, _ = policy.outputs_and_value(samples)
+        q = q if samples.mask is None else torch.where(samples.mask, q, -1e9)
+        active = torch.ones_like(samples.value).bool() if samples.weight is None else samples.weight.bool()
+        torch.testing.assert_close(q.max(-1).values[active], samples.value[active])
+        here = active[samples.index.argsort()].view(group.shape)[0]
+        if last is not None:
+            torch.testing.assert_close(group.value[0][here], last[here])
+        last = group.value[-1].clone()
+    before = [p.detach().clone() for p in policy.parameters()]
+    assert set(trainer.iterate()["shared"]) <= set(PQN.FIGURES)
+    assert not any(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "env"),
     [
@@ -127,7 +155,6 @@ def test_it_reports_what_it_says_it_does_and_tries_less_as_told(make):
     ("name", "model", "words"),
     [
         ("pendulum", {}, "policy.agent.algorithm: PQN chooses from one list of actions (Discrete), and "),
-        ("cartpole", {"type": "gru"}, "policy.agent.algorithm: PQN learns from single steps, which a GRU cannot."),
     ],
 )
 def test_what_it_cannot_learn_is_told(tmp_path, name, model, words):

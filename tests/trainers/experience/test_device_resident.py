@@ -45,6 +45,9 @@ RUNS = {
     "what is kept": {**TAG, "policy": {"tagger": {"algorithm": "DQN", "learning_starts": 0, "n_step": 3,
                                                   "prioritized": True, "replay_ratio": 0.01,
                                                   "buffer_size": 40_000}, "runner": {}}},
+    "a team's": {**MANY_SPACES,
+                 "policy": {"scout": {"algorithm": "QMIX", "learning_starts": 0, "n_step": 3, "prioritized": True,
+                                      "replay_ratio": 0.01, "buffer_size": 40_000}, "worker": {}}},
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

@@ -69,6 +69,8 @@ def peak_bytes(call: Callable[[], object]) -> int:
 GRU = {"type": "gru", "fc_dims": [16], "memory_size": 16, "shared_trunk": False, "sequence_length": 5}
 NORMS = {"normalize_observation": True, "normalize_return": True, "normalize_reward": True}
 DQN = {"algorithm": "DQN", "buffer_size": 10_000, "learning_starts": 0, "replay_ratio": 0.001}
+R2D2 = {"algorithm": "R2D2", "learning_starts": 0, "replay_ratio": 0.001, "buffer_size": 10_000, "burn_in": 5}
+R2D2 |= {"length": 10, "period": 5, "epsilon_per_env": True}
 APART = {"shared_trunk": False, "fc_dims": [64, 32]}
 CASES = {
     "A2C": ("tag_gridworld", 100, {"shared": {}}),
@@ -84,8 +86,14 @@ CASES = {
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
     "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096, "prioritized": True}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
+    "QMIX": ("tag_gridworld", 100, {"tagger": DQN | {"algorithm": "QMIX", "prioritized": True, "batch_size": 512},
+                                    "runner": DQN | {"algorithm": "VDN"}}),
+    "QMIX of agents that leave": ("many_spaces.many_spaces:ManySpaces", 100,
+                                  {"scout": DQN | {"algorithm": "QMIX", "batch_size": 1024}, "worker": {}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
     "PQN": ("tag_gridworld", 100, {"shared": {"algorithm": "PQN"}}),
+    "R2D2": ("cartpole", 100, {"shared": R2D2}),
+    "R2D2 that keeps much": ("tag_gridworld", 50, {"shared": R2D2 | {"buffer_size": 50_000, "batch_size": 8}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
 
@@ -94,7 +102,8 @@ CASES = {
 def test_estimate_is_within_a_tenth_of_what_a_run_allocates(tmp_path, monkeypatch, case):
     monkeypatch.setitem(on_policy.MAX_SAMPLES, "cpu", 1 << 30)  # as on a GPU: the work of an update shows
     name, num_envs, policy, *env = CASES[case]
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "envs")
+    for folder in ("trainers/envs", "warpdrive/envs"):
+        monkeypatch.syspath_prepend(Path(__file__).parents[2] / folder)
     config = config_of(tmp_path, name, num_envs, policy, *env)
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")

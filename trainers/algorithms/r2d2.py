@@ -1,0 +1,314 @@
+"""R2D2: Q-learning from sequences that are kept, by a network that remembers.
+
+A sequence begins with what its player remembered then; its first steps bring that memory up to date, and the others
+are learned from. Agents of one policy learn each from its own sequences and share the networks.
+
+Source: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning"; its rescaled
+values: Pohlen et al. 2018, "Observe and look further: achieving consistent performance on Atari", arXiv:1805.11593.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from trainers.algorithms.algorithm import START, Clock, Figures, State
+from trainers.algorithms.dqn import dqn_loss, dqn_target
+from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from trainers.algorithms.q_learning import set_epsilon, why_no_q_values
+from trainers.settings.config import ModelConfig
+from warpdrive.config import Between, Count, Number, Positive, Schedule, Size, value_at
+from warpdrive.errors import ConfigError
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+
+    from trainers.acting.actor import Actor, Stage
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.learning.guard import Guard
+    from trainers.networks.features import Observation
+    from trainers.networks.policy import Policy
+    from trainers.replay.of_group import SampledSequences
+    from trainers.replay.sequences import Sequences
+
+
+FALLING = Schedule(((0, 1.0), (50_000, 0.05)))
+
+
+@dataclass(frozen=True)
+class R2D2ModelConfig(ModelConfig):
+    """A network that remembers."""
+
+    type: str = "gru"
+    """As of other networks; R2D2's default is the one that remembers."""
+
+
+@dataclass(frozen=True)
+class R2D2Config(OffPolicyConfig):
+    """`policy.<name>:` with `algorithm: R2D2`."""
+
+    MIN_STEPS: ClassVar[int] = 10
+
+    burn_in: Size = 10
+    """Steps of a sequence that bring its memory up to date, and are not learned from."""
+    length: Count = 20
+    """Steps of a sequence that are learned from, after these."""
+    period: Count = 10
+    """Steps of an env from the start of one sequence to that of the next."""
+    stored_state: bool = True
+    """Whether a sequence begins with what its player remembered then; false: with nothing."""
+    n_step: Count = 5
+    """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
+    prioritized: bool = True
+    """Whether sequences are drawn by how wrong their Q-values last were, instead of uniformly."""
+    alpha: Annotated[float, Between(0, 1)] = 0.9
+    """How much errors decide who is drawn: by (error + priority_epsilon)^alpha; 0: not at all."""
+    beta: Annotated[Number, Between(0, 1)] = 0.6
+    """How far weights of the loss make up for that; 1: for all of it. A schedule counts env steps."""
+    eta: Annotated[float, Between(0, 1)] = 0.9
+    """Weight of a sequence's largest error in what it is drawn by; the rest is that of its mean error."""
+    value_rescaling: Annotated[float, Between(0)] | None = 1e-3
+    """What is learned is h(value) = sign(value) (sqrt(|value| + 1) - 1) + value_rescaling * value, which makes large
+    values small; None: the value itself."""
+    batch_size: Count = 64
+    """Sequences of an update."""
+    replay_ratio: Positive = 0.02
+    """Updates an env step, over all envs."""
+    tau: Annotated[float, Between(0, 1)] = 0.05
+    """How far the target network steps towards the network: 1 copies it."""
+    epsilon: Annotated[Number, Between(0, 1)] = FALLING
+    """Probability of an action drawn from all. A schedule counts env steps; evaluations that are not greedy take its
+    last value."""
+    epsilon_per_env: bool = False
+    """Whether each env i of N has a probability of its own, epsilon^(1 + 7 i / (N - 1)): with epsilon: 0.4 those of
+    Ape-X."""
+    double: bool = True
+    """Whether the network chooses the action whose value the target network gives."""
+    huber_delta: Positive | None = None
+    """Errors above this count linearly instead of squared; None: all squared."""
+    max_grad_norm: Positive = 40.0
+    """How long the gradient of all the policy's parameters together may be."""
+    model: R2D2ModelConfig = field(default_factory=R2D2ModelConfig)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.model.sequence_length is not None:
+            message = f"R2D2's gradient runs through `length` ({self.length}) steps. Leave this out, or set length."
+            yield "model.sequence_length", message
+
+    def window(self) -> Sequences:
+        from trainers.replay.sequences import Sequences
+
+        return Sequences(self.length, self.burn_in, self.period, self.n_step, self.gamma, axis="agent")
+
+    def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
+        """Env steps, over all envs, that hold `buffer_size` transitions, and a sequence of each env at least: those
+        that are under way apart, and in whole periods."""
+        window = self.window()
+        num_kept = max(-(-self.buffer_size // (spec.num_agents * num_envs)), window.period)
+        whole = math.lcm(num_steps, window.period)
+        return -(-(num_kept + window.behind + window.ahead) // whole) * whole * num_envs
+
+
+def rescaled(value: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """h(value) = sign(value) (sqrt(|value| + 1) - 1) + epsilon * value."""
+    return value.sign() * ((value.abs() + 1.0).sqrt() - 1.0) + epsilon * value
+
+
+def unscaled(value: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Of which `value` is `rescaled`. (Written so that it divides by no small epsilon: float32 then keeps its bits.)"""
+    size = value.abs() + 1.0 + epsilon
+    root = 2.0 * size / ((1.0 + 4.0 * epsilon * size).sqrt() + 1.0)
+    return value.sign() * (root - 1.0) * (root + 1.0)
+
+
+def r2d2_target(
+    reward: torch.Tensor,
+    discount: torch.Tensor,
+    q: torch.Tensor,
+    q_of_target: torch.Tensor,
+    row: torch.Tensor,
+    mask: torch.Tensor | None,
+    double: bool,
+    value_rescaling: float | None,
+) -> torch.Tensor:
+    """What Q-values should have been, [L, N]: h(reward + discount * h^-1(Q-value)).
+
+    Args:
+        reward: [L, N], of the steps that count, added up.
+        discount: [L, N], of what comes after them; 0 where nothing does.
+        q, q_of_target: [R, N, actions] of the network and of the target network, in each row of the sequences.
+        row: [L, N] int64, of these: what comes after the steps that count.
+        mask: [R, N, actions] bool, what may be done; None: everything.
+        double: whether `q` chooses; else the target network does.
+    """
+    index = row.unsqueeze(-1).expand(-1, -1, q.shape[-1])
+    of_target = q_of_target.gather(0, index)
+    if value_rescaling is not None:
+        of_target = unscaled(of_target, value_rescaling)
+    allowed = None if mask is None else mask.gather(0, index)
+    target = dqn_target(reward, discount, q.gather(0, index), of_target, allowed, double)
+    return target if value_rescaling is None else rescaled(target, value_rescaling)
+
+
+def q_of_sequences(policy: Policy, batch: SampledSequences, config: R2D2Config) -> torch.Tensor:
+    """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it."""
+    import torch
+
+    num, observation, starts = config.burn_in, batch.observation, batch.starts
+    memory = batch.memory
+    if memory is None:
+        memory = torch.zeros(starts.shape[1], policy.memory_size, device=starts.device, dtype=batch.reward.dtype)
+    if num:
+        with torch.no_grad():
+            *_, memory = policy.unroll(rows_of(observation, slice(num)), None, memory, starts[:num])
+    q, *_ = policy.unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
+    return q
+
+
+def rows_of(observation: Observation, rows: slice) -> Observation:
+    """These rows of what is seen."""
+    if isinstance(observation, dict):
+        return {name: one[rows] for name, one in observation.items()}
+    return observation[rows]
+
+
+def losses_of(
+    policy: Policy, target_policy: Policy, batch: SampledSequences, config: R2D2Config
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a batch: losses, Q-values of what was done, what they should have been; [L, N] each, rescaled."""
+    import torch
+
+    every, num = q_of_sequences(policy, batch, config), config.burn_in
+    q = every[: config.length].gather(-1, batch.action[num:].unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        of_target = q_of_sequences(target_policy, batch, config)  # which remembers by itself
+        mask, of_next = None if batch.mask is None else batch.mask[num:], (every.detach(), of_target)
+        settings = (config.double, config.value_rescaling)
+        target = r2d2_target(batch.reward, batch.discount, *of_next, batch.bootstrap - num, mask, *settings)
+    return dqn_loss(q, target, config.huber_delta), q, target
+
+
+def error_of_sequences(error: torch.Tensor, counts: torch.Tensor, eta: float) -> torch.Tensor:
+    """[N]: eta of the largest error and 1 - eta of the mean error, of the steps that count.
+
+    Args:
+        error: [L, N] >= 0.
+        counts: [L, N], 1 or 0.
+    """
+    of_counting = error * counts
+    return eta * of_counting.amax(0) + (1.0 - eta) * of_counting.sum(0) / counts.sum(0).clamp_min(1.0)
+
+
+class R2D2(OffPolicy):
+    """Updates one policy from sequences of what it kept of all rollouts."""
+
+    FIGURES = {
+        "loss": "loss of the last update, mean over its steps",
+        "q_mean": "mean Q-value of the actions that were taken, in the last update, rescaled as value_rescaling says",
+        "td_error": "mean distance of Q-values from their targets, likewise",
+        "epsilon": "probability of an action drawn from all, in the next rollout",
+        "learning_rate": "the optimiser's step size in that update",
+        "grad_norm": "length of the gradient, before it was shortened",
+    }
+    config: R2D2Config
+
+    def __init__(self, config: R2D2Config, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import copy
+
+        from trainers.learning.optimiser import SafeAdam
+
+        if not group.policy.memory_size:
+            name = f"policy.{group.name}.model.type: {config.model.type}"
+            raise ConfigError(f"{name} remembers nothing, and R2D2 learns by memory. Take gru, or DQN.")
+        super().__init__(config, group, guard, seed)
+        self.target = copy.deepcopy(self.policy).requires_grad_(False)
+        self.target.observation_norm = self.policy.observation_norm
+        self.followers = [(self.target, self.policy)]
+        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
+        parameters = [{"params": list(self.policy.parameters())}]
+        self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
+        self.epsilon = group.actor.epsilon
+        self.epsilon.fill_(float(value_at(config.epsilon, 0)))
+
+    @classmethod
+    def heads(cls, config: R2D2Config, num_outputs: int) -> dict[str, int]:
+        return {"q": num_outputs}
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        """Who keeps its memory where sequences may begin."""
+        from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+
+        config = policy.config
+        return EpsilonGreedyActor(policy, spec, stage, keeps_every=math.gcd(config.period, config.burn_in))
+
+    @classmethod
+    def kept(cls, config: R2D2Config) -> Sequence[str]:
+        return ("memory",) if config.stored_state else ()
+
+    @classmethod
+    def why_not(cls, config: R2D2Config, spec: GroupSpec) -> str | None:
+        if config.model.type in ("mlp", "cnn"):
+            return f"learns by memory, and model.type: {config.model.type} has none. Take gru, or DQN."
+        return why_no_q_values(config, spec, from_sequences=True)
+
+    @classmethod
+    def num_bytes(
+        cls, config: R2D2Config, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        from trainers.replay.of_group import blank_sequences
+        from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
+
+        policy = actor.policy
+        network, target = runnable(policy), runnable(policy)
+        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
+        with Counted() as counted:
+            losses, *_ = losses_of(network, target, blank_sequences(actor, config.window(), kept), config)
+            counted.backward(losses.sum())
+        return {
+            **super().num_bytes(config, actor, num_steps, num_envs, device),
+            "target": bytes_of(policy),
+            "optimiser": 2 * bytes_of(policy, buffers=False),
+            WORK: counted.most_of(config.batch_size),
+        }
+
+    def state(self) -> State:
+        return {
+            "optim": self.optimizer.tensors(),
+            "target": self.target.state_dict(),
+            "acting": {"epsilon": self.epsilon},
+        }
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        found = super().update(clock, phases)
+        return {**found, "epsilon": set_epsilon(self, clock)}
+
+    def draw(self) -> SampledSequences:
+        """The sequences of this update, `batch_size` of them, in memory that the next draw writes anew."""
+        from trainers.replay.of_group import sequences_of
+
+        self._draw()
+        return sequences_of(self._batch, self.group.features, self.group.spec.num_agents)
+
+    def learn(self) -> Figures:
+        """One update."""
+        import torch
+
+        config = self.config
+        self.optimizer.begin()
+        batch = self.draw()
+        losses, q, target = losses_of(self.policy, self.target, batch, config)
+        counts = batch.valid * batch.weight.sign()  # weights that make up for priorities are no parts of a mean
+        number = counts.sum().clamp_min(1.0)
+        loss = (losses * counts * batch.weight).sum() / number
+        loss.backward()
+        grad_norm = self.optimizer.safe_step()
+        with torch.no_grad():
+            error = (q - target).abs()
+            q_mean, td_error = ((one * counts).sum() / number for one in (q, error))
+            self.keep_errors(error_of_sequences(error, counts, config.eta))
+        return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}

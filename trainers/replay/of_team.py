@@ -1,0 +1,184 @@
+"""What a policy group keeps of its rollouts to learn from as a team: an item is an env with all of the group's agents.
+
+What the team is paid in a step is the mean of what its agents in the game are paid. So an env that pays every agent the
+same, as cooperative ones do, pays the team just that, however many are left; and the reward's size does not depend on
+the number of agents. Agents that left take no part in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.experience.field import Field
+from trainers.experience.spec import GroupSpec
+from trainers.networks.features import Features, Observation, central_features, torch_dtype
+from trainers.replay.batch import Batch
+from trainers.replay.of_group import fields_of, window_of
+from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Layout, Window, allocate
+from trainers.replay.store import LAST, ReplayStore
+from trainers.replay.tiers import Tier
+from trainers.replay.windows import Transitions
+from trainers.run.num_bytes import NUM_ROWS
+from warpdrive.layout import FINAL
+
+if TYPE_CHECKING:
+    from trainers.experience.group_rollout import GroupRollout
+
+IN_GAME = "in_game"
+
+
+@dataclass(frozen=True)
+class TeamSamples:
+    """N transitions of whole teams of A agents, as networks take them."""
+
+    observation: Observation
+    """[N A, ...]: of one agent after the other."""
+    action: torch.Tensor
+    """[N, A] int64."""
+    mask: torch.Tensor | None
+    """[N, A, actions] bool: what could be done; None: everything."""
+    in_game: torch.Tensor | None
+    """[N, A] float32: 0 where an agent was not in the game; None: all were."""
+    state: torch.Tensor | None
+    """[N, state]: of the whole env, if it is kept."""
+    reward: torch.Tensor
+    """[N], the team's, of the steps that count, discounted and added up."""
+    discount: torch.Tensor
+    """[N], of what comes after them; 0 where nothing does, or nobody is left."""
+    next_observation: Observation
+    """What was seen after these steps, before any reset; so are the others below."""
+    next_mask: torch.Tensor | None
+    next_in_game: torch.Tensor | None
+    next_state: torch.Tensor | None
+    weight: torch.Tensor
+    """[N] float32: that a loss takes; 0 where nobody was in the game."""
+
+
+class Team:
+    """A policy's agents as one, and how a store keeps what they do.
+
+    Args:
+        spec: of the policy's agents.
+        reads_state: whether the state of the whole env is kept: its global_state or else all observations side by side,
+            as a central critic sees it (see CentralFeatures).
+    """
+
+    def __init__(self, spec: GroupSpec, reads_state: bool) -> None:
+        self.spec = spec
+        self.state_arrays = central_features(spec.layout, spec.num_agents).arrays if reads_state else ()
+        self._fields_of_state = [self._field_of_state(i, name) for i, name in enumerate(self.state_arrays)]
+
+    @property
+    def num_state(self) -> int:
+        """Numbers of the state."""
+        return sum(math.prod(self.spec.layout.kept[name][0]) for name in self.state_arrays)
+
+    def of_rollout(self) -> list[Field]:
+        """What a rollout has room for besides; `take_in` writes it."""
+        found = [Field("reward_of_team", axis="env")]
+        if self.spec.may_leave:
+            found.append(Field("final_in_game", dtype=torch.bool, of="truncation"))
+        return found
+
+    def stored(self) -> list[Field]:
+        """What a store keeps of each step."""
+        found = [one for one in fields_of(self.spec) if one.name not in (REWARD, ACTIVE, SURVIVED)]
+        found.append(Field(REWARD, axis="env"))
+        if self.spec.may_leave:
+            found.append(Field(IN_GAME, dtype=torch.bool, extra=1))
+        for name, field in zip(self.state_arrays, self._fields_of_state, strict=True):
+            if field.startswith("state"):
+                shape, dtype = self.spec.layout.kept[name]
+                found.append(Field(field, tuple(shape), torch_dtype(dtype), axis="env", extra=1))
+        return found
+
+    def layout(self, num_steps: int, num_envs: int, capacity: int) -> Layout:
+        """Of a store of them, whose capacity is in env steps over all envs."""
+        spec = self.spec
+        return Layout.of(self.stored(), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
+
+    def store(self, group: GroupRollout, capacity: int, seed: int, tiers: Sequence[Tier] = ()) -> ReplayStore:
+        """Such a store; see `ReplayStore`."""
+        rollout, spec = group.rollout, self.spec
+        sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
+        return ReplayStore(self.stored(), *sizes, seed, spec.episode_length, tiers)
+
+    def window(self, group: GroupRollout) -> Window:
+        """Where a rollout holds that: views."""
+        rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
+        found = {**window_of(group), REWARD: group.reward_of_team}
+        if self.spec.may_leave:
+            del found[ACTIVE], found[SURVIVED]
+            found |= {IN_GAME: rollout.active[:, :, agents], LAST + IN_GAME: group.final_in_game}
+        for name, field in zip(self.state_arrays, self._fields_of_state, strict=True):
+            if field.startswith("state"):
+                found |= {field: rollout.data[name], LAST + field: rollout.env.data[FINAL + name]}
+        return found
+
+    def take_in(self, group: GroupRollout) -> None:
+        """Says of a rollout what the team was paid, and who was in the game before each truncation."""
+        rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
+        reward = rollout.reward[:, :, agents]
+        if group.active is None:
+            torch.mean(reward, -1, out=group.reward_of_team)
+            return
+        paid = torch.where(group.active, reward, 0.0).sum(-1)
+        group.reward_of_team.copy_(paid / group.active.sum(-1).clamp_min(1))
+        for k, final in enumerate(group.final_in_game):
+            final.copy_(rollout.active_at_truncation(k)[:, agents])
+
+    def samples(self, batch: Batch, features: Features) -> TeamSamples:
+        """A batch of envs, as the group's networks take them."""
+        num_agents, ids = self.spec.num_agents, None
+        if features.num_ids:
+            ids = torch.eye(num_agents, device=batch.index.device).repeat(len(batch.index), 1)
+
+        def seen(arrays: dict[str, torch.Tensor]) -> Observation:
+            parts = [arrays[f"observation_{i}"].flatten(0, 1) for i in range(len(features.places))]
+            return features.of_parts(parts, ids)
+
+        def state(arrays: dict[str, torch.Tensor]) -> torch.Tensor | None:
+            found = [_scaled(arrays[name]).flatten(1) for name in self._fields_of_state]
+            return torch.cat(found, dim=-1) if found else None
+
+        discount, weight, in_game, next_in_game = batch.discount, batch.weight, None, None
+        if self.spec.may_leave:
+            in_game, next_in_game = (one[IN_GAME].float() for one in (batch.observation, batch.next_observation))
+            discount, weight = discount * next_in_game.amax(-1), weight * in_game.amax(-1)
+        return TeamSamples(
+            observation=seen(batch.observation),
+            action=batch.action,
+            mask=batch.mask,
+            in_game=in_game,
+            state=state(batch.observation),
+            reward=batch.reward,
+            discount=discount,
+            next_observation=seen(batch.next_observation),
+            next_mask=batch.next_mask,
+            next_in_game=next_in_game,
+            next_state=state(batch.next_observation),
+            weight=weight,
+        )
+
+    def blank_batch(self, window: Transitions) -> Batch:
+        """NUM_ROWS items, all of them zeros; to count bytes by."""
+        layout = self.layout(1, 1, window.behind + window.ahead + 1)
+        return window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+
+    def _field_of_state(self, number: int, array: str) -> str:
+        """The field that holds an array of the state: what the agents see, where they are all that see it."""
+        observations = self.spec.layout.observations
+        for i, place in enumerate(self.spec.seen):
+            if place.array == array and observations[array].num_agents == self.spec.num_agents:
+                return f"observation_{i}"
+        return f"state_{number}"
+
+
+def _scaled(array: torch.Tensor) -> torch.Tensor:
+    """As float32; images of 8 bits from 0 to 1."""
+    return array.float() / 255.0 if array.dtype == torch.uint8 else array.float()
