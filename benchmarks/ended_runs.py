@@ -26,6 +26,9 @@ LEARNING_FROM_REPLAY = {
     "tagger": {"algorithm": "DQN", "buffer_size": 400, "learning_starts": 60, "batch_size": 16, "model": SMALL},
     "runner": {"algorithm": "DQN", "buffer_size": 200, "learning_starts": 60, "batch_size": 16, "model": SMALL},
 }
+IN_TIERS = {**LEARNING_FROM_REPLAY}
+IN_TIERS["tagger"] = {**IN_TIERS["tagger"], "buffer_size": 2000, "tiers": {"device": "40KB", "file": "1GB", "ahead": 2}}
+"""Three windows of its seventeen on the device, two in host memory."""
 STOPS = ((signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT), (signal.SIGHUP,))
 
 
@@ -98,7 +101,12 @@ def kills(number: int, folder: Path) -> dict[str, Any]:
     return _kill(number, Chain(folder), moment)
 
 
-def replay_kills(number: int, folder: Path) -> dict[str, Any]:
+def tier_kills(number: int, folder: Path) -> dict[str, Any]:
+    """The same where most of the store is in files, which are written while training goes on."""
+    return replay_kills(number, folder, IN_TIERS)
+
+
+def replay_kills(number: int, folder: Path, policies: dict[str, Any] | None = None) -> dict[str, Any]:
     """kill -9 within a save, up to the time that one takes after its first file is there."""
 
     def moment(chain: Chain, process: TrainingProcess, chance: random.Random) -> None:
@@ -108,7 +116,7 @@ def replay_kills(number: int, folder: Path) -> dict[str, Any]:
             time.sleep(0.0005)
         time.sleep(chance.uniform(0.0, 0.04))
 
-    chain = Chain(folder, policy=LEARNING_FROM_REPLAY, evaluation={})
+    chain = Chain(folder, policy=policies or LEARNING_FROM_REPLAY, evaluation={})
     found = _kill(number, chain, moment)
     folder = chain.run / "checkpoints"
     listings = [checkpoint.load_checkpoint(place).replay.values() for place in checkpoint.list_checkpoints(folder)]

@@ -6,6 +6,7 @@ python benchmarks/reliability.py --only kills --kills 10 --out FOLDER
 kills        processes that train and save after each iteration, each killed by -9 at a random moment and followed by
              one that goes on from the newest checkpoint; in the end every bit is that of a run that was never killed
 replay_kills the same while a replay store is being saved: each kill comes within a save
+tier_kills   the same while most of that store lies in files, which the next checkpoints share
 stops        the same by Ctrl-C, SIGTERM, two Ctrl-C and SIGHUP, at any moment from the start of the process on
 locks        as many processes at once that want to go on with one run
 corruptions  a bit flipped, or a file cut, in the newest checkpoint: it is refused by name, the one before is taken
@@ -45,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ended_runs import kills, locks, replay_kills, stops
+from ended_runs import kills, locks, replay_kills, stops, tier_kills
 from far_steps import far_steps
 from faults import TENSORS, corrupt, disk_full_at, expect_signals, plant_nan
 from foreign_folders import foreign_folders, forged_kernels
@@ -234,7 +235,8 @@ def _stop_after(trainer: Trainer, iteration: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = {"kills": 100, "replay_kills": 50, "stops": 50, "locks": 10, "corruptions": 205, "disk_full": 20}
+    numbers = {"kills": 100, "replay_kills": 50, "tier_kills": 20, "stops": 50, "locks": 10}
+    numbers |= {"corruptions": 205, "disk_full": 20}
     for name, number in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=number)
     parser.add_argument("--only", action="append", help="one of the words above; may be given more than once")
@@ -245,9 +247,9 @@ def main() -> None:
     torch.set_num_threads(1)
     expect_signals()
     results = {}
-    calls = {"kills": kills, "replay_kills": replay_kills, "stops": stops, "locks": locks, "corruptions": corruptions}
-    calls |= {"disk_full": disk_full, "nans": nans, "resumes": resumes, "far_steps": far_steps}
-    calls |= {"folders": foreign_folders, "kernels": forged_kernels, "ranks": ranks}
+    calls = {"kills": kills, "replay_kills": replay_kills, "tier_kills": tier_kills, "stops": stops, "locks": locks}
+    calls |= {"corruptions": corruptions, "disk_full": disk_full, "nans": nans, "resumes": resumes}
+    calls |= {"far_steps": far_steps, "folders": foreign_folders, "kernels": forged_kernels, "ranks": ranks}
     for name, call in {**calls, **{name: partial(run_tests, files) for name, files in TESTS.items()}}.items():
         if arguments.only and name not in arguments.only:
             continue

@@ -27,6 +27,7 @@ from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
 from trainers.algorithms.actor_critic import ActorAndCriticsConfig  # noqa: E402
 from trainers.algorithms.off_policy import OffPolicyConfig  # noqa: E402
 from trainers.networks import NETWORKS  # noqa: E402
+from trainers.replay.tiers import TiersConfig  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
     SENTENCES,
     SYNONYMS,
@@ -170,6 +171,9 @@ def algorithm_sections() -> list[str]:
     for base, whose in SHARED_CONFIGS.items():
         keys = table(base, own_docstrings(base))
         parts.append(f"### {whose}\n\nWhat they share:\n\n{keys}\n{keys_of_model(base)}")
+        if base is OffPolicyConfig:
+            about = "And in their `tiers`, where transitions are kept ([replay.md](replay.md#tiers)):"
+            parts[-1] += f"\n{about}\n\n{table(TiersConfig)}\n"
     configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
     for name, cls in sorted(configs.items(), key=lambda item: len(item[1].__mro__)):  # first what others derive from
         base, keys = cls.__mro__[1], table(cls, own_docstrings(cls))

@@ -168,6 +168,9 @@ class Trainer:
                     phase: self._graphed(call, [one.generator]) for phase, call in one.phases().items()
                 }
         self.stores = {f"{word}.{name}": s for name, one in self.algorithms.items() for word, s in one.stores().items()}
+        for name, store in self.stores.items():
+            if store.tiered is not None:
+                store.tiered.files_of_run(name, self.run, config.saving.replay)
         self.chunks = Chunks(self.stores if config.saving.replay else {}, self.world)
         share_nothing = all(one.shares_nothing for one in self.algorithms.values())
         graphs = [list(ones.values()) for ones in self.phases.values()]

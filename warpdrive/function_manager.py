@@ -247,7 +247,8 @@ class FunctionManager:
                 f"kernel '{kernel}' takes '{name}' as {wants} (`{parameter}`), but it is {has}. "
                 f"Push it as {wants}: data.push('{name}', {name}.astype('{wants}'))."
             )
-        if tensor.device != self.backend.device:
+        # A GPU reads host memory that is pinned over the bus, at the same address.
+        if tensor.device != self.backend.device and not (self.backend.name == "cuda" and tensor.is_pinned()):
             raise WiringError(
                 f"kernel '{kernel}' runs on {self.backend.device}, but '{name}' is on {tensor.device}. "
                 f"Give a tensor.to('{self.backend.device}')."

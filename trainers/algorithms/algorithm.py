@@ -68,6 +68,8 @@ class Algorithm:
 
     FIGURES: ClassVar[Mapping[str, str]] = {}
     """What its phases report: metric -> what it says."""
+    FIGURES_OF_TIERS: ClassVar[Mapping[str, str]] = {}
+    """What is reported besides where what was kept lies in several tiers."""
     SCHEDULED: ClassVar[Sequence[str]] = ("lr",)
     """Keys of its config that may be schedules, in env steps."""
     path: str = "torch"

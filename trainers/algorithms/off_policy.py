@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
+from trainers.replay.tiers import TiersConfig
 from trainers.settings.config import PolicyConfig
 from warpdrive.config import Between, Count, Number, Positive, Size
 from warpdrive.errors import ConfigError
@@ -61,6 +62,8 @@ class OffPolicyConfig(PolicyConfig):
     """Updates from one step of the target network to the next."""
     tau: Annotated[float, Between(0, 1)] = 0.01
     """How far the target network steps towards the network: 1 copies it."""
+    tiers: TiersConfig = field(default_factory=TiersConfig)
+    """Where transitions are kept that the device has no room for."""
 
     def updates_by(self, env_steps: int) -> int:
         """That are due after so many env steps."""
@@ -75,6 +78,10 @@ class OffPolicyConfig(PolicyConfig):
         if self.buffer_size < self.batch_size:
             message = f"{self.buffer_size} transitions are fewer than the {self.batch_size} of an update (batch_size)."
             yield "buffer_size", f"{message} Keep more, or learn from fewer."
+        for key, message in self.tiers.problems():
+            yield f"tiers.{key}", message
+        if self.tiers.admit.startswith("priority") and not self.prioritized:
+            yield "tiers.admit", "transitions have no priorities. Set prioritized: true, or admit: all or stride:4."
 
     def window(self) -> Transitions | Sequences:
         """What is learned from."""
@@ -118,6 +125,18 @@ class OffPolicy(Algorithm):
     An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
     """
 
+    FIGURES_OF_TIERS: ClassVar[Mapping[str, str]] = {
+        "device_steps": "env steps that the replay store keeps on the device; this and what follows only with tiers",
+        "pinned_steps": "env steps that it keeps in pinned host memory",
+        "file_steps": "env steps that it keeps in files",
+        "dropped_steps": "env steps so far that were not admitted to files, or found no room there",
+        "fetched": "batches so far whose items were fetched from where they lay",
+        "stalls": "times so far that the host waited for a batch's items, or for a file to be written",
+        "stall_seconds": "seconds so far that it did",
+        "bytes_admitted": "bytes so far that went down to files",
+        "bytes_written": "bytes so far that were written for that: less, where a checkpoint had written them",
+        "bytes_read": "bytes so far that batches needed of files",
+    }
     SEVERAL_RANKS: ClassVar[bool] = False
     """Whether its update is one of all ranks together."""
     config: OffPolicyConfig
@@ -129,6 +148,8 @@ class OffPolicy(Algorithm):
         if self.world.size > 1 and not self.SEVERAL_RANKS:
             name = f"policy.{group.name}.algorithm: {config.algorithm}"
             raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1, or take DQN.")
+        if self.world.size > 1 and config.tiers:
+            raise ConfigError(f"policy.{group.name}.tiers: they are of one GPU. Leave it out, or set num_gpus: 1.")
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""
@@ -136,7 +157,12 @@ class OffPolicy(Algorithm):
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.table = self.store.table("transitions", selector, config.window(), halted=halted, world=self.world)
         self._add = self.store.prepare_add(self.window_of_rollout())
-        self._draw, self._batch = self.table.prepare_draw(self.batch_size)
+        self.feed = None
+        if self.store.tiered is None:
+            self._draw, self._batch = self.table.prepare_draw(self.batch_size)
+        else:
+            self.feed = self.table.feed(self.batch_size, config.tiers.ahead)
+            self._draw, self._batch = lambda: None, self.feed.batch  # `update` has each batch made
         if config.prioritized:
             self._priority = self._batch.weight.clone()
             self._update = self.table.prepare_update(self._batch.index, self._priority)
@@ -158,7 +184,8 @@ class OffPolicy(Algorithm):
         """A store of that layout."""
         from trainers.replay.of_group import store_of
 
-        return store_of(self.group, capacity, seed, [self.group.fields[name] for name in self.kept(self.config)])
+        kept = [self.group.fields[name] for name in self.kept(self.config)]
+        return store_of(self.group, capacity, seed, kept, self.config.tiers.tiers())
 
     def window_of_rollout(self) -> Window:
         """The rollout's part of what the store keeps, as it takes it in."""
@@ -178,16 +205,25 @@ class OffPolicy(Algorithm):
     def num_bytes(
         cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
+        from trainers.replay.feed import Feed
         from trainers.replay.storage import bytes_of
+        from trainers.replay.store import division_of
         from trainers.replay.sum_tree import bytes_of_tree
 
         window, layout = config.window(), cls.layout(config, actor, num_steps, num_envs)
         items = layout.num_slots // window.period * num_envs * (1 if window.axis == "env" else layout.num_agents)
-        return {
+        found = {
             "replay": layout.num_bytes,
             "priorities": (bytes_of_tree(items) + 4 * config.batch_size) if config.prioritized else 0,
             "batch": bytes_of(window.sizes(layout, config.batch_size)),
         }
+        division = division_of(layout, config.tiers.tiers())
+        if division is not None:
+            fetched = Feed.num_bytes(layout, window, config.batch_size, config.tiers.ahead)
+            found |= {"replay": division.device_bytes, "fetched": fetched}
+            if device == "cpu":  # where pinned memory is the device's, too
+                found |= {"pinned": division.pinned_bytes, "read": fetched if division.chunk else 0}
+        return found
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
         return {"add": self.add, "learn": self.learn, "follow": self.follow}
@@ -213,9 +249,19 @@ class OffPolicy(Algorithm):
 
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         self.store.count_window()
+        if self.feed is not None:
+            phases = dict(self.phases() if phases is None else phases)
+            phases["learn"] = self.feed.learning(phases["learn"])
+            self.feed.begin(self.plan(clock).count("learn"))
         found = super().update(clock, phases)
+        if self.feed is not None:
+            later = Clock(clock.iteration + 1, clock.env_steps + clock.batch, clock.batch)
+            self.feed.look_ahead(self.plan(later).count("learn"))
         self.table.at(clock.env_steps + clock.batch)
         return found
+
+    def report(self) -> Figures:
+        return {} if self.store.tiered is None else self.store.tiered.counters()
 
     def add(self) -> Figures:
         """Keeps the rollout."""

@@ -162,7 +162,7 @@ class VDN(OffPolicy):
         return cls.team(config, actor.spec).layout(num_steps, num_envs, capacity)
 
     def make_store(self, capacity: int, seed: int) -> ReplayStore:
-        return self.team(self.config, self.group.spec).store(self.group, capacity, seed)
+        return self.team(self.config, self.group.spec).store(self.group, capacity, seed, self.config.tiers.tiers())
 
     def window_of_rollout(self) -> Window:
         return self.team(self.config, self.group.spec).window(self.group)

@@ -197,6 +197,11 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
         sizes = f"{printed_size(of_steps)} of steps and {printed_size(whole - of_steps)} besides"
         full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the second went"
         yield f"{name}: {sizes} on {trainer.env.device}; {full}"
+        division = None if store.tiered is None else store.tiered.division
+        for where, num_bytes, first in () if division is None else division.plan():
+            number = math.ceil(first / trainer.config.trainer.num_steps)
+            begins = f"the first after {number:,} iterations, about {number * seconds:,.0f} s"
+            yield f"{name}: {printed_size(num_bytes)} of steps in {where}, {begins}"
 
 
 def _resolved_config_of(run: Path) -> Path:

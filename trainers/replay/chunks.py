@@ -14,33 +14,42 @@ ranks writes files of its own, see of_ranks.py; the first knows of all of them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from trainers.learning.distributed import World
+from trainers.replay.listing import (
+    REPLAY,
+    Listing,
+    Part,
+    first_step,
+    gaps_of,
+    listing_to_json,
+    part_name,
+    remove_unlisted,
+)
 from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
 from trainers.run import disk
 from trainers.run.checks import on_all_ranks
-from trainers.run.manifest import MANIFEST, read_manifest
 from trainers.run.reading import check_folder, open_own
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
 from warpdrive.errors import CheckpointError
 
-REPLAY = "replay"
-"""The folder, and the key of manifests."""
 MAX_PARTS = 8
 """Files of one chunk, after which it is written anew as one."""
 
-_NAME = re.compile(r"[^/]+\.[0-9]{12,}-[0-9]{12,}\.[0-9a-f]{16}\.safetensors")
+Plan = tuple[tuple[Part, ...], list[tuple[int, int]]]
+"""The files that still serve, and the steps that new ones are to hold."""
+
+
 
 
 class Store(Protocol):
@@ -61,40 +70,6 @@ class Store(Protocol):
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """Those tensors, and others, which are written whole each time."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A file with the steps from `begin` to `end`."""
-
-    name: str
-    begin: int
-    end: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Which files hold a store."""
-
-    num_steps: int
-    """That were added to it."""
-    num_slots: int
-    parts: tuple[Part, ...]
-    """In order, one beginning where another ends."""
-    layout: Mapping[str, Any]
-    """Of the store, described."""
-
-    @property
-    def first(self) -> int:
-        """The oldest step that is of use: older ones were overwritten."""
-        return first_step(self.num_steps, self.num_slots)
-
-
-def first_step(num_steps: int, num_slots: int) -> int:
-    """The oldest of a store to which so many were added."""
-    return max(0, num_steps - num_slots + 1)
 
 
 class Chunks:
@@ -129,15 +104,30 @@ class Chunks:
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
                 self.parts.update(dict.fromkeys(names, ()))
                 self._rings[name] = _ring(store)
+            if name in shared:
+                self.parts[name] = shared[name].claim()
             known = {one: self.parts.get(one, ()) for one in names}
             if not all(_are_there(folder / REPLAY, parts) for parts in known.values()):
                 known = dict.fromkeys(names, ())
             for one, parts in known.items():  # all ranks have files of the same steps
-                kept[one], ranges = _to_write(store, parts)
+                kept[one], ranges = _to_write(store, parts, shared[name].settled if name in shared else 0)
             return ranges
 
+        shared = self.shared(folder)
         found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
-        return Addition(self, {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}, kept)
+        ranges = {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}
+        return Addition(self, ranges, kept, shared)
+
+    def shared(self, folder: Path) -> dict[str, Any]:
+        """By store, the tier of files that lie among those of checkpoints in a folder."""
+        files = {name: _files_of(store) for name, store in self.stores.items()}
+        return {name: one for name, one in files.items() if one is not None and one.is_shared_in(folder / REPLAY)}
+
+    def remove_unlisted(self, folder: Path) -> None:
+        """Removes what no checkpoint lists any more, nor a tier of files needs."""
+        with contextlib.ExitStack() as stack:
+            spared = [stack.enter_context(files.in_use()) for files in self.shared(folder).values()]
+            remove_unlisted(folder, set().union(*spared))
 
     def names(self, name: str) -> list[str]:
         """Of all ranks' parts of a store."""
@@ -145,9 +135,9 @@ class Chunks:
 
     def num_bytes(self, num_steps: int) -> int:
         """Of files, at most, after so many more steps of each env; and of what else ranks write themselves."""
-        rows = {name: min(num_steps, one.num_slots) for name, one in self.stores.items()}
-        of_steps = self.world.size * sum(rows[name] * _step_bytes(store) for name, store in self.stores.items())
-        return of_steps + self.bytes_of_others()
+        most = {name: getattr(_files_of(one), "most_unwritten", one.num_slots) for name, one in self.stores.items()}
+        sizes = (min(num_steps, most[name]) * _step_bytes(store) for name, store in self.stores.items())
+        return self.world.size * sum(sizes) + self.bytes_of_others()
 
     def bytes_of_others(self) -> int:
         """Of the small tensors of all ranks but the first."""
@@ -171,8 +161,10 @@ class Chunks:
                 key = differing[0]
                 told = f"{name}'s {key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
+            if listing.gaps and _files_of(store) is None:
+                raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
             for part in listing.parts:
-                rows = _rows(store, part.begin, part.end)
+                rows = _like(store, part.begin, part.end)
                 _check_tensors(folder / REPLAY, part, rows if cut is None else of_envs(rows, listing, "meta"))
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
@@ -182,6 +174,8 @@ class Chunks:
             are_ours: whether later checkpoints go into this folder, and may share these files.
         """
         for _, store, listing, cut in sources_of(self.stores, listings, self.world):
+            if (files := _files_of(store)) is not None:
+                files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
             fill(store, folder / REPLAY, listing, cut)
         moved = moved_stores(self.stores, listings, self.world)
         for name in self.stores:
@@ -194,9 +188,13 @@ class Addition:
     once the disk is waited for."""
 
     def __init__(
-        self, chunks: Chunks, ranges: Mapping[str, list[tuple[int, int]]], kept: Mapping[str, tuple[Part, ...]]
+        self,
+        chunks: Chunks,
+        ranges: Mapping[str, list[tuple[int, int]]],
+        kept: Mapping[str, tuple[Part, ...]],
+        shared: Mapping[str, Any],
     ) -> None:
-        self._chunks, self._ranges, self._kept = chunks, ranges, kept
+        self._chunks, self._ranges, self._kept, self._shared = chunks, ranges, kept, shared
         self._heads = {name: (one.num_steps_added, one.num_slots) for name, one in chunks.stores.items()}
         self._layouts = {name: one.layout.described() for name, one in chunks.stores.items()}
         self._parts: dict[str, tuple[Part, ...]] = {}
@@ -220,7 +218,7 @@ class Addition:
         """Makes room: what no checkpoint lists goes."""
         disk.make_folder(folder / REPLAY)
         check_folder(folder / REPLAY)
-        remove_unlisted(folder)
+        self._chunks.remove_unlisted(folder)
 
     def write(self, beside: Path) -> None:
         """Writes this rank's files into the folder of a checkpoint that is not whole yet."""
@@ -229,7 +227,7 @@ class Addition:
         for name, ranges in self._ranges.items():
             file = name_on(name, rank)
             for begin, end in ranges:
-                write_tensors(beside / _in(file, begin, end), _rows(self._chunks.stores[name], begin, end))
+                write_tensors(beside / part_name(file, begin, end), _rows(self._chunks.stores[name], begin, end))
             if rank:
                 write_tensors(beside / f"{file}.safetensors", small[name])
 
@@ -239,9 +237,10 @@ class Addition:
         found = {}
         for name, ranges in self._ranges.items():
             for one in self._chunks.names(name):
-                parts = tuple(_moved(beside / _in(one, *steps), folder / REPLAY, *steps) for steps in ranges)
-                self._parts[one] = (*self._kept[one], *parts)
-                found[one] = Listing(*self._heads[name], self._parts[one], self._layouts[name])
+                parts = tuple(_moved(beside / part_name(one, *steps), folder / REPLAY, *steps) for steps in ranges)
+                parts = self._parts[one] = (*self._kept[one], *parts)
+                gaps = gaps_of(parts, *self._heads[name])
+                found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps)
         if any(self._ranges.values()):
             disk.flush_folder(folder / REPLAY)
         return {name: listing_to_json(one) for name, one in found.items()}
@@ -249,62 +248,8 @@ class Addition:
     def done(self) -> None:
         """The checkpoint is whole: the next one may share its files."""
         self._chunks.parts |= self._parts
-
-
-# ------------------------------------------------------------------------------------------------ manifests
-
-
-def listing_to_json(listing: Listing) -> dict[str, Any]:
-    """What JSON takes."""
-    return {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
-
-
-def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
-    """By store, what a manifest says under REPLAY; {} if nothing.
-
-    Raises:
-        CheckpointError: it makes no sense.
-    """
-    found = manifest.get(REPLAY, {})
-    try:
-        listings = {name: _listing_of(one) for name, one in found.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path}: '{REPLAY}' says nothing of use. {WAYS_OUT}") from None
-    return listings
-
-
-def _listing_of(value: Mapping[str, Any]) -> Listing:
-    parts = tuple(Part(**one) for one in value["parts"])
-    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]))
-    numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
-    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers) or not found.num_slots:
-        raise ValueError("numbers")
-    if not all(_NAME.fullmatch(part.name) and part.name.isprintable() for part in parts):
-        raise ValueError("names")
-    ends = [parts[0].begin if parts else found.num_steps, *(part.end for part in parts)]
-    if ends[0] > found.first or ends[-1] != found.num_steps or (parts and parts[0].end <= found.first):
-        raise ValueError("steps are missing, or too many")
-    for part, end in zip(parts, ends, strict=False):
-        slot = part.begin % found.num_slots
-        if part.begin != end or part.end <= part.begin or slot + part.end - part.begin > found.num_slots:
-            raise ValueError("steps")
-    return found
-
-
-def remove_unlisted(folder: Path) -> None:
-    """Removes the files in a run's `checkpoints` that no checkpoint lists, nor one that was set aside. Where one cannot
-    be read, nobody knows what it lists: then nothing goes."""
-    listed = set()
-    for path in folder.glob(f"*/{MANIFEST}"):
-        if path.parent.is_symlink():
-            continue  # `last` and `best`
-        try:
-            listed |= {part.name for one in listings_of(read_manifest(path), path).values() for part in one.parts}
-        except CheckpointError:
-            return
-    for path in (folder / REPLAY).iterdir():
-        if _NAME.fullmatch(path.name) and path.name not in listed:
-            path.unlink(missing_ok=True)
+        for name, files in self._shared.items():
+            files.saved(self._parts[name])
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -333,6 +278,18 @@ def _check_tensors(folder: Path, part: Part, rows: Mapping[str, torch.Tensor]) -
 def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
     """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros. If the envs
     were another rank's, a cut of them."""
+    if (tiered := getattr(store, "tiered", None)) is not None:
+        for part in listing.parts:
+            if part.end <= tiered.division.warm_from(listing.num_steps):
+                tiered.put(part.begin, {"done": tiered.files.rows("done", part.begin, part.end)}, listing.num_steps)
+            else:
+                whole = tiered.like(part.begin, part.end, device="cpu")
+                with _opened(folder / part.name) as file:
+                    file.seek(len(header_of(whole)))
+                    read_tensors_into(file, whole, {name: one.nbytes for name, one in whole.items()})
+                tiered.put(part.begin, whole, listing.num_steps)
+        store.num_steps_added = listing.num_steps
+        return
     for tensor in store.tensors.values():
         tensor[listing.num_steps * len(tensor) // store.num_slots + 1 :].zero_()
     for part in listing.parts:
@@ -366,10 +323,6 @@ def _moved(path: Path, folder: Path, begin: int, end: int) -> Part:
     return part
 
 
-def _in(name: str, begin: int, end: int) -> str:
-    return f"{name}.{begin:012d}-{end:012d}.safetensors"
-
-
 def _are_there(folder: Path, parts: Iterable[Part]) -> bool:
     """Somebody may have made room by hand; then all is written again."""
     return all((folder / part.name).is_file() for part in parts)
@@ -378,12 +331,12 @@ def _are_there(folder: Path, parts: Iterable[Part]) -> bool:
 # --------------------------------------------------------------------------------------------------- stores
 
 
-def _to_write(store: Store, known: Sequence[Part]) -> tuple[tuple[Part, ...], list[tuple[int, int]]]:
-    """The files that still serve, and the steps that new ones are to hold."""
+def _to_write(store: Store, known: Sequence[Part], settled: int) -> Plan:
+    """What new files hold begins at `settled`, or later."""
     head, size = store.num_steps_added, store.steps_per_chunk
     first = first_step(head, store.num_slots)
     kept = [part for part in known if part.end > first]
-    begin = max(first, kept[-1].end if kept else 0)
+    begin = max(first, kept[-1].end if kept else 0, settled)
     opened = [part for part in kept if part.begin // size == begin // size]
     if len(opened) >= MAX_PARTS and begin < head:
         begin = max(first, opened[0].begin)
@@ -400,9 +353,22 @@ def _cut(begin: int, end: int, size: int, num_slots: int) -> Iterator[tuple[int,
 
 
 def _rows(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
-    """What is known of these steps: views."""
+    """What is known of these steps: views, but for what lies in several tiers."""
+    if (tiered := getattr(store, "tiered", None)) is not None:
+        return tiered.rows(begin, end)
     tensors, num_slots = store.tensors, store.num_slots
     return {name: _rows_of(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
+
+
+def _like(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
+    """Tensors of their shapes."""
+    tiered = getattr(store, "tiered", None)
+    return _rows(store, begin, end) if tiered is None else tiered.like(begin, end)
+
+
+def _files_of(store: Store) -> Any:
+    """The store's tier of files, if it has one."""
+    return getattr(getattr(store, "tiered", None), "files", None)
 
 
 def _rows_of(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
@@ -422,4 +388,6 @@ def _ring(store: Store) -> weakref.ref[torch.Tensor]:
 
 
 def _step_bytes(store: Store) -> int:
+    if (tiered := getattr(store, "tiered", None)) is not None:
+        return tiered.division.step_bytes + tiered.division.done_bytes
     return sum(one.nbytes for one in store.tensors.values()) // store.num_slots

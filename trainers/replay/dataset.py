@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.errors import RunFolderError
-from trainers.replay.chunks import REPLAY, Chunks, Listing, check_sums, listing_to_json, listings_of
+from trainers.replay.chunks import Chunks, check_sums
+from trainers.replay.listing import REPLAY, Listing, listing_to_json, listings_of
 from trainers.replay.storage import Layout
 from trainers.replay.store import ReplayStore
 from trainers.run import disk
@@ -70,6 +71,8 @@ def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
         Layout.of_description(listing.layout)
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{saved.path}: its manifest describes no store. Use an older checkpoint.") from None
+    if listing.gaps:
+        raise CheckpointError(f"{saved.path}: of {name} files hold not all steps, as a dataset must. Admit all.")
     check_sums(place, listing)
     with _written(folder) as beside:
         parts = tuple(replace(one, name=f"{STEPS}{one.name.removeprefix(name)}") for one in listing.parts)

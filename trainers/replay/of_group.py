@@ -16,6 +16,7 @@ from trainers.replay.batch import Batch
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import Layout, Window, allocate
 from trainers.replay.store import LAST, ReplayStore
+from trainers.replay.tiers import Tier
 from trainers.replay.windows import Transitions
 from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
@@ -183,8 +184,10 @@ def blank_samples(actor: Actor, window: Transitions) -> Samples:
     return samples_of(batch, actor.features, actor.spec.num_agents)
 
 
-def store_of(group: GroupRollout, capacity: int, seed: int, kept: Sequence[Field] = ()) -> ReplayStore:
+def store_of(
+    group: GroupRollout, capacity: int, seed: int, kept: Sequence[Field] = (), tiers: Sequence[Tier] = ()
+) -> ReplayStore:
     """The group's store; see `ReplayStore`."""
     rollout, spec = group.rollout, group.spec
     sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-    return ReplayStore(fields_of(spec, kept), *sizes, seed, spec.episode_length)
+    return ReplayStore(fields_of(spec, kept), *sizes, seed, spec.episode_length, tiers)

@@ -22,7 +22,8 @@ from warpdrive.errors import CheckpointError
 
 if TYPE_CHECKING:
     from trainers.learning.distributed import World
-    from trainers.replay.chunks import Listing, Store
+    from trainers.replay.chunks import Store
+    from trainers.replay.listing import Listing
     from trainers.replay.store import ReplayStore
 
 PENDING = "pending."

@@ -8,6 +8,7 @@ the number of agents. Agents that left take no part in it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from trainers.replay.batch import Batch
 from trainers.replay.of_group import fields_of, window_of
 from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Layout, Window, allocate
 from trainers.replay.store import LAST, ReplayStore
+from trainers.replay.tiers import Tier
 from trainers.replay.windows import Transitions
 from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
@@ -100,11 +102,11 @@ class Team:
         spec = self.spec
         return Layout.of(self.stored(), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
 
-    def store(self, group: GroupRollout, capacity: int, seed: int) -> ReplayStore:
+    def store(self, group: GroupRollout, capacity: int, seed: int, tiers: Sequence[Tier] = ()) -> ReplayStore:
         """Such a store; see `ReplayStore`."""
         rollout, spec = group.rollout, self.spec
         sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-        return ReplayStore(self.stored(), *sizes, seed, spec.episode_length)
+        return ReplayStore(self.stored(), *sizes, seed, spec.episode_length, tiers)
 
     def window(self, group: GroupRollout) -> Window:
         """Where a rollout holds that: views."""

@@ -74,7 +74,9 @@ class Uniform(Selector):
     """Each with the same chance, with replacement: one of each of as many equal parts as the batch has items."""
 
     def attach(self, table: Table) -> None:
-        if table.max_times_sampled or table.max_staleness:  # then there are holes among what may be drawn
+        tiered = table.store.tiered
+        has_holes = tiered is not None and tiered.division.has_holes
+        if table.max_times_sampled or table.max_staleness or has_holes:  # holes among what may be drawn
             self.INCLUDE = "selectors.cuh"
             self.tree = _tree_of(table)
             self.one_tree = OneTree.of(table, self.tree, is_weighed=False)

@@ -23,6 +23,8 @@ from trainers.replay.storage import (
     run_of,
 )
 from trainers.replay.table import Table
+from trainers.replay.tiered import Tiered, hot_sizes
+from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
@@ -53,6 +55,7 @@ class ReplayStore:
         num_steps: of a window, which is what is added at once.
         capacity: env steps over all envs; a multiple of num_envs * num_steps.
         seed: of what is drawn.
+        tiers: where steps are kept that the device has no room for, see tiers.py; nothing: all on the device.
         episode_length: steps from one truncation of an env to the next, at least. None: an env is truncated when it
             likes, and one step in eight has room for what was seen last.
     Raises:
@@ -70,9 +73,10 @@ class ReplayStore:
         backend: Backend,
         seed: int = 0,
         episode_length: int | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
-        self._make(layout, backend, seed, episode_length)
+        self._make(layout, backend, seed, episode_length, tiers)
 
     @classmethod
     def of_layout(cls, layout: Layout, backend: Backend, seed: int = 0) -> ReplayStore:
@@ -81,14 +85,18 @@ class ReplayStore:
         store._make(layout, backend, seed, None)
         return store
 
-    def _make(self, layout: Layout, backend: Backend, seed: int, episode_length: int | None) -> None:
+    def _make(
+        self, layout: Layout, backend: Backend, seed: int, episode_length: int | None, tiers: Sequence[Tier] = ()
+    ) -> None:
         self.layout = layout
         self.backend = backend
         self.episode_length = episode_length
         of_rings, small = layout.sizes()
-        self._check_memory(layout)
-        self.tensors = allocate(of_rings, backend.device)
-        """By name, [num_slots / every, ...]: large; cut by slots."""
+        division = division_of(layout, tiers)
+        self._check_memory(layout, division)
+        self.tensors = allocate(hot_sizes(of_rings, division), backend.device)
+        """By name, [num_slots / every, ...]: large; cut by slots. With tiers, fewer slots."""
+        self.tiered = None if division is None else Tiered(layout, division, self.tensors, backend)
         self.small = allocate(small, backend.device)
         """By name: what truncated episodes saw last, and counters."""
         self.seed = torch.tensor([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, 0], dtype=torch.uint32)
@@ -122,8 +130,7 @@ class ReplayStore:
     @property
     def steps_per_chunk(self) -> int:
         """Of a file: whole windows, of CHUNK_BYTES or so."""
-        window = bytes_of(self.layout.sizes()[0]) // (self.layout.num_slots // self.layout.num_steps)
-        return min(max(1, CHUNK_BYTES // window) * self.layout.num_steps, self.layout.num_slots)
+        return steps_per_chunk(self.layout)
 
     @property
     def num_dropped(self) -> torch.Tensor:
@@ -147,6 +154,8 @@ class ReplayStore:
     def count_window(self) -> None:
         """Tells the host that a window was added: whoever replays a graph of `prepare_add`'s call says so."""
         self.num_steps_added += self.layout.num_steps
+        if self.tiered is not None:
+            self.tiered.count(self.num_steps_added)
 
     def prepare_add(self, window: Window) -> Callable[[], None]:
         """Packs the launches that take in a window.
@@ -191,6 +200,8 @@ class ReplayStore:
         ]
 
         def add() -> None:
+            if self.tiered is not None:
+                self.tiered.before_add()
             for call in calls:
                 call()
             for table in self.tables.values():
@@ -205,7 +216,7 @@ class ReplayStore:
         text.line(f"const long long begin = {text.write('head', self.small['head'])}[1] - NUM_STEPS;")
         text.line(f"const int* rows_of_sides = {text.read('side_of', side_of)};")
         for one in layout:
-            num_rows, ring = layout.num_slots // one.every, text.write(one.name, self.tensors[one.name], True)
+            num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
             rows = (layout.num_envs, *((layout.num_agents,) if one.axis == "agent" else ()), *one.shape)
             for part, given in enumerate(self._parts(window, one, rows)):
                 run = run_of(given)
@@ -270,6 +281,8 @@ class ReplayStore:
         device."""
         self.num_steps_added = int(self.small["head"][0])
         forget_lost_sides(self.tensors["done"], self.small["side_step"], self.num_steps_added)
+        if self.tiered is not None:
+            self.tiered.restored(self.num_steps_added)
         for table in self.tables.values():
             if table.selector.tree is not None:  # the envs of several ranks may have been others
                 table.selector.tree.rebuild()
@@ -287,6 +300,8 @@ class ReplayStore:
             ConfigError, MemoryShortError: as at the start; nothing has changed.
         """
         old = self.layout
+        if self.tiered is not None:
+            raise ConfigError("a store with tiers keeps its size. Make another one.")
         sizes = (old.fields, old.num_envs, old.num_agents, old.num_steps, capacity, self.episode_length)
         layout = Layout.of(*sizes)
         for table in self.tables.values():
@@ -300,8 +315,8 @@ class ReplayStore:
         for table in self.tables.values():
             table.resized()
 
-    def _check_memory(self, layout: Layout) -> None:
-        free, needed = free_bytes(self.backend.device), layout.num_bytes
+    def _check_memory(self, layout: Layout, division: Division | None = None) -> None:
+        free, needed = free_bytes(self.backend.device), layout.num_bytes if division is None else division.device_bytes
         if free is None or needed <= free:
             return
         window, most = layout.num_envs * layout.num_steps, layout.num_slots // layout.num_steps
@@ -321,6 +336,17 @@ class ReplayStore:
 
 
 _ENDS = ("terminated", "truncated")
+
+
+def steps_per_chunk(layout: Layout) -> int:
+    """Of a file: whole windows, of CHUNK_BYTES or so."""
+    window = bytes_of(layout.sizes()[0]) // (layout.num_slots // layout.num_steps)
+    return min(max(1, CHUNK_BYTES // window) * layout.num_steps, layout.num_slots)
+
+
+def division_of(layout: Layout, tiers: Sequence[Tier]) -> Division | None:
+    """Where the steps of a store lie; None: all on the device. Raises ConfigError where tiers cannot hold them."""
+    return Division.of(layout, tiers, steps_per_chunk(layout)) if tiers else None
 
 
 def _word(dtype: torch.dtype | None) -> str:

@@ -9,6 +9,8 @@ import torch
 
 from trainers.learning.distributed import World
 from trainers.replay.batch import Batch
+from trainers.replay.feed import Feed
+from trainers.replay.holes import check_holes, dropping_from, mass_of
 from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
@@ -76,6 +78,9 @@ class Table:
         selector.attach(self)
         self.added = selector.prepare_added()
         """Calls that follow each window that is added."""
+        if store.tiered is not None and store.tiered.division.has_holes:
+            check_holes(self)
+            store.tiered.drawn_from(dropping_from(self), mass_of(self), isinstance(selector, Prioritized))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes."""
@@ -117,8 +122,13 @@ class Table:
         if number < 1:
             raise ConfigError(f"table '{self.name}': a batch of {number} items. Take at least 1.")
         if number not in self._prepared:
-            self._prepared[number] = self._prepare(number)
+            tiered = self.store.tiered is not None
+            self._prepared[number] = Feed(self, number).prepared() if tiered else self._prepare(number)
         return self._prepared[number]
+
+    def feed(self, number: int, ahead: int) -> Feed:
+        """Batches of so many items that are drawn ahead, of a store with tiers."""
+        return Feed(self, number, ahead)
 
     # ----------------------------------------------------------------------------------------- priorities and limits
 
@@ -199,6 +209,11 @@ class Table:
         Raises:
             ConfigError: there is no such field, or it has not one number for each item.
         """
+        if self.store.tiered is not None:
+            raise ConfigError(
+                f"table '{self.name}': the priorities that items come with, '{name}', must all be on the device. Leave "
+                "own out, or the store's tiers."
+            )
         field = self.store.tensors.get(name)
         if field is None or field.dtype != torch.float32 or field.numel() != self.store.num_slots * self.num_rows:
             raise ConfigError(
@@ -211,19 +226,31 @@ class Table:
         """Of a batch."""
         return bytes_of(self.window.sizes(self.store.layout, number))
 
-    def _prepare(self, number: int) -> tuple[Callable[[], None], Batch]:
+    def prepare_index(self, number: int, given: dict[str, torch.Tensor]) -> Callable[[], None]:
+        """A draw of items alone.
+
+        Args:
+            given: `index` and `weight`, which it writes; `head` [1 or more], up to which steps are there; `draws`, as
+                the table's.
+        """
+        return self._prepare(number, given)[0]
+
+    def _prepare(
+        self, number: int, given: dict[str, torch.Tensor] | None = None
+    ) -> tuple[Callable[[], None], Batch | None]:
         store, window = self.store, self.window
-        tensors = allocate(window.sizes(store.layout, number), store.backend.device)
+        tensors = allocate(window.sizes(store.layout, number), store.backend.device) if given is None else given
         lanes = 1
         if store.backend.name == "cuda":
             lanes = self.selector.num_lanes(number)
-            if isinstance(window, Transitions):
+            if isinstance(window, Transitions) and given is None:
                 lanes = max(lanes, window.num_lanes(store.layout))
         text = KernelText("draw", ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
         text.number("num_items", "int", number)
         stratum = min((1 << 64) // number, (1 << 64) - 1) if self.selector.is_stratified else 0
         text.number("stratum", "unsigned long long", stratum)
-        head, draws = text.read("head", store.small["head"]), text.write("draws", self.draws)
+        of_draw = {"head": store.small["head"], "draws": self.draws} if given is None else given
+        head, draws = text.read("head", of_draw["head"]), text.write("draws", of_draw["draws"])
         seed, index = text.read("seed", store.seed), text.write("index", tensors["index"])
         weight = text.write("weight", tensors["weight"])
         text.line(f"const Drawable drawable = drawable_of({head}[0]);")
@@ -241,17 +268,17 @@ class Table:
         text.line(f"    {index}[i] = item.index();")
         text.line(f"    {weight}[i] = item.weight;")
         text.line("}")
-        if isinstance(window, Transitions):
+        if isinstance(window, Transitions) and given is None:
             window.write(text, store.layout, {**store.tensors, **store.small}, tensors)
         text.line("}")
         self.selector.end_draw(text, weight)
         text.line(f"count_draw({draws});")
         shape = self._shape(number * lanes)
-        calls = [text.prepare(store.backend, shape, self._constants(lanes), store.layout.num_envs)]
-        if not isinstance(window, Transitions):
+        calls = [text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)]
+        if not isinstance(window, Transitions) and given is None:
             calls.append(self._prepare_rows(window, number, tensors))
         calls += self.selector.prepare_drawn(tensors["index"], tensors["weight"])
-        return all_of(calls), window.batch(store.layout, tensors)
+        return all_of(calls), window.batch(store.layout, tensors) if given is None else None
 
     def _prepare_rows(
         self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]
@@ -269,9 +296,10 @@ class Table:
         window.write_rows(text, store.layout, store.tensors, tensors)
         text.line("}")
         num_threads = window.num_rows * number * lanes
-        return text.prepare(store.backend, self._shape(num_threads), self._constants(lanes), store.layout.num_envs)
+        return text.prepare(store.backend, self._shape(num_threads), self.constants(lanes), store.layout.num_envs)
 
-    def _constants(self, lanes: int) -> dict[str, object]:
+    def constants(self, lanes: int) -> dict[str, object]:
+        """Of kernels that draw or gather."""
         layout, window = self.store.layout, self.window
         return {
             "NUM_SLOTS": layout.num_slots,

@@ -23,7 +23,8 @@ def figures_of_algorithms() -> dict[str, str]:
     """What the algorithms say of their figures, by name; of a figure of several, what the first says."""
     found = {}
     for name in ALGORITHMS:
-        for figure, explanation in find_algorithm(name)[0].FIGURES.items():
+        algorithm = find_algorithm(name)[0]
+        for figure, explanation in {**algorithm.FIGURES, **algorithm.FIGURES_OF_TIERS}.items():
             found.setdefault(f"train/<policy>/{figure}", explanation)
     return found
 
@@ -76,7 +77,9 @@ def metrics_of(config: Config, groups: Iterable[str], figures: Iterable[str] = (
     of_training = {
         f"train/{policy}/{figure}": explanation
         for policy, algorithm in trained.items()
-        for figure, explanation in algorithm.FIGURES.items()
+        for figure, explanation in (
+            algorithm.FIGURES | (algorithm.FIGURES_OF_TIERS if config.policy[policy].tiers else {})
+        ).items()
     }
     for pattern, explanation in EXPLANATIONS.items():
         section = pattern.partition("/")[0]

@@ -32,7 +32,8 @@ from torch import nn
 
 from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
-from trainers.replay.chunks import REPLAY, Chunks, Listing, listings_of, remove_unlisted
+from trainers.replay.chunks import Chunks
+from trainers.replay.listing import REPLAY, Listing, listings_of
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
 from trainers.run.free_memory import free_bytes
@@ -119,7 +120,8 @@ def begin_checkpoint(
     """
     world = world or World()
     place = folder / f"step_{env_steps:012d}"
-    added = (chunks or Chunks({})).begin(folder)
+    chunks = chunks or Chunks({})
+    added = chunks.begin(folder)
     beside = world.first(lambda: disk.temporary(place))
     num_bytes = num_bytes_of_checkpoint(tensors, world) + added.num_bytes
     rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too
@@ -179,7 +181,7 @@ def begin_checkpoint(
                     disk.remove_folder(old)
         if (folder / REPLAY).is_dir():
             with contextlib.suppress(OSError):
-                remove_unlisted(folder)
+                chunks.remove_unlisted(folder)
         return place
 
     world.first(prepare)

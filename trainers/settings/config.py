@@ -178,6 +178,7 @@ class PolicyConfig:
 
     # What only some algorithms have, and all are asked for.
     critic_lr: ClassVar[Any] = None
+    tiers: ClassVar[Any] = None
     normalize_reward: ClassVar[bool] = False
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False

@@ -7,9 +7,12 @@ import torch
 from compile_only import CompileOnlyBackend
 from replay_oracle import Played
 
+from trainers.replay import feed, tiered
+from trainers.replay import store as store_module
 from trainers.replay.selectors import Uniform
 from trainers.replay.sequences import Sequences
 from trainers.replay.store import ReplayStore
+from trainers.replay.tiers import Device, File
 from trainers.replay.windows import Transitions
 from warpdrive.backends.cuda import _nvrtc
 
@@ -35,3 +38,18 @@ def test_kernels_of_frames_and_sequences_compile(compiler, arch):
     store.table("frames", Uniform(), Transitions(n_step=3, stack=4)).prepare_draw(64)
     names = ["replay_draw", "replay_gather_rows", "replay_add_steps", "replay_add_fields", "replay_draw"]
     assert backend.compiled == names
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90a"])
+def test_kernels_of_tiers_compile(monkeypatch, tmp_path, arch):
+    monkeypatch.setattr(store_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    for module in (tiered, feed):
+        monkeypatch.setattr(module, "pinned", lambda shape, dtype, *_: torch.zeros(shape, dtype=dtype))
+    backend, fields = CompileOnlyBackend("nvcc", arch), Played(3, 2, 4).fields()
+    tiers = [Device("9KB"), File(str(tmp_path), "1GB")]
+    store = ReplayStore(fields, 3, 2, 4, 12 * 24, backend, episode_length=3, tiers=tiers)
+    store.table("all", Uniform(), Transitions(n_step=2, stack=2)).feed(64, 1)
+    names = ["draw", "fetch_items", "gather_fetched", "fetch_ends", "fetch_ends"]
+    assert backend.compiled == [f"replay_{name}" for name in names]

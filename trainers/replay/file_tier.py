@@ -1,0 +1,412 @@
+"""Steps that neither the device nor host memory has room for: files, written and read by threads.
+
+They are those of checkpoints (chunks.py), which share them where both lie in one folder: then no step is written twice.
+A thread makes no call of CUDA: what it needs was copied to host memory before it is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers.replay.listing import Part, listed_in, part_name
+from trainers.replay.storage import Layout
+from trainers.replay.tiers import Division
+from trainers.run import disk
+from trainers.run.tensor_file import header_of, write_tensors
+from warpdrive.errors import CheckpointError, ConfigError, tell
+
+Rows = dict[str, torch.Tensor]
+NUM_READERS = 4
+"""Threads, each of which reads a batch."""
+
+
+@dataclass
+class _Waiting:
+    """Chunks of which one is to be written, once it has come down."""
+
+    chunks: range
+    kept: torch.Tensor | None
+    """[1] int64 on the host: which of them, from the first on; None: the first."""
+    events: Sequence[Any]
+    """Of the device, after which it is there."""
+    writing: Future[None] | None = None
+
+
+@dataclass
+class Filed:
+    """The files of a store.
+
+    Args:
+        warm: rings on the host, where chunks lie until they are written.
+    """
+
+    layout: Layout
+    division: Division
+    warm: Rows
+    folder: Path | None = None
+    name: str = "replay"
+    is_shared: bool = False
+    """Whether checkpoints share the files."""
+    parts: tuple[Part, ...] = ()
+    """That are there, in order."""
+    claimed: frozenset[str] = frozenset()
+    """Of a checkpoint under way: they stay."""
+    settled: int = 0
+    """Of steps before this one it was said whether they go into files; `dropped` are the chunks that do not."""
+    dropped: frozenset[int] = frozenset()
+    say: Callable[[str], None] = tell
+    num_stalls: int = 0
+    """Times that the host waited for a file to be written."""
+    stall_seconds: float = 0.0
+    num_dropped: int = 0
+    """Steps of each env that were not admitted, or found no room on the disk."""
+    bytes_written: int = 0
+    bytes_admitted: int = 0
+    bytes_read: int = 0
+    _trouble: str | None = None
+    _is_told: bool = False
+    _waiting: list[_Waiting] = field(default_factory=list)
+    _maps: dict[str, Rows] = field(default_factory=dict)
+    _expired: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.RLock()
+        self._writer = ThreadPoolExecutor(1, "replay-writer")
+        self.reader = ThreadPoolExecutor(NUM_READERS, "replay-reader")
+        if self.division.file.folder is not None:
+            self.files_in(Path(self.division.file.folder), self.name)
+
+    def files_in(
+        self, folder: Path, name: str, is_shared: bool = False, say: Callable[[str], None] | None = None
+    ) -> None:
+        """Says where files go."""
+        self.folder, self.name, self.is_shared, self.say = folder, name, is_shared, say or self.say
+
+    # --------------------------------------------------------------------------------------------- going down
+
+    def came_down(
+        self, end: int, head: int, event: Any, settle: Callable[[range], tuple[torch.Tensor, Any] | None]
+    ) -> None:
+        """Steps before `end` have come to host memory, or will have by the event."""
+        size, one_of = self.division.chunk, self.division.file.one_of
+        while (group := self._next_group()) is not None and group.stop * size <= end:
+            found = settle(group)
+            kept, *more = found or (None,)
+            self._waiting.append(_Waiting(group, kept, [one for one in (event, *more) if one is not None]))
+            self.settled = group.stop * size
+            self.num_dropped += (one_of - 1) * size
+        self.poll()
+        first = self.division.first(head)
+        with self._lock:
+            gone = [part for part in self.parts if part.end <= first]
+            self._expired |= {part.name for part in gone}
+            self.parts = self.parts[len(gone) :]
+
+    def _next_group(self) -> range | None:
+        size, one_of = self.division.chunk, self.division.file.one_of
+        number = -(-self.settled // (size * one_of))
+        return range(number * one_of, (number + 1) * one_of)
+
+    def poll(self, must: bool = False) -> None:
+        """Gives to the writer what has come down by now; `must`: waits for that."""
+        for one in self._waiting:
+            if one.writing is not None:
+                continue
+            if must:
+                for event in one.events:
+                    event.synchronize()
+            elif not all(event.query() for event in one.events):
+                break
+            chunk = one.chunks[0 if one.kept is None else int(one.kept)]
+            self._drop(frozenset(one.chunks) - {chunk})
+            one.writing = self._writer.submit(self._write, chunk * self.division.chunk)
+        self._waiting = [one for one in self._waiting if one.writing is None or not one.writing.done()]
+        if self._trouble is not None:
+            if not self._is_told:
+                self.say(f"warning: {self._trouble} Training goes on without them. Make room: the next may fit.")
+            self._trouble, self._is_told = None, True
+
+    def is_written(self, step: int) -> bool:
+        """Whether no step before this one waits for its file."""
+        if self._waiting:
+            self.poll()
+        return all(one.chunks.start * self.division.chunk >= step for one in self._waiting)
+
+    def wait_until_written(self, step: int, counts: bool = True) -> None:
+        """Returns once no step before this one waits for its file; what that takes is counted, if it `counts`."""
+        late = [one for one in self._waiting if one.chunks.start * self.division.chunk < step]
+        if not late:
+            return
+        started = time.perf_counter()
+        self.poll(must=True)
+        is_stall = False
+        for one in late:
+            is_stall |= not one.writing.done()
+            one.writing.result()
+        if counts:
+            self.num_stalls += is_stall
+            self.stall_seconds += time.perf_counter() - started
+        self.poll()
+
+    def flush(self) -> None:
+        """Returns once all that came down is in its file."""
+        self.poll(must=True)
+        for one in self._waiting:
+            one.writing.result()
+        self.poll()
+
+    def _write(self, begin: int) -> None:
+        """By the writer's thread."""
+        end = begin + self.division.chunk
+        with self._lock:
+            there = [part.end for part in self.parts if begin <= part.begin and part.end <= end]
+        start = max([begin, *there])
+        self.bytes_admitted += self._num_bytes(begin, end)
+        try:
+            if start < end:
+                part, beside = self._written(start, end)
+                with self._lock:  # who removes files meets both, or none
+                    os.replace(beside, self.folder / part.name)
+                    known = [one for one in self.parts if one.name != part.name]
+                    self.parts = tuple(sorted([*known, part], key=lambda one: one.begin))
+                self._is_told = False
+            self._remove_expired()
+        except OSError as error:
+            why = disk.why_not_written(error, self.folder, self._num_bytes(start, end))
+            self._trouble = f"{self.folder}: steps of {self.name} were dropped: {why}."
+            self.num_dropped += end - start
+
+    def _drop(self, chunks: frozenset[int]) -> None:
+        """Of what a checkpoint wrote already, too."""
+        with self._lock:
+            oldest = self.parts[0].begin // self.division.chunk if self.parts else 0
+            self.dropped = frozenset(one for one in self.dropped if one >= oldest) | chunks
+            kept = self.kept_of(self.parts)
+            self._expired |= {part.name for part in self.parts} - {part.name for part in kept}
+            self.parts = kept
+
+    def kept_of(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """Those whose chunk was not dropped."""
+        return tuple(part for part in parts if part.begin // self.division.chunk not in self.dropped)
+
+    def _written(self, begin: int, end: int) -> tuple[Part, Path]:
+        """A file that is on the disk, under another name yet."""
+        if self.folder is None:
+            raise ConfigError("tiers: nobody said where files go. Give File a folder.")
+        disk.make_folder(self.folder)
+        beside = self.folder / f"{disk.TEMPORARY}{os.getpid()}-{part_name(self.name, begin, end)}"
+        try:
+            write_tensors(beside, self._warm_rows(begin, end))
+            disk.flush(beside)
+            with beside.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            part = Part(part_name(self.name, begin, end, found), begin, end, beside.stat().st_size, found)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        self.bytes_written += part.bytes
+        return part, beside
+
+    def _warm_rows(self, begin: int, end: int) -> Rows:
+        slots, found = self.division.warm, {}
+        for name, ring in self.warm.items():
+            every = slots // len(ring)
+            first = begin % slots
+            found[name] = ring[first // every : (first + end - begin) // every]
+        return found
+
+    def _num_bytes(self, begin: int, end: int) -> int:
+        return (end - begin) * (self.division.step_bytes + self.division.done_bytes)
+
+    def _remove_expired(self) -> None:
+        with self._lock:
+            live = {part.name for part in self.parts} | self.claimed
+            self._expired -= {part.name for part in self.parts}
+            listed = listed_in(self.folder.parent) if self.is_shared else set()
+            if listed is None:  # a manifest cannot be read: nobody knows what it lists
+                return
+            for name in self._expired - live - listed:
+                (self.folder / name).unlink(missing_ok=True)
+                self._maps.pop(name, None)
+            self._expired &= live
+            self._maps = {name: one for name, one in self._maps.items() if name in live}
+
+    @property
+    def most_unwritten(self) -> int:
+        """Steps that a checkpoint may have to write."""
+        in_memory = self.division.hot + self.division.warm
+        return min(self.division.num_slots, in_memory) if self.is_shared else self.division.num_slots
+
+    # ---------------------------------------------------------------------------------------------- reading
+
+    def read(
+        self, steps: torch.Tensor, rows: torch.Tensor, num_agents: int, into: Rows, places: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows of steps, by the reader's thread, into tensors of the host; gives [N] bool: what is in no file.
+
+        Args:
+            steps, rows: [N] int64.
+            num_agents: whose rows these are: 1 where a row is an env with all of its agents.
+            into: by field, [W, M, ...].
+            places: [N] int64 of 0 to W * M - 1, where each goes.
+        """
+        with self._lock:
+            parts = self.parts
+        begins, ends = (torch.tensor([getattr(part, one) for part in parts]) for one in ("begin", "end"))
+        number = torch.searchsorted(begins, steps, right=True) - 1
+        lost = number < 0
+        lost[~lost] = steps[~lost] >= ends[number[~lost]]
+        (found,) = (~lost).nonzero(as_tuple=True)
+        found = found[number[found].argsort(stable=True)]  # those of a file side by side
+        of_parts, counts = number[found].unique_consecutive(return_counts=True)
+        spans = list(zip(of_parts.tolist(), counts.tolist(), strict=True))
+        for name, to in into.items():
+            field_of = self.layout[name]
+            of_env, every = field_of.axis == "env", field_of.every
+            num_rows = self.layout.num_envs * (1 if of_env else num_agents)
+            row = rows[found] // num_agents if of_env else rows[found]
+            place = (steps[found] // every - begins[number[found]] // every) * num_rows + row
+            at = 0
+            read = torch.empty((len(found), to.nbytes // (to.shape[0] * to.shape[1])), dtype=torch.uint8)
+            for one, count in spans:
+                flat = self._mapped(parts[one])[name].view(-1, read.shape[1])
+                torch.index_select(flat, 0, place[at : at + count], out=read[at : at + count])
+                at += count
+            to.view(-1).view(torch.uint8).view(-1, read.shape[1])[places[found]] = read
+            self.bytes_read += read.nbytes
+        return lost
+
+    def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """Of a field: what is known of these steps; zeros where they were dropped."""
+        shape, dtype = self.layout.sizes()[0][name]
+        every = 1 if name == "done" else self.layout[name].every
+        found = torch.zeros((-(-end // every) - -(-begin // every), *shape[1:]), dtype=dtype)
+        with self._lock:
+            parts = [part for part in self.parts if part.end > begin and part.begin < end]
+        for part in parts:
+            first, last = max(begin, part.begin), min(end, part.end)
+            of = self._mapped(part)[name].view(dtype).view(-1, *shape[1:])
+            to = found[first // every - begin // every : last // every - begin // every]
+            to.copy_(of[first // every - part.begin // every : last // every - part.begin // every])
+        return found
+
+    def _mapped(self, part: Part) -> Rows:
+        """By field, [steps / every, bytes] uint8: memory that the kernel reads from the file as it is asked for."""
+        with self._lock:
+            if part.name in self._maps:
+                return self._maps[part.name]
+        like = {}
+        for name, (shape, dtype) in self.layout.sizes()[0].items():
+            every = self.layout.num_slots // shape[0]
+            number = (part.end - part.begin) // every
+            like[name] = torch.empty((number, *shape[1:]), dtype=dtype, device="meta")
+        header, found = header_of(like), {}
+        path = self.folder / part.name
+        try:
+            whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
+        except RuntimeError:
+            raise CheckpointError(
+                f"{path}: cannot be read any more, and the run learns from it. Put it back, and resume the run."
+            ) from None
+        for name, said in json.loads(header[8:]).items():
+            begin, end = (len(header) + offset for offset in said["data_offsets"])
+            found[name] = whole[begin:end].view(len(like[name]), -1)
+        with self._lock:
+            self._maps[part.name] = found
+        return found
+
+    # --------------------------------------------------------------------------------------------- as a whole
+
+    def adopt(self, folder: Path, parts: Sequence[Part], head: int) -> None:
+        """Takes over files that were checked, of a checkpoint after `head` steps."""
+        self.forget()
+        self.restored(head)
+        kept = tuple(parts)
+        if self.folder.resolve() != folder.resolve():
+            kept = tuple(part for part in parts if part.begin < self.settled)
+            disk.make_folder(self.folder)
+            for part in kept:
+                _link(folder / part.name, self.folder / part.name)
+        self.parts = kept
+        size, first = self.division.chunk, self.division.first(head)
+        there = {part.begin // size for part in kept}
+        self.dropped = frozenset(range(first // size, self.settled // size)) - there
+
+    def is_shared_in(self, folder: Path) -> bool:
+        """Whether checkpoints whose files lie there share these."""
+        return self.is_shared and self.folder == folder
+
+    def claim(self) -> tuple[Part, ...]:
+        """What there is, once all that came down is written, for a checkpoint: it stays until that is whole."""
+        self.flush()
+        with self._lock:
+            self.claimed = frozenset(part.name for part in self.parts)
+            return self.parts
+
+    def saved(self, parts: Sequence[Part]) -> None:
+        """A checkpoint that holds these is whole; some it may have written while the writer did so, too."""
+        with self._lock:
+            end = max([part.end for part in parts], default=0)
+            kept = (*self.kept_of(parts), *(part for part in self.parts if part.begin >= end))
+            self._expired |= {part.name for part in (*self.parts, *parts)} - {part.name for part in kept}
+            self.parts, self.claimed = kept, frozenset()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[set[str]]:
+        """Names of files that are to stay; while it is entered there come no others."""
+        with self._lock:
+            yield {part.name for part in self.parts} | self.claimed
+
+    def restored(self, head: int) -> None:
+        """The store has `head` steps now: what of them had come down far enough was settled."""
+        group = self.division.chunk * self.division.file.one_of
+        down = head - self.division.hot + 2 * self.division.num_steps
+        self.settled = max(0, down) // group * group
+
+    def close(self) -> None:
+        """Waits for its threads, which end."""
+        self.flush()
+        self._writer.shutdown()
+        self.reader.shutdown()
+
+    def forget(self) -> None:
+        """Waits for the writer, and knows of no file."""
+        for one in self._waiting:
+            if one.writing is not None:
+                one.writing.result()
+        self._waiting, self._maps, self.parts = [], {}, ()
+
+    def num_steps(self, first: int, end: int) -> int:
+        """In files, of these steps."""
+        return sum(max(0, min(part.end, end) - max(part.begin, first)) for part in self.parts)
+
+    def counters(self) -> Mapping[str, float]:
+        return {
+            "dropped_steps": self.num_dropped * self.layout.num_envs,
+            "bytes_written": self.bytes_written,
+            "bytes_admitted": self.bytes_admitted,
+            "bytes_read": self.bytes_read,
+        }
+
+
+def _link(of: Path, to: Path) -> None:
+    """Another name of the same file, where the disk is the same; else a copy."""
+    if to.exists():
+        return
+    try:
+        os.link(of, to)
+    except OSError:
+        shutil.copyfile(of, to)

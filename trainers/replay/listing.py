@@ -1,0 +1,130 @@
+"""What manifests say of a store's files: which there are, what they hold, and which nobody needs any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.replay.of_ranks import WAYS_OUT
+from trainers.run.manifest import MANIFEST, read_manifest
+from warpdrive.errors import CheckpointError
+
+REPLAY = "replay"
+"""The folder, and the key of manifests."""
+_NAME = re.compile(r"[^/]+\.[0-9]{12,}-[0-9]{12,}\.[0-9a-f]{16}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file with the steps from `begin` to `end`."""
+
+    name: str
+    begin: int
+    end: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which files hold a store."""
+
+    num_steps: int
+    """That were added to it."""
+    num_slots: int
+    parts: tuple[Part, ...]
+    """In order, one beginning where another ends."""
+    layout: Mapping[str, Any]
+    """Of the store, described."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """Steps between them that a tier of files did not take, from one to another."""
+
+    @property
+    def first(self) -> int:
+        """The oldest step that is of use: older ones were overwritten."""
+        return first_step(self.num_steps, self.num_slots)
+
+
+def first_step(num_steps: int, num_slots: int) -> int:
+    """The oldest of a store to which so many were added."""
+    return max(0, num_steps - num_slots + 1)
+
+
+def part_name(name: str, begin: int, end: int, found: str = "") -> str:
+    """Of a file with these steps of a store, once its SHA-256 is known."""
+    return f"{name}.{begin:012d}-{end:012d}{f'.{found[:16]}' if found else ''}.safetensors"
+
+
+def listing_to_json(listing: Listing) -> dict[str, Any]:
+    """What JSON takes."""
+    found = {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
+    return found if listing.gaps else {key: one for key, one in found.items() if key != "gaps"}
+
+
+def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
+    """By store, what a manifest says under REPLAY; {} if nothing.
+
+    Raises:
+        CheckpointError: it makes no sense.
+    """
+    found = manifest.get(REPLAY, {})
+    try:
+        listings = {name: _listing_of(one) for name, one in found.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path}: '{REPLAY}' says nothing of use. {WAYS_OUT}") from None
+    return listings
+
+
+def _listing_of(value: Mapping[str, Any]) -> Listing:
+    parts = tuple(sorted((Part(**one) for one in value["parts"]), key=lambda part: part.begin))
+    gaps = tuple((begin, end) for begin, end in value.get("gaps", ()))
+    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps)
+    numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
+    numbers += [number for one in gaps for number in one]
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers) or not found.num_slots:
+        raise ValueError("numbers")
+    if not all(_NAME.fullmatch(part.name) and part.name.isprintable() for part in parts):
+        raise ValueError("names")
+    spans = sorted([*((part.begin, part.end) for part in parts), *gaps])
+    ends = [spans[0][0] if spans else found.num_steps, *(end for _, end in spans)]
+    if ends[0] > found.first or ends[-1] != found.num_steps or (spans and spans[0][1] <= found.first):
+        raise ValueError("steps are missing, or too many")
+    for (begin, stop), end in zip(spans, ends, strict=False):
+        if begin != end or stop <= begin:
+            raise ValueError("steps")
+    if any(part.begin % found.num_slots + part.end - part.begin > found.num_slots for part in parts):
+        raise ValueError("steps")
+    return found
+
+
+def gaps_of(parts: Sequence[Part], num_steps: int, num_slots: int) -> tuple[tuple[int, int], ...]:
+    ends = [first_step(num_steps, num_slots), *(part.end for part in parts)]
+    begins = [*(part.begin for part in parts), num_steps]
+    return tuple((end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end)
+
+
+def remove_unlisted(folder: Path, spared: Iterable[str] = ()) -> None:
+    """Removes the files in a run's `checkpoints` that no checkpoint lists, nor one that was set aside; but for those
+    that are spared. Where one cannot be read, nobody knows what it lists: then nothing goes."""
+    listed = listed_in(folder)
+    if listed is None:
+        return
+    for path in (folder / REPLAY).iterdir():
+        if _NAME.fullmatch(path.name) and path.name not in listed and path.name not in spared:
+            path.unlink(missing_ok=True)
+
+
+def listed_in(folder: Path) -> set[str] | None:
+    """Names of the files that the checkpoints in a folder list; None if nobody knows, as one cannot be read."""
+    listed = set()
+    for path in folder.glob(f"*/{MANIFEST}"):
+        if path.parent.is_symlink():
+            continue  # `last` and `best`
+        try:
+            listed |= {part.name for one in listings_of(read_manifest(path), path).values() for part in one.parts}
+        except CheckpointError:
+            return None
+    return listed
