@@ -8,7 +8,7 @@ import torch
 
 from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
 from trainers.acting.memory import Memory
-from trainers.algorithms.q_learning import epsilon_at
+from trainers.algorithms.q_learning import epsilon_at, exponents_of_envs
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
@@ -71,7 +71,9 @@ class EpsilonGreedyActor(Actor):
         self._q, self._logits = (rollout.reward.new_zeros(*rows, size) for _ in range(2))
         self._unread = [rollout.reward.new_zeros(rows) for _ in range(2)]
         self._sampler = self._make_sampler()
-        self._exponents = exponents_of_envs(rollout.num_envs, self._q.device) if self._is_per_env else None
+        num_envs = rollout.num_envs
+        self.exponents = exponents_of_envs(0, num_envs, num_envs).to(self._q.device) if self._is_per_env else None
+        """[E, 1, 1], what `epsilon` is raised to in each env."""
         if self.policy.memory_size:
             self._memory = Memory(group)
         if self.spec.name not in self.stage.greedy:
@@ -96,7 +98,7 @@ class EpsilonGreedyActor(Actor):
         def choose() -> None:
             allowed = allowed_values(self._q, mask)
             torch.amax(allowed, dim=-1, out=q_value)
-            epsilon = self.epsilon if self._exponents is None else self.epsilon**self._exponents
+            epsilon = self.epsilon if self.exponents is None else self.epsilon**self.exponents
             self._logits.copy_(allowed if is_greedy else epsilon_greedy_logits(allowed, mask, epsilon))
 
         outputs = (group.action_array[t], log_prob, self._unread[1])
@@ -149,16 +151,6 @@ class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):
             torch.amax(allowed_values(self._q, mask), dim=-1, out=value)
 
         return take
-
-
-def exponents_of_envs(num_envs: int, device: torch.device) -> torch.Tensor:
-    """[E, 1, 1]: what `epsilon` is raised to, 1 in the first env and 8 in the last, so that few try much and many
-    little.
-
-    Source: Horgan et al. 2018, "Distributed prioritized experience replay" (Ape-X), arXiv:1803.00933, section 4.1.
-    """
-    number = torch.arange(num_envs, device=device, dtype=torch.float32).view(-1, 1, 1)
-    return 1.0 + 7.0 * number / max(1, num_envs - 1)
 
 
 def allowed_values(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

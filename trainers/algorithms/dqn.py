@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from trainers.algorithms.q_learning import epsilon_at, set_epsilon, why_no_q_values
+from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
 from warpdrive.config import Between, Number, Positive, Schedule
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -147,8 +147,7 @@ class DQN(OffPolicy):
         max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
         parameters = [{"params": list(self.policy.parameters())}]
         self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
-        self.epsilon = group.actor.epsilon
-        self.epsilon.fill_(epsilon_at(config, 0))
+        self.epsilon = begin_epsilon(self)
         self.noise = group.actor.noise
         self._redraw()
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import OnPolicy
-from trainers.algorithms.q_learning import set_epsilon, why_no_q_values
+from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
 from trainers.settings.config import ModelConfig, PolicyConfig
-from warpdrive.config import Between, Count, Fraction, Number, Positive, Schedule, value_at
+from warpdrive.config import Between, Count, Fraction, Number, Positive, Schedule
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -103,8 +103,7 @@ class PQN(OnPolicy):
 
         estimate = prepare_gae(group, config.gamma, config.q_lambda, config.reward_clip)
         super().__init__(config, group, guard, seed, estimate)
-        self.epsilon = group.actor.epsilon
-        self.epsilon.fill_(float(value_at(config.epsilon, 0)))
+        self.epsilon = begin_epsilon(self)
 
     @classmethod
     def heads(cls, config: PQNConfig, num_outputs: int) -> dict[str, int]:

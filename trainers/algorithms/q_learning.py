@@ -1,4 +1,4 @@
-"""What DQN and PQN share: whom they can learn for, and how often something else than the best is tried."""
+"""What Q-learning shares: whom it can learn for, and how often something else than the best is tried."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from trainers.settings.config import PolicyConfig
 from warpdrive.config import value_at
 
 if TYPE_CHECKING:
+    import torch
+
     from trainers.experience.spec import GroupSpec
 
 
@@ -26,6 +28,16 @@ def why_no_q_values(config: PolicyConfig, spec: GroupSpec, from_sequences: bool 
     return None
 
 
+def begin_epsilon(algorithm: Algorithm) -> torch.Tensor:
+    """Lets the actor try as much as the config says at the start, each env as its number among those of all ranks says;
+    returns the memory of that probability, [1]."""
+    actor, world, num_envs = algorithm.group.actor, algorithm.world, algorithm.group.rollout.num_envs
+    actor.epsilon.fill_(epsilon_at(algorithm.config, 0))
+    if actor.exponents is not None:
+        actor.exponents.copy_(exponents_of_envs(world.rank * num_envs, num_envs, world.size * num_envs))
+    return actor.epsilon
+
+
 def set_epsilon(algorithm: Algorithm, clock: Clock) -> float:
     """Lets the actor try as much as the config says after this iteration; returns that probability."""
     epsilon = epsilon_at(algorithm.config, clock.env_steps + clock.batch)
@@ -36,3 +48,19 @@ def set_epsilon(algorithm: Algorithm, clock: Clock) -> float:
 def epsilon_at(config: PolicyConfig, env_steps: float) -> float:
     """The config's epsilon after so many env steps; 0 of a network that tries other actions by its noise."""
     return 0.0 if getattr(config, "noisy", False) else float(value_at(config.epsilon, env_steps))
+
+
+def exponents_of_envs(first: int, num_envs: int, of_all: int) -> torch.Tensor:
+    """[E, 1, 1]: what `epsilon` is raised to, 1 in the first of all envs and 8 in the last, so that few try much and
+    many little.
+
+    Args:
+        first: number of the first env, of those that all ranks have.
+        of_all: how many these are.
+
+    Source: Horgan et al. 2018, "Distributed prioritized experience replay" (Ape-X), arXiv:1803.00933, section 4.1.
+    """
+    import torch
+
+    number = torch.arange(first, first + num_envs, dtype=torch.float32).view(-1, 1, 1)
+    return 1.0 + 7.0 * number / max(1, of_all - 1)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.dqn import dqn_loss, dqn_target
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from trainers.algorithms.q_learning import set_epsilon, why_no_q_values
+from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
 from trainers.settings.config import ModelConfig
-from warpdrive.config import Between, Count, Number, Positive, Schedule, Size, value_at
+from warpdrive.config import Between, Count, Number, Positive, Schedule, Size
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -231,8 +231,7 @@ class R2D2(OffPolicy):
         max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
         parameters = [{"params": list(self.policy.parameters())}]
         self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
-        self.epsilon = group.actor.epsilon
-        self.epsilon.fill_(float(value_at(config.epsilon, 0)))
+        self.epsilon = begin_epsilon(self)
 
     @classmethod
     def heads(cls, config: R2D2Config, num_outputs: int) -> dict[str, int]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.dqn import FALLING, dqn_loss, value_of_best
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from trainers.algorithms.q_learning import set_epsilon, why_no_q_values
-from warpdrive.config import Between, Number, Positive, value_at
+from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
+from warpdrive.config import Between, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -131,8 +131,7 @@ class VDN(OffPolicy):
         parameters = [{"params": list(learned.parameters())}]
         self.optimizer = SafeAdam(learned, parameters, self.scalars["lr"], guard, group.name, max_norm)
         guard.also_watch(group.name, [f"mixer.{name}" for name, _ in self.mixer.named_parameters()])
-        self.epsilon = group.actor.epsilon
-        self.epsilon.fill_(float(value_at(config.epsilon, 0)))
+        self.epsilon = begin_epsilon(self)
 
     @classmethod
     def make_mixer(cls, config: VDNConfig, spec: GroupSpec, generator: torch.Generator | None) -> nn.Module:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.acting.epsilon_greedy import exponents_of_envs
+from trainers.algorithms.q_learning import exponents_of_envs
 from trainers.algorithms.r2d2 import (
     R2D2,
     R2D2Config,
@@ -303,8 +303,10 @@ def test_it_reports_what_it_says_it_does_and_the_target_waits(make):
 def test_each_env_tries_as_much_as_ape_x_says(make):
     """0.4^(1 + 7 i / (N - 1)), of which each of the actions that may be taken has a part."""
     expected = [0.4, 0.4**4.5, 0.4**8]
-    assert (0.4 ** exponents_of_envs(3, torch.device("cpu"))).flatten().tolist() == pytest.approx(expected, rel=1e-6)
-    assert exponents_of_envs(1, torch.device("cpu")).tolist() == [[[1.0]]]
+    assert (0.4 ** exponents_of_envs(0, 3, 3)).flatten().tolist() == pytest.approx(expected, rel=1e-6)
+    assert exponents_of_envs(0, 1, 1).tolist() == [[[1.0]]]
+    of_ranks = torch.cat([exponents_of_envs(first, 2, 6) for first in (0, 2, 4)])
+    assert torch.equal(of_ranks, exponents_of_envs(0, 6, 6))
     trainer = make("acrobot", epsilon=0.4, epsilon_per_env=True)
     trainer.rollout.collect()
     least = trainer.rollout.groups["shared"].actor._logits.exp().amin(-1).flatten()
