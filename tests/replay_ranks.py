@@ -31,7 +31,6 @@ from warpdrive.errors import ShapeError
 
 ITERATIONS = 8
 NUM_STEPS = 5
-of_store.CHUNK_BYTES = 1  # a file an iteration
 
 
 def config_for(
@@ -164,6 +163,7 @@ def main(out: str, device: str) -> None:
 
 
 if __name__ == "__main__":
+    of_store.CHUNK_BYTES = 1  # a file an iteration
     from trainers.learning.distributed import join
     from trainers.settings.config import TrainerConfig
 

@@ -306,5 +306,5 @@ class OffPolicy(Algorithm):
         """What was drawn last is drawn again by these errors [N] >= 0, if it is by any; not once a NaN was met, as the
         guard's flag is up by then."""
         if self.config.prioritized:
-            self._priority.copy_(error)
+            self._priority.copy_(error.detach())
             self._update()
