@@ -243,7 +243,7 @@ def test_apex_epsilons(tmp_path, device):
         "saving": {"basedir": str(tmp_path)},
     }))  # fmt: skip
     actor = trainer.rollout.groups["agent"].actor
-    found = (actor.epsilon**actor._exponents).flatten().cpu()
+    found = (actor.epsilon**actor.exponents).flatten().cpu()
     np.testing.assert_allclose(found, [0.4**i for i in range(1, 9)], rtol=1e-6)
     trainer.iterate()
     assert len(actor._logits.amin(-1).flatten().unique()) == 8  # each env's least likely action is as likely as that
