@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Clock, Figures, State
-from trainers.algorithms.dqn import dqn_loss, dqn_target
+from trainers.algorithms.dqn import FALLING, dqn_loss, dqn_target
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
 from trainers.settings.config import ModelConfig
-from warpdrive.config import Between, Count, Number, Positive, Schedule, Size
+from warpdrive.config import Between, Count, Number, Positive, Size
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -33,9 +33,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import SampledSequences
     from trainers.replay.sequences import Sequences
-
-
-FALLING = Schedule(((0, 1.0), (50_000, 0.05)))
 
 
 @dataclass(frozen=True)
