@@ -11,6 +11,7 @@ import importlib.util
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -54,6 +55,10 @@ class Driver(ABC):
     @abstractmethod
     def prepare(self, function: object, signature: Signature, arguments: tuple, shape: LaunchShape) -> Callable:
         """A launch with everything packed; it keeps the tensors alive."""
+
+    def in_thread(self) -> AbstractContextManager[None]:
+        """Where a thread loads and launches kernels that is not the one that made the driver."""
+        return nullcontext()
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -125,6 +130,14 @@ class PyCudaDriver(Driver):
             launch(grid, block, buffer, shared_bytes, stream)
 
         return call
+
+    @contextmanager
+    def in_thread(self):
+        self._context.push()  # PyCUDA looks for one in a list of its own, a thread's
+        try:
+            yield
+        finally:
+            self._context.pop()
 
     def synchronize(self) -> None:
         try:

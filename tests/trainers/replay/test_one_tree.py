@@ -1,6 +1,7 @@
 """Ranks, which are threads here, draw as from one tree over all: frequencies, weights, gradients, what is new."""
 
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -45,10 +46,12 @@ def as_ranks(backend, call):
     told, barrier, found, errors = [None] * NUM_RANKS, threading.Barrier(NUM_RANKS), [None] * NUM_RANKS, []
 
     def run(rank):
+        on_gpu = backend.name == "cuda"
         try:
-            if backend.name == "cuda":
-                torch.cuda.set_stream(backend.stream)
-            found[rank] = call(Among(rank, told, barrier))
+            with backend.driver.in_thread() if on_gpu else nullcontext():
+                if on_gpu:
+                    torch.cuda.set_stream(backend.stream)
+                found[rank] = call(Among(rank, told, barrier))
         except Exception as error:
             errors.append(error)
             barrier.abort()

@@ -124,7 +124,7 @@ def test_a_dry_run_plans_the_store(make, device):
     said, trainer = [], make(1, buffer_size=1900)
     assert dry_run(trainer.config, said.append) == 0
     (line,) = (line for line in said if line.startswith(f"{NAME}: "))
-    assert f"0.4 MiB of steps and 0.1 MiB besides on {device}; full after 5 iterations, about " in line
+    assert f"0.4 MiB of steps and 0.1 MiB besides on {trainer.backend.device}; full after 5 iterations, about " in line
 
 
 def test_truncations_that_lost_their_row_after_they_were_saved_come_back_as_they_are(tmp_path, backend):
