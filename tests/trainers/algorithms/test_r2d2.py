@@ -15,7 +15,6 @@ from trainers.algorithms.r2d2 import (
     R2D2,
     R2D2Config,
     error_of_sequences,
-    losses_of,
     q_of_sequences,
     r2d2_target,
     rescaled,
@@ -151,7 +150,8 @@ def test_losses_and_gradients_are_those_of_a_plain_loop(steps, stored):
     policy, target = Recurrent(), Recurrent()
     batch = batch_of(steps) if stored else replace(batch_of(steps), memory=None)
     assert 0 < batch.valid.mean() < 1 and batch.starts[1:BURN_IN].any() and batch.starts[BURN_IN + 1 :].any()
-    losses, q, aims = losses_of(policy, target, batch, CONFIG)
+    of_batch = R2D2.losses_of(policy, target, batch, CONFIG)
+    losses, q, aims = of_batch.loss, of_batch.q, of_batch.target
     assert not aims.requires_grad
     found = torch.autograd.grad((losses * batch.valid * batch.weight).sum(), list(policy.parameters()))
 
@@ -262,15 +262,15 @@ def test_an_update_is_made_of_what_was_drawn_and_becomes_priorities(make):
     algorithm.table.update(leaves, 1.0 + leaves)
     batch = algorithm.draw()
     with torch.no_grad():
-        losses, q, target = losses_of(algorithm.policy, algorithm.target, batch, config)
+        of_batch = R2D2.losses_of(algorithm.policy, algorithm.target, batch, config)
     weight, valid, index = batch.weight.clone(), batch.valid.clone(), algorithm._batch.index.clone()
     assert weight.unique().numel() > 1 and 0 < valid.mean() < 1
     algorithm.table.draws.copy_(draws)
     algorithm.set_scalars(trainer.clock)
     figures = algorithm.learn()
-    expected = (losses * valid * weight).sum() / valid.sum()
+    expected = (of_batch.loss * valid * weight).sum() / valid.sum()
     assert figures["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
-    error = (q - target).abs() * valid
+    error = (of_batch.q - of_batch.target).abs() * valid
     expected = 0.9 * error.amax(0) + 0.1 * error.sum(0) / valid.sum(0).clamp_min(1)
     found = tree.leaves[index].cpu().double() / 2**20
     by_index = dict(zip(index.tolist(), ((expected + 0.1) ** 0.5).tolist(), strict=True))  # of equal ones the last
