@@ -20,6 +20,12 @@ struct Item {
     __device__ long long index() const { return (long long)(slot / PERIOD) * NUM_ROWS + row; }
 };
 
+// The item that an index tells of.
+__device__ __forceinline__ Item item_of(long long index)
+{
+    return {(int)(index / NUM_ROWS) * PERIOD, (int)(index % NUM_ROWS), 1.0f};
+}
+
 // ---- who is drawn
 
 // Every item with the same chance. Where there is none, one that teaches nothing.

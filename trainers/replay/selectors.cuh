@@ -6,6 +6,7 @@
 
 #include "drawable.cuh"
 #include "sum_tree.cuh"
+#include "warpdrive.cuh"
 
 constexpr int NUM_ANCHORS = NUM_SLOTS / PERIOD;
 constexpr int NUM_LEAVES = NUM_ANCHORS * NUM_ROWS;
@@ -52,8 +53,111 @@ __device__ __forceinline__ Drawn draw_by_priority(
     const u64 x = __umul64hi(point, weighing.total);
     const Drawn drawn = LANES_OF_ITEM >= 4 ? find_leaf_by_four(tree, x) : find_leaf(tree, x);
     if (weighing.total == 0) return {0, 0u};
-    atomicMin(lowest_of_block, (int)drawn.units);
+    if (threadIdx.x % LANES_OF_ITEM % 4 == 0) atomicMin(lowest_of_block, (int)drawn.units);
     return drawn;
+}
+
+// How often a block looks for what others tell before it leaves; on a CPU blocks may run one after the other.
+#ifdef WARPDRIVE_CPU
+constexpr int PATIENCE = 1;
+#else
+constexpr int PATIENCE = 256;
+#endif
+
+// Where the blocks of a draw tell each other the lowest priority that each drew, so that each divides its own weights
+// by the largest of all: that of the lowest. None waits for good, as they need not run at the same time: one that has
+// not heard of all leaves its weights to those that tell after it.
+//   words  [1 + blocks]  launches so far; of each block: the launch, whether it LEFT, and its lowest   read, written
+constexpr u64 LEFT = 1ull << 31;
+
+struct Meeting {
+    volatile u64* words;
+    unsigned launch;
+    const int& lowest_of_block;  // shared
+
+    __device__ __forceinline__ Meeting(u64* words_, const int& lowest)
+        : words(words_), launch((unsigned)words_[0] + 1u), lowest_of_block(lowest)
+    {
+    }
+
+    // All threads call it, after their last draw.
+    __device__ __forceinline__ void tell() const
+    {
+        __syncthreads();
+        if (threadIdx.x > 0) return;
+        words[1 + blockIdx.x] = (u64)launch << 32 | (u64)lowest_of_block;
+        __threadfence();  // told before it looks: of two blocks one hears the other
+    }
+
+    struct Heard {
+        bool of_all, some_left;
+        unsigned lowest;
+    };
+
+    // All threads call it.
+    __device__ __forceinline__ Heard hear(int patience) const
+    {
+        __shared__ unsigned lowest;
+        if (threadIdx.x == 0) lowest = LARGEST_LEAF;
+        __syncthreads();
+        bool of_all = true, some_left = false;
+        for (int block = threadIdx.x; block < (int)gridDim.x; block += blockDim.x) {
+            u64 word = words[1 + block];
+            for (int look = 1; look < patience && (unsigned)(word >> 32) != launch; ++look) word = words[1 + block];
+            of_all &= (unsigned)(word >> 32) == launch;
+            some_left |= (word & LEFT) != 0;
+            atomicMin(&lowest, (unsigned)word & LARGEST_LEAF);
+        }
+        of_all = __syncthreads_and(of_all);
+        some_left = __syncthreads_or(some_left);
+        return {of_all, some_left, lowest};
+    }
+
+    __device__ __forceinline__ bool has_left(long long block) const { return (words[1 + block] & LEFT) != 0; }
+
+    __device__ __forceinline__ void leave() const
+    {
+        if (threadIdx.x == 0) {
+            __threadfence();
+            words[1 + blockIdx.x] = (u64)launch << 32 | LEFT | (u64)lowest_of_block;
+            __threadfence();
+        }
+        __syncthreads();
+    }
+};
+
+// Divides a batch's weights by the largest of them. All threads of all blocks call it, after they have told; threads
+// drew items as `unit / LANES_OF_ITEM`.
+//   index   [num_items]  read
+//   weight  [num_items]  read, written
+template <int LANES_OF_ITEM>
+__device__ __forceinline__ void normalise(const Meeting& meeting, const Tree& tree, const Weighing& weighing,
+                                          const long long* index, float* weight, int num_items)
+{
+    Meeting::Heard heard = meeting.hear(PATIENCE);
+    const bool stays = heard.of_all;
+    if (!stays) {
+        meeting.leave();
+        heard = meeting.hear(1);
+        if (!heard.of_all) return;
+    }
+    if (threadIdx.x == 0) meeting.words[0] = meeting.launch;  // all have read it
+    if (weighing.total == 0) return;
+    const float largest = weighing.weight(heard.lowest);
+    const long long num_units = (long long)num_items * LANES_OF_ITEM;
+    if (stays) {
+        for (long long unit = global_thread(); unit < num_units; unit += num_global_threads()) {
+            if (unit % LANES_OF_ITEM > 0) continue;
+            const long long i = unit / LANES_OF_ITEM;
+            weight[i] = __fdiv_rn(weight[i], largest);
+        }
+    }
+    if (!heard.some_left) return;
+    for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {  // more than one block may do so
+        if (!meeting.has_left(i * LANES_OF_ITEM / blockDim.x % gridDim.x)) continue;
+        __threadfence();
+        weight[i] = __fdiv_rn(weighing.weight(tree.leaf[__ldcg(index + i)]), largest);
+    }
 }
 
 // What ranks tell each other of a draw. All threads call it, after they have drawn.

@@ -139,14 +139,13 @@ extern "C" __global__ void rebuild(const int* leaves, long long* nodes, int leve
 //   seed         [3]  the store's                                                    read
 //   draws        [1]  batches drawn so far, in the upper half                        read, written
 //   beta         [1]  how much of the uneven chances the weights make up for         read
-//   lowest       [1]  LARGEST_LEAF between launches                                  read, written
+//   words        [1 + blocks]  where blocks meet                                     read, written
 //   index        [num_items]  the leaves; 0 if there is nothing to draw                  written
 //   weight       [num_items]  (count p / total)^-beta, or that over the largest of the batch; or 0       written
 template <int LANES>
 __device__ __forceinline__ void draw_batch(
     const int* leaves, const long long* nodes, const long long* range, const unsigned* seed, u64* draws,
-    const float* beta, int* lowest, int* ticket, long long* index, float* weight, unsigned long long width,
-    int num_items)
+    const float* beta, u64* words, long long* index, float* weight, unsigned long long width, int num_items)
 {
     __shared__ int lowest_of_block;
     if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;
@@ -154,6 +153,7 @@ __device__ __forceinline__ void draw_batch(
     const Tree tree(leaves, nodes);
     const u64 draw = draws[0] >> 32;
     const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
+    const Meeting meeting(words, lowest_of_block);
     // All lanes of a warp walk, those beyond the last item, too.
     for (long long start = (long long)blockIdx.x * blockDim.x / LANES; start < num_items;
          start += (long long)gridDim.x * blockDim.x / LANES) {
@@ -164,24 +164,27 @@ __device__ __forceinline__ void draw_batch(
         index[i] = drawn.leaf;
         weight[i] = weighing.weight(drawn.units);
     }
-    if (NORMALISED) normalise(weighing, lowest_of_block, lowest, ticket, weight, num_items);
+    if (NORMALISED) {
+        meeting.tell();
+        normalise<LANES>(meeting, tree, weighing, index, weight, num_items);
+    }
     count_draw(draws);
 }
 
 extern "C" __global__ void __launch_bounds__(256) draw_leaves(
     const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
-    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    unsigned long long* draws, const float* beta, unsigned long long* words, long long* index, float* weight,
     unsigned long long width, int num_items)
 {
-    draw_batch<1>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
+    draw_batch<1>(leaves, nodes, range, seed, draws, beta, words, index, weight, width, num_items);
 }
 
 extern "C" __global__ void __launch_bounds__(256) draw_leaves_by_four(
     const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
-    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    unsigned long long* draws, const float* beta, unsigned long long* words, long long* index, float* weight,
     unsigned long long width, int num_items)
 {
-    draw_batch<4>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
+    draw_batch<4>(leaves, nodes, range, seed, draws, beta, words, index, weight, width, num_items);
 }
 
 // Gives the batch of one of several ranks its weights: those of one tree over all, times how much more of all priorities

@@ -11,13 +11,13 @@ from trainers.learning.distributed import World
 from trainers.replay.batch import Batch
 from trainers.replay.feed import Feed
 from trainers.replay.holes import check_holes, dropping_from, mass_of
-from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.kernel_text import KernelText, draw_shape, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
 from trainers.replay.sum_tree import all_of
-from trainers.replay.windows import Transitions
+from trainers.replay.windows import MOST_LANES, Transitions
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
 
@@ -240,11 +240,16 @@ class Table:
     ) -> tuple[Callable[[], None], Batch | None]:
         store, window = self.store, self.window
         tensors = allocate(window.sizes(store.layout, number), store.backend.device) if given is None else given
-        lanes = 1
-        if store.backend.name == "cuda":
-            lanes = self.selector.num_lanes(number)
-            if isinstance(window, Transitions) and given is None:
-                lanes = max(lanes, window.num_lanes(store.layout))
+        is_cuda = store.backend.name == "cuda"
+        lanes = self.selector.num_lanes(number) if is_cuda else 1
+        gathers = given is None and isinstance(window, Transitions)
+        # Long rows have a launch of their own: more threads share them than draw an item.
+        is_apart = gathers and is_cuda and window.num_lanes(store.layout) == MOST_LANES
+        if gathers and is_cuda and not is_apart:
+            lanes = max(lanes, window.num_lanes(store.layout))
+        shape = self._shape(number * lanes)
+        if is_cuda and self.selector.meets:
+            shape = draw_shape(store.backend, number * lanes)
         text = KernelText("draw", ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
         text.number("num_items", "int", number)
         stratum = min((1 << 64) // number, (1 << 64) - 1) if self.selector.is_stratified else 0
@@ -255,30 +260,58 @@ class Table:
         weight = text.write("weight", tensors["weight"])
         text.line(f"const Drawable drawable = drawable_of({head}[0]);")
         text.line(f"const u64 draw_number = {draws}[0] >> 32;")
-        self.selector.begin_draw(text)
-        # Whole warps draw, as lanes may do so together; then those beyond the last item leave.
-        text.line("for (long long unit = global_thread(); (unit & ~31ll) < (long long)num_items * LANES;")
-        text.line("     unit += num_global_threads()) {")
+        self.selector.begin_draw(text, shape.num_blocks)
+        # Whole blocks draw, as threads may do so together; then those beyond the last item leave.
+        text.line("const long long units = (long long)num_items * LANES;")
+        text.line("for (long long first = global_thread() - threadIdx.x; first < units; first += num_global_threads()) {")
+        text.line("const long long unit = first + threadIdx.x;")
         text.line("const int lane = (int)(unit % LANES);")
-        text.line("const int i = unit / LANES < num_items ? (int)(unit / LANES) : num_items - 1;")
+        text.line("const int i = unit < units ? (int)(unit / LANES) : num_items - 1;")
         text.line(f"const u64 point = point_of({seed}, i, draw_number, stratum);")
         text.line(f"const Item item = {self.selector.draw_item(text)};")
-        text.line("if (unit / LANES >= num_items) continue;")
+        text.line("if (first + num_global_threads() >= units) {")
+        self.selector.last_drawn(text)
+        text.line("}")
+        text.line("if (unit >= units) continue;")
         text.line("if (lane == 0) {")
         text.line(f"    {index}[i] = item.index();")
         text.line(f"    {weight}[i] = item.weight;")
         text.line("}")
-        if isinstance(window, Transitions) and given is None:
+        if gathers and not is_apart:
             window.write(text, store.layout, {**store.tensors, **store.small}, tensors)
         text.line("}")
-        self.selector.end_draw(text, weight)
+        self.selector.end_draw(text, index, weight)
         text.line(f"count_draw({draws});")
-        shape = self._shape(number * lanes)
         calls = [text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)]
+        if is_apart:
+            calls.append(self._prepare_gather(window, number, tensors))
         if not isinstance(window, Transitions) and given is None:
             calls.append(self._prepare_rows(window, number, tensors))
         calls += self.selector.prepare_drawn(tensors["index"], tensors["weight"])
         return all_of(calls), window.batch(store.layout, tensors) if given is None else None
+
+    def _prepare_gather(
+        self, window: Transitions, number: int, tensors: dict[str, torch.Tensor]
+    ) -> Callable[[], None]:
+        """What gathers items whose index is there."""
+        store = self.store
+        num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" else 0
+        lanes = 32 if num_bytes else window.num_lanes(store.layout)
+        text = KernelText("gather", ["frames.cuh" if num_bytes else "gather.cuh"])
+        num_items, index = text.number("num_items", "int", number), text.read("index", tensors["index"])
+        if num_bytes:
+            text.line("extern __shared__ __align__(128) unsigned char frames[];")
+            text.line("__shared__ u64 arrival;")
+            text.line("if (threadIdx.x == 0) begin_arrival(&arrival);")
+            text.line("__syncthreads();")
+        text.line(f"for (long long unit = global_thread(); unit < (long long){num_items} * LANES;")
+        text.line("     unit += num_global_threads()) {")
+        text.line("const int lane = (int)(unit % LANES), i = (int)(unit / LANES);")
+        text.line(f"const Item item = item_of({index}[i]);")
+        window.write(text, store.layout, {**store.tensors, **store.small}, tensors, num_bytes > 0)
+        text.line("}")
+        shape = LaunchShape(number, (32, 1), num_bytes) if num_bytes else self._shape(number * lanes)
+        return text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)
 
     def _prepare_rows(
         self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]

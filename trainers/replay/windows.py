@@ -20,6 +20,8 @@ Axis = Literal["env", "agent"]
 WORDS_OF_LANE = 4
 """Words of an item that one thread copies, about; more threads share it where there are more."""
 MOST_LANES = 128
+BULK_BYTES, MOST_BULK_BYTES = 1024, 100 << 10
+"""Observations of so many bytes are moved by the copy engine, where those of an item fit."""
 
 
 def axes_of(field: Field, axis: Axis, num_agents: int) -> tuple[int, ...]:
@@ -108,6 +110,15 @@ class Transitions:
             words.append(math.prod(rows) * frames * word_of(field)[1])
         return lanes_for(max(words))
 
+    def bulk_bytes(self, layout: Layout) -> int:
+        """Shared memory for an item's observations, if the copy engine is to move them; else 0: they are short."""
+        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in layout.observations]
+        if not sizes or min(sizes) < BULK_BYTES or any(size % 16 for size in sizes):
+            return 0
+        rows = (math.prod(axes_of(one, self.axis, layout.num_agents)) for one in layout.observations)
+        most = (self.stack + self.n_step) * max(a * b for a, b in zip(sizes, rows, strict=True))
+        return most if most <= MOST_BULK_BYTES else 0
+
     def sizes(self, layout: Layout, number: int) -> Sizes:
         """Of a batch's tensors, by name."""
         stack = (self.stack,) if self.stack > 1 else ()
@@ -142,7 +153,12 @@ class Transitions:
         )
 
     def write(
-        self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
+        self,
+        text: KernelText,
+        layout: Layout,
+        store: dict[str, torch.Tensor],
+        batch: dict[str, torch.Tensor],
+        by_bulk: bool = False,
     ) -> None:
         """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
         text.line(f"const Fate fate = fate_of({text.read('done', store['done'])}, item.slot, item.env());")
@@ -151,12 +167,19 @@ class Transitions:
             count = math.prod(field.shape)
             word, words = word_of(field)
             if kind == "observation":
-                text.line(
-                    f"gather_observation<{word}, {words}, {by_agent}>(item, fate, i, lane, "
+                arrays = (
                     f"{text.read(name, store[name], True)}, {text.read('side_' + name, store['side_' + name], True)}, "
                     f"{text.write('out_' + name, batch[name], True)}, "
-                    f"{text.write('next_' + name, batch['next_' + name], True)});"
+                    f"{text.write('next_' + name, batch['next_' + name], True)}"
                 )
+                if by_bulk:
+                    num_bytes = count * field.dtype.itemsize
+                    text.line(
+                        f"gather_frames<{num_bytes}, {by_agent}>(item, fate, i, lane, {arrays}, frames, &arrival, "
+                        f"{layout.observations.index(field)});"
+                    )
+                else:
+                    text.line(f"gather_observation<{word}, {words}, {by_agent}>(item, fate, i, lane, {arrays});")
             elif kind == MASK:
                 text.line(
                     f"gather_mask<{count}, {by_agent}>(item, fate, i, lane, {text.read(name, store[name])}, "

@@ -1,0 +1,105 @@
+// Gathers long observations by the copy engine of compute capability 9.0 and above: it reads every different one of an
+// item into shared memory, once, and stores it in one stack or in both. A block is one warp and works for one item.
+#pragma once
+#include "gather.cuh"
+
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+__device__ __forceinline__ unsigned shared_place(const void* place)
+{
+    return (unsigned)__cvta_generic_to_shared(place);
+}
+
+__device__ __forceinline__ void begin_arrival(u64* arrival)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_place(arrival)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(u64* arrival, int num_bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_place(arrival)), "r"(num_bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_bytes(void* shared, const void* global, int num_bytes, u64* arrival)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_place(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(num_bytes), "r"(shared_place(arrival))
+                 : "memory");
+}
+
+__device__ __forceinline__ void wait_for_bytes(u64* arrival, int round)
+{
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(shared_place(arrival)),
+        "r"(round & 1)
+        : "memory");
+}
+
+__device__ __forceinline__ void store_bytes(void* global, const void* shared, int num_bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+                 "r"(shared_place(shared)), "r"(num_bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void end_stores()
+{
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// As gather_observation, of rows of BYTES bytes, a multiple of 16.
+//   frames   [STACK + N_STEP, runs, BYTES] dynamic shared memory  written
+//   arrival  [1] shared, begun; `round` counts its uses
+template <int BYTES, bool BY_AGENT>
+__device__ __forceinline__ void gather_frames(const Item& item, const Fate& fate, int i, int lane,
+                                              const unsigned char* field, const unsigned char* side, unsigned char* out,
+                                              unsigned char* out_next, unsigned char* frames, u64* arrival, int round)
+{
+    constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
+    constexpr int NUM_FRAMES = STACK + N_STEP;
+    unsigned char* now = out + (long long)i * RUNS * STACK * BYTES;
+    unsigned char* next = out_next + (long long)i * RUNS * STACK * BYTES;
+    const int ahead = fate.num_steps;
+    // Frames that are read: up to now's, and those of the next stack beyond.
+    const int first_beyond = ahead - STACK + 1 > 1 ? ahead - STACK + 1 : 1;
+    if (lane == 0) expect_bytes(arrival, (fate.reach + 1 + ahead - first_beyond + 1) * RUNS * BYTES);
+    __syncwarp(ALL_LANES);
+    for (int unit = lane; unit < NUM_FRAMES * RUNS; unit += 32) {
+        const int offset = unit / RUNS - (STACK - 1), run = unit % RUNS;
+        if (offset < -fate.reach || offset > ahead || (offset > 0 && offset < first_beyond)) continue;
+        const int slot = offset < 0 ? slot_before(item.slot, -offset) : slot_after(item.slot, offset);
+        const bool is_side = offset == ahead && fate.code > 1;
+        const unsigned char* from = is_side ? side + row_of<BY_AGENT>(item, fate.code - 2) * BYTES
+                                            : field + row_of<BY_AGENT>(item, slot) * BYTES;
+        load_bytes(frames + (long long)unit * BYTES, from + (long long)run * BYTES, BYTES, arrival);
+    }
+    const uint4 zero = {};
+    for (int place = 0; place < STACK - 1; ++place) {  // ahead of the episode's start
+        for (int run = 0; run < RUNS; ++run) {
+            uint4* of_now = (uint4*)(now + (long long)(run * STACK + place) * BYTES);
+            uint4* of_next = (uint4*)(next + (long long)(run * STACK + place) * BYTES);
+            const int offset = place - (STACK - 1);
+            for (int w = lane; offset < -fate.reach && w < BYTES / 16; w += 32) of_now[w] = zero;
+            for (int w = lane; offset + ahead < -fate.reach && w < BYTES / 16; w += 32) of_next[w] = zero;
+        }
+    }
+    wait_for_bytes(arrival, round);
+    for (int unit = lane; unit < NUM_FRAMES * RUNS; unit += 32) {
+        const int offset = unit / RUNS - (STACK - 1), run = unit % RUNS;
+        const int of_now = offset + STACK - 1, of_next = STACK - 1 - (ahead - offset);
+        if (offset < -fate.reach || offset > ahead || (offset > 0 && offset < first_beyond)) continue;
+        const unsigned char* frame = frames + (long long)unit * BYTES;
+        if (offset <= 0) store_bytes(now + (long long)(run * STACK + of_now) * BYTES, frame, BYTES);
+        if (of_next >= 0) store_bytes(next + (long long)(run * STACK + of_next) * BYTES, frame, BYTES);
+    }
+    end_stores();
+    __syncwarp(ALL_LANES);
+}
