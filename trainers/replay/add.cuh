@@ -13,6 +13,8 @@
 
 static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
 
+constexpr int STEPS_AT_ONCE = 16;
+
 // How each step ended, and which row of the sides takes what a truncated episode saw last.
 //   terminated, truncated  [step, env]                                                              read
 //   head           [2]          steps so far; see above                                             read, written
@@ -34,11 +36,21 @@ __device__ __forceinline__ void add_steps(const bool* terminated, const bool* tr
         long long dropped = 0;
         int k = 0;
         for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
-#pragma unroll 8
+        unsigned ends[2] = {0u, 0u};  // a bit a step, read ahead of what is written: no read waits for another
         for (int t = 0; t < NUM_STEPS; ++t) {
+            const int place = t % STEPS_AT_ONCE;
+            if (place == 0) {
+                ends[0] = ends[1] = 0u;
+#pragma unroll
+                for (int k = 0; k < STEPS_AT_ONCE; ++k) {
+                    const int step = t + k < NUM_STEPS ? t + k : NUM_STEPS - 1;
+                    ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << k;
+                    ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << k;
+                }
+            }
             const int slot = base + t < NUM_SLOTS ? base + t : base + t - NUM_SLOTS;
-            const bool is_terminated = terminated[(long long)t * NUM_ENVS + env];
-            const bool is_truncated = truncated[(long long)t * NUM_ENVS + env];
+            const bool is_terminated = ends[0] >> place & 1u;
+            const bool is_truncated = ends[1] >> place & 1u;
             int code = is_terminated || is_truncated;
             if (is_truncated) {
                 if (!is_terminated && k < MAX_TRUNCATIONS) {

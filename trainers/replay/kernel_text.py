@@ -82,7 +82,9 @@ def draw_shape(backend: Backend, num_threads: int) -> LaunchShape:
     """For a kernel whose blocks meet: few enough to run at the same time."""
     if backend.name != "cuda":
         return LaunchShape(max(1, min(num_threads, 4)))
-    threads = 64
-    while threads < 512 and num_threads > 132 * threads:
+    import os
+
+    threads = int(os.environ.get("R_THREADS", "64"))
+    while threads < int(os.environ.get("R_MOST", "512")) and num_threads > int(os.environ.get("R_SMS", "132")) * threads:
         threads *= 2
-    return LaunchShape(min(-(-num_threads // threads), 4 * 132), (threads, 1))
+    return LaunchShape(min(-(-num_threads // threads), 8 * 132), (threads, 1))

@@ -86,7 +86,7 @@ struct Meeting {
         __syncthreads();
         if (threadIdx.x > 0) return;
         words[1 + blockIdx.x] = (u64)launch << 32 | (u64)lowest_of_block;
-        __threadfence();  // told before it looks: of two blocks one hears the other
+        if (R_FENCE) __threadfence();  // told before it looks: of two blocks one hears the other
     }
 
     struct Heard {

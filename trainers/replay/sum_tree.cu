@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
     const long long* head, const long long* oldest, const float* own, const int* maximum, int* leaves, long long* nodes,
     int* uses, long long* range, long long* refused, int* ticket, float alpha, float epsilon)
 {
-    __shared__ long long changes[CHUNK_NODES];
-    __shared__ long long sums[CHILDREN];
+    __shared__ int low[CHILDREN];  // a change to a node of level 2, by its lower 16 bits and the rest, as in Changes
+    __shared__ int high[CHILDREN];
     const Tree tree(leaves, nodes);
     const Anchors before = {range[0], range[1]};
     const Anchors now = anchors_of(head[0], oldest[0]);
@@ -63,53 +63,60 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
         while (chunk >= num_chunks[piece]) chunk -= num_chunks[piece++];
         const bool enters = piece < 2;
         chunk += first[piece] / CHUNK_LEAVES;
+        for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) low[n] = high[n] = 0;
+        __syncthreads();
         for (int n = threadIdx.x; n < CHUNK_NODES; n += blockDim.x) {
             const int begin = chunk * CHUNK_LEAVES + n * CHILDREN;
-            const int low = begin > first[piece] ? begin : first[piece];
-            const int high = begin + CHILDREN < last[piece] ? begin + CHILDREN : last[piece];
+            const int from_leaf = begin > first[piece] ? begin : first[piece];
+            const int to_leaf = begin + CHILDREN < last[piece] ? begin + CHILDREN : last[piece];
+            if (from_leaf >= to_leaf) continue;
+            // All are read before one is written: no read waits for another.
+            uint4* const line = (uint4*)(tree.leaf + begin);
+            uint4 parts[CHILDREN / 4];
+#pragma unroll
+            for (int part = 0; part < CHILDREN / 4; ++part) parts[part] = line[part];
+            unsigned* const values = (unsigned*)parts;
             long long change = 0;
-            if (low < high) {
-                uint4 line[CHILDREN / 4];  // all are read before one is written: no read waits for another
 #pragma unroll
-                for (int part = 0; part < CHILDREN / 4; ++part) line[part] = ((const uint4*)(tree.leaf + begin))[part];
-                const unsigned* before_now = (const unsigned*)line;
-#pragma unroll
-                for (int child = 0; child < CHILDREN; ++child) {
-                    const int leaf = begin + child;
-                    if (leaf < low || leaf >= high) continue;
-                    unsigned value = 0u;
-                    if (enters) {
-                        value = newcomer;
-                        if (HAS_USES) uses[leaf] = 0;
-                        if (HAS_OWN) {
-                            if (is_priority(own[leaf])) value = leaf_of(own[leaf], alpha, epsilon);
-                            else atomicMin(refused + 1, (long long)leaf);
-                        }
-                    } else if (some_are_replaced) {
-                        long long ahead = (leaf / NUM_ROWS - from[0]) % NUM_ANCHORS;
-                        if (ahead < 0) ahead += NUM_ANCHORS;
-                        if (from[0] + ahead < to[0]) continue;
+            for (int child = 0; child < CHILDREN; ++child) {
+                const int leaf = begin + child;
+                if (leaf < from_leaf || leaf >= to_leaf) continue;
+                unsigned value = 0u;
+                if (enters) {
+                    value = newcomer;
+                    if (HAS_USES) uses[leaf] = 0;
+                    if (HAS_OWN) {
+                        if (is_priority(own[leaf])) value = leaf_of(own[leaf], alpha, epsilon);
+                        else atomicMin(refused + 1, (long long)leaf);
                     }
-                    change += (long long)value - before_now[child];
-                    tree.leaf[leaf] = value;
+                } else if (some_are_replaced) {
+                    long long ahead = (leaf / NUM_ROWS - from[0]) % NUM_ANCHORS;
+                    if (ahead < 0) ahead += NUM_ANCHORS;
+                    if (from[0] + ahead < to[0]) continue;
                 }
+                change += (long long)value - values[child];
+                values[child] = value;
+                if (to_leaf - from_leaf < CHILDREN || some_are_replaced) tree.leaf[leaf] = value;
             }
-            changes[n] = change;
-            if (change != 0) atomicAdd(tree.level(1) + begin / CHILDREN, (unsigned long long)change);
+            // Else another block may be changing its part of the line.
+            if (to_leaf - from_leaf == CHILDREN && !some_are_replaced) {
+#pragma unroll
+                for (int part = 0; part < CHILDREN / 4; ++part) line[part] = parts[part];
+            }
+            if (change == 0) continue;
+            atomicAdd(tree.level(1) + begin / CHILDREN, (unsigned long long)change);
+            atomicAdd(low + n / CHILDREN, (int)(change & 0xffff));
+            atomicAdd(high + n / CHILDREN, (int)(change >> 16));
         }
         __syncthreads();
-        for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) {
-            long long sum = 0;
-            for (int child = 0; child < CHILDREN; ++child) sum += changes[n * CHILDREN + child];
-            sums[n] = sum;
-            if (Tree::LEVELS > 2 && sum != 0) {
-                atomicAdd(tree.level(2) + chunk * CHILDREN + n, (unsigned long long)sum);
-            }
+        for (int n = threadIdx.x; n < CHILDREN && Tree::LEVELS > 2; n += blockDim.x) {
+            const long long sum = (long long)high[n] * 65536 + low[n];
+            if (sum != 0) atomicAdd(tree.level(2) + chunk * CHILDREN + n, (unsigned long long)sum);
         }
-        __syncthreads();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == blockDim.x - 1) {
             long long sum = 0;
-            for (int n = 0; n < CHILDREN; ++n) sum += sums[n];
+#pragma unroll
+            for (int n = 0; n < CHILDREN; ++n) sum += (long long)high[n] * 65536 + low[n];
             for (int level = 3; level < Tree::LEVELS && sum != 0; ++level) {
                 atomicAdd(tree.level(level) + (chunk >> CHILDREN_BITS * (level - 3)), (unsigned long long)sum);
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,7 @@ class SumTree:
             "NORMALISED": is_normalised,
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
+            "R_FENCE": 1,
         }
         data = DataManager(backend.device)
         self._functions = FunctionManager(data, SOURCE, constants, anchors.num_rows, backend=backend)
@@ -241,7 +243,7 @@ class SumTree:
         """
         number, kernels = len(index), ["set_sorted"]
         shape = None
-        if not in_order and number <= ONE_BLOCK_ITEMS:
+        if not in_order and number <= int(os.environ.get("R_ONE", "1024")):
             kernels, shape = ["set_any"], LaunchShape(1, (1024 if self.backend.name == "cuda" else 1, 1))
         elif not in_order:
             kernels = ["mark_any", "settle_any"]

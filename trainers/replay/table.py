@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -295,7 +296,7 @@ class Table:
     ) -> Callable[[], None]:
         """What gathers items whose index is there."""
         store = self.store
-        num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" else 0
+        num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" and os.environ.get("R_BULK", "1") == "1" else 0
         lanes = 32 if num_bytes else window.num_lanes(store.layout)
         text = KernelText("gather", ["frames.cuh" if num_bytes else "gather.cuh"])
         num_items, index = text.number("num_items", "int", number), text.read("index", tensors["index"])
@@ -342,6 +343,7 @@ class Table:
             "AHEAD": window.ahead,
             "PERIOD": window.period,
             "LANES": lanes,
+            "R_FENCE": int(os.environ.get("R_FENCE", "1")),
             "TABLE": self.number,
             **window.constants(),
         }

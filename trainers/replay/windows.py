@@ -15,6 +15,7 @@ from trainers.replay.kernel_text import KernelText
 from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, WORDS, Layout, Sizes
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
+from warpdrive.signature import CTYPES
 
 Axis = Literal["env", "agent"]
 WORDS_OF_LANE = 4
@@ -162,49 +163,44 @@ class Transitions:
     ) -> None:
         """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
         text.line(f"const Fate fate = fate_of({text.read('done', store['done'])}, item.slot, item.env());")
+        stores = []  # after all loads
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
             word, words = word_of(field)
             if kind == "observation":
-                arrays = (
-                    f"{text.read(name, store[name], True)}, {text.read('side_' + name, store['side_' + name], True)}, "
-                    f"{text.write('out_' + name, batch[name], True)}, "
-                    f"{text.write('next_' + name, batch['next_' + name], True)}"
-                )
+                rings = ", ".join(text.read(one, store[one], True) for one in (name, f"side_{name}"))
+                outs = ", ".join(text.write(*one, True) for one in ((f"out_{name}", batch[name]), (f"next_{name}", batch[f"next_{name}"])))
                 if by_bulk:
                     num_bytes = count * field.dtype.itemsize
                     text.line(
-                        f"gather_frames<{num_bytes}, {by_agent}>(item, fate, i, lane, {arrays}, frames, &arrival, "
-                        f"{layout.observations.index(field)});"
+                        f"gather_frames<{num_bytes}, {by_agent}>(item, fate, i, lane, {rings}, {outs}, frames, "
+                        f"&arrival, {layout.observations.index(field)});"
                     )
                 else:
-                    text.line(f"gather_observation<{word}, {words}, {by_agent}>(item, fate, i, lane, {arrays});")
+                    text.line(f"const Observation<{word}, {words}, {by_agent}> of_{name}(item, lane, {rings});")
+                    stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             elif kind == MASK:
-                text.line(
+                stores.append(
                     f"gather_mask<{count}, {by_agent}>(item, fate, i, lane, {text.read(name, store[name])}, "
                     f"{text.write('out_mask', batch[name])}, {text.write('next_mask', batch['next_mask'])});"
                 )
             elif kind == REWARD:
                 leave = SURVIVED in layout
-                survived = text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
-                text.line(
-                    f"gather_returns<{by_agent}, {str(leave).lower()}>(item, fate, i, lane, "
-                    f"{text.read(name, store[name])}, {survived}, "
-                    f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])});"
-                )
-            elif kind == ACTIVE:
-                out = text.write("out_active", batch[ACTIVE])
-                text.line(f"gather_flags<{by_agent}>(item, i, lane, {text.read(name, store[name])}, {out});")
-            elif kind == ACTION and is_whole(field.dtype):
-                out = text.write("out_action", batch[ACTION])
-                text.line(
-                    f"gather_numbers<{count}, {by_agent}>(item, i, lane, {text.read(name, store[name])}, {out});"
-                )
+                rings = f"{text.read(name, store[name])}, {text.read(SURVIVED, store[SURVIVED]) if leave else 'nullptr'}"
+                outs = f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])}"
+                text.line(f"Returns<{by_agent}, {str(leave).lower()}> of_{name}(item, lane, {rings});")
+                stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             else:
-                out = text.write(f"out_{name}", batch[name], True)
-                ring = text.read(name, store[name], True)
-                text.line(f"gather_field<{word}, {words}, {by_agent}>(item, i, lane, {ring}, {out});")
+                is_number = kind == ACTIVE or (kind == ACTION and is_whole(field.dtype))
+                if is_number:
+                    word, words = CTYPES[field.dtype], count
+                ring = text.read(name, store[name], not is_number)
+                out = text.write(f"out_{name}", batch[name], not is_number)
+                text.line(f"const FieldRow<{word}, {words}, {by_agent}> of_{name}(item, lane, {ring});")
+                stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
+        for one in stores:
+            text.line(one)
 
     def _of_returns(self, layout: Layout, number: int) -> tuple[int, ...]:
         return (number, *axes_of(layout[REWARD], self.axis, layout.num_agents))
