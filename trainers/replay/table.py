@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DRAW_THREADS = 64
 """Of a block, at least: few items still reach all multiprocessors."""
+MOST_BULK_BYTES = 100 << 10
+"""Of a block: two fit a multiprocessor."""
 
 
 class Table:
@@ -297,6 +299,7 @@ class Table:
         """What gathers items whose index is there."""
         store = self.store
         num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" and os.environ.get("R_BULK", "1") == "1" else 0
+        num_bytes = num_bytes if num_bytes <= MOST_BULK_BYTES else 0
         lanes = 32 if num_bytes else window.num_lanes(store.layout)
         text = KernelText("gather", ["frames.cuh" if num_bytes else "gather.cuh"])
         num_items, index = text.number("num_items", "int", number), text.read("index", tensors["index"])

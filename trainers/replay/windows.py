@@ -21,8 +21,8 @@ Axis = Literal["env", "agent"]
 WORDS_OF_LANE = 4
 """Words of an item that one thread copies, about; more threads share it where there are more."""
 MOST_LANES = 128
-BULK_BYTES, MOST_BULK_BYTES = 1024, 100 << 10
-"""Observations of so many bytes are moved by the copy engine, where those of an item fit."""
+BULK_BYTES = 1024
+"""Of an observation, from which on the copy engine moves it."""
 
 
 def axes_of(field: Field, axis: Axis, num_agents: int) -> tuple[int, ...]:
@@ -35,6 +35,12 @@ def word_of(field: Field, count: int = 1) -> tuple[str, int]:
     num_bytes = math.prod(field.shape) * count * field.dtype.itemsize
     word = math.gcd(num_bytes, 16)
     return WORDS[word], num_bytes // word
+
+
+def bulk_row(field: Field) -> int:
+    """Bytes of a row that the copy engine may move; 0: it is too short for it, or no multiple of 16."""
+    num_bytes = math.prod(field.shape) * field.dtype.itemsize
+    return num_bytes if num_bytes >= BULK_BYTES and num_bytes % 16 == 0 else 0
 
 
 def lanes_for(num_words: int) -> int:
@@ -112,13 +118,9 @@ class Transitions:
         return lanes_for(max(words))
 
     def bulk_bytes(self, layout: Layout) -> int:
-        """Shared memory for an item's observations, if the copy engine is to move them; else 0: they are short."""
-        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in layout.observations]
-        if not sizes or min(sizes) < BULK_BYTES or any(size % 16 for size in sizes):
-            return 0
-        rows = (math.prod(axes_of(one, self.axis, layout.num_agents)) for one in layout.observations)
-        most = (self.stack + self.n_step) * max(a * b for a, b in zip(sizes, rows, strict=True))
-        return most if most <= MOST_BULK_BYTES else 0
+        """Shared memory that the copy engine needs for an item's long observations; 0: there are none."""
+        rows = {one: math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations}
+        return (self.stack + self.n_step) * max(rows.values(), default=0)
 
     def sizes(self, layout: Layout, number: int) -> Sizes:
         """Of a batch's tensors, by name."""
@@ -163,20 +165,21 @@ class Transitions:
     ) -> None:
         """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
         text.line(f"const Fate fate = fate_of({text.read('done', store['done'])}, item.slot, item.env());")
-        stores = []  # after all loads
+        stores, num_bulks = [], 0  # after all loads
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
             word, words = word_of(field)
             if kind == "observation":
                 rings = ", ".join(text.read(one, store[one], True) for one in (name, f"side_{name}"))
-                outs = ", ".join(text.write(*one, True) for one in ((f"out_{name}", batch[name]), (f"next_{name}", batch[f"next_{name}"])))
-                if by_bulk:
-                    num_bytes = count * field.dtype.itemsize
-                    text.line(
-                        f"gather_frames<{num_bytes}, {by_agent}>(item, fate, i, lane, {rings}, {outs}, frames, "
-                        f"&arrival, {layout.observations.index(field)});"
+                outs = f"{text.write(f'out_{name}', batch[name], True)}, "
+                outs += text.write(f"next_{name}", batch[f"next_{name}"], True)
+                if by_bulk and bulk_row(field):
+                    stores.append(
+                        f"gather_frames<{bulk_row(field)}, {by_agent}>(item, fate, i, lane, {rings}, {outs}, frames, "
+                        f"&arrival, {num_bulks});"
                     )
+                    num_bulks += 1
                 else:
                     text.line(f"const Observation<{word}, {words}, {by_agent}> of_{name}(item, lane, {rings});")
                     stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
