@@ -36,27 +36,28 @@ __device__ __forceinline__ void add_steps(const bool* terminated, const bool* tr
         long long dropped = 0;
         int k = 0;
         for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
+        // The row that is next, read ahead, too: the step that it belongs to.
+        long long place = num_rows % NUM_SIDES * NUM_ENVS + env;
+        long long owner = side_step[place] - 1;
         unsigned ends[2] = {0u, 0u};  // a bit a step, read ahead of what is written: no read waits for another
         for (int t = 0; t < NUM_STEPS; ++t) {
-            const int place = t % STEPS_AT_ONCE;
-            if (place == 0) {
+            const int bit = t % STEPS_AT_ONCE;
+            if (bit == 0) {
                 ends[0] = ends[1] = 0u;
 #pragma unroll
-                for (int k = 0; k < STEPS_AT_ONCE; ++k) {
-                    const int step = t + k < NUM_STEPS ? t + k : NUM_STEPS - 1;
-                    ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << k;
-                    ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << k;
+                for (int i = 0; i < STEPS_AT_ONCE; ++i) {
+                    const int step = t + i < NUM_STEPS ? t + i : NUM_STEPS - 1;
+                    ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << i;
+                    ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << i;
                 }
             }
             const int slot = base + t < NUM_SLOTS ? base + t : base + t - NUM_SLOTS;
-            const bool is_terminated = ends[0] >> place & 1u;
-            const bool is_truncated = ends[1] >> place & 1u;
+            const bool is_terminated = ends[0] >> bit & 1u;
+            const bool is_truncated = ends[1] >> bit & 1u;
             int code = is_terminated || is_truncated;
             if (is_truncated) {
                 if (!is_terminated && k < MAX_TRUNCATIONS) {
                     const int row = (int)(num_rows++ % NUM_SIDES);
-                    const long long place = (long long)row * NUM_ENVS + env;
-                    const long long owner = side_step[place] - 1;
                     if (owner >= 0 && owner >= oldest) {  // its step is still there, and loses its future
                         done[owner % NUM_SLOTS * NUM_ENVS + env] = (Done)1;
                         for (int i = 0; i < k; ++i) {
@@ -68,6 +69,8 @@ __device__ __forceinline__ void add_steps(const bool* terminated, const bool* tr
                     side_step[place] = begin + t + 1;
                     side_of[(long long)k * NUM_ENVS + env] = row;
                     code = 2 + row;
+                    place = num_rows % NUM_SIDES * NUM_ENVS + env;
+                    owner = side_step[place] - 1;
                 } else if (!is_terminated) {
                     ++dropped;
                 }

@@ -81,7 +81,7 @@ def launch_shape(backend: Backend, num_units: int, threads: int = 256, blocks: i
 def draw_shape(backend: Backend, num_threads: int) -> LaunchShape:
     """For a kernel whose blocks meet: few enough to run at the same time."""
     if backend.name != "cuda":
-        return LaunchShape(max(1, min(num_threads, 4)))
+        return LaunchShape(1)
     import os
 
     threads = int(os.environ.get("R_THREADS", "64"))

@@ -12,8 +12,8 @@ from trainers.replay.kernel_text import KernelText
 from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, Layout, Sizes
 from trainers.replay.windows import Axis, axes_of, is_whole, lanes_for, powers_of, word_of
 from warpdrive.errors import ConfigError
-from warpdrive.signature import CTYPES
 from warpdrive.function_manager import Constant
+from warpdrive.signature import CTYPES
 
 
 @dataclass(frozen=True)
@@ -161,5 +161,7 @@ class Sequences:
                 ring = text.read(name, store[name])
                 out = text.write("out_action", batch[ACTION])
             else:
-                ring, out = text.read(name, store[name], True), f"({word}*){text.write(f'out_{name}', batch[name], True)}"
-            text.line(f"    FieldRow<{word}, {words}, {by_agent}>({where}, lane, {ring}).store_as({out}, {number}, lane);")
+                ring = text.read(name, store[name], True)
+                out = f"({word}*){text.write(f'out_{name}', batch[name], True)}"
+            row = f"FieldRow<{word}, {words}, {by_agent}>({where}, lane, {ring})"
+            text.line(f"    {row}.store_as({out}, {number}, lane);")

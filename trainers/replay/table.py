@@ -246,12 +246,14 @@ class Table:
         is_cuda = store.backend.name == "cuda"
         lanes = self.selector.num_lanes(number) if is_cuda else 1
         gathers = given is None and isinstance(window, Transitions)
-        # Long rows have a launch of their own: more threads share them than draw an item.
-        is_apart = gathers and is_cuda and window.num_lanes(store.layout) == MOST_LANES
+        # Long rows have a launch of their own: more threads share them than draw an item. So has a batch on a CPU that
+        # one block draws, as its blocks may run one after the other.
+        is_long = is_cuda and window.num_lanes(store.layout) == MOST_LANES
+        is_apart = gathers and (is_long or (self.selector.meets and not is_cuda))
         if gathers and is_cuda and not is_apart:
             lanes = max(lanes, window.num_lanes(store.layout))
         shape = self._shape(number * lanes)
-        if is_cuda and self.selector.meets:
+        if self.selector.meets:
             shape = draw_shape(store.backend, number * lanes)
         text = KernelText("draw", ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
         text.number("num_items", "int", number)
@@ -266,13 +268,14 @@ class Table:
         self.selector.begin_draw(text, shape.num_blocks)
         # Whole blocks draw, as threads may do so together; then those beyond the last item leave.
         text.line("const long long units = (long long)num_items * LANES;")
-        text.line("for (long long first = global_thread() - threadIdx.x; first < units; first += num_global_threads()) {")
+        text.line("const long long step = num_global_threads();")
+        text.line("for (long long first = global_thread() - threadIdx.x; first < units; first += step) {")
         text.line("const long long unit = first + threadIdx.x;")
         text.line("const int lane = (int)(unit % LANES);")
         text.line("const int i = unit < units ? (int)(unit / LANES) : num_items - 1;")
         text.line(f"const u64 point = point_of({seed}, i, draw_number, stratum);")
         text.line(f"const Item item = {self.selector.draw_item(text)};")
-        text.line("if (first + num_global_threads() >= units) {")
+        text.line("if (first + step >= units) {")
         self.selector.last_drawn(text)
         text.line("}")
         text.line("if (unit >= units) continue;")
@@ -300,7 +303,7 @@ class Table:
         store = self.store
         num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" and os.environ.get("R_BULK", "1") == "1" else 0
         num_bytes = num_bytes if num_bytes <= MOST_BULK_BYTES else 0
-        lanes = 32 if num_bytes else window.num_lanes(store.layout)
+        lanes = 32 if num_bytes else window.num_lanes(store.layout) if store.backend.name == "cuda" else 1
         text = KernelText("gather", ["frames.cuh" if num_bytes else "gather.cuh"])
         num_items, index = text.number("num_items", "int", number), text.read("index", tensors["index"])
         if num_bytes:

@@ -119,8 +119,10 @@ class Transitions:
 
     def bulk_bytes(self, layout: Layout) -> int:
         """Shared memory that the copy engine needs for an item's long observations; 0: there are none."""
-        rows = {one: math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations}
-        return (self.stack + self.n_step) * max(rows.values(), default=0)
+        of_item = (
+            math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations
+        )
+        return (self.stack + self.n_step) * max(of_item, default=0)
 
     def sizes(self, layout: Layout, number: int) -> Sizes:
         """Of a batch's tensors, by name."""
@@ -190,7 +192,8 @@ class Transitions:
                 )
             elif kind == REWARD:
                 leave = SURVIVED in layout
-                rings = f"{text.read(name, store[name])}, {text.read(SURVIVED, store[SURVIVED]) if leave else 'nullptr'}"
+                rings = text.read(name, store[name]) + ", "
+                rings += text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
                 outs = f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])}"
                 text.line(f"Returns<{by_agent}, {str(leave).lower()}> of_{name}(item, lane, {rings});")
                 stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
