@@ -57,7 +57,7 @@ __device__ __forceinline__ Drawn draw_by_priority(
     return drawn;
 }
 
-// How often a block looks for what others tell before it leaves; on a CPU blocks may run one after the other.
+// How often a block looks for what others tell before it leaves; on a CPU they may run one after the other.
 #ifdef WARPDRIVE_CPU
 constexpr int PATIENCE = 1;
 #else
@@ -67,96 +67,92 @@ constexpr int PATIENCE = 256;
 // Where the blocks of a draw tell each other the lowest priority that each drew, so that each divides its own weights
 // by the largest of all: that of the lowest. None waits for good, as they need not run at the same time: one that has
 // not heard of all leaves its weights to those that tell after it.
-//   words  [1 + blocks]  launches so far; of each block: the launch, whether it LEFT, and its lowest   read, written
-constexpr u64 LEFT = 1ull << 31;
-
+//   words   [1 + blocks]  launches so far; of each block: the launch, whether it LEFT, and its lowest   read, written
+//   lowest  [3] shared, at first LARGEST_LEAF: what this block drew, what any did, and 0 if one LEFT    read, written
 struct Meeting {
+    static constexpr u64 LEFT = 1ull << 31;
     volatile u64* words;
+    int* lowest;
     unsigned launch;
-    const int& lowest_of_block;  // shared
+    bool has_heard_all = false;
+    float largest = 1.0f;  // weight, once it has
 
-    __device__ __forceinline__ Meeting(u64* words_, const int& lowest)
-        : words(words_), launch((unsigned)words_[0] + 1u), lowest_of_block(lowest)
+    __device__ __forceinline__ Meeting(u64* words_, int* lowest_)
+        : words(words_), lowest(lowest_), launch((unsigned)words_[0] + 1u)
     {
     }
 
-    // All threads call it, after their last draw.
+    // All threads of the block call it, after their last draw.
     __device__ __forceinline__ void tell() const
     {
         __syncthreads();
         if (threadIdx.x > 0) return;
-        words[1 + blockIdx.x] = (u64)launch << 32 | (u64)lowest_of_block;
+        words[1 + blockIdx.x] = told();
         if (R_FENCE) __threadfence();  // told before it looks: of two blocks one hears the other
     }
 
-    struct Heard {
-        bool of_all, some_left;
-        unsigned lowest;
-    };
-
-    // All threads call it.
-    __device__ __forceinline__ Heard hear(int patience) const
+    // All threads call it, after they have told.
+    __device__ __forceinline__ void hear(const Weighing& weighing, int patience = PATIENCE)
     {
-        __shared__ unsigned lowest;
-        if (threadIdx.x == 0) lowest = LARGEST_LEAF;
-        __syncthreads();
-        bool of_all = true, some_left = false;
+        bool is_there = true;
         for (int block = threadIdx.x; block < (int)gridDim.x; block += blockDim.x) {
             u64 word = words[1 + block];
-            for (int look = 1; look < patience && (unsigned)(word >> 32) != launch; ++look) word = words[1 + block];
-            of_all &= (unsigned)(word >> 32) == launch;
-            some_left |= (word & LEFT) != 0;
-            atomicMin(&lowest, (unsigned)word & LARGEST_LEAF);
+            for (int look = 1; look < patience && !is_of_launch(word); ++look) word = words[1 + block];
+            is_there &= is_of_launch(word);
+            if (is_of_launch(word)) atomicMin(lowest + 1, (int)(word & LARGEST_LEAF));
+            if (is_of_launch(word) && (word & LEFT)) atomicMin(lowest + 2, 0);
         }
-        of_all = __syncthreads_and(of_all);
-        some_left = __syncthreads_or(some_left);
-        return {of_all, some_left, lowest};
+        has_heard_all = __syncthreads_and(is_there);
+        if (has_heard_all && weighing.total > 0) largest = weighing.weight((unsigned)lowest[1]);
+    }
+
+    // Of a weight: the whole of it, until all were heard.
+    __device__ __forceinline__ float share(float weight) const { return __fdiv_rn(weight, largest); }
+
+    __device__ __forceinline__ void leave() const
+    {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            words[1 + blockIdx.x] = told() | LEFT;
+            __threadfence();
+        }
+        __syncthreads();
     }
 
     __device__ __forceinline__ bool has_left(long long block) const { return (words[1 + block] & LEFT) != 0; }
 
-    __device__ __forceinline__ void leave() const
-    {
-        if (threadIdx.x == 0) {
-            __threadfence();
-            words[1 + blockIdx.x] = (u64)launch << 32 | LEFT | (u64)lowest_of_block;
-            __threadfence();
-        }
-        __syncthreads();
-    }
+private:
+    __device__ __forceinline__ u64 told() const { return (u64)launch << 32 | (u64)lowest[0]; }
+
+    __device__ __forceinline__ bool is_of_launch(u64 word) const { return (unsigned)(word >> 32) == launch; }
 };
 
-// Divides a batch's weights by the largest of them. All threads of all blocks call it, after they have told; threads
-// drew items as `unit / LANES_OF_ITEM`.
+// Divides what weights `share` left whole. All threads of all blocks call it at the end; they drew items as
+// `unit / LANES_OF_ITEM`, and heard in the last round.
 //   index   [num_items]  read
 //   weight  [num_items]  read, written
 template <int LANES_OF_ITEM>
-__device__ __forceinline__ void normalise(const Meeting& meeting, const Tree& tree, const Weighing& weighing,
-                                          const long long* index, float* weight, int num_items)
+__device__ __forceinline__ void end_meeting(Meeting& meeting, const Tree& tree, const Weighing& weighing,
+                                            const long long* index, float* weight, int num_items)
 {
-    Meeting::Heard heard = meeting.hear(PATIENCE);
-    const bool stays = heard.of_all;
-    if (!stays) {
+    const long long num_units = (long long)num_items * LANES_OF_ITEM;
+    const long long step = num_global_threads();
+    if (meeting.has_heard_all) {
+        for (long long unit = global_thread(); unit - threadIdx.x + step < num_units; unit += step) {  // earlier rounds
+            if (unit % LANES_OF_ITEM == 0) weight[unit / LANES_OF_ITEM] = meeting.share(weight[unit / LANES_OF_ITEM]);
+        }
+    } else {
         meeting.leave();
-        heard = meeting.hear(1);
-        if (!heard.of_all) return;
+        meeting.hear(weighing, 1);
+        if (!meeting.has_heard_all) return;
     }
     if (threadIdx.x == 0) meeting.words[0] = meeting.launch;  // all have read it
-    if (weighing.total == 0) return;
-    const float largest = weighing.weight(heard.lowest);
-    const long long num_units = (long long)num_items * LANES_OF_ITEM;
-    if (stays) {
-        for (long long unit = global_thread(); unit < num_units; unit += num_global_threads()) {
-            if (unit % LANES_OF_ITEM > 0) continue;
-            const long long i = unit / LANES_OF_ITEM;
-            weight[i] = __fdiv_rn(weight[i], largest);
-        }
-    }
-    if (!heard.some_left) return;
-    for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {  // more than one block may do so
+    if (meeting.lowest[2] != 0) return;  // none has left
+    for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {  // several blocks may do so
         if (!meeting.has_left(i * LANES_OF_ITEM / blockDim.x % gridDim.x)) continue;
         __threadfence();
-        weight[i] = __fdiv_rn(weighing.weight(tree.leaf[__ldcg(index + i)]), largest);
+        weight[i] = meeting.share(weighing.weight(tree.leaf[__ldcg(index + i)]));
     }
 }
 

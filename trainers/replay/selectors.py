@@ -25,7 +25,7 @@ class Selector:
     is_stratified = True
     """Whether each item of a batch has a stratum of its own: then indices ascend."""
     meets = False
-    """Whether the blocks of a draw wait for each other."""
+    """Whether the blocks of a draw tell each other of it: `begin_draw` declares `meeting` and `weighing`."""
     tree: SumTree | None = None
     one_tree: OneTree | None = None
     """If several ranks draw: what makes their trees one."""
@@ -49,8 +49,9 @@ class Selector:
         and `i` are; arrays are declared by `text`."""
         raise NotImplementedError
 
-    def last_drawn(self, text: KernelText) -> None:
-        """Lines in it, of its last round, after the item was drawn."""
+    def weight(self) -> str:
+        """What `weight` gets."""
+        return "item.weight"
 
     def end_draw(self, text: KernelText, index: str, weight: str) -> None:
         """Lines after it; `index` and `weight` [num_items] are written."""
@@ -152,29 +153,28 @@ class Prioritized(Selector):
     def begin_draw(self, text: KernelText, num_blocks: int) -> None:
         names = _names(text, self.tree, "leaves", "nodes", "range", "beta")
         leaves, nodes, anchors, beta = names.split(", ")
-        text.line("__shared__ int lowest_of_block;")
-        text.line("if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;")
+        text.line("__shared__ int lowest[3];")
+        text.line("if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;")
         text.line("__syncthreads();")
         text.line(f"const Tree tree({leaves}, {nodes});")
         count = f"(u64)(({anchors}[1] - {anchors}[0]) * NUM_ROWS)"
         text.line(f"const Weighing weighing = {{tree.total(), {count}, {beta}[0]}};")
         if self.meets:
             words = torch.zeros(1 + num_blocks, dtype=torch.uint64, device=self.tree.leaves.device)
-            text.line(f"const Meeting meeting({text.write('words', words)}, lowest_of_block);")
+            text.line(f"Meeting meeting({text.write('words', words)}, lowest);")
 
     def draw_item(self, text: KernelText) -> str:
-        text.line("const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, &lowest_of_block);")
-        return _item("weighing.weight(drawn.units)")
+        text.line("const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, lowest);")
+        return _item("1.0f")
 
-    def last_drawn(self, text: KernelText) -> None:
-        if self.meets:
-            text.line("meeting.tell();")
+    def weight(self) -> str:
+        return "meeting.share(weighing.weight(drawn.units))" if self.meets else "weighing.weight(drawn.units)"
 
     def end_draw(self, text: KernelText, index: str, weight: str) -> None:
         if self.one_tree is not None:
-            text.line(f"note_share(tree, lowest_of_block, {self.one_tree.share(text)});")
+            text.line(f"note_share(tree, lowest[0], {self.one_tree.share(text)});")
         elif self.meets:
-            text.line(f"normalise<LANES>(meeting, tree, weighing, {index}, {weight}, num_items);")
+            text.line(f"end_meeting<LANES>(meeting, tree, weighing, {index}, {weight}, num_items);")
 
 
 class Newest(Selector):

@@ -57,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
         num_chunks[piece] = last[piece] > first[piece] ? (last[piece] - 1) / CHUNK_LEAVES - begin + 1 : 0;
         all_chunks += num_chunks[piece];
     }
+    __syncthreads();  // all have read the range: the last block may write it, whatever the others still do
+    const bool is_last = threadIdx.x == 0 && atomicAdd(ticket, 1) == (int)gridDim.x - 1;
     for (int i = blockIdx.x; i < all_chunks; i += gridDim.x) {
         int piece = 0;
         int chunk = i;
@@ -123,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
         }
         __syncthreads();
     }
-    if (is_last_block(ticket) && threadIdx.x == 0) {
+    if (is_last) {
+        ticket[0] = 0;
         range[0] = now.first;
         range[1] = now.end;
     }
@@ -154,31 +157,31 @@ __device__ __forceinline__ void draw_batch(
     const int* leaves, const long long* nodes, const long long* range, const unsigned* seed, u64* draws,
     const float* beta, u64* words, long long* index, float* weight, unsigned long long width, int num_items)
 {
-    __shared__ int lowest_of_block;
-    if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;
+    __shared__ int lowest[3];
+    if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;
     __syncthreads();
     const Tree tree(leaves, nodes);
     const u64 draw = draws[0] >> 32;
     const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
-    const Meeting meeting(words, lowest_of_block);
-    // All lanes of a warp walk, those beyond the last item, too.
-    for (long long start = (long long)blockIdx.x * blockDim.x / LANES; start < num_items;
-         start += (long long)gridDim.x * blockDim.x / LANES) {
-        const long long mine = start + threadIdx.x / LANES;
-        const unsigned i = mine < num_items ? (unsigned)mine : num_items - 1u;
-        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point_of(seed, i, draw, width), &lowest_of_block);
-        if (mine >= num_items || threadIdx.x % LANES != 0) continue;
+    Meeting meeting(words, lowest);
+    const long long units = (long long)num_items * LANES, step = num_global_threads();
+    for (long long first = global_thread() - threadIdx.x; first < units; first += step) {
+        const long long unit = first + threadIdx.x;
+        const unsigned i = unit < units ? (unsigned)(unit / LANES) : num_items - 1u;  // all lanes of a warp walk
+        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point_of(seed, i, draw, width), lowest);
+        if (NORMALISED && first + step >= units) {
+            meeting.tell();
+            meeting.hear(weighing);
+        }
+        if (unit >= units || unit % LANES != 0) continue;
         index[i] = drawn.leaf;
-        weight[i] = weighing.weight(drawn.units);
+        weight[i] = meeting.share(weighing.weight(drawn.units));
     }
-    if (NORMALISED) {
-        meeting.tell();
-        normalise<LANES>(meeting, tree, weighing, index, weight, num_items);
-    }
+    if (NORMALISED) end_meeting<LANES>(meeting, tree, weighing, index, weight, num_items);
     count_draw(draws);
 }
 
-extern "C" __global__ void __launch_bounds__(256) draw_leaves(
+extern "C" __global__ void __launch_bounds__(512) draw_leaves(
     const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
     unsigned long long* draws, const float* beta, unsigned long long* words, long long* index, float* weight,
     unsigned long long width, int num_items)
@@ -186,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(256) draw_leaves(
     draw_batch<1>(leaves, nodes, range, seed, draws, beta, words, index, weight, width, num_items);
 }
 
-extern "C" __global__ void __launch_bounds__(256) draw_leaves_by_four(
+extern "C" __global__ void __launch_bounds__(512) draw_leaves_by_four(
     const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
     unsigned long long* draws, const float* beta, unsigned long long* words, long long* index, float* weight,
     unsigned long long width, int num_items)

@@ -243,7 +243,7 @@ class SumTree:
         """
         number, kernels = len(index), ["set_sorted"]
         shape = None
-        if not in_order and number <= int(os.environ.get("R_ONE", "1024")):
+        if not in_order and number <= int(os.environ.get("R_ONE", "512")):
             kernels, shape = ["set_any"], LaunchShape(1, (1024 if self.backend.name == "cuda" else 1, 1))
         elif not in_order:
             kernels = ["mark_any", "settle_any"]

@@ -275,16 +275,21 @@ class Table:
         text.line("const int i = unit < units ? (int)(unit / LANES) : num_items - 1;")
         text.line(f"const u64 point = point_of({seed}, i, draw_number, stratum);")
         text.line(f"const Item item = {self.selector.draw_item(text)};")
-        text.line("if (first + step >= units) {")
-        self.selector.last_drawn(text)
-        text.line("}")
+        stores = []
+        if self.selector.meets:
+            text.line("const bool is_last = first + step >= units;")
+            text.line("if (is_last) meeting.tell();")
+        if gathers and not is_apart:
+            stores = window.write_loads(text, store.layout, {**store.tensors, **store.small}, tensors)
+        if self.selector.meets:
+            text.line("if (is_last) meeting.hear(weighing);  // while what was loaded is on its way")
         text.line("if (unit >= units) continue;")
+        for line in stores:
+            text.line(line)
         text.line("if (lane == 0) {")
         text.line(f"    {index}[i] = item.index();")
-        text.line(f"    {weight}[i] = item.weight;")
+        text.line(f"    {weight}[i] = {self.selector.weight()};")
         text.line("}")
-        if gathers and not is_apart:
-            window.write(text, store.layout, {**store.tensors, **store.small}, tensors)
         text.line("}")
         self.selector.end_draw(text, index, weight)
         text.line(f"count_draw({draws});")
@@ -315,7 +320,9 @@ class Table:
         text.line("     unit += num_global_threads()) {")
         text.line("const int lane = (int)(unit % LANES), i = (int)(unit / LANES);")
         text.line(f"const Item item = item_of({index}[i]);")
-        window.write(text, store.layout, {**store.tensors, **store.small}, tensors, num_bytes > 0)
+        arrays = {**store.tensors, **store.small}
+        for line in window.write_loads(text, store.layout, arrays, tensors, num_bytes > 0):
+            text.line(line)
         text.line("}")
         shape = LaunchShape(number, (32, 1), num_bytes) if num_bytes else self._shape(number * lanes)
         return text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)
@@ -350,6 +357,7 @@ class Table:
             "PERIOD": window.period,
             "LANES": lanes,
             "R_FENCE": int(os.environ.get("R_FENCE", "1")),
+            "R_CS": int(os.environ.get("R_CS", "0")),
             "TABLE": self.number,
             **window.constants(),
         }

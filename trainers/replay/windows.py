@@ -158,16 +158,23 @@ class Transitions:
         )
 
     def write(
+        self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
+    ) -> None:
+        """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
+        for line in self.write_loads(text, layout, store, batch):
+            text.line(line)
+
+    def write_loads(
         self,
         text: KernelText,
         layout: Layout,
         store: dict[str, torch.Tensor],
         batch: dict[str, torch.Tensor],
         by_bulk: bool = False,
-    ) -> None:
-        """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
+    ) -> list[str]:
+        """The first half of it; returns the lines that store what was loaded."""
         text.line(f"const Fate fate = fate_of({text.read('done', store['done'])}, item.slot, item.env());")
-        stores, num_bulks = [], 0  # after all loads
+        stores, num_bulks = [], 0
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
@@ -205,8 +212,7 @@ class Transitions:
                 out = text.write(f"out_{name}", batch[name], not is_number)
                 text.line(f"const FieldRow<{word}, {words}, {by_agent}> of_{name}(item, lane, {ring});")
                 stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
-        for one in stores:
-            text.line(one)
+        return stores
 
     def _of_returns(self, layout: Layout, number: int) -> tuple[int, ...]:
         return (number, *axes_of(layout[REWARD], self.axis, layout.num_agents))
