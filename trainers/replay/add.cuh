@@ -26,12 +26,12 @@ constexpr int STEPS_AT_ONCE = 16;
 template <typename Done>
 __device__ __forceinline__ void add_steps(const bool* terminated, const bool* truncated, long long* head, Done* done,
                                           long long* side_step, long long* num_truncated, long long* num_dropped,
-                                          int* side_of)
+                                          int* side_of, long long thread, long long num_threads)
 {
     const long long begin = head[0];
     const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
     const int base = (int)(begin % NUM_SLOTS);
-    for (long long env = global_thread(); env < NUM_ENVS; env += num_global_threads()) {
+    for (long long env = thread; env < NUM_ENVS; env += num_threads) {
         long long num_rows = num_truncated[env];
         long long dropped = 0;
         int k = 0;
@@ -103,7 +103,15 @@ __device__ __forceinline__ void add_rows(const unsigned char* window, unsigned c
         const long long run = WORDS == ROW ? 0 : within / WORDS;
         int row = first + t;
         row = row < RING ? row : row - RING;
-        to[row * ROW + within] = from[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
+        const Word* place = from + t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS);
+#ifndef WARPDRIVE_CPU
+        if constexpr (R_ADD_CS && sizeof(Word) == 16) {
+            const uint4 word = __ldcs((const uint4*)place);
+            __stcs((uint4*)(to + row * ROW + within), word);
+            continue;
+        }
+#endif
+        to[row * ROW + within] = *place;
     }
 }
 

@@ -27,7 +27,7 @@ from trainers.replay.tiered import Tiered, hot_sizes
 from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
-from warpdrive.backends.base import Backend
+from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.errors import ConfigError, ShapeError
 
 CHUNK_BYTES = 32 << 20
@@ -174,7 +174,10 @@ class ReplayStore:
             if name not in known:
                 told = f"the window has '{name}', which the store does not keep"
                 raise ShapeError(f"{told}. It keeps {', '.join(sorted(known))}: leave it out.")
-        steps, added = KernelText("add_steps", ["add.cuh"]), KernelText("add_fields", ["add.cuh"])
+        import os
+
+        bulk = os.environ.get("R_ADD_BULK", "0") == "1"
+        steps, sides = KernelText("add_steps", ["add.cuh", *(["bulk.cuh"] if bulk else [])]), KernelText("add_sides", ["add.cuh"])
         ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
         counts = {len(self._given(window, LAST + one.name)) for one in layout.observations}
         if len(counts) > 1:
@@ -184,19 +187,48 @@ class ReplayStore:
         arguments = [steps.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
         arguments += [steps.write("head", self.small["head"]), steps.write("done", self.tensors["done"])]
         arguments += [steps.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
-        steps.line(f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)});")
-        self._write_fields(added, window, side_of)
+        if bulk:
+            steps.line("__shared__ __align__(128) unsigned char pieces[1];")
+            steps.lines[-1] = "    extern __shared__ __align__(128) unsigned char pieces[];"
+            steps.line("__shared__ u64 arrival[Copier::PIECES];")
+            steps.line("__shared__ unsigned char* places[Copier::PIECES];")
+            steps.line("__shared__ int sizes[Copier::PIECES];")
+            steps.line("if (threadIdx.x > 31) {")
+            where = "(long long)blockIdx.x * 256 + threadIdx.x - 32, (long long)gridDim.x * 256"
+        else:
+            where = "global_thread(), num_global_threads()"
+        which = os.environ.get("R_ADD_WHICH", "both")
+        said = f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)}, {where});"
+        if which != "fields":
+            steps.line(said)
+        if bulk:
+            steps.line("    return;")
+            steps.line("}")
+            steps.line("if (threadIdx.x > 0) return;")
+            steps.line("for (int i = 0; i < Copier::PIECES; ++i) begin_arrival(arrival + i);")
+            steps.line("Copier copier = {pieces, arrival, places, sizes};")
+        if which != "steps":
+            self._write_fields(steps, window, bulk)
+        if bulk:
+            steps.line("copier.end();")
+        self._write_sides(sides, window, side_of)
         constants = {
+            "R_ADD_CS": int(os.environ.get("R_ADD_CS", "0")), 
             "NUM_STEPS": layout.num_steps,
             "NUM_SLOTS": layout.num_slots,
             "NUM_SIDES": layout.num_sides,
             "MAX_TRUNCATIONS": most,
         }
         words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
-        shapes = [launch_shape(self.backend, layout.num_envs, 64), launch_shape(self.backend, words)]
+        shapes = [
+            launch_shape(self.backend, max(words, layout.num_envs), blocks=132 * int(os.environ.get("R_ADD_WAVES", "16"))),
+            launch_shape(self.backend, layout.num_envs),
+        ]
+        if bulk:
+            shapes[0] = LaunchShape(132 * int(os.environ.get("R_ADD_BLOCKS", "2")), (288, 1), 8 * 8192)
         calls = [
             text.prepare(self.backend, shape, constants, layout.num_envs)
-            for text, shape in zip((steps, added), shapes, strict=True)
+            for text, shape in zip((steps, sides), shapes, strict=True)
         ]
 
         def add() -> None:
@@ -210,31 +242,43 @@ class ReplayStore:
 
         return add
 
-    def _write_fields(self, text: KernelText, window: Window, side_of: torch.Tensor) -> None:
-        """The copies of a window's fields into the rings, and of last observations into the sides."""
+    def _write_fields(self, text: KernelText, window: Window, bulk: bool) -> None:
+        """The copies of a window's fields into the rings."""
         layout = self.layout
-        text.line(f"const long long begin = {text.write('head', self.small['head'])}[1] - NUM_STEPS;")
-        text.line(f"const int* rows_of_sides = {text.read('side_of', side_of)};")
+        text.line("const long long begin = head[0];")
         for one in layout:
             num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
             rows = (layout.num_envs, *((layout.num_agents,) if one.axis == "agent" else ()), *one.shape)
             for part, given in enumerate(self._parts(window, one, rows)):
                 run = run_of(given)
                 first = f"(int)((begin + {part * layout.num_steps}) / {one.every} % {num_rows})"
+                if bulk:
+                    text.line(
+                        f"add_rows_by_bulk<{run.words * 16}, {run.step_stride * 16}, {num_rows}>("
+                        f"copier, {text.read(f'window_{one.name}_{part}', run.flat)}, {ring}, {first}, {len(given)});"
+                    )
+                    continue
                 text.line(
                     f"add_rows<{run.word}, {run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, "
                     f"{num_rows}>({text.read(f'window_{one.name}_{part}', run.flat)}, {ring}, {first}, {len(given)});"
                 )
-            if one in layout.observations:
-                given = self._given(window, LAST + one.name)
-                expected = (len(given), *rows)
-                run = run_of(self._given(window, LAST + one.name, expected, one.dtype), merges=False)
-                side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
-                text.line(
-                    f"add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
-                    f"{text.read(f'last_{one.name}', run.flat)}, {side}, rows_of_sides);"
-                )
-        text.line("if (global_thread() == 0) head[0] = head[1];")
+
+    def _write_sides(self, text: KernelText, window: Window, side_of: torch.Tensor) -> None:
+        """The copies of last observations into the sides."""
+        layout = self.layout
+        text.line(f"const int* rows_of_sides = {text.read('side_of', side_of)};")
+        for one in layout.observations:
+            rows = (layout.num_envs, *((layout.num_agents,) if one.axis == "agent" else ()), *one.shape)
+            given = self._given(window, LAST + one.name)
+            expected = (len(given), *rows)
+            run = run_of(self._given(window, LAST + one.name, expected, one.dtype), merges=False)
+            side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
+            text.line(
+                f"add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
+                f"{text.read(f'last_{one.name}', run.flat)}, {side}, rows_of_sides);"
+            )
+        head = text.write("head", self.small["head"])
+        text.line(f"if (global_thread() == 0) {head}[0] = {head}[1];")
 
     def _parts(self, window: Window, field: Field, rows: tuple[int, ...]) -> list[torch.Tensor]:
         """The field's steps; and what comes after them, if it is given apart."""
