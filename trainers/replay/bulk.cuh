@@ -55,28 +55,36 @@ __device__ __forceinline__ void end_stores()
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Pieces of memory on their way through shared memory, by one thread. Of the last PIECES the younger half is being
-// read and the older half written.
-//   pieces   [PIECES, PIECE_BYTES]  shared
-//   arrival  [PIECES] shared, begun
+// Pieces of memory on their way through shared memory, by one thread: of the last PIECES the younger half is being read,
+// the older half written.
 struct Copier {
     static constexpr int PIECES = 8;
     static constexpr int PIECE_BYTES = 8192;
-    unsigned char* pieces;
-    u64* arrival;
-    unsigned char** places;  // [PIECES] shared: where they go
-    int* sizes;              // [PIECES] shared
+
+    struct Shared {  // of a block
+        u64 arrival[PIECES];
+        unsigned char* places[PIECES];  // where pieces go
+        int sizes[PIECES];
+    };
+
+    Shared& shared;
+    unsigned char* pieces;  // [PIECES, PIECE_BYTES] shared
     int num_begun = 0, num_stored = 0;
+
+    __device__ __forceinline__ Copier(Shared& shared_, unsigned char* pieces_) : shared(shared_), pieces(pieces_)
+    {
+        for (int i = 0; i < PIECES; ++i) begin_arrival(shared.arrival + i);
+    }
 
     // At most PIECE_BYTES; 16 divides the number and both addresses.
     __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int num_bytes)
     {
         const int i = num_begun % PIECES;
         asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PIECES / 2 - 1) : "memory");
-        expect_bytes(arrival + i, num_bytes);
-        load_bytes(pieces + i * PIECE_BYTES, from, num_bytes, arrival + i);
-        places[i] = to;
-        sizes[i] = num_bytes;
+        expect_bytes(shared.arrival + i, num_bytes);
+        load_bytes(pieces + i * PIECE_BYTES, from, num_bytes, shared.arrival + i);
+        shared.places[i] = to;
+        shared.sizes[i] = num_bytes;
         if (++num_begun - num_stored > PIECES / 2) store();
     }
 
@@ -90,26 +98,9 @@ private:
     __device__ __forceinline__ void store()
     {
         const int i = num_stored % PIECES;
-        wait_for_bytes(arrival + i, num_stored / PIECES);
-        store_bytes(places[i], pieces + i * PIECE_BYTES, sizes[i]);
+        wait_for_bytes(shared.arrival + i, num_stored / PIECES);
+        store_bytes(shared.places[i], pieces + i * PIECE_BYTES, shared.sizes[i]);
         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
         ++num_stored;
     }
 };
-
-// The same by the copy engine, of rows of BYTES bytes.
-template <long long BYTES, long long STEP_BYTES, int RING>
-__device__ __forceinline__ void add_rows_by_bulk(
-    Copier& copier, const unsigned char* window, unsigned char* ring, int first, int num_rows)
-{
-    const int begin = num_rows > RING ? num_rows - RING : 0;
-    constexpr int PIECES_OF_ROW = (int)((BYTES + Copier::PIECE_BYTES - 1) / Copier::PIECE_BYTES);
-    for (int i = begin * PIECES_OF_ROW + blockIdx.x; i < num_rows * PIECES_OF_ROW; i += gridDim.x) {
-        const int t = i / PIECES_OF_ROW;
-        const long long start = (long long)(i % PIECES_OF_ROW) * Copier::PIECE_BYTES;
-        const long long rest = BYTES - start;
-        const int row = first + t < RING ? first + t : first + t - RING;
-        copier.copy(ring + row * BYTES + start, window + t * STEP_BYTES + start,
-                    (int)(rest < Copier::PIECE_BYTES ? rest : Copier::PIECE_BYTES));
-    }
-}
