@@ -13,6 +13,8 @@
 
 static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
 
+constexpr int STEPS_AT_ONCE = 16;
+
 // How each step ended, and which row of the sides takes what a truncated episode saw last.
 //   terminated, truncated  [step, env]                                                              read
 //   head           [2]          steps so far; see above                                             read, written
@@ -24,27 +26,38 @@ static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
 template <typename Done>
 __device__ __forceinline__ void add_steps(const bool* terminated, const bool* truncated, long long* head, Done* done,
                                           long long* side_step, long long* num_truncated, long long* num_dropped,
-                                          int* side_of)
+                                          int* side_of, long long thread, long long num_threads)
 {
     const long long begin = head[0];
     const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
     const int base = (int)(begin % NUM_SLOTS);
-    for (long long env = global_thread(); env < NUM_ENVS; env += num_global_threads()) {
+    for (long long env = thread; env < NUM_ENVS; env += num_threads) {
         long long num_rows = num_truncated[env];
         long long dropped = 0;
         int k = 0;
         for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
-#pragma unroll 8
+        // The row that is next, read ahead, too: the step that it belongs to.
+        long long place = num_rows % NUM_SIDES * NUM_ENVS + env;
+        long long owner = side_step[place] - 1;
+        unsigned ends[2] = {0u, 0u};  // a bit a step, read ahead of what is written: no read waits for another
         for (int t = 0; t < NUM_STEPS; ++t) {
+            const int bit = t % STEPS_AT_ONCE;
+            if (bit == 0) {
+                ends[0] = ends[1] = 0u;
+#pragma unroll
+                for (int i = 0; i < STEPS_AT_ONCE; ++i) {
+                    const int step = t + i < NUM_STEPS ? t + i : NUM_STEPS - 1;
+                    ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << i;
+                    ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << i;
+                }
+            }
             const int slot = base + t < NUM_SLOTS ? base + t : base + t - NUM_SLOTS;
-            const bool is_terminated = terminated[(long long)t * NUM_ENVS + env];
-            const bool is_truncated = truncated[(long long)t * NUM_ENVS + env];
+            const bool is_terminated = ends[0] >> bit & 1u;
+            const bool is_truncated = ends[1] >> bit & 1u;
             int code = is_terminated || is_truncated;
             if (is_truncated) {
                 if (!is_terminated && k < MAX_TRUNCATIONS) {
                     const int row = (int)(num_rows++ % NUM_SIDES);
-                    const long long place = (long long)row * NUM_ENVS + env;
-                    const long long owner = side_step[place] - 1;
                     if (owner >= 0 && owner >= oldest) {  // its step is still there, and loses its future
                         done[owner % NUM_SLOTS * NUM_ENVS + env] = (Done)1;
                         for (int i = 0; i < k; ++i) {
@@ -56,6 +69,8 @@ __device__ __forceinline__ void add_steps(const bool* terminated, const bool* tr
                     side_step[place] = begin + t + 1;
                     side_of[(long long)k * NUM_ENVS + env] = row;
                     code = 2 + row;
+                    place = num_rows % NUM_SIDES * NUM_ENVS + env;
+                    owner = side_step[place] - 1;
                 } else if (!is_terminated) {
                     ++dropped;
                 }
@@ -88,7 +103,15 @@ __device__ __forceinline__ void add_rows(const unsigned char* window, unsigned c
         const long long run = WORDS == ROW ? 0 : within / WORDS;
         int row = first + t;
         row = row < RING ? row : row - RING;
-        to[row * ROW + within] = from[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
+        const Word* place = from + t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS);
+#ifndef WARPDRIVE_CPU
+        if constexpr (R_ADD_CS && sizeof(Word) == 16) {
+            const uint4 word = __ldcs((const uint4*)place);
+            __stcs((uint4*)(to + row * ROW + within), word);
+            continue;
+        }
+#endif
+        to[row * ROW + within] = *place;
     }
 }
 

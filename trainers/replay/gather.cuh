@@ -20,6 +20,12 @@ struct Item {
     __device__ long long index() const { return (long long)(slot / PERIOD) * NUM_ROWS + row; }
 };
 
+// The item that an index tells of.
+__device__ __forceinline__ Item item_of(long long index)
+{
+    return {(int)(index / NUM_ROWS) * PERIOD, (int)(index % NUM_ROWS), 1.0f};
+}
+
 // ---- who is drawn
 
 // Every item with the same chance. Where there is none, one that teaches nothing.
@@ -81,26 +87,72 @@ __device__ __forceinline__ long long row_of(const Item& item, int slot)
     return BY_AGENT ? row * GROUP_SIZE + item.agent() : row;
 }
 
-// A field as it was at the item's step.
-template <typename Word, int WORDS, bool BY_AGENT>
-__device__ __forceinline__ void gather_field(const Item& item, long long i, int lane, const unsigned char* field,
-                                             unsigned char* out)
+// What is read of a ring is not soon read again, and makes no room by what is: the tree.
+template <typename Word>
+__device__ __forceinline__ Word read_once(const Word* place)
 {
-    constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS;
-    const Word* from = (const Word*)field + row_of<BY_AGENT>(item, item.slot) * WORDS;
-    Word* to = (Word*)out + i * COUNT;
-    for (int w = lane; w < COUNT; w += LANES) to[w] = from[w];
+#ifndef WARPDRIVE_CPU
+    if constexpr (R_CS && (sizeof(Word) == 16)) {
+        const uint4 found = __ldcs((const uint4*)place);
+        return *(const Word*)&found;
+    } else if constexpr (R_CS && (sizeof(Word) == 4)) {
+        const unsigned found = __ldcs((const unsigned*)place);
+        return *(const Word*)&found;
+    }
+#endif
+    return *place;
 }
 
-// Whole numbers, as torch wants to index by.
-template <int COUNT_OF_ROW, bool BY_AGENT, typename Number>
-__device__ __forceinline__ void gather_numbers(const Item& item, long long i, int lane, const Number* field,
-                                               long long* out)
-{
-    constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * COUNT_OF_ROW;
-    const Number* from = field + row_of<BY_AGENT>(item, item.slot) * COUNT_OF_ROW;
-    for (int w = lane; w < COUNT; w += LANES) out[i * COUNT + w] = (long long)from[w];
-}
+// A row's words that a thread keeps between their load and their store: all fields of an item are loaded before one is
+// stored, so that no load waits for another. Of a long row they are loaded as they are stored.
+template <typename Word, int COUNT>
+struct Row {
+    static constexpr int MINE = (COUNT + LANES - 1) / LANES;
+    static constexpr bool IS_SHORT = MINE <= 4;
+    const Word* from;
+    Word words[IS_SHORT ? MINE : 1];
+
+    __device__ __forceinline__ Row(const Word* from_, int lane) : from(from_)
+    {
+#pragma unroll
+        for (int k = 0; IS_SHORT && k < MINE; ++k) {
+            if (lane + k * LANES < COUNT) words[k] = read_once(from + lane + k * LANES);
+        }
+    }
+
+    template <typename Out>
+    __device__ __forceinline__ void store(Out* to, int lane) const
+    {
+        if (IS_SHORT) {
+#pragma unroll
+            for (int k = 0; k < MINE; ++k) {
+                if (lane + k * LANES < COUNT) to[lane + k * LANES] = (Out)words[k];
+            }
+        } else {
+#pragma unroll 4
+            for (int w = lane; w < COUNT; w += LANES) to[w] = (Out)from[w];
+        }
+    }
+};
+
+// A field as it was at the item's step.
+template <typename Word, int WORDS, bool BY_AGENT>
+struct FieldRow : Row<Word, (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS> {
+    static constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS;
+
+    template <typename Given>
+    __device__ __forceinline__ FieldRow(const Item& item, int lane, const Given* field)
+        : Row<Word, COUNT>((const Word*)field + row_of<BY_AGENT>(item, item.slot) * WORDS, lane)
+    {
+    }
+
+    // Whole numbers become those that torch wants to index by, flags 0 and 1.
+    template <typename Out>
+    __device__ __forceinline__ void store_as(Out* out, long long i, int lane) const
+    {
+        this->store(out + i * COUNT, lane);
+    }
+};
 
 // The item's observation and the next one, each with those before it up to its episode's start and zeros beyond. What
 // both need is read once.
@@ -108,35 +160,71 @@ __device__ __forceinline__ void gather_numbers(const Item& item, long long i, in
 //   side   [side, env(, agent), WORDS]  read
 //   out, out_next  [item(, agent), STACK, WORDS]  written
 template <typename Word, int WORDS, bool BY_AGENT>
-__device__ __forceinline__ void gather_observation(const Item& item, const Fate& fate, int i, int lane,
-                                                   const unsigned char* field, const unsigned char* side,
-                                                   unsigned char* out, unsigned char* out_next)
-{
-    constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
-    const Word* ring = (const Word*)field;
-    Word* now = (Word*)out + (long long)i * RUNS * STACK * WORDS;
-    Word* next = (Word*)out_next + (long long)i * RUNS * STACK * WORDS;
-    const Word zero = {};
-    const int ahead = fate.num_steps;
+struct Observation {
+    static constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
+    const Word *field, *side;
+    Row<Word, RUNS * WORDS> newest;
+
+    __device__ __forceinline__ Observation(
+        const Item& item, int lane, const unsigned char* field_, const unsigned char* side_)
+        : field((const Word*)field_),
+          side((const Word*)side_),
+          newest(field + row_of<BY_AGENT>(item, item.slot) * WORDS, lane)
+    {
+    }
+
+    __device__ __forceinline__ void store(const Item& item, const Fate& fate, long long i, int lane, unsigned char* out,
+                                          unsigned char* out_next) const
+    {
+        Word* now = (Word*)out + i * RUNS * STACK * WORDS;
+        Word* next = (Word*)out_next + i * RUNS * STACK * WORDS;
+        const int ahead = fate.num_steps;
+        if (STACK == 1) {
+            const Row<Word, RUNS * WORDS> last(row_after(item, fate, ahead), lane);
+            newest.store(now, lane);
+            last.store(next, lane);
+            return;
+        }
+        const Word zero = {};
 #pragma unroll
-    for (int offset = 1 - STACK; offset <= N_STEP; ++offset) {
-        const int of_now = offset + STACK - 1, of_next = STACK - 1 - (ahead - offset);  // places, some of them beyond
-        const bool goes_next = of_next >= 0 && of_next < STACK;
-        if (offset > 0 && !goes_next) continue;
-        const bool is_there = offset >= -fate.reach;
-        const int slot = offset < 0 ? slot_before(item.slot, -offset) : slot_after(item.slot, offset);
-        const Word* from = ring + row_of<BY_AGENT>(item, slot) * WORDS;
-        if (offset == ahead && fate.code > 1) from = (const Word*)side + row_of<BY_AGENT>(item, fate.code - 2) * WORDS;
-#pragma unroll 4
-        for (int w = lane; w < RUNS * WORDS; w += LANES) {
-            const Word word = is_there ? from[w] : zero;
-            const int run = RUNS == 1 ? 0 : w / WORDS;
-            const long long place = (long long)run * STACK * WORDS + (w - run * WORDS);
-            if (offset <= 0) now[place + of_now * WORDS] = word;
-            if (goes_next) next[place + of_next * WORDS] = word;
+        for (int place = 0; place < STACK; ++place) {
+            const int steps = STACK - 1 - place;
+            const bool is_there = steps <= fate.reach;
+            const Word* from = field + row_of<BY_AGENT>(item, slot_before(item.slot, steps)) * WORDS;
+            const int of_next = place - ahead;
+            copy(lane, now, place, next, of_next, [&](int w) { return is_there ? from[w] : zero; });
+        }
+#pragma unroll
+        for (int back = 0; back < STACK && back < N_STEP; ++back) {  // what comes after now
+            if (back >= ahead) break;
+            const Word* from = row_after(item, fate, ahead - back);
+            copy(lane, next, STACK - 1 - back, next, -1, [&](int w) { return from[w]; });
         }
     }
-}
+
+private:
+    // So many steps on: what a truncated episode saw last is in no slot.
+    __device__ __forceinline__ const Word* row_after(const Item& item, const Fate& fate, int steps) const
+    {
+        const bool is_side = steps == fate.num_steps && fate.code > 1;
+        const long long row = row_of<BY_AGENT>(item, is_side ? fate.code - 2 : slot_after(item.slot, steps));
+        return (is_side ? side : field) + row * WORDS;
+    }
+
+    // To a place of one stack, and to one of another unless it is below 0.
+    template <typename Read>
+    __device__ __forceinline__ static void copy(int lane, Word* stack, int place, Word* other, int of_other, Read read)
+    {
+#pragma unroll 4
+        for (int w = lane; w < RUNS * WORDS; w += LANES) {
+            const Word word = read(w);
+            const int run = RUNS == 1 ? 0 : w / WORDS;
+            const long long start = (long long)run * STACK * WORDS + (w - run * WORDS);
+            stack[start + place * WORDS] = word;
+            if (of_other >= 0) other[start + of_other * WORDS] = word;
+        }
+    }
+};
 
 // What may be done at the item's step, and after its last one: everything, where the episode has ended.
 //   field  [slot, env(, agent), COUNT_OF_ROW]  read
@@ -159,34 +247,51 @@ __device__ __forceinline__ void gather_mask(const Item& item, const Fate& fate, 
 //   survived        [slot, env(, agent)]       read, if SOME_LEAVE
 //   out, discount   [item(, agent)]            written
 template <bool BY_AGENT, bool SOME_LEAVE>
-__device__ __forceinline__ void gather_returns(const Item& item, const Fate& fate, int i, int lane,
-                                               const float* reward, const bool* survived, float* out, float* discount)
-{
-    constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
-    for (int run = lane; run < RUNS; run += LANES) {
-        float sum = 0.0f;
-        bool stays = true;
+struct Returns {
+    static constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
+    static constexpr bool IS_SHORT = RUNS <= LANES;  // loaded ahead, as a Row is
+    const float* reward;
+    const bool* survived;
+    float earned[N_STEP];
+    bool is_there[N_STEP];
+
+    __device__ __forceinline__ Returns(const Item& item, int lane, const float* reward_, const bool* survived_)
+        : reward(reward_), survived(survived_)
+    {
+        if (IS_SHORT && lane < RUNS) load(item, lane);
+    }
+
+    __device__ __forceinline__ void store(
+        const Item& item, const Fate& fate, long long i, int lane, float* out, float* discount)
+    {
+        for (int run = lane; run < RUNS; run += LANES) {
+            if (!IS_SHORT) load(item, run);
+            float sum = 0.0f;
+            bool stays = true;
+#pragma unroll
+            for (int k = 0; k < N_STEP; ++k) {
+                // Rounded by itself: a fused product would give another last bit on a GPU.
+                if (stays && k < fate.num_steps) {
+                    sum = k == 0 ? earned[k] : __fadd_rn(sum, __fmul_rn(GAMMA[k], earned[k]));
+                    stays = is_there[k];
+                }
+            }
+            out[i * RUNS + run] = sum;
+            float power = GAMMA[N_STEP];
+#pragma unroll
+            for (int k = 1; k < N_STEP; ++k) power = k == fate.num_steps ? GAMMA[k] : power;  // no way to memory
+            discount[i * RUNS + run] = stays && fate.code != 1 ? power : 0.0f;
+        }
+    }
+
+private:
+    __device__ __forceinline__ void load(const Item& item, int run)
+    {
 #pragma unroll
         for (int k = 0; k < N_STEP; ++k) {
             const long long row = row_of<BY_AGENT>(item, slot_after(item.slot, k)) + run;
-            const float earned = reward[row];
-            const bool is_there = SOME_LEAVE ? survived[row] : true;
-            // Rounded by itself: a fused product would give another last bit on a GPU.
-            if (stays && k < fate.num_steps) {
-                sum = k == 0 ? earned : __fadd_rn(sum, __fmul_rn(GAMMA[k], earned));
-                stays = is_there;
-            }
+            earned[k] = read_once(reward + row);
+            is_there[k] = SOME_LEAVE ? survived[row] : true;
         }
-        out[(long long)i * RUNS + run] = sum;
-        discount[(long long)i * RUNS + run] = stays && fate.code != 1 ? GAMMA[fate.num_steps] : 0.0f;
     }
-}
-
-// Flags as 0 and 1.
-template <bool BY_AGENT>
-__device__ __forceinline__ void gather_flags(const Item& item, int i, int lane, const bool* field, float* out)
-{
-    constexpr int COUNT = BY_AGENT ? AGENTS_OF_ITEM : 1;
-    const bool* from = field + row_of<BY_AGENT>(item, item.slot);
-    for (int w = lane; w < COUNT; w += LANES) out[(long long)i * COUNT + w] = from[w] ? 1.0f : 0.0f;
-}
+};

@@ -31,12 +31,12 @@ class KernelText:
         self._given: dict[str, torch.Tensor | int] = {}
 
     def read(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
-        """A parameter that is only read."""
-        return self._array(name, tensor, "const ", as_bytes)
+        """A parameter that nothing in the kernel writes: reads of it wait for no write."""
+        return self._array(name, tensor, "const ", "* __restrict__ ", as_bytes)
 
     def write(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
         """A parameter that is written."""
-        return self._array(name, tensor, "", as_bytes)
+        return self._array(name, tensor, "", "* ", as_bytes)
 
     def number(self, name: str, ctype: str, value: int) -> str:
         """A parameter that is a number."""
@@ -55,7 +55,8 @@ class KernelText:
     ) -> Callable[[], None]:
         """Compiles it and packs its launch."""
         includes = [f'#include "{one}"' for one in self._includes]
-        head = f'extern "C" __global__ void replay_{self.name}({", ".join(self._parameters.values())})'
+        bounds = f"__launch_bounds__({shape.block[0] * shape.block[1]})"  # so many must find registers
+        head = f'extern "C" __global__ void {bounds} replay_{self.name}({", ".join(self._parameters.values())})'
         text = "\n".join([*includes, "", head, "{", *self.lines, "}", ""])
         functions = FunctionManager(
             DataManager(backend.device), text, constants, num_envs, backend=backend,
@@ -63,10 +64,10 @@ class KernelText:
         )  # fmt: skip
         return functions.prepare(f"replay_{self.name}", shape, **self._given)
 
-    def _array(self, name: str, tensor: torch.Tensor, const: str, as_bytes: bool) -> str:
+    def _array(self, name: str, tensor: torch.Tensor, const: str, star: str, as_bytes: bool) -> str:
         if as_bytes:
             tensor = tensor.flatten().view(torch.uint8)
-        self._parameters[name], self._given[name] = f"{const}{CTYPES[tensor.dtype]}* {name}", tensor
+        self._parameters[name], self._given[name] = f"{const}{CTYPES[tensor.dtype]}{star}{name}", tensor
         return name
 
 
@@ -75,3 +76,15 @@ def launch_shape(backend: Backend, num_units: int, threads: int = 256, blocks: i
     if backend.name != "cuda":
         return LaunchShape(max(1, min(num_units, 4)))
     return LaunchShape(max(1, min(-(-num_units // threads), blocks)), (threads, 1))
+
+
+def draw_shape(backend: Backend, num_threads: int) -> LaunchShape:
+    """For a kernel whose blocks meet: few enough to run at the same time."""
+    if backend.name != "cuda":
+        return LaunchShape(1)
+    import os
+
+    threads = int(os.environ.get("R_THREADS", "64"))
+    while threads < int(os.environ.get("R_MOST", "512")) and num_threads > int(os.environ.get("R_SMS", "132")) * threads:
+        threads *= 2
+    return LaunchShape(min(-(-num_threads // threads), 8 * 132), (threads, 1))

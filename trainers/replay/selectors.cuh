@@ -6,6 +6,7 @@
 
 #include "drawable.cuh"
 #include "sum_tree.cuh"
+#include "warpdrive.cuh"
 
 constexpr int NUM_ANCHORS = NUM_SLOTS / PERIOD;
 constexpr int NUM_LEAVES = NUM_ANCHORS * NUM_ROWS;
@@ -52,8 +53,107 @@ __device__ __forceinline__ Drawn draw_by_priority(
     const u64 x = __umul64hi(point, weighing.total);
     const Drawn drawn = LANES_OF_ITEM >= 4 ? find_leaf_by_four(tree, x) : find_leaf(tree, x);
     if (weighing.total == 0) return {0, 0u};
-    atomicMin(lowest_of_block, (int)drawn.units);
+    if (threadIdx.x % LANES_OF_ITEM % 4 == 0) atomicMin(lowest_of_block, (int)drawn.units);
     return drawn;
+}
+
+// How often a block looks for what others tell before it leaves; on a CPU they may run one after the other.
+#ifdef WARPDRIVE_CPU
+constexpr int PATIENCE = 1;
+#else
+constexpr int PATIENCE = 256;
+#endif
+
+// Where the blocks of a draw tell each other the lowest priority that each drew, so that each divides its own weights
+// by the largest of all: that of the lowest. None waits for good, as they need not run at the same time: one that has
+// not heard of all leaves its weights to those that tell after it.
+//   words   [1 + blocks]  launches so far; of each block: the launch, whether it LEFT, and its lowest   read, written
+//   lowest  [3] shared, at first LARGEST_LEAF: what this block drew, what any did, and 0 if one LEFT    read, written
+struct Meeting {
+    static constexpr u64 LEFT = 1ull << 31;
+    volatile u64* words;
+    int* lowest;
+    unsigned launch;
+    bool has_heard_all = false;
+    float largest = 1.0f;  // weight, once it has
+
+    __device__ __forceinline__ Meeting(u64* words_, int* lowest_)
+        : words(words_), lowest(lowest_), launch((unsigned)words_[0] + 1u)
+    {
+    }
+
+    // All threads of the block call it, after their last draw.
+    __device__ __forceinline__ void tell() const
+    {
+        __syncthreads();
+        if (threadIdx.x > 0) return;
+        words[1 + blockIdx.x] = told();
+        if (R_FENCE) __threadfence();  // told before it looks: of two blocks one hears the other
+    }
+
+    // All threads call it, after they have told.
+    __device__ __forceinline__ void hear(const Weighing& weighing, int patience = PATIENCE)
+    {
+        bool is_there = true;
+        for (int block = threadIdx.x; block < (int)gridDim.x; block += blockDim.x) {
+            u64 word = words[1 + block];
+            for (int look = 1; look < patience && !is_of_launch(word); ++look) word = words[1 + block];
+            is_there &= is_of_launch(word);
+            if (is_of_launch(word)) atomicMin(lowest + 1, (int)(word & LARGEST_LEAF));
+            if (is_of_launch(word) && (word & LEFT)) atomicMin(lowest + 2, 0);
+        }
+        has_heard_all = __syncthreads_and(is_there);
+        if (has_heard_all && weighing.total > 0) largest = weighing.weight((unsigned)lowest[1]);
+    }
+
+    // Of a weight: the whole of it, until all were heard.
+    __device__ __forceinline__ float share(float weight) const { return __fdiv_rn(weight, largest); }
+
+    __device__ __forceinline__ void leave() const
+    {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            words[1 + blockIdx.x] = told() | LEFT;
+            __threadfence();
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ bool has_left(long long block) const { return (words[1 + block] & LEFT) != 0; }
+
+private:
+    __device__ __forceinline__ u64 told() const { return (u64)launch << 32 | (u64)lowest[0]; }
+
+    __device__ __forceinline__ bool is_of_launch(u64 word) const { return (unsigned)(word >> 32) == launch; }
+};
+
+// Divides what weights `share` left whole. All threads of all blocks call it at the end; they drew items as
+// `unit / LANES_OF_ITEM`, and heard in the last round.
+//   index   [num_items]  read
+//   weight  [num_items]  read, written
+template <int LANES_OF_ITEM>
+__device__ __forceinline__ void end_meeting(Meeting& meeting, const Tree& tree, const Weighing& weighing,
+                                            const long long* index, float* weight, int num_items)
+{
+    const long long num_units = (long long)num_items * LANES_OF_ITEM;
+    const long long step = num_global_threads();
+    if (meeting.has_heard_all) {
+        for (long long unit = global_thread(); unit - threadIdx.x + step < num_units; unit += step) {  // earlier rounds
+            if (unit % LANES_OF_ITEM == 0) weight[unit / LANES_OF_ITEM] = meeting.share(weight[unit / LANES_OF_ITEM]);
+        }
+    } else {
+        meeting.leave();
+        meeting.hear(weighing, 1);
+        if (!meeting.has_heard_all) return;
+    }
+    if (threadIdx.x == 0) meeting.words[0] = meeting.launch;  // all have read it
+    if (meeting.lowest[2] != 0) return;  // none has left
+    for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {  // several blocks may do so
+        if (!meeting.has_left(i * LANES_OF_ITEM / blockDim.x % gridDim.x)) continue;
+        __threadfence();
+        weight[i] = meeting.share(weighing.weight(tree.leaf[__ldcg(index + i)]));
+    }
 }
 
 // What ranks tell each other of a draw. All threads call it, after they have drawn.

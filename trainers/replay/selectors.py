@@ -9,7 +9,7 @@ import torch
 
 from trainers.replay.kernel_text import KernelText
 from trainers.replay.one_tree import OneTree
-from trainers.replay.sum_tree import FOUR_LANES_ITEMS, LARGEST_LEAF, Anchors, SumTree
+from trainers.replay.sum_tree import FOUR_LANES_ITEMS, Anchors, SumTree
 from warpdrive.config import Number, value_at
 from warpdrive.errors import ConfigError
 
@@ -24,6 +24,8 @@ class Selector:
     """What a kernel includes besides gather.cuh."""
     is_stratified = True
     """Whether each item of a batch has a stratum of its own: then indices ascend."""
+    meets = False
+    """Whether the blocks of a draw tell each other of it: `begin_draw` declares `meeting` and `weighing`."""
     tree: SumTree | None = None
     one_tree: OneTree | None = None
     """If several ranks draw: what makes their trees one."""
@@ -39,7 +41,7 @@ class Selector:
         """Threads that draw an item together, at least, of a batch of so many on a GPU."""
         return 1
 
-    def begin_draw(self, text: KernelText) -> None:
+    def begin_draw(self, text: KernelText, num_blocks: int) -> None:
         """Lines ahead of the loop over items."""
 
     def draw_item(self, text: KernelText) -> str:
@@ -47,8 +49,12 @@ class Selector:
         and `i` are; arrays are declared by `text`."""
         raise NotImplementedError
 
-    def end_draw(self, text: KernelText, weight: str) -> None:
-        """Lines after it; `weight` [num_items] is written."""
+    def weight(self) -> str:
+        """What `weight` gets."""
+        return "item.weight"
+
+    def end_draw(self, text: KernelText, index: str, weight: str) -> None:
+        """Lines after it; `index` and `weight` [num_items] are written."""
 
     def prepare_drawn(self, index: torch.Tensor, weight: torch.Tensor) -> list[Callable[[], None]]:
         """What follows each draw of a batch."""
@@ -88,7 +94,7 @@ class Uniform(Selector):
         text.line("const Drawn drawn = tree.total() ? find_leaf(tree, __umul64hi(point, tree.total())) : Drawn{0, 0u};")
         return _item("drawn.units ? 1.0f : 0.0f")
 
-    def end_draw(self, text: KernelText, weight: str) -> None:
+    def end_draw(self, text: KernelText, index: str, weight: str) -> None:
         if self.one_tree is not None:
             tree = f"Tree({_names(text, self.tree, 'leaves', 'nodes')})"
             text.line(f"note_share({tree}, 1, {self.one_tree.share(text)});")
@@ -134,8 +140,7 @@ class Prioritized(Selector):
             own = table.own_priorities(self.own)
         self.tree = _tree_of(table, self.alpha, self.epsilon, own, self.is_normalised)
         self.one_tree = OneTree.of(table, self.tree, is_weighed=True)
-        self._lowest = torch.full_like(self.tree.maximum, LARGEST_LEAF)
-        self._ticket = torch.zeros_like(self.tree.maximum)
+        self.meets = self.is_normalised and self.one_tree is None
         self.at(0)
 
     def at(self, env_steps: int) -> None:
@@ -143,28 +148,35 @@ class Prioritized(Selector):
         self.tree.beta.fill_(float(value_at(self.beta, env_steps)))
 
     def num_lanes(self, number: int) -> int:
-        return 4 if number <= FOUR_LANES_ITEMS else 1
+        import os
 
-    def begin_draw(self, text: KernelText) -> None:
+        return int(os.environ.get("R_LANES", "4")) if number <= FOUR_LANES_ITEMS else 1
+
+    def begin_draw(self, text: KernelText, num_blocks: int) -> None:
         names = _names(text, self.tree, "leaves", "nodes", "range", "beta")
         leaves, nodes, anchors, beta = names.split(", ")
-        text.line("__shared__ int lowest_of_block;")
-        text.line("if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;")
+        text.line("__shared__ int lowest[3];")
+        text.line("if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;")
         text.line("__syncthreads();")
         text.line(f"const Tree tree({leaves}, {nodes});")
         count = f"(u64)(({anchors}[1] - {anchors}[0]) * NUM_ROWS)"
         text.line(f"const Weighing weighing = {{tree.total(), {count}, {beta}[0]}};")
+        if self.meets:
+            words = torch.zeros(1 + num_blocks, dtype=torch.uint64, device=self.tree.leaves.device)
+            text.line(f"Meeting meeting({text.write('words', words)}, lowest);")
 
     def draw_item(self, text: KernelText) -> str:
-        text.line("const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, &lowest_of_block);")
-        return _item("weighing.weight(drawn.units)")
+        text.line("const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, lowest);")
+        return _item("1.0f")
 
-    def end_draw(self, text: KernelText, weight: str) -> None:
+    def weight(self) -> str:
+        return "meeting.share(weighing.weight(drawn.units))" if self.meets else "weighing.weight(drawn.units)"
+
+    def end_draw(self, text: KernelText, index: str, weight: str) -> None:
         if self.one_tree is not None:
-            text.line(f"note_share(tree, lowest_of_block, {self.one_tree.share(text)});")
-        elif self.is_normalised:
-            lowest, ticket = text.write("lowest", self._lowest), text.write("ticket", self._ticket)
-            text.line(f"normalise(weighing, lowest_of_block, {lowest}, {ticket}, {weight}, num_items);")
+            text.line(f"note_share(tree, lowest[0], {self.one_tree.share(text)});")
+        elif self.meets:
+            text.line(f"end_meeting<LANES>(meeting, tree, weighing, {index}, {weight}, num_items);")
 
 
 class Newest(Selector):
@@ -210,7 +222,7 @@ class WithoutReplacement(Selector):
     def tensors(self) -> dict[str, torch.Tensor]:
         return {"pass": self.number}
 
-    def begin_draw(self, text: KernelText) -> None:
+    def begin_draw(self, text: KernelText, num_blocks: int) -> None:
         text.line("const Anchors anchors = {drawable.first / PERIOD, drawable.first / PERIOD + drawable.count};")
 
     def draw_item(self, text: KernelText) -> str:
@@ -218,7 +230,7 @@ class WithoutReplacement(Selector):
         text.line(f"const Drawn drawn = draw_in_pass({state}, anchors, {seed}, i);")
         return _item("drawn.units ? 1.0f : 0.0f")
 
-    def end_draw(self, text: KernelText, weight: str) -> None:
+    def end_draw(self, text: KernelText, index: str, weight: str) -> None:
         ticket = text.write("ticket", self._ticket)
         text.line(f"if (is_last_block({ticket}) && threadIdx.x == 0) end_in_pass(pass, anchors, num_items);")
 

@@ -6,12 +6,6 @@
 #pragma once
 #include "gather.cuh"
 
-// The item that an index tells of.
-__device__ __forceinline__ Item item_of(long long index)
-{
-    return {(int)(index / NUM_ROWS) * PERIOD, (int)(index % NUM_ROWS), 1.0f};
-}
-
 __device__ __forceinline__ Item at_row(const Item& item, int r)
 {
     const int first = slot_before(item.slot, NUM_BEFORE);

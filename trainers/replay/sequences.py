@@ -13,6 +13,7 @@ from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, Layo
 from trainers.replay.windows import Axis, axes_of, is_whole, lanes_for, powers_of, word_of
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
+from warpdrive.signature import CTYPES
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,11 @@ class Sequences:
             elif not one.extra:
                 text.line("if (r < NUM_BEFORE + LENGTH)")
             if name == ACTION and is_whole(one.dtype):
-                kind, ring = f"gather_numbers<{math.prod(one.shape)}", text.read(name, store[name])
+                word, words = CTYPES[one.dtype], math.prod(one.shape)
+                ring = text.read(name, store[name])
                 out = text.write("out_action", batch[ACTION])
             else:
-                kind, ring = f"gather_field<{word}, {words}", text.read(name, store[name], True)
-                out = text.write(f"out_{name}", batch[name], True)
-            text.line(f"    {kind}, {by_agent}>({where}, {number}, lane, {ring}, {out});")
+                ring = text.read(name, store[name], True)
+                out = f"({word}*){text.write(f'out_{name}', batch[name], True)}"
+            row = f"FieldRow<{word}, {words}, {by_agent}>({where}, lane, {ring})"
+            text.line(f"    {row}.store_as({out}, {number}, lane);")

@@ -15,6 +15,7 @@ from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import (
     Layout,
+    Run,
     Window,
     allocate,
     bytes_of,
@@ -27,10 +28,12 @@ from trainers.replay.tiered import Tiered, hot_sizes
 from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
-from warpdrive.backends.base import Backend
+from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.errors import ConfigError, ShapeError
 
 CHUNK_BYTES = 32 << 20
+COPIER_BYTES = 8 * 8192
+"""Shared memory of a block that copies a window by the copy engine (bulk.cuh)."""
 LAST = "final_"
 """`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
 
@@ -174,7 +177,16 @@ class ReplayStore:
             if name not in known:
                 told = f"the window has '{name}', which the store does not keep"
                 raise ShapeError(f"{told}. It keeps {', '.join(sorted(known))}: leave it out.")
-        steps, added = KernelText("add_steps", ["add.cuh"]), KernelText("add_fields", ["add.cuh"])
+        parts = [
+            (one, part, given, run_of(given)) for one in layout for part, given in enumerate(self._parts(window, one))
+        ]
+        by_bulk = getattr(self.backend, "arch", "") == "sm_90a" and all(
+            run.num_runs == 1 and run.word == "uint4" for *_, run in parts
+        )
+        import os
+        by_bulk = by_bulk and os.environ.get("R_ADD_BULK", "0") == "1"
+        steps = KernelText("add_steps", ["add_by_bulk.cuh" if by_bulk else "add.cuh"])
+        sides = KernelText("add_sides", ["add.cuh"])
         ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
         counts = {len(self._given(window, LAST + one.name)) for one in layout.observations}
         if len(counts) > 1:
@@ -184,19 +196,38 @@ class ReplayStore:
         arguments = [steps.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
         arguments += [steps.write("head", self.small["head"]), steps.write("done", self.tensors["done"])]
         arguments += [steps.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
-        steps.line(f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)});")
-        self._write_fields(added, window, side_of)
+        threads = "threadIdx.x - 32 + blockIdx.x * 256ll, gridDim.x * 256ll"
+        looks = f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)}, "
+        if by_bulk:  # one thread of a block copies, those behind its warp look
+            steps.line("__shared__ Copier::Shared shared;")
+            steps.line("extern __shared__ __align__(128) unsigned char pieces[];")
+            steps.line(f"if (threadIdx.x >= 32) {looks}{threads});")
+            steps.line("if (threadIdx.x > 0) return;")
+            steps.line("Copier copier(shared, pieces);")
+        else:
+            steps.line(f"{looks}global_thread(), num_global_threads());")
+        self._write_fields(steps, parts, by_bulk)
+        if by_bulk:
+            steps.line("copier.end();")
+        self._write_sides(sides, window, side_of)
         constants = {
+            "R_ADD_CS": int(os.environ.get("R_ADD_CS", "0")),
+            "COPIER_BYTES": COPIER_BYTES,
             "NUM_STEPS": layout.num_steps,
             "NUM_SLOTS": layout.num_slots,
             "NUM_SIDES": layout.num_sides,
             "MAX_TRUNCATIONS": most,
         }
         words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
-        shapes = [launch_shape(self.backend, layout.num_envs, 64), launch_shape(self.backend, words)]
+        shapes = [
+            launch_shape(self.backend, max(words, layout.num_envs), blocks=132 * int(os.environ.get("R_ADD_WAVES", "16"))),
+            launch_shape(self.backend, most * sum(self.small[f"side_{one.name}"][0].nbytes for one in layout.observations) // 16),
+        ]
+        if by_bulk:
+            shapes[0] = LaunchShape(132 * int(os.environ.get("R_ADD_BLOCKS", "2")), (32 + 256, 1), COPIER_BYTES)
         calls = [
             text.prepare(self.backend, shape, constants, layout.num_envs)
-            for text, shape in zip((steps, added), shapes, strict=True)
+            for text, shape in zip((steps, sides), shapes, strict=True)
         ]
 
         def add() -> None:
@@ -210,34 +241,44 @@ class ReplayStore:
 
         return add
 
-    def _write_fields(self, text: KernelText, window: Window, side_of: torch.Tensor) -> None:
-        """The copies of a window's fields into the rings, and of last observations into the sides."""
-        layout = self.layout
-        text.line(f"const long long begin = {text.write('head', self.small['head'])}[1] - NUM_STEPS;")
-        text.line(f"const int* rows_of_sides = {text.read('side_of', side_of)};")
-        for one in layout:
+    def _write_fields(
+        self, text: KernelText, parts: Sequence[tuple[Field, int, torch.Tensor, Run]], by_bulk: bool
+    ) -> None:
+        """The copies of a window's fields into the rings."""
+        text.line("const long long begin = head[0];")
+        for one, part, given, run in parts:
             num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
-            rows = (layout.num_envs, *((layout.num_agents,) if one.axis == "agent" else ()), *one.shape)
-            for part, given in enumerate(self._parts(window, one, rows)):
-                run = run_of(given)
-                first = f"(int)((begin + {part * layout.num_steps}) / {one.every} % {num_rows})"
-                text.line(
-                    f"add_rows<{run.word}, {run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, "
-                    f"{num_rows}>({text.read(f'window_{one.name}_{part}', run.flat)}, {ring}, {first}, {len(given)});"
-                )
-            if one in layout.observations:
-                given = self._given(window, LAST + one.name)
-                expected = (len(given), *rows)
-                run = run_of(self._given(window, LAST + one.name, expected, one.dtype), merges=False)
-                side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
-                text.line(
-                    f"add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
-                    f"{text.read(f'last_{one.name}', run.flat)}, {side}, rows_of_sides);"
-                )
-        text.line("if (global_thread() == 0) head[0] = head[1];")
+            first = f"(int)((begin + {part * self.layout.num_steps}) / {one.every} % {num_rows})"
+            from_window = text.read(f"window_{one.name}_{part}", run.flat)
+            if by_bulk:
+                sizes = f"{16 * run.words}, {16 * run.step_stride}, {num_rows}"
+                text.line(f"add_rows_by_bulk<{sizes}>(copier, {from_window}, {ring}, {first}, {len(given)});")
+            else:
+                sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
+                text.line(f"add_rows<{run.word}, {sizes}>({from_window}, {ring}, {first}, {len(given)});")
 
-    def _parts(self, window: Window, field: Field, rows: tuple[int, ...]) -> list[torch.Tensor]:
+    def _write_sides(self, text: KernelText, window: Window, side_of: torch.Tensor) -> None:
+        """The copies of last observations into the sides."""
+        layout = self.layout
+        text.line(f"const int* rows_of_sides = {text.read('side_of', side_of)};")
+        for one in layout.observations:
+            given = self._given(window, LAST + one.name)
+            expected = (len(given), *self._row_of(one))
+            run = run_of(self._given(window, LAST + one.name, expected, one.dtype), merges=False)
+            side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
+            text.line(
+                f"add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
+                f"{text.read(f'last_{one.name}', run.flat)}, {side}, rows_of_sides);"
+            )
+        head = text.write("head", self.small["head"])
+        text.line(f"if (global_thread() == 0) {head}[0] = {head}[1];")
+
+    def _row_of(self, field: Field) -> tuple[int, ...]:
+        return (self.layout.num_envs, *((self.layout.num_agents,) if field.axis == "agent" else ()), *field.shape)
+
+    def _parts(self, window: Window, field: Field) -> list[torch.Tensor]:
         """The field's steps; and what comes after them, if it is given apart."""
+        rows = self._row_of(field)
         given, num_steps = window.get(field.name), self.layout.num_steps // field.every
         if not isinstance(given, tuple):
             return [self._given(window, field.name, (num_steps + field.extra, *rows), field.dtype)]

@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
     const long long* head, const long long* oldest, const float* own, const int* maximum, int* leaves, long long* nodes,
     int* uses, long long* range, long long* refused, int* ticket, float alpha, float epsilon)
 {
-    __shared__ long long changes[CHUNK_NODES];
-    __shared__ long long sums[CHILDREN];
+    __shared__ int low[CHILDREN];  // a change to a node of level 2, by its lower 16 bits and the rest, as in Changes
+    __shared__ int high[CHILDREN];
     const Tree tree(leaves, nodes);
     const Anchors before = {range[0], range[1]};
     const Anchors now = anchors_of(head[0], oldest[0]);
@@ -57,66 +57,76 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
         num_chunks[piece] = last[piece] > first[piece] ? (last[piece] - 1) / CHUNK_LEAVES - begin + 1 : 0;
         all_chunks += num_chunks[piece];
     }
+    __syncthreads();  // all have read the range: the last block may write it, whatever the others still do
+    const bool is_last = threadIdx.x == 0 && atomicAdd(ticket, 1) == (int)gridDim.x - 1;
     for (int i = blockIdx.x; i < all_chunks; i += gridDim.x) {
         int piece = 0;
         int chunk = i;
         while (chunk >= num_chunks[piece]) chunk -= num_chunks[piece++];
         const bool enters = piece < 2;
         chunk += first[piece] / CHUNK_LEAVES;
+        for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) low[n] = high[n] = 0;
+        __syncthreads();
         for (int n = threadIdx.x; n < CHUNK_NODES; n += blockDim.x) {
             const int begin = chunk * CHUNK_LEAVES + n * CHILDREN;
-            const int low = begin > first[piece] ? begin : first[piece];
-            const int high = begin + CHILDREN < last[piece] ? begin + CHILDREN : last[piece];
+            const int from_leaf = begin > first[piece] ? begin : first[piece];
+            const int to_leaf = begin + CHILDREN < last[piece] ? begin + CHILDREN : last[piece];
+            if (from_leaf >= to_leaf) continue;
+            // All are read before one is written: no read waits for another.
+            uint4* const line = (uint4*)(tree.leaf + begin);
+            uint4 parts[CHILDREN / 4];
+#pragma unroll
+            for (int part = 0; part < CHILDREN / 4; ++part) parts[part] = line[part];
+            unsigned* const values = (unsigned*)parts;
             long long change = 0;
-            if (low < high) {
-                uint4 line[CHILDREN / 4];  // all are read before one is written: no read waits for another
 #pragma unroll
-                for (int part = 0; part < CHILDREN / 4; ++part) line[part] = ((const uint4*)(tree.leaf + begin))[part];
-                const unsigned* before_now = (const unsigned*)line;
-#pragma unroll
-                for (int child = 0; child < CHILDREN; ++child) {
-                    const int leaf = begin + child;
-                    if (leaf < low || leaf >= high) continue;
-                    unsigned value = 0u;
-                    if (enters) {
-                        value = newcomer;
-                        if (HAS_USES) uses[leaf] = 0;
-                        if (HAS_OWN) {
-                            if (is_priority(own[leaf])) value = leaf_of(own[leaf], alpha, epsilon);
-                            else atomicMin(refused + 1, (long long)leaf);
-                        }
-                    } else if (some_are_replaced) {
-                        long long ahead = (leaf / NUM_ROWS - from[0]) % NUM_ANCHORS;
-                        if (ahead < 0) ahead += NUM_ANCHORS;
-                        if (from[0] + ahead < to[0]) continue;
+            for (int child = 0; child < CHILDREN; ++child) {
+                const int leaf = begin + child;
+                if (leaf < from_leaf || leaf >= to_leaf) continue;
+                unsigned value = 0u;
+                if (enters) {
+                    value = newcomer;
+                    if (HAS_USES) uses[leaf] = 0;
+                    if (HAS_OWN) {
+                        if (is_priority(own[leaf])) value = leaf_of(own[leaf], alpha, epsilon);
+                        else atomicMin(refused + 1, (long long)leaf);
                     }
-                    change += (long long)value - before_now[child];
-                    tree.leaf[leaf] = value;
+                } else if (some_are_replaced) {
+                    long long ahead = (leaf / NUM_ROWS - from[0]) % NUM_ANCHORS;
+                    if (ahead < 0) ahead += NUM_ANCHORS;
+                    if (from[0] + ahead < to[0]) continue;
                 }
+                change += (long long)value - values[child];
+                values[child] = value;
+                if (to_leaf - from_leaf < CHILDREN || some_are_replaced) tree.leaf[leaf] = value;
             }
-            changes[n] = change;
-            if (change != 0) atomicAdd(tree.level(1) + begin / CHILDREN, (unsigned long long)change);
+            // Else another block may be changing its part of the line.
+            if (to_leaf - from_leaf == CHILDREN && !some_are_replaced) {
+#pragma unroll
+                for (int part = 0; part < CHILDREN / 4; ++part) line[part] = parts[part];
+            }
+            if (change == 0) continue;
+            atomicAdd(tree.level(1) + begin / CHILDREN, (unsigned long long)change);
+            atomicAdd(low + n / CHILDREN, (int)(change & 0xffff));
+            atomicAdd(high + n / CHILDREN, (int)(change >> 16));
         }
         __syncthreads();
-        for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) {
-            long long sum = 0;
-            for (int child = 0; child < CHILDREN; ++child) sum += changes[n * CHILDREN + child];
-            sums[n] = sum;
-            if (Tree::LEVELS > 2 && sum != 0) {
-                atomicAdd(tree.level(2) + chunk * CHILDREN + n, (unsigned long long)sum);
-            }
+        for (int n = threadIdx.x; n < CHILDREN && Tree::LEVELS > 2; n += blockDim.x) {
+            const long long sum = (long long)high[n] * 65536 + low[n];
+            if (sum != 0) atomicAdd(tree.level(2) + chunk * CHILDREN + n, (unsigned long long)sum);
         }
-        __syncthreads();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == blockDim.x - 1) {
             long long sum = 0;
-            for (int n = 0; n < CHILDREN; ++n) sum += sums[n];
+#pragma unroll
+            for (int n = 0; n < CHILDREN; ++n) sum += (long long)high[n] * 65536 + low[n];
             for (int level = 3; level < Tree::LEVELS && sum != 0; ++level) {
                 atomicAdd(tree.level(level) + (chunk >> CHILDREN_BITS * (level - 3)), (unsigned long long)sum);
             }
         }
         __syncthreads();
     }
-    if (is_last_block(ticket) && threadIdx.x == 0) {
+    if (is_last) {
+        ticket[0] = 0;
         range[0] = now.first;
         range[1] = now.end;
     }
@@ -139,49 +149,52 @@ extern "C" __global__ void rebuild(const int* leaves, long long* nodes, int leve
 //   seed         [3]  the store's                                                    read
 //   draws        [1]  batches drawn so far, in the upper half                        read, written
 //   beta         [1]  how much of the uneven chances the weights make up for         read
-//   lowest       [1]  LARGEST_LEAF between launches                                  read, written
+//   words        [1 + blocks]  where blocks meet                                     read, written
 //   index        [num_items]  the leaves; 0 if there is nothing to draw                  written
 //   weight       [num_items]  (count p / total)^-beta, or that over the largest of the batch; or 0       written
 template <int LANES>
 __device__ __forceinline__ void draw_batch(
     const int* leaves, const long long* nodes, const long long* range, const unsigned* seed, u64* draws,
-    const float* beta, int* lowest, int* ticket, long long* index, float* weight, unsigned long long width,
-    int num_items)
+    const float* beta, u64* words, long long* index, float* weight, unsigned long long width, int num_items)
 {
-    __shared__ int lowest_of_block;
-    if (threadIdx.x == 0) lowest_of_block = (int)LARGEST_LEAF;
+    __shared__ int lowest[3];
+    if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;
     __syncthreads();
     const Tree tree(leaves, nodes);
     const u64 draw = draws[0] >> 32;
     const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
-    // All lanes of a warp walk, those beyond the last item, too.
-    for (long long start = (long long)blockIdx.x * blockDim.x / LANES; start < num_items;
-         start += (long long)gridDim.x * blockDim.x / LANES) {
-        const long long mine = start + threadIdx.x / LANES;
-        const unsigned i = mine < num_items ? (unsigned)mine : num_items - 1u;
-        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point_of(seed, i, draw, width), &lowest_of_block);
-        if (mine >= num_items || threadIdx.x % LANES != 0) continue;
+    Meeting meeting(words, lowest);
+    const long long units = (long long)num_items * LANES, step = num_global_threads();
+    for (long long first = global_thread() - threadIdx.x; first < units; first += step) {
+        const long long unit = first + threadIdx.x;
+        const unsigned i = unit < units ? (unsigned)(unit / LANES) : num_items - 1u;  // all lanes of a warp walk
+        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point_of(seed, i, draw, width), lowest);
+        if (NORMALISED && first + step >= units) {
+            meeting.tell();
+            meeting.hear(weighing);
+        }
+        if (unit >= units || unit % LANES != 0) continue;
         index[i] = drawn.leaf;
-        weight[i] = weighing.weight(drawn.units);
+        weight[i] = meeting.share(weighing.weight(drawn.units));
     }
-    if (NORMALISED) normalise(weighing, lowest_of_block, lowest, ticket, weight, num_items);
+    if (NORMALISED) end_meeting<LANES>(meeting, tree, weighing, index, weight, num_items);
     count_draw(draws);
 }
 
-extern "C" __global__ void __launch_bounds__(256) draw_leaves(
+extern "C" __global__ void __launch_bounds__(512) draw_leaves(
     const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
-    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    unsigned long long* draws, const float* beta, unsigned long long* words, long long* index, float* weight,
     unsigned long long width, int num_items)
 {
-    draw_batch<1>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
+    draw_batch<1>(leaves, nodes, range, seed, draws, beta, words, index, weight, width, num_items);
 }
 
-extern "C" __global__ void __launch_bounds__(256) draw_leaves_by_four(
+extern "C" __global__ void __launch_bounds__(512) draw_leaves_by_four(
     const int* leaves, const long long* nodes, const long long* range, const unsigned int* seed,
-    unsigned long long* draws, const float* beta, int* lowest, int* ticket, long long* index, float* weight,
+    unsigned long long* draws, const float* beta, unsigned long long* words, long long* index, float* weight,
     unsigned long long width, int num_items)
 {
-    draw_batch<4>(leaves, nodes, range, seed, draws, beta, lowest, ticket, index, weight, width, num_items);
+    draw_batch<4>(leaves, nodes, range, seed, draws, beta, words, index, weight, width, num_items);
 }
 
 // Gives the batch of one of several ranks its weights: those of one tree over all, times how much more of all priorities

@@ -298,24 +298,3 @@ struct Weighing {
 
     __device__ __forceinline__ float weight(unsigned units) const { return importance(units, total, count, beta); }
 };
-
-// Divides a batch's weights by the largest of them: that of the lowest priority. All threads of all blocks call it,
-// after their weights are written; the last block to come does it.
-//   lowest_of_block  shared: of what this block drew                   read
-//   lowest           [1]  LARGEST_LEAF between launches                read, written
-//   weight           [num_items]                                       read, written
-__device__ __forceinline__ void normalise(
-    const Weighing& weighing, const int& lowest_of_block, int* lowest, int* ticket, float* weight, int num_items)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) atomicMin(lowest, lowest_of_block);
-    if (!is_last_block(ticket)) return;
-    if (weighing.total > 0) {
-        const float largest = weighing.weight((unsigned)__ldcg(lowest));
-        for (int i = threadIdx.x; i < num_items; i += blockDim.x) {
-            weight[i] = __fdiv_rn(__ldcg(weight + i), largest);
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) lowest[0] = (int)LARGEST_LEAF;
-}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from trainers.errors import PriorityError
+from trainers.replay.kernel_text import draw_shape
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import ConfigError
@@ -151,6 +153,7 @@ class SumTree:
             "NORMALISED": is_normalised,
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
+            "R_FENCE": 1,
         }
         data = DataManager(backend.device)
         self._functions = FunctionManager(data, SOURCE, constants, anchors.num_rows, backend=backend)
@@ -165,7 +168,6 @@ class SumTree:
             "range": self.range,
             "refused": self.refused,
             "ticket": numbers(1, dtype=torch.int32),
-            "lowest": numbers(1, LARGEST_LEAF, torch.int32),
             "seed": numbers(3, dtype=torch.uint32) if seed is None else seed,
             "draws": self.draws,
             "beta": self.beta,
@@ -198,7 +200,11 @@ class SumTree:
         given = {"index": index, "weight": weight, "num_items": number}
         kernel = "draw_leaves_by_four" if num_lanes == 4 else "draw_leaves"
         width = 0 if number == 1 or not self.is_stratified else (1 << 64) // number
-        draw = self._prepare(kernel, number * num_lanes, num_lanes, width=width, **given)
+        shape = self._shape(number * num_lanes, num_lanes)
+        if self.backend.name == "cuda":
+            shape = draw_shape(self.backend, number * num_lanes)
+        given["words"] = torch.zeros(1 + shape.num_blocks, dtype=torch.uint64, device=self.backend.device)
+        draw = self._prepare(kernel, number * num_lanes, num_lanes, shape, width=width, **given)
         return draw if not self.max_uses else all_of([draw, self.prepare_count(index, weight)])
 
     def prepare_weigh(
@@ -237,7 +243,7 @@ class SumTree:
         """
         number, kernels = len(index), ["set_sorted"]
         shape = None
-        if not in_order and number <= ONE_BLOCK_ITEMS:
+        if not in_order and number <= int(os.environ.get("R_ONE", "512")):
             kernels, shape = ["set_any"], LaunchShape(1, (1024 if self.backend.name == "cuda" else 1, 1))
         elif not in_order:
             kernels = ["mark_any", "settle_any"]
@@ -278,12 +284,12 @@ class SumTree:
         """A launch of enough blocks for so many threads."""
         taken = {parameter.name for parameter in self._functions.signature(kernel).parameters}
         given = {name: one for name, one in {**self._given, **given}.items() if name in taken}
-        if shape is None and self.backend.name == "cuda":
-            threads = 128 if num_lanes == 4 else THREADS
-            shape = LaunchShape(-(-num_threads // threads), (threads, 1))
-        elif shape is None:
-            shape = LaunchShape(max(2, -(-num_threads // BLOCK_ITEMS)), (32 if num_lanes == 4 else 1, 1))
-        return self._functions.prepare(kernel, shape, **given)
+        return self._functions.prepare(kernel, shape or self._shape(num_threads, num_lanes), **given)
+
+    def _shape(self, num_threads: int, num_lanes: int) -> LaunchShape:
+        if self.backend.name == "cuda":
+            return LaunchShape(-(-num_threads // THREADS), (THREADS, 1))
+        return LaunchShape(max(2, -(-num_threads // BLOCK_ITEMS)), (32 if num_lanes == 4 else 1, 1))
 
 
 def constants_of(anchors: Anchors) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,13 @@ from trainers.learning.distributed import World
 from trainers.replay.batch import Batch
 from trainers.replay.feed import Feed
 from trainers.replay.holes import check_holes, dropping_from, mass_of
-from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.kernel_text import KernelText, draw_shape, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
 from trainers.replay.sum_tree import all_of
-from trainers.replay.windows import Transitions
+from trainers.replay.windows import MOST_LANES, Transitions
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 DRAW_THREADS = 64
 """Of a block, at least: few items still reach all multiprocessors."""
+MOST_BULK_BYTES = 100 << 10
+"""Of a block: two fit a multiprocessor."""
 
 
 class Table:
@@ -240,11 +243,18 @@ class Table:
     ) -> tuple[Callable[[], None], Batch | None]:
         store, window = self.store, self.window
         tensors = allocate(window.sizes(store.layout, number), store.backend.device) if given is None else given
-        lanes = 1
-        if store.backend.name == "cuda":
-            lanes = self.selector.num_lanes(number)
-            if isinstance(window, Transitions) and given is None:
-                lanes = max(lanes, window.num_lanes(store.layout))
+        is_cuda = store.backend.name == "cuda"
+        lanes = self.selector.num_lanes(number) if is_cuda else 1
+        gathers = given is None and isinstance(window, Transitions)
+        # Long rows have a launch of their own: more threads share them than draw an item. So has a batch on a CPU that
+        # one block draws, as its blocks may run one after the other.
+        is_long = is_cuda and window.num_lanes(store.layout) == MOST_LANES
+        is_apart = gathers and (is_long or (self.selector.meets and not is_cuda))
+        if gathers and is_cuda and not is_apart:
+            lanes = max(lanes, window.num_lanes(store.layout))
+        shape = self._shape(number * lanes)
+        if self.selector.meets:
+            shape = draw_shape(store.backend, number * lanes)
         text = KernelText("draw", ["gather.cuh", *([self.selector.INCLUDE] if self.selector.INCLUDE else [])])
         text.number("num_items", "int", number)
         stratum = min((1 << 64) // number, (1 << 64) - 1) if self.selector.is_stratified else 0
@@ -255,30 +265,67 @@ class Table:
         weight = text.write("weight", tensors["weight"])
         text.line(f"const Drawable drawable = drawable_of({head}[0]);")
         text.line(f"const u64 draw_number = {draws}[0] >> 32;")
-        self.selector.begin_draw(text)
-        # Whole warps draw, as lanes may do so together; then those beyond the last item leave.
-        text.line("for (long long unit = global_thread(); (unit & ~31ll) < (long long)num_items * LANES;")
-        text.line("     unit += num_global_threads()) {")
+        self.selector.begin_draw(text, shape.num_blocks)
+        # Whole blocks draw, as threads may do so together; then those beyond the last item leave.
+        text.line("const long long units = (long long)num_items * LANES;")
+        text.line("const long long step = num_global_threads();")
+        text.line("for (long long first = global_thread() - threadIdx.x; first < units; first += step) {")
+        text.line("const long long unit = first + threadIdx.x;")
         text.line("const int lane = (int)(unit % LANES);")
-        text.line("const int i = unit / LANES < num_items ? (int)(unit / LANES) : num_items - 1;")
+        text.line("const int i = unit < units ? (int)(unit / LANES) : num_items - 1;")
         text.line(f"const u64 point = point_of({seed}, i, draw_number, stratum);")
         text.line(f"const Item item = {self.selector.draw_item(text)};")
-        text.line("if (unit / LANES >= num_items) continue;")
+        stores = []
+        if self.selector.meets:
+            text.line("const bool is_last = first + step >= units;")
+            text.line("if (is_last) meeting.tell();")
+        if gathers and not is_apart:
+            stores = window.write_loads(text, store.layout, {**store.tensors, **store.small}, tensors)
+        if self.selector.meets:
+            text.line("if (is_last) meeting.hear(weighing);  // while what was loaded is on its way")
+        text.line("if (unit >= units) continue;")
+        for line in stores:
+            text.line(line)
         text.line("if (lane == 0) {")
         text.line(f"    {index}[i] = item.index();")
-        text.line(f"    {weight}[i] = item.weight;")
+        text.line(f"    {weight}[i] = {self.selector.weight()};")
         text.line("}")
-        if isinstance(window, Transitions) and given is None:
-            window.write(text, store.layout, {**store.tensors, **store.small}, tensors)
         text.line("}")
-        self.selector.end_draw(text, weight)
+        self.selector.end_draw(text, index, weight)
         text.line(f"count_draw({draws});")
-        shape = self._shape(number * lanes)
         calls = [text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)]
+        if is_apart:
+            calls.append(self._prepare_gather(window, number, tensors))
         if not isinstance(window, Transitions) and given is None:
             calls.append(self._prepare_rows(window, number, tensors))
         calls += self.selector.prepare_drawn(tensors["index"], tensors["weight"])
         return all_of(calls), window.batch(store.layout, tensors) if given is None else None
+
+    def _prepare_gather(
+        self, window: Transitions, number: int, tensors: dict[str, torch.Tensor]
+    ) -> Callable[[], None]:
+        """What gathers items whose index is there."""
+        store = self.store
+        num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" and os.environ.get("R_BULK", "1") == "1" else 0
+        num_bytes = num_bytes if num_bytes <= MOST_BULK_BYTES else 0
+        lanes = 32 if num_bytes else window.num_lanes(store.layout) if store.backend.name == "cuda" else 1
+        text = KernelText("gather", ["frames.cuh" if num_bytes else "gather.cuh"])
+        num_items, index = text.number("num_items", "int", number), text.read("index", tensors["index"])
+        if num_bytes:
+            text.line("extern __shared__ __align__(128) unsigned char frames[];")
+            text.line("__shared__ u64 arrival;")
+            text.line("if (threadIdx.x == 0) begin_arrival(&arrival);")
+            text.line("__syncthreads();")
+        text.line(f"for (long long unit = global_thread(); unit < (long long){num_items} * LANES;")
+        text.line("     unit += num_global_threads()) {")
+        text.line("const int lane = (int)(unit % LANES), i = (int)(unit / LANES);")
+        text.line(f"const Item item = item_of({index}[i]);")
+        arrays = {**store.tensors, **store.small}
+        for line in window.write_loads(text, store.layout, arrays, tensors, num_bytes > 0):
+            text.line(line)
+        text.line("}")
+        shape = LaunchShape(number, (32, 1), num_bytes) if num_bytes else self._shape(number * lanes)
+        return text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)
 
     def _prepare_rows(
         self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]
@@ -309,6 +356,8 @@ class Table:
             "AHEAD": window.ahead,
             "PERIOD": window.period,
             "LANES": lanes,
+            "R_FENCE": int(os.environ.get("R_FENCE", "1")),
+            "R_CS": int(os.environ.get("R_CS", "0")),
             "TABLE": self.number,
             **window.constants(),
         }

@@ -15,11 +15,14 @@ from trainers.replay.kernel_text import KernelText
 from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, WORDS, Layout, Sizes
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
+from warpdrive.signature import CTYPES
 
 Axis = Literal["env", "agent"]
 WORDS_OF_LANE = 4
 """Words of an item that one thread copies, about; more threads share it where there are more."""
 MOST_LANES = 128
+BULK_BYTES = 1024
+"""Of an observation, from which on the copy engine moves it."""
 
 
 def axes_of(field: Field, axis: Axis, num_agents: int) -> tuple[int, ...]:
@@ -32,6 +35,12 @@ def word_of(field: Field, count: int = 1) -> tuple[str, int]:
     num_bytes = math.prod(field.shape) * count * field.dtype.itemsize
     word = math.gcd(num_bytes, 16)
     return WORDS[word], num_bytes // word
+
+
+def bulk_row(field: Field) -> int:
+    """Bytes of a row that the copy engine may move; 0: it is too short for it, or no multiple of 16."""
+    num_bytes = math.prod(field.shape) * field.dtype.itemsize
+    return num_bytes if num_bytes >= BULK_BYTES and num_bytes % 16 == 0 else 0
 
 
 def lanes_for(num_words: int) -> int:
@@ -108,6 +117,13 @@ class Transitions:
             words.append(math.prod(rows) * frames * word_of(field)[1])
         return lanes_for(max(words))
 
+    def bulk_bytes(self, layout: Layout) -> int:
+        """Shared memory that the copy engine needs for an item's long observations; 0: there are none."""
+        of_item = (
+            math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations
+        )
+        return (self.stack + self.n_step) * max(of_item, default=0)
+
     def sizes(self, layout: Layout, number: int) -> Sizes:
         """Of a batch's tensors, by name."""
         stack = (self.stack,) if self.stack > 1 else ()
@@ -145,43 +161,58 @@ class Transitions:
         self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
     ) -> None:
         """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
+        for line in self.write_loads(text, layout, store, batch):
+            text.line(line)
+
+    def write_loads(
+        self,
+        text: KernelText,
+        layout: Layout,
+        store: dict[str, torch.Tensor],
+        batch: dict[str, torch.Tensor],
+        by_bulk: bool = False,
+    ) -> list[str]:
+        """The first half of it; returns the lines that store what was loaded."""
         text.line(f"const Fate fate = fate_of({text.read('done', store['done'])}, item.slot, item.env());")
+        stores, num_bulks = [], 0
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
             word, words = word_of(field)
             if kind == "observation":
-                text.line(
-                    f"gather_observation<{word}, {words}, {by_agent}>(item, fate, i, lane, "
-                    f"{text.read(name, store[name], True)}, {text.read('side_' + name, store['side_' + name], True)}, "
-                    f"{text.write('out_' + name, batch[name], True)}, "
-                    f"{text.write('next_' + name, batch['next_' + name], True)});"
-                )
+                rings = ", ".join(text.read(one, store[one], True) for one in (name, f"side_{name}"))
+                outs = f"{text.write(f'out_{name}', batch[name], True)}, "
+                outs += text.write(f"next_{name}", batch[f"next_{name}"], True)
+                if by_bulk and bulk_row(field):
+                    stores.append(
+                        f"gather_frames<{bulk_row(field)}, {by_agent}>(item, fate, i, lane, {rings}, {outs}, frames, "
+                        f"&arrival, {num_bulks});"
+                    )
+                    num_bulks += 1
+                else:
+                    text.line(f"const Observation<{word}, {words}, {by_agent}> of_{name}(item, lane, {rings});")
+                    stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             elif kind == MASK:
-                text.line(
+                stores.append(
                     f"gather_mask<{count}, {by_agent}>(item, fate, i, lane, {text.read(name, store[name])}, "
                     f"{text.write('out_mask', batch[name])}, {text.write('next_mask', batch['next_mask'])});"
                 )
             elif kind == REWARD:
                 leave = SURVIVED in layout
-                survived = text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
-                text.line(
-                    f"gather_returns<{by_agent}, {str(leave).lower()}>(item, fate, i, lane, "
-                    f"{text.read(name, store[name])}, {survived}, "
-                    f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])});"
-                )
-            elif kind == ACTIVE:
-                out = text.write("out_active", batch[ACTIVE])
-                text.line(f"gather_flags<{by_agent}>(item, i, lane, {text.read(name, store[name])}, {out});")
-            elif kind == ACTION and is_whole(field.dtype):
-                out = text.write("out_action", batch[ACTION])
-                text.line(
-                    f"gather_numbers<{count}, {by_agent}>(item, i, lane, {text.read(name, store[name])}, {out});"
-                )
+                rings = text.read(name, store[name]) + ", "
+                rings += text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
+                outs = f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])}"
+                text.line(f"Returns<{by_agent}, {str(leave).lower()}> of_{name}(item, lane, {rings});")
+                stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             else:
-                out = text.write(f"out_{name}", batch[name], True)
-                ring = text.read(name, store[name], True)
-                text.line(f"gather_field<{word}, {words}, {by_agent}>(item, i, lane, {ring}, {out});")
+                is_number = kind == ACTIVE or (kind == ACTION and is_whole(field.dtype))
+                if is_number:
+                    word, words = CTYPES[field.dtype], count
+                ring = text.read(name, store[name], not is_number)
+                out = text.write(f"out_{name}", batch[name], not is_number)
+                text.line(f"const FieldRow<{word}, {words}, {by_agent}> of_{name}(item, lane, {ring});")
+                stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
+        return stores
 
     def _of_returns(self, layout: Layout, number: int) -> tuple[int, ...]:
         return (number, *axes_of(layout[REWARD], self.axis, layout.num_agents))

@@ -239,3 +239,32 @@ extern "C" __global__ void number_items(const long long* counts, const unsigned 
         slot = (head - count + item // 2) % num_slots
         assert row == [count, slot * 2 + item % 2, slot * 2 + item % 2]
     assert found[:, 1].max() > 2**31
+
+
+def test_windows_of_whole_words_come_in_as_they_are(backend):
+    """Rows of all envs in multiples of 16 bytes, which a copy engine may move; the last window goes round the ring."""
+    fields = [Field("observation", (4,), extra=1), Field("action", dtype=torch.int32), Field("reward")]
+    store = ReplayStore(fields, 1028, 1, 4, 1028 * 12, backend)
+    torch.manual_seed(1)
+    rows, new = (4, 1028, 1), {"device": backend.device}
+    window = {
+        "observation": torch.zeros(5, 1028, 1, 4, **new),
+        "final_observation": torch.zeros(1, 1028, 1, 4, **new),
+        "action": torch.zeros(rows, dtype=torch.int32, **new),
+        "reward": torch.zeros(rows, **new),
+        "terminated": torch.zeros(rows[:2], dtype=torch.bool, **new),
+        "truncated": torch.zeros(rows[:2], dtype=torch.bool, **new),
+    }
+    add, kept = store.prepare_add(window), {}
+    for number in range(5):
+        for name in ("observation", "reward"):
+            window[name].normal_()
+        window["action"].random_(0, 100)
+        window["terminated"].bernoulli_(0.3)
+        for name in ("observation", "action", "reward"):
+            kept |= {(name, (4 * number + t) % 12): window[name][t].clone() for t in range(len(window[name]))}
+        kept |= {("done", (4 * number + t) % 12): window["terminated"][t].to(torch.uint8) for t in range(4)}
+        add()
+    for (name, slot), one in kept.items():
+        assert torch.equal(store.tensors[name][slot], one), (name, slot)
+    assert store.small["head"].tolist() == [20, 20]

@@ -13,6 +13,8 @@ KINDS = {
     "whole envs": {"acts": torch.float32, "shape": (3,), "dtype": torch.float32},  # a Box, and rows of 12 bytes
     "one step a window": {"acts": torch.int32, "shape": (2, 8), "dtype": torch.uint8},
     "the ring is one window": {"acts": torch.int32, "shape": (5,), "dtype": torch.bool},
+    "long frames": {"shape": (48, 48), "dtype": torch.uint8},
+    "long frames of whole envs": {"shape": (512,), "dtype": torch.float32},
 }
 CASES = {
     # envs, agents, steps of a window, windows in the store, windows played, n_step, stack, axis
@@ -22,6 +24,8 @@ CASES = {
     "one env, longer than a window": (1, 1, 2, 4, 9, 4, 3, "agent"),
     "one step a window": (2, 1, 1, 6, 11, 2, 2, "agent"),
     "the ring is one window": (2, 2, 6, 1, 3, 2, 1, "agent"),
+    "long frames": (2, 1, 4, 3, 7, 3, 4, "agent"),
+    "long frames of whole envs": (2, 2, 4, 3, 7, 1, 2, "env"),
 }  # fmt: skip
 
 
