@@ -10,11 +10,11 @@ Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trainers.algorithms.algorithm import Figures, State
+from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.q_replay import FALLING, Losses, QReplay, QReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from torch import nn
 
     from trainers.experience.group_rollout import GroupRollout
+    from trainers.fused.q_learner import FusedQLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
@@ -97,6 +98,8 @@ class DQN(QReplay):
         super().__init__(config, group, guard, seed)
         self.noise = group.actor.noise
         self._redraw()
+        self.learns_by = self._find_kernel()
+        """Who makes the updates, if it is not torch."""
 
     @classmethod
     def finish(cls, config: DQNConfig, network: nn.Module, generator: torch.Generator | None) -> None:
@@ -134,6 +137,33 @@ class DQN(QReplay):
         ours, theirs = (draw_noise(one, len(batch.reward), generator) for one in (policy, target_policy))
         with noise_of(policy, ours), noise_of(target_policy, theirs):
             return cls.losses_of(policy, target_policy, batch, config, generator)
+
+    def _find_kernel(self) -> FusedQLearner | None:
+        from trainers.fused.q_learner import FusedQLearner, plan_q
+
+        stage = self.group.actor.stage
+        if type(self) is not DQN:
+            return None
+        found = plan_q(self.config, self.group.spec, stage.limits, stage.precision, self.world.size)
+        if isinstance(found, str):
+            self.group.actor.why = found
+            return None
+        self.path = "fused"
+        return FusedQLearner(self, found)
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        found = super().phases()
+        return found if self.learns_by is None else {"add": found["add"], "learn": self.learns_by.learn}
+
+    def plan(self, clock: Clock) -> Sequence[str]:
+        """Of fused kernels, all updates that are due are one phase."""
+        found = super().plan(clock)
+        return found if self.learns_by is None else list(dict.fromkeys(one for one in found if one != "follow"))
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        if self.learns_by is not None:
+            self.learns_by.due(self.config.updates_by(clock.env_steps), super().plan(clock).count("learn"))
+        return super().update(clock, phases)
 
     def state(self) -> State:
         found = super().state()

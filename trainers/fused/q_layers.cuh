@@ -1,0 +1,153 @@
+// A small network whose weights, and what all its layers say of some rows, lie in a block's shared memory.
+//
+// Constants, besides that of tensor_core.cuh:
+//   NUM_FEATURES, WIDTH1, WIDTH2, NUM_ACTIONS  of each layer; WIDTH2 is 0 where there is one hidden layer
+//   IS_TANH        the activation: tanh, or else the positive part
+//   ROWS, THREADS  a block's
+//
+// Rows lie `pitch` elements apart, an odd multiple of 16 bytes, so that the same columns of 8 rows do not meet in a
+// bank. What is beyond a layer's columns, up to whole tiles of 16, is 0.
+#pragma once
+#include "tensor_core.cuh"
+
+constexpr int LAYERS = WIDTH2 > 0 ? 3 : 2;
+constexpr int WARPS = THREADS / 32;
+
+__device__ constexpr int in_of(int layer)
+{
+    return layer == 0 ? NUM_FEATURES : layer == 1 ? WIDTH1 : WIDTH2;
+}
+__device__ constexpr int out_of(int layer)
+{
+    return layer == LAYERS - 1 ? NUM_ACTIONS : layer == 0 ? WIDTH1 : WIDTH2;
+}
+__device__ constexpr int padded(int columns)
+{
+    return (columns + 15) / 16 * 16;
+}
+__device__ constexpr int pitch_of(int columns)
+{
+    return padded(columns) + 8;
+}
+// Where a layer's weights begin, among all; and its biases; and both, one after the other, as torch has them.
+__device__ constexpr int weights_at(int layer)
+{
+    int at = 0;
+    for (int i = 0; i < layer; ++i) at += padded(out_of(i)) * pitch_of(in_of(i));
+    return at;
+}
+__device__ constexpr int biases_at(int layer)
+{
+    int at = 0;
+    for (int i = 0; i < layer; ++i) at += padded(out_of(i));
+    return at;
+}
+__device__ constexpr int parameters_at(int layer)
+{
+    int at = 0;
+    for (int i = 0; i < layer; ++i) at += out_of(i) * (in_of(i) + 1);
+    return at;
+}
+constexpr int WEIGHTS = weights_at(LAYERS);
+constexpr int BIASES = biases_at(LAYERS);
+constexpr int PARAMETERS = parameters_at(LAYERS);
+
+// A tile of A (or two neighbouring tiles of B, columns of B being rows here) out of rows in shared memory.
+template <bool IS_A>
+__device__ __forceinline__ void load_rows(Pair (&pairs)[4], const Element* rows, int pitch, int column)
+{
+    const int lane = lane_index();
+    if constexpr (HAS_TENSOR_CORES && !FULL_PRECISION) {
+        const int matrix = lane >> 3;
+        const int row = (IS_A ? matrix & 1 : matrix >> 1) * 8 + (lane & 7);
+        load_matrices<false>(pairs, rows + row * pitch + column + (IS_A ? matrix >> 1 : matrix & 1) * 8);
+        return;
+    }
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        const int row = (IS_A ? matrix & 1 : matrix >> 1) * 8 + (lane >> 2);
+        const Element* two = rows + row * pitch + column + (IS_A ? matrix >> 1 : matrix & 1) * 8 + 2 * (lane & 3);
+        join(pairs[matrix], two[0], two[1]);
+    }
+}
+
+__device__ __forceinline__ float activate(float x)
+{
+    return IS_TANH ? quick_tanh(x) : positive_part(x);
+}
+
+// What an activation's slope makes of deltas, by what it gave.
+__device__ __forceinline__ Pair through_activation(float low, float high, Pair given)
+{
+    if (!IS_TANH) return where_positive(packed(low, high), given);
+    const FloatPair y = unpack(given);
+    return packed(low * (1.0f - y.low * y.low), high * (1.0f - y.high * y.high));
+}
+
+// 16 rows by 16 of a layer's columns: sums of two tiles of 8.
+template <int LAYER>
+__device__ __forceinline__ void multiply_rows(
+    float (&sum)[2][4], const Element* rows, const Element* weight, const float* bias, int column)
+{
+    constexpr int PITCH = pitch_of(in_of(LAYER));
+    const int t = lane_index() & 3;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        sum[i][0] = sum[i][2] = bias[column + i * 8 + 2 * t];
+        sum[i][1] = sum[i][3] = bias[column + i * 8 + 2 * t + 1];
+    }
+#pragma unroll
+    for (int k = 0; k < padded(in_of(LAYER)); k += 16) {
+        Pair a[4], b[4];
+        load_rows<true>(a, rows, PITCH, k);
+        load_rows<false>(b, weight + column * PITCH, PITCH, k);
+        multiply(sum[0], a, b[0], b[1]);
+        multiply(sum[1], a, b[2], b[3]);
+    }
+}
+
+// Where a lane has two neighbouring sums of a tile: i of 4, the first two of row g, the others of row g + 8.
+template <typename Take>
+__device__ __forceinline__ void for_each_pair(const float (&sum)[2][4], Take take)
+{
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float* two = &sum[i & 1][i & 2];
+        take(g + (i >> 1) * 8, (i & 1) * 8 + 2 * t, two[0], two[1]);
+    }
+}
+
+// The gradient of a layer's parameters, 16 by 16 of them, summed over ROWS rows.
+//   delta  [ROWS]  of its outputs; rows [ROWS] of what it was given
+//   part   [PARAMETERS]  written
+template <int LAYER>
+__device__ __forceinline__ void multiply_columns(
+    const Element* delta, const Element* rows, float* part, int out, int column)
+{
+    constexpr int IN = in_of(LAYER), OUT = out_of(LAYER);
+    constexpr int DELTA_PITCH = pitch_of(OUT), PITCH = pitch_of(IN);
+    float sum[2][4] = {};
+    float of_bias[4] = {};
+    const Pair ones = packed(1.0f, 1.0f);
+#pragma unroll
+    for (int row = 0; row < ROWS; row += 16) {
+        Pair a[4], b[4];
+        load_columns<true, false>(a, delta + row * DELTA_PITCH, DELTA_PITCH, out);
+        load_columns<false, false>(b, rows + row * PITCH, PITCH, column);
+        multiply(sum[0], a, b[0], b[1]);
+        multiply(sum[1], a, b[2], b[3]);
+        if (column == 0) multiply(of_bias, a, ones, ones);
+    }
+    float* weights = part + parameters_at(LAYER);
+    for_each_pair(sum, [&](int n, int k, float low, float high) {
+        if (out + n >= OUT) return;
+        float* place = weights + (out + n) * IN + column + k;
+        if (column + k < IN) place[0] = low;
+        if (column + k + 1 < IN) place[1] = high;
+    });
+    if (column > 0 || (lane_index() & 3) != 0) return;
+    const int n = out + (lane_index() >> 2);
+    if (n < OUT) weights[OUT * IN + n] = of_bias[0];
+    if (n + 8 < OUT) weights[OUT * IN + n + 8] = of_bias[2];
+}

@@ -1,0 +1,276 @@
+"""Q-learning from a replay store by fused kernels: as many updates as are due in one launch (q_learn.cu)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.fused import plan as fused
+from trainers.fused.limits import Limits
+from trainers.fused.packed import KERNELS
+from trainers.fused.shape import to_tiles
+from trainers.networks import find_network
+from trainers.networks.mlp import MLP
+from trainers.replay import sum_tree
+from trainers.replay.kernel_text import HERE as REPLAY
+from trainers.replay.selectors import Prioritized
+from warpdrive.backends.base import LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.signature import CTYPES
+
+if TYPE_CHECKING:
+    from trainers.algorithms.algorithm import Figures
+    from trainers.algorithms.dqn import DQN, DQNConfig
+    from trainers.experience.spec import GroupSpec
+
+FIGURES = ("loss", "q_mean", "td_error", "grad_norm")
+"""Of the last update, as the kernel writes them."""
+PADDING = 8
+"""Elements that a row in shared memory is longer than whole tiles."""
+THREADS = 512
+"""Of a block."""
+MOST_ROWS = 128
+"""Of a batch, which a block has."""
+CLUSTER = 8
+"""Blocks that may be one cluster."""
+
+
+@dataclass(frozen=True)
+class QShape:
+    """A Q-network of one or two hidden layers, and how many of a batch's rows a block has."""
+
+    widths: tuple[int, ...]
+    """Of the features, the hidden layers and the actions."""
+    batch: int
+    rows: int
+    team: int
+    """Blocks."""
+    in_cluster: bool
+    element_bytes: int
+    threads: int = THREADS
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of each."""
+        return list(zip(self.widths[1:], self.widths[:-1], strict=True))
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(out * (given + 1) for out, given in self.layers)
+
+    @property
+    def num_elements(self) -> int:
+        """Of the weights of one network, as products read them."""
+        return sum(to_tiles(out) * (to_tiles(given) + PADDING) for out, given in self.layers)
+
+    @property
+    def num_biases(self) -> int:
+        return sum(to_tiles(out) for out, _ in self.layers)
+
+    @property
+    def slices(self) -> int:
+        """Threads that add up the parts of a parameter's gradient: more, where there are more parts than parameters."""
+        share = -(-self.num_parameters // self.team)
+        slices = 1
+        while slices < min(32, self.team) and 2 * slices * share <= self.threads:
+            slices *= 2
+        return slices
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block: at least what q_learn.cu asks for."""
+        features, *hidden, actions = (to_tiles(width) + PADDING for width in self.widths)
+        if len(hidden) == 1:
+            hidden.append(PADDING)
+        elements = 2 * self.num_elements + self.rows * (2 * features + 3 * sum(hidden) + actions)
+        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 7) + 2 * 256 + self.threads // 32 + 1
+        return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
+
+    def constants(self) -> dict[str, Constant]:
+        first, second = (*self.widths[1:-1], 0)[:2]
+        return {
+            "NUM_FEATURES": self.widths[0], "WIDTH1": first, "WIDTH2": second, "NUM_ACTIONS": self.widths[-1],
+            "BATCH": self.batch, "ROWS": self.rows, "TEAM": self.team, "IN_CLUSTER": self.in_cluster,
+            "THREADS": self.threads, "SLICES": self.slices, "SHARED_BYTES": self.shared_bytes,
+            "FULL_PRECISION": self.element_bytes == 4,
+        }  # fmt: skip
+
+
+def plan_q(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1) -> QShape | str:
+    """How the kernel makes a learner's updates; or in words why it cannot."""
+    if limits.capability is None and not fused.RUNS_ON_CPU:
+        return "on a CPU it is faster than the fused kernels"
+    if precision not in ("bf16", fused.FULL_PRECISION):
+        return f"trainer.precision is {precision}, and the fused kernels' is bf16"
+    if limits.capability is not None and limits.capability < (8, 0):
+        return "the GPU is older than the fused kernels can use"
+    model = config.model
+    if find_network(model.type) is not MLP:
+        return f"the kernel of Q-learning has no network of type {model.type}"
+    if not 1 <= len(model.fc_dims) <= 2:
+        return "the kernel of Q-learning has one or two hidden layers"
+    told = {
+        "model.layer_norm": model.layer_norm, "dueling": config.dueling, "noisy": config.noisy,
+        "normalize_observation": config.normalize_observation, "agent_id": config.agent_id,
+        "tiers": bool(config.tiers), "central_critic": config.central_critic,
+        "normalize_reward": config.normalize_reward, "normalize_return": config.normalize_return,
+    }  # fmt: skip
+    for key, value in told.items():
+        if value:
+            return f"the kernel of Q-learning knows no {key}"
+    if spec.mask is not None or spec.may_leave:
+        return "the kernel of Q-learning knows no masks and no agents that leave"
+    if num_ranks > 1:
+        return "the kernel of Q-learning is of one GPU"
+    arrays = [spec.layout.observations[place.array] for place in spec.seen]
+    if len(arrays) > 1 or arrays[0].dtype != "float32":
+        return "the kernel of Q-learning sees one array of float32"
+    widths = (math.prod(arrays[0].shape), *model.fc_dims, int(spec.action_space.n))
+    element_bytes = 2 if precision == "bf16" else 4
+    return fit_q(widths, config.batch_size, limits, element_bytes)
+
+
+def fit_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> QShape | str:
+    """The fewest rows a block for which there are blocks enough, of those that fit."""
+    is_gpu = limits.capability is not None
+    found = "the network does not fit the shared memory of a block"
+    rows = 16
+    while rows <= MOST_ROWS:
+        team = -(-batch // rows)
+        in_cluster = is_gpu and limits.capability >= (9, 0) and 1 < team <= CLUSTER
+        shape = QShape(tuple(widths), batch, rows, team, in_cluster, element_bytes)
+        if shape.shared_bytes > limits.shared_bytes:
+            return found
+        if team <= (limits.num_multiprocessors if is_gpu else 1):
+            return shape
+        found = f"a batch of {batch:,} does not fit the blocks of the GPU"
+        rows *= 2
+    return found
+
+
+class FusedQLearner:
+    """Makes an algorithm's updates by the kernel.
+
+    The network's parameters, the target network's and Adam's memory stay the algorithm's; those of the last two become
+    views of one piece of memory each, in the same order.
+
+    Args:
+        learner: its networks, table and optimiser are there.
+        shape: of `plan_q`.
+    """
+
+    def __init__(self, learner: DQN, shape: QShape) -> None:
+        self.learner, self.shape = learner, shape
+        device, backend = learner.device, learner.group.rollout.env.backend
+        numbers = partial(torch.zeros, device=device)
+        size = shape.num_parameters
+        self.parameters = list(learner.policy.parameters())
+        self._schedule = numbers(2, dtype=torch.int64)
+        self._told: list[int] | None = None
+        self._figures = numbers(len(FIGURES))
+        self._target, self._average, self._square = (numbers(size) for _ in range(3))
+        self._steps = numbers(len(self.parameters))
+        self._share_memory()
+        self.launch = self._prepare(numbers, backend)
+
+    def due(self, num_made: int, number: int) -> None:
+        """Says how many updates the next `learn` makes, after so many in all."""
+        if self._told != [num_made, number]:
+            self._schedule.copy_(torch.tensor([num_made, number]), non_blocking=True)
+        self._told = [num_made + number, number]
+
+    def learn(self) -> Figures:
+        """The updates that are due."""
+        self.launch()
+        return dict(zip(FIGURES, self._figures.unbind(), strict=True))
+
+    def _share_memory(self) -> None:
+        """Makes views of ours of the target network's parameters and of the optimiser's memory."""
+        optimizer, start = self.learner.optimizer, 0
+        optimizer.tensors()  # so that it has some
+        following = self.learner.target.parameters()
+        for number, (parameter, target) in enumerate(zip(self.parameters, following, strict=True)):
+            state, here = optimizer.state[parameter], slice(start, start + parameter.numel())
+            start = here.stop
+            self._target[here] = target.data.flatten()
+            target.data = self._target[here].view_as(parameter)
+            for name, memory in (("exp_avg", self._average), ("exp_avg_sq", self._square)):
+                memory[here] = state[name].flatten()
+                state[name] = memory[here].view_as(parameter)
+            self._steps[number] = state["step"]
+            state["step"] = self._steps[number]
+
+    def _prepare(self, numbers, backend):
+        learner, shape, config = self.learner, self.shape, self.learner.config
+        table, guard, name = learner.table, learner.guard, learner.group.name
+        store, tree = table.store, table.selector.tree
+        arrays = {"observation": store.tensors["observation_0"], "side": store.small["side_observation_0"]}
+        arrays |= {name: store.tensors[name] for name in ("reward", "action", "done")}
+        lanes = shape.threads // shape.rows
+        constants = {
+            **table.constants(lanes),
+            **shape.constants(),
+            "IS_TANH": config.model.activates == "tanh",
+            "PRIORITIZED": config.prioritized,
+            "DOUBLE": config.double,
+            "HUBER_DELTA": float(config.huber_delta or 0.0),
+            "TARGET_FREQ": config.target_update_freq,
+            "TAU": float(config.tau),
+        }
+        text = (KERNELS / "q_learn.cu").read_text()
+        for word in ("done", "action"):
+            text = text.replace(f"{word.capitalize()}Code", CTYPES[arrays[word].dtype])
+        if shape.in_cluster:
+            text = text.replace("void __launch_bounds__", f"void __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
+        functions = FunctionManager(
+            DataManager(learner.device), text, constants, store.layout.num_envs, backend=backend,
+            include_folders=[KERNELS, REPLAY], name="<fused q_learn>",
+        )  # fmt: skip
+        if tree is None:
+            of_tree = {name: numbers(1, dtype=torch.int32) for name in ("leaves", "maximum")}
+            of_tree |= {name: numbers(1, dtype=torch.int64) for name in ("nodes", "range", "refused")}
+            of_tree["beta"] = numbers(1)
+        else:
+            of_tree = {one: getattr(tree, one) for one in ("leaves", "nodes", "range", "beta", "maximum", "refused")}
+        selector = table.selector if isinstance(table.selector, Prioritized) else None
+        weights = dict(zip(("weight0", "bias0", "weight1", "bias1", "weight2", "bias2"), self.parameters))
+        for missing in ("weight2", "bias2"):
+            weights.setdefault(missing, numbers(1))
+        elements = numbers(2 * shape.num_elements * shape.element_bytes, dtype=torch.uint8)
+        return functions.prepare(
+            "q_learn",
+            LaunchShape(shape.team, (shape.threads, 1), shape.shared_bytes),
+            schedule=self._schedule,
+            **arrays,
+            **of_tree,
+            **{key: one.detach() for key, one in weights.items()},
+            head=store.small["head"],
+            seed=store.seed,
+            draws=table.draws,
+            index=numbers(shape.batch, dtype=torch.int64),
+            lowest=numbers(shape.team, dtype=torch.int32),
+            priority_alpha=float(selector.alpha if selector else 0.0),
+            priority_epsilon=float(selector.epsilon if selector else 0.0),
+            target=self._target,
+            average=self._average,
+            square=self._square,
+            adam_steps=self._steps,
+            lr=learner.scalars["lr"].view(1),
+            halted=guard.flag_of(name),
+            run_halted=guard.halted,
+            first_name=guard.place_of("gradient", name),
+            figures=self._figures,
+            parts=numbers(shape.team * shape.num_parameters),
+            sums=numbers(4 * shape.team),
+            elements=elements,
+            biases=numbers(2 * shape.num_biases),
+            arrivals=numbers(1, dtype=torch.uint64),
+            stratum=min((1 << 64) // shape.batch, (1 << 64) - 1),
+            max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
+        )
