@@ -10,7 +10,7 @@ Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,21 +148,17 @@ class DQN(QReplay):
         if isinstance(found, str):
             self.group.actor.why = found
             return None
-        self.path = "fused"
+        self.path, self.shares_nothing = "fused", not found.meets_on_grid
         return FusedQLearner(self, found)
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
         found = super().phases()
         return found if self.learns_by is None else {"add": found["add"], "learn": self.learns_by.learn}
 
-    def plan(self, clock: Clock) -> Sequence[str]:
-        """Of fused kernels, all updates that are due are one phase."""
-        found = super().plan(clock)
-        return found if self.learns_by is None else list(dict.fromkeys(one for one in found if one != "follow"))
-
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         if self.learns_by is not None:
-            self.learns_by.due(self.config.updates_by(clock.env_steps), super().plan(clock).count("learn"))
+            phases = self.phases() if phases is None else phases
+            phases = self.learns_by.all_at_once(phases, self.config.updates_by(clock.env_steps), self.plan(clock))
         return super().update(clock, phases)
 
     def state(self) -> State:

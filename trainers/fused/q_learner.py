@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
 from trainers.networks import find_network
 from trainers.networks.mlp import MLP
-from trainers.replay import sum_tree
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trainers.algorithms.algorithm import Figures
     from trainers.algorithms.dqn import DQN, DQNConfig
     from trainers.experience.spec import GroupSpec
+    from warpdrive.backends.base import Backend
 
 FIGURES = ("loss", "q_mean", "td_error", "grad_norm")
 """Of the last update, as the kernel writes them."""
@@ -72,6 +73,11 @@ class QShape:
     @property
     def num_biases(self) -> int:
         return sum(to_tiles(out) for out, _ in self.layers)
+
+    @property
+    def meets_on_grid(self) -> bool:
+        """Whether blocks wait for each other that nothing but room brings onto the GPU at once."""
+        return self.team > 1 and not self.in_cluster
 
     @property
     def slices(self) -> int:
@@ -171,19 +177,37 @@ class FusedQLearner:
         numbers = partial(torch.zeros, device=device)
         size = shape.num_parameters
         self.parameters = list(learner.policy.parameters())
-        self._schedule = numbers(2, dtype=torch.int64)
-        self._told: list[int] | None = None
+        schedule = numbers(2, dtype=torch.int64)
+        self._schedule = schedule.unbind()
+        """Updates made, and updates that are due: what the kernel has of both."""
+        self._told: tuple[int | None, int | None] = (None, None)
         self._figures = numbers(len(FIGURES))
         self._target, self._average, self._square = (numbers(size) for _ in range(3))
         self._steps = numbers(len(self.parameters))
         self._share_memory()
-        self.launch = self._prepare(numbers, backend)
+        self.launch = self._prepare(backend, schedule)
+
+    def all_at_once(
+        self, phases: Mapping[str, Callable[[], Figures]], num_made: int, plan: Sequence[str]
+    ) -> dict[str, Callable[[], Figures]]:
+        """The phases of an iteration, of which the first "learn" makes all updates, and steps the target network.
+
+        Args:
+            num_made: updates that were due before.
+            plan: the phases, in order.
+        """
+        self.due(num_made, plan.count("learn"))
+        waiting = [phases["learn"]]
+        return {**phases, "learn": lambda: waiting.pop()() if waiting else {}, "follow": dict}
 
     def due(self, num_made: int, number: int) -> None:
         """Says how many updates the next `learn` makes, after so many in all."""
-        if self._told != [num_made, number]:
-            self._schedule.copy_(torch.tensor([num_made, number]), non_blocking=True)
-        self._told = [num_made + number, number]
+        if not number:
+            return
+        for place, now, told in zip(self._schedule, (num_made, number), self._told, strict=True):
+            if now != told:  # a launch that most iterations do not need
+                place.fill_(now)
+        self._told = (num_made + number, number)
 
     def learn(self) -> Figures:
         """The updates that are due."""
@@ -206,8 +230,9 @@ class FusedQLearner:
             self._steps[number] = state["step"]
             state["step"] = self._steps[number]
 
-    def _prepare(self, numbers, backend):
+    def _prepare(self, backend: Backend, schedule: torch.Tensor) -> Callable[[], None]:
         learner, shape, config = self.learner, self.shape, self.learner.config
+        numbers = partial(torch.zeros, device=learner.device)
         table, guard, name = learner.table, learner.guard, learner.group.name
         store, tree = table.store, table.selector.tree
         arrays = {"observation": store.tensors["observation_0"], "side": store.small["side_observation_0"]}
@@ -227,7 +252,7 @@ class FusedQLearner:
         for word in ("done", "action"):
             text = text.replace(f"{word.capitalize()}Code", CTYPES[arrays[word].dtype])
         if shape.in_cluster:
-            text = text.replace("void __launch_bounds__", f"void __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
+            text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
         functions = FunctionManager(
             DataManager(learner.device), text, constants, store.layout.num_envs, backend=backend,
             include_folders=[KERNELS, REPLAY], name="<fused q_learn>",
@@ -239,14 +264,13 @@ class FusedQLearner:
         else:
             of_tree = {one: getattr(tree, one) for one in ("leaves", "nodes", "range", "beta", "maximum", "refused")}
         selector = table.selector if isinstance(table.selector, Prioritized) else None
-        weights = dict(zip(("weight0", "bias0", "weight1", "bias1", "weight2", "bias2"), self.parameters))
-        for missing in ("weight2", "bias2"):
-            weights.setdefault(missing, numbers(1))
+        names = [f"{kind}{layer}" for layer in range(3) for kind in ("weight", "bias")]
+        weights = dict(itertools.zip_longest(names, self.parameters, fillvalue=numbers(1)))
         elements = numbers(2 * shape.num_elements * shape.element_bytes, dtype=torch.uint8)
         return functions.prepare(
             "q_learn",
             LaunchShape(shape.team, (shape.threads, 1), shape.shared_bytes),
-            schedule=self._schedule,
+            schedule=schedule,
             **arrays,
             **of_tree,
             **{key: one.detach() for key, one in weights.items()},

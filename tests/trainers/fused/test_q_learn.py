@@ -40,7 +40,8 @@ SWITCHES = {
     "plain": {"target_update_freq": 3},
     "prioritised, 2 steps, copied": {"prioritized": True, "n_step": 2, "tau": 1.0, "target_update_freq": 3},
     "one layer, tanh": {
-        "double": False, "huber_delta": None, "clip_grad_norm": False, "fc_dims": (20,), "activation": "tanh", "tau": 0.7,
+        "double": False, "huber_delta": None, "clip_grad_norm": False, "fc_dims": (20,), "activation": "tanh",
+        "tau": 0.7,
     },
 }  # fmt: skip
 
