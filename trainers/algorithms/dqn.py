@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
     from torch import nn
 
+    from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
     from trainers.fused.q_learner import FusedQLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
@@ -108,6 +110,12 @@ class DQN(QReplay):
         change_last_layer(network, cls.num_atoms(config), config.dueling, config.noisy, generator)
 
     @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        from trainers.fused.q_actor import FusedQActor
+
+        return FusedQActor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
+
+    @classmethod
     def num_atoms(cls, config: DQNConfig) -> int:
         """Numbers by which the network's last layer says an action's return."""
         return 1
@@ -146,7 +154,7 @@ class DQN(QReplay):
             return None
         found = plan_q(self.config, self.group.spec, stage.limits, stage.precision, self.world.size)
         if isinstance(found, str):
-            self.group.actor.why = found
+            self.group.actor.why = self.group.actor.why or found
             return None
         self.path, self.shares_nothing = "fused", not found.meets_on_grid
         return FusedQLearner(self, found)

@@ -52,6 +52,45 @@ constexpr int WEIGHTS = weights_at(LAYERS);
 constexpr int BIASES = biases_at(LAYERS);
 constexpr int PARAMETERS = parameters_at(LAYERS);
 
+// Parameters as torch has them, layer by layer.
+template <typename Number>
+struct Parameters {
+    Number *weight[3], *bias[3];  // of which LAYERS are there
+
+    __device__ __forceinline__ Number& operator[](int i) const
+    {
+#pragma unroll
+        for (int layer = 0; layer < LAYERS - 1; ++layer) {
+            if (i < parameters_at(layer + 1)) return of_layer(layer, i - parameters_at(layer));
+        }
+        return of_layer(LAYERS - 1, i - parameters_at(LAYERS - 1));
+    }
+
+    __device__ __forceinline__ Number& of_layer(int layer, int i) const
+    {
+        const int count = out_of(layer) * in_of(layer);
+        return i < count ? weight[layer][i] : bias[layer][i - count];
+    }
+};
+
+// A parameter where products read it.
+__device__ __forceinline__ void put(Element* weights, float* biases, int i, float parameter)
+{
+#pragma unroll
+    for (int layer = 0; layer < LAYERS; ++layer) {
+        const int within = i - parameters_at(layer);
+        const int count = out_of(layer) * in_of(layer);
+        if (within < 0 || i >= parameters_at(layer + 1)) continue;
+        if (within < count) {
+            const int out = within / in_of(layer);
+            const int place = weights_at(layer) + out * pitch_of(in_of(layer)) + within - out * in_of(layer);
+            narrow(weights[place], parameter);
+        } else {
+            biases[biases_at(layer) + within - count] = parameter;
+        }
+    }
+}
+
 // A tile of A (or two neighbouring tiles of B, columns of B being rows here) out of rows in shared memory.
 template <bool IS_A>
 __device__ __forceinline__ void load_rows(Pair (&pairs)[4], const Element* rows, int pitch, int column)
@@ -115,6 +154,23 @@ __device__ __forceinline__ void for_each_pair(const float (&sum)[2][4], Take tak
     for (int i = 0; i < 4; ++i) {
         const float* two = &sum[i & 1][i & 2];
         take(g + (i >> 1) * 8, (i & 1) * 8 + 2 * t, two[0], two[1]);
+    }
+}
+
+// Of all rows: calls take(row, column, sum) for each 16 by 16 of what a layer makes of them, before its activation.
+//   rows     [ROWS]  what it is given
+//   weights, biases  of all layers
+template <int LAYER, typename Take>
+__device__ __forceinline__ void for_each_tile(
+    const Element* rows, const Element* weights, const float* biases, Take take)
+{
+    for (int unit = threadIdx.x / 32; unit < ROWS / 16 * padded(out_of(LAYER)) / 16; unit += WARPS) {
+        const int row = unit % (ROWS / 16) * 16;
+        const int column = unit / (ROWS / 16) * 16;
+        float sum[2][4];
+        multiply_rows<LAYER>(sum, rows + row * pitch_of(in_of(LAYER)), weights + weights_at(LAYER),
+                             biases + biases_at(LAYER), column);
+        take(row, column, sum);
     }
 }
 

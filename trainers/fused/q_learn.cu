@@ -57,26 +57,6 @@ struct Steps {
     const ActionCode* action;
 };
 
-// The parameters of a layer, as torch has them.
-struct Parameters {
-    float *weight[LAYERS], *bias[LAYERS];
-
-    __device__ __forceinline__ float& operator[](int i) const
-    {
-#pragma unroll
-        for (int layer = 0; layer < LAYERS - 1; ++layer) {
-            if (i < parameters_at(layer + 1)) return of_layer(layer, i - parameters_at(layer));
-        }
-        return of_layer(LAYERS - 1, i - parameters_at(LAYERS - 1));
-    }
-
-    __device__ __forceinline__ float& of_layer(int layer, int i) const
-    {
-        const int count = out_of(layer) * in_of(layer);
-        return i < count ? weight[layer][i] : bias[layer][i - count];
-    }
-};
-
 // The tensor that a parameter is of: two a layer.
 __device__ __forceinline__ int tensor_of(int i)
 {
@@ -87,24 +67,6 @@ __device__ __forceinline__ int tensor_of(int i)
         number = 2 * layer + (i >= parameters_at(layer) + out_of(layer) * in_of(layer));
     }
     return number;
-}
-
-// A parameter where products read it.
-__device__ __forceinline__ void put(Element* weights, float* biases, int i, float parameter)
-{
-#pragma unroll
-    for (int layer = 0; layer < LAYERS; ++layer) {
-        const int within = i - parameters_at(layer);
-        const int count = out_of(layer) * in_of(layer);
-        if (within < 0 || i >= parameters_at(layer + 1)) continue;
-        if (within < count) {
-            const int out = within / in_of(layer);
-            const int place = weights_at(layer) + out * pitch_of(in_of(layer)) + within - out * in_of(layer);
-            narrow(weights[place], parameter);
-        } else {
-            biases[biases_at(layer) + within - count] = parameter;
-        }
-    }
 }
 
 // ---- what is drawn
@@ -292,10 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
     const Tree tree(leaves, nodes);
     const Changes<NUM_LEAVES> changes = {shared.low, shared.high};
     Team team = {arrivals, 0ull};
-    Parameters parameters;
-    parameters.weight[0] = weight0, parameters.bias[0] = bias0;
-    parameters.weight[1] = weight1, parameters.bias[1] = bias1;
-    if constexpr (LAYERS > 2) parameters.weight[LAYERS - 1] = weight2, parameters.bias[LAYERS - 1] = bias2;
+    const Parameters<float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
     Element* next_weights = TEAM == 1 ? &shared.weight[0][0] : (Element*)elements;
     float* next_biases = TEAM == 1 ? &shared.bias[0][0] : biases;
 

@@ -110,6 +110,15 @@ class QShape:
 
 def plan_q(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1) -> QShape | str:
     """How the kernel makes a learner's updates; or in words why it cannot."""
+    if why := why_no_kernel(config, spec, limits, precision):
+        return why
+    if config.tiers or num_ranks > 1:
+        return f"the kernel of Q-learning is of one GPU{', and knows no tiers' if config.tiers else ''}"
+    return fit_q(widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4)
+
+
+def why_no_kernel(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
+    """Why no kernel knows a policy's network, in words; None if some do."""
     if limits.capability is None and not fused.RUNS_ON_CPU:
         return "on a CPU it is faster than the fused kernels"
     if precision not in ("bf16", fused.FULL_PRECISION):
@@ -124,22 +133,23 @@ def plan_q(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, n
     told = {
         "model.layer_norm": model.layer_norm, "dueling": config.dueling, "noisy": config.noisy,
         "normalize_observation": config.normalize_observation, "agent_id": config.agent_id,
-        "tiers": bool(config.tiers), "central_critic": config.central_critic,
-        "normalize_reward": config.normalize_reward, "normalize_return": config.normalize_return,
+        "central_critic": config.central_critic,
     }  # fmt: skip
     for key, value in told.items():
         if value:
             return f"the kernel of Q-learning knows no {key}"
     if spec.mask is not None or spec.may_leave:
         return "the kernel of Q-learning knows no masks and no agents that leave"
-    if num_ranks > 1:
-        return "the kernel of Q-learning is of one GPU"
     arrays = [spec.layout.observations[place.array] for place in spec.seen]
     if len(arrays) > 1 or arrays[0].dtype != "float32":
         return "the kernel of Q-learning sees one array of float32"
-    widths = (math.prod(arrays[0].shape), *model.fc_dims, int(spec.action_space.n))
-    element_bytes = 2 if precision == "bf16" else 4
-    return fit_q(widths, config.batch_size, limits, element_bytes)
+    return None
+
+
+def widths_of(config: DQNConfig, spec: GroupSpec) -> tuple[int, ...]:
+    """Of the features, the hidden layers and the actions."""
+    seen = spec.layout.observations[spec.seen[0].array]
+    return math.prod(seen.shape), *config.model.fc_dims, int(spec.action_space.n)
 
 
 def fit_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> QShape | str:
@@ -158,6 +168,13 @@ def fit_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int)
         found = f"a batch of {batch:,} does not fit the blocks of the GPU"
         rows *= 2
     return found
+
+
+def layers_of(parameters: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """A network's parameters by what the kernels call them; of layers that are not there, a number that is not read."""
+    names = [f"{kind}{layer}" for layer in range(3) for kind in ("weight", "bias")]
+    given = [one.detach() for one in parameters]
+    return dict(itertools.zip_longest(names, given, fillvalue=given[-1]))
 
 
 class FusedQLearner:
@@ -264,8 +281,6 @@ class FusedQLearner:
         else:
             of_tree = {one: getattr(tree, one) for one in ("leaves", "nodes", "range", "beta", "maximum", "refused")}
         selector = table.selector if isinstance(table.selector, Prioritized) else None
-        names = [f"{kind}{layer}" for layer in range(3) for kind in ("weight", "bias")]
-        weights = dict(itertools.zip_longest(names, self.parameters, fillvalue=numbers(1)))
         elements = numbers(2 * shape.num_elements * shape.element_bytes, dtype=torch.uint8)
         return functions.prepare(
             "q_learn",
@@ -273,7 +288,7 @@ class FusedQLearner:
             schedule=schedule,
             **arrays,
             **of_tree,
-            **{key: one.detach() for key, one in weights.items()},
+            **layers_of(self.parameters),
             head=store.small["head"],
             seed=store.seed,
             draws=table.draws,

@@ -11,7 +11,7 @@ from trainers.experience.spec import spec_of
 from trainers.fused import plan
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
 from trainers.fused.q_learner import FusedQLearner, QShape, fit_q, plan_q
-from trainers.settings.config import Config, ModelConfig
+from trainers.settings.config import Config, ModelConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.env import load_env
@@ -87,6 +87,22 @@ def test_updates_are_those_of_torch(switches, team, tmp_path, device):
     assert torch.equal(ours.table.draws, theirs.table.draws)
     for name, tensor in theirs.table.selector.tensors().items():  # leaves are in units of 2^-20
         torch.testing.assert_close(ours.table.selector.tensors()[name], tensor, rtol=1e-4, atol=8, msg=name)
+
+
+@pytest.mark.parametrize("switches", [{"epsilon": 0.4, "epsilon_per_env": True}, {"fc_dims": (20,), "epsilon": 0.2}])
+def test_agents_act_as_by_torch(switches, tmp_path, device, monkeypatch):
+    by_torch = make_trainer(tmp_path / "torch", device, learning_starts=10**6, **switches)
+    monkeypatch.setattr(TrainerConfig, "precision_on", lambda self, device: plan.FULL_PRECISION)
+    by_kernel = make_trainer(tmp_path / "kernel", device, learning_starts=10**6, **switches)
+    ours, theirs = (trainer.rollout.groups["agent"] for trainer in (by_kernel, by_torch))
+    assert (ours.actor.path, theirs.actor.path) == ("fused", "torch")
+    seen = set()
+    for _ in range(5):
+        by_torch.iterate(), by_kernel.iterate()
+        assert torch.equal(ours.action, theirs.action)
+        torch.testing.assert_close(ours.q_value, theirs.q_value, rtol=1e-5, atol=1e-5)
+        seen |= set(ours.action.flatten().tolist())
+    assert len(seen) > 1
 
 
 def test_a_nan_is_told_as_on_the_torch_path_and_changes_nothing(team, tmp_path, device):
