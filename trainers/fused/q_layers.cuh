@@ -48,9 +48,23 @@ __device__ constexpr int parameters_at(int layer)
     for (int i = 0; i < layer; ++i) at += out_of(i) * (in_of(i) + 1);
     return at;
 }
+// Where the sums of a layer's gradient begin, as lanes hold them: a warp's four numbers of 16 rows by 8 columns.
+__device__ constexpr int fragments_at(int layer)
+{
+    int at = 0;
+    for (int i = 0; i < layer; ++i) at += padded(out_of(i)) / 16 * (padded(in_of(i)) / 8);
+    return at;
+}
 constexpr int WEIGHTS = weights_at(LAYERS);
 constexpr int BIASES = biases_at(LAYERS);
 constexpr int PARAMETERS = parameters_at(LAYERS);
+// Parameters by fours: 32 quads of a fragment, one a lane; then the biases. What is beyond a layer is there, too.
+constexpr int FRAGMENTS = fragments_at(LAYERS);
+constexpr int QUADS = FRAGMENTS * 32 + BIASES / 4;
+
+struct alignas(16) Quad {
+    float of[4];
+};
 
 // Parameters as torch has them, layer by layer.
 template <typename Number>
@@ -176,14 +190,16 @@ __device__ __forceinline__ void for_each_tile(
 
 // The gradient of a layer's parameters, 16 by 16 of them, summed over ROWS rows.
 //   delta  [ROWS]  of its outputs; rows [ROWS] of what it was given
-//   part   [PARAMETERS]  written
+//   part   [QUADS]  written
 template <int LAYER>
-__device__ __forceinline__ void multiply_columns(
-    const Element* delta, const Element* rows, float* part, int out, int column)
+__device__ __forceinline__ void multiply_columns(const Element* delta, const Element* rows, Quad* part, int unit)
 {
-    constexpr int IN = in_of(LAYER), OUT = out_of(LAYER);
-    constexpr int DELTA_PITCH = pitch_of(OUT), PITCH = pitch_of(IN);
-    float sum[2][4] = {};
+    constexpr int ACROSS = padded(in_of(LAYER)) / 16;
+    constexpr int DELTA_PITCH = pitch_of(out_of(LAYER)), PITCH = pitch_of(in_of(LAYER));
+    const int out = unit / ACROSS * 16;
+    const int column = unit % ACROSS * 16;
+    const int lane = lane_index();
+    Quad sum[2] = {};
     float of_bias[4] = {};
     const Pair ones = packed(1.0f, 1.0f);
 #pragma unroll
@@ -191,19 +207,73 @@ __device__ __forceinline__ void multiply_columns(
         Pair a[4], b[4];
         load_columns<true, false>(a, delta + row * DELTA_PITCH, DELTA_PITCH, out);
         load_columns<false, false>(b, rows + row * PITCH, PITCH, column);
-        multiply(sum[0], a, b[0], b[1]);
-        multiply(sum[1], a, b[2], b[3]);
+        multiply(sum[0].of, a, b[0], b[1]);
+        multiply(sum[1].of, a, b[2], b[3]);
         if (column == 0) multiply(of_bias, a, ones, ones);
     }
-    float* weights = part + parameters_at(LAYER);
-    for_each_pair(sum, [&](int n, int k, float low, float high) {
-        if (out + n >= OUT) return;
-        float* place = weights + (out + n) * IN + column + k;
-        if (column + k < IN) place[0] = low;
-        if (column + k + 1 < IN) place[1] = high;
-    });
-    if (column > 0 || (lane_index() & 3) != 0) return;
-    const int n = out + (lane_index() >> 2);
-    if (n < OUT) weights[OUT * IN + n] = of_bias[0];
-    if (n + 8 < OUT) weights[OUT * IN + n + 8] = of_bias[2];
+    Quad* place = part + (fragments_at(LAYER) + 2 * unit) * 32 + lane;
+    place[0] = sum[0];
+    place[32] = sum[1];
+    if (column > 0 || (lane & 3) != 0) return;
+    float* biases = (float*)(part + FRAGMENTS * 32) + biases_at(LAYER) + out + (lane >> 2);
+    biases[0] = of_bias[0];
+    biases[8] = of_bias[2];
 }
+
+// Quad parameters: of a fragment, or neighbours among the biases.
+struct Place {
+    int layer;
+    bool is_bias;
+    int out, column;  // of the first; the others of a fragment are one column, 8 outputs, and both further on
+
+    __device__ __forceinline__ explicit Place(int quad)
+    {
+        is_bias = quad >= FRAGMENTS * 32;
+        const int bias = (quad - FRAGMENTS * 32) * 4;
+        const int fragment = quad / 32;
+        const int lane = quad % 32;
+#pragma unroll
+        for (int i = 0; i < LAYERS; ++i) {
+            const int across = padded(in_of(i)) / 8;
+            if (is_bias ? bias < biases_at(i) : fragment < fragments_at(i)) break;
+            layer = i;
+            out = is_bias ? bias - biases_at(i) : (fragment - fragments_at(i)) / across * 16 + lane / 4;
+            column = is_bias ? 0 : (fragment - fragments_at(i)) % across * 8 + lane % 4 * 2;
+        }
+    }
+
+    // The number of the i-th, as torch has parameters; -1 if it is beyond its layer.
+    __device__ __forceinline__ int number(int i) const
+    {
+        int found = -1;
+#pragma unroll
+        for (int l = 0; l < LAYERS; ++l) {
+            if (l != layer) continue;
+            const int row = out + (is_bias ? i : i / 2 * 8);
+            const int across = column + (is_bias ? 0 : i % 2);
+            if (row >= out_of(l) || across >= in_of(l)) continue;
+            found = parameters_at(l) + (is_bias ? out_of(l) * in_of(l) + row : row * in_of(l) + across);
+        }
+        return found;
+    }
+
+    // Where products read the first, among the weights or the biases; and elements from there to the third.
+    __device__ __forceinline__ int element() const
+    {
+        int found = 0;
+#pragma unroll
+        for (int l = 0; l < LAYERS; ++l) {
+            if (l == layer) found = is_bias ? biases_at(l) + out : weights_at(l) + out * pitch_of(in_of(l)) + column;
+        }
+        return found;
+    }
+    __device__ __forceinline__ int step() const
+    {
+        int found = 0;
+#pragma unroll
+        for (int l = 0; l < LAYERS; ++l) {
+            if (l == layer) found = 8 * pitch_of(in_of(l));
+        }
+        return found;
+    }
+};

@@ -19,8 +19,8 @@
 #include "selectors.cuh"
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
-constexpr int SHARES = THREADS / SLICES;        // parameters of a block at once
-constexpr int SLOTS = (PARAMETERS + TEAM * SHARES - 1) / (TEAM * SHARES);
+constexpr int SHARES = THREADS / SLICES;        // quads of a block at once
+constexpr int SLOTS = (QUADS + TEAM * SHARES - 1) / (TEAM * SHARES);
 constexpr int Q_PITCH = padded(NUM_ACTIONS) + 1;
 constexpr int PITCH0 = pitch_of(NUM_FEATURES), PITCH1 = pitch_of(WIDTH1), PITCH2 = pitch_of(WIDTH2);
 constexpr int PITCH_OUT = pitch_of(NUM_ACTIONS);
@@ -56,18 +56,6 @@ struct Steps {
     const float *observation, *side, *reward;
     const ActionCode* action;
 };
-
-// The tensor that a parameter is of: two a layer.
-__device__ __forceinline__ int tensor_of(int i)
-{
-    int number = 0;
-#pragma unroll
-    for (int layer = 0; layer < LAYERS; ++layer) {
-        if (i < parameters_at(layer)) break;
-        number = 2 * layer + (i >= parameters_at(layer) + out_of(layer) * in_of(layer));
-    }
-    return number;
-}
 
 // ---- what is drawn
 
@@ -196,13 +184,41 @@ __device__ __forceinline__ void hidden_deltas(
 }
 
 template <int LAYER>
-__device__ __forceinline__ int gradient_of(int unit, const Element* delta, const Element* rows, float* part)
+__device__ __forceinline__ int gradient_of(int unit, const Element* delta, const Element* rows, Quad* part)
 {
-    constexpr int ACROSS = padded(in_of(LAYER)) / 16, UNITS = padded(out_of(LAYER)) / 16 * ACROSS;
-    for (; unit < UNITS; unit += WARPS) {
-        multiply_columns<LAYER>(delta, rows, part, unit / ACROSS * 16, unit % ACROSS * 16);
-    }
+    constexpr int UNITS = padded(out_of(LAYER)) / 16 * (padded(in_of(LAYER)) / 16);
+    for (; unit < UNITS; unit += WARPS) multiply_columns<LAYER>(delta, rows, part, unit);
     return unit - UNITS;
+}
+
+// Quad parameters with Adam's memory of them, as long as a thread has them.
+struct Share {
+    Quad parameter, mean, mean_square, target;
+    int element, step;  // where products read them
+    bool is_bias;
+};
+
+__device__ __forceinline__ void put(const Share& share, const Quad& value, Element* weights, float* biases)
+{
+    if (share.is_bias) {
+        *(Quad*)(biases + share.element) = value;
+    } else {
+        *(Pair*)(weights + share.element) = packed(value.of[0], value.of[1]);
+        *(Pair*)(weights + share.element + share.step) = packed(value.of[2], value.of[3]);
+    }
+}
+
+// x / (sqrt(y) c + 1e-5), as exact as the elements are.
+__device__ __forceinline__ float step_of(float x, float y, float c)
+{
+#if HAS_TENSOR_CORES
+    if (!FULL_PRECISION) {
+        float root;
+        asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(y));
+        return __fdividef(x, root * c + 1e-5f);
+    }
+#endif
+    return x / (sqrtf(y) * c + 1e-5f);
 }
 
 // ---- all of it
@@ -229,7 +245,7 @@ __device__ __forceinline__ float over_warp(float sum, int lanes = 32)
 //   lr               [1]                                                              read
 //   halted, run_halted, first_name  [1]  of the guard: see adam_step                  read, written
 //   figures          [4]  of the last update: loss, q_mean, td_error, grad_norm       written
-//   parts            [TEAM, PARAMETERS]  of the gradient                              written
+//   parts            [TEAM, QUADS, 4]  of the gradient                                written
 //   sums             [TEAM, 4]  of the blocks: the figures, and squares of gradients  written
 //   elements, biases [2, WEIGHTS], [2, BIASES]  the networks as products read them; 0 between rows   read, written
 //   arrivals         [1]  of the team                                                 read, written
@@ -267,24 +283,47 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
     if (num_due == 0) return;
 
     // All is 0 that is beyond a layer's columns.
-    for (int i = tid; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
-    __syncthreads();
-    for (int i = tid; i < PARAMETERS; i += THREADS) {
-        put(shared.weight[0], shared.bias[0], i, parameters[i]);
-        put(shared.weight[1], shared.bias[1], i, target[i]);
+    if (TEAM == 1) {
+        for (int i = tid; i < (int)(sizeof(shared.weight) / 16); i += THREADS) ((Bytes16*)shared.weight)[i] = {};
     }
-    // Adam's share of this thread, as long as it is here.
-    float parameter[SLOTS], mean[SLOTS], mean_square[SLOTS], followed[SLOTS], gradient[SLOTS];
-    const auto place_of = [&](int slot) { return (slot * TEAM + rank) * SHARES + tid / SLICES; };
+    for (int i = tid; i < (int)(sizeof(shared.features) / 16); i += THREADS) ((Bytes16*)shared.features)[i] = {};
+    __syncthreads();
+    Share share[SLOTS];
+    const auto quad_of = [&](int slot) { return (slot * TEAM + rank) * SHARES + tid / SLICES; };
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
-        const int i = place_of(slot);
-        if (i >= PARAMETERS) continue;
-        parameter[slot] = parameters[i];
-        mean[slot] = average[i];
-        mean_square[slot] = square[i];
-        followed[slot] = target[i];
+        Share& mine = share[slot];
+        mine = {};
+        if (quad_of(slot) >= QUADS) continue;
+        const Place place(quad_of(slot));
+        mine.element = place.element();
+        mine.step = place.step();
+        mine.is_bias = place.is_bias;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int from = place.number(i);
+            if (from < 0) continue;
+            mine.parameter.of[i] = parameters[from];
+            mine.mean.of[i] = average[from];
+            mine.mean_square.of[i] = square[from];
+            mine.target.of[i] = target[from];
+        }
+        if (tid % SLICES != 0) continue;
+        put(mine, mine.parameter, next_weights, next_biases);
+        put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
     }
+    const auto copy_networks = [&](int count) {  // as all blocks have put them
+        if (TEAM == 1) return;
+        for (int i = tid; i < (int)(count * WEIGHTS * sizeof(Element) / 16); i += THREADS) {
+            start_copy((Bytes16*)shared.weight + i, (const Bytes16*)elements + i);
+        }
+        for (int i = tid; i < count * BIASES / 4; i += THREADS) {
+            start_copy((Bytes16*)shared.bias + i, (const Bytes16*)biases + i);
+        }
+        wait_for_copies();
+    };
+    team.together();
+    copy_networks(2);
 
     const int row = tid / LANES;
     const bool is_there = rank * ROWS + row < BATCH;
@@ -328,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         }
         judge(shared);
 
-        float* part = parts + (long long)rank * PARAMETERS;
+        Quad* part = (Quad*)parts + (long long)rank * QUADS;
         int unit = tid / 32;
         if constexpr (LAYERS > 2) {
             hidden_deltas<2>(shared, shared.delta_out, shared.hidden2, shared.delta2);
@@ -351,29 +390,44 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         team.wait();
 
         // The whole gradient of this thread's share, and its length.
+        Quad gradient[SLOTS];
         float squares = 0.0f;
 #pragma unroll
         for (int slot = 0; slot < SLOTS; ++slot) {
-            const int i = place_of(slot);
-            float sum = 0.0f;
-            if (i < PARAMETERS) {
+            const Quad* first = (const Quad*)parts + min(quad_of(slot), QUADS - 1);
+            Quad sum = {};
 #pragma unroll 8
-                for (int block = tid % SLICES; block < TEAM; block += SLICES) {
-                    sum += __ldcg(parts + (long long)block * PARAMETERS + i);
+            for (int block = tid % SLICES; block < TEAM; block += SLICES) {
+                const float4 one = __ldcg((const float4*)(first + (long long)block * QUADS));
+                sum.of[0] += one.x;
+                sum.of[1] += one.y;
+                sum.of[2] += one.z;
+                sum.of[3] += one.w;
+            }
+            const bool is_mine = quad_of(slot) < QUADS && tid % SLICES == 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                gradient[slot].of[i] = over_warp(sum.of[i], SLICES);
+                if (is_mine) squares += gradient[slot].of[i] * gradient[slot].of[i];
+            }
+        }
+        if (!is_halted && !isfinite(squares)) {  // the first tensor is told
+#pragma unroll
+            for (int slot = 0; slot < SLOTS; ++slot) {
+                if (quad_of(slot) >= QUADS) continue;
+                const Place place(quad_of(slot));
+                for (int i = 0; i < 4; ++i) {
+                    const bool is_told = place.number(i) >= 0 && !isfinite(gradient[slot].of[i]);
+                    if (is_told) atomicMin(first_name, 2ll * place.layer + (place.is_bias ? 1 : 0));
                 }
             }
-            gradient[slot] = over_warp(sum, SLICES);
-            if (i >= PARAMETERS || tid % SLICES != 0) continue;
-            squares += gradient[slot] * gradient[slot];
-            if (!is_halted && !isfinite(gradient[slot])) atomicMin(first_name, (long long)tensor_of(i));
         }
         squares = over_warp(squares);
         if (lane == 0) shared.squares[tid / 32] = squares;
         __syncthreads();
-        if (tid == 0) {
-            float sum = 0.0f;
-            for (int warp = 0; warp < WARPS; ++warp) sum += shared.squares[warp];
-            sums[rank * 4 + 3] = sum;
+        if (tid < 32) {
+            const float of_block = over_warp(lane < WARPS ? shared.squares[lane] : 0.0f);
+            if (lane == 0) sums[rank * 4 + 3] = of_block;
         }
         team.together();
         float all_squares = 0.0f;
@@ -390,26 +444,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         const bool follows = (num_made + k + 1) % TARGET_FREQ == 0;
         const float shortened = max_norm > 0.0f ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
         const float correction1 = -expm1f(num_steps * -0.105360516f);  // 1 - 0.9^steps, see adam_step
-        const float correction2 = sqrtf(-expm1f(num_steps * -0.0010005003f));
+        const float correction2 = 1.0f / sqrtf(-expm1f(num_steps * -0.0010005003f));
         const float step_size = rate / correction1;
 #pragma unroll
         for (int slot = 0; slot < SLOTS; ++slot) {
-            const int i = place_of(slot);
-            if (i >= PARAMETERS || tid % SLICES != 0) continue;
-            if (!is_halted) {
-                const float slope = gradient[slot] * shortened;
-                mean[slot] += 0.1f * (slope - mean[slot]);
-                mean_square[slot] = 0.999f * mean_square[slot] + 0.001f * slope * slope;
-                parameter[slot] -= step_size * mean[slot] / (sqrtf(mean_square[slot]) / correction2 + 1e-5f);
-                put(next_weights, next_biases, i, parameter[slot]);
-            } else {
-                put(next_weights, next_biases, i, parameter[slot]);
+            Share& mine = share[slot];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float slope = gradient[slot].of[i] * shortened;
+                if (!is_halted) {
+                    mine.mean.of[i] += 0.1f * (slope - mine.mean.of[i]);
+                    mine.mean_square.of[i] = 0.999f * mine.mean_square.of[i] + 0.001f * slope * slope;
+                    mine.parameter.of[i] -=
+                        step_size * step_of(mine.mean.of[i], mine.mean_square.of[i], correction2);
+                }
+                if (follows) {
+                    const float way = mine.parameter.of[i] - mine.target.of[i];
+                    mine.target.of[i] = TAU < 0.5f ? mine.target.of[i] + TAU * way
+                                                   : mine.parameter.of[i] - way * (1.0f - TAU);
+                }
             }
-            if (follows) {
-                const float way = parameter[slot] - followed[slot];
-                followed[slot] = TAU < 0.5f ? followed[slot] + TAU * way : parameter[slot] - way * (1.0f - TAU);
-            }
-            if (follows || k == 0) put(next_weights + WEIGHTS, next_biases + BIASES, i, followed[slot]);
+            if (quad_of(slot) >= QUADS || tid % SLICES != 0) continue;
+            put(mine, mine.parameter, next_weights, next_biases);
+            if (follows) put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
         }
         if (PRIORITIZED && !is_halted) {
             const unsigned seen = (unsigned)__ldcg(maximum);
@@ -426,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         }
         if (is_last) {
             if (rank > 0 || tid > 0) break;
-            for (int figure = 0; figure < NUM_FIGURES; ++figure) {
+            for (int figure = 0; figure < NUM_FIGURES; ++figure) {  // once a launch
                 float sum = 0.0f;
                 for (int block = 0; block < TEAM; ++block) sum += __ldcg(sums + block * 4 + figure);
                 figures[figure] = sum / BATCH;
@@ -435,24 +492,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             break;
         }
         team.together();
-        if (TEAM > 1) {
-            constexpr int PIECES = (int)(2 * WEIGHTS * sizeof(Element) / 16);
-            for (int i = tid; i < PIECES; i += THREADS) {
-                start_copy((Bytes16*)shared.weight + i, (const Bytes16*)elements + i);
-            }
-            for (int i = tid; i < 2 * BIASES; i += THREADS) (&shared.bias[0][0])[i] = __ldcg(biases + i);
-            wait_for_copies();
-        }
+        copy_networks(follows ? 2 : 1);
     }
 
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
-        const int i = place_of(slot);
-        if (i >= PARAMETERS || tid % SLICES != 0) continue;
-        parameters[i] = parameter[slot];
-        average[i] = mean[slot];
-        square[i] = mean_square[slot];
-        target[i] = followed[slot];
+        if (quad_of(slot) >= QUADS || tid % SLICES != 0) continue;
+        const Place place(quad_of(slot));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int to = place.number(i);
+            if (to < 0) continue;
+            parameters[to] = share[slot].parameter.of[i];
+            average[to] = share[slot].mean.of[i];
+            square[to] = share[slot].mean_square.of[i];
+            target[to] = share[slot].target.of[i];
+        }
     }
     if (rank == 0 && tid < 2 * LAYERS) adam_steps[tid] = num_steps;
     if (rank == 0 && tid == 0) {

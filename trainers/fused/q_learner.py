@@ -80,9 +80,15 @@ class QShape:
         return self.team > 1 and not self.in_cluster
 
     @property
+    def num_quads(self) -> int:
+        """Of parameters, as lanes hold sums of 16 by 8: what the parts of a gradient are made of."""
+        fragments = sum(to_tiles(out) // 16 * (to_tiles(given) // 8) for out, given in self.layers)
+        return 32 * fragments + self.num_biases // 4
+
+    @property
     def slices(self) -> int:
-        """Threads that add up the parts of a parameter's gradient: more, where there are more parts than parameters."""
-        share = -(-self.num_parameters // self.team)
+        """Threads that add up the parts of four parameters' gradient: more, where a block has few of them."""
+        share = -(-self.num_quads // self.team)
         slices = 1
         while slices < min(32, self.team) and 2 * slices * share <= self.threads:
             slices *= 2
@@ -305,7 +311,7 @@ class FusedQLearner:
             run_halted=guard.halted,
             first_name=guard.place_of("gradient", name),
             figures=self._figures,
-            parts=numbers(shape.team * shape.num_parameters),
+            parts=numbers(shape.team * shape.num_quads * 4),
             sums=numbers(4 * shape.team),
             elements=elements,
             biases=numbers(2 * shape.num_biases),
