@@ -10,18 +10,21 @@ Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trainers.algorithms.algorithm import Figures, State
+from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.q_replay import FALLING, Losses, QReplay, QReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
     from torch import nn
 
+    from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.fused.q_learner import FusedQLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
@@ -97,12 +100,20 @@ class DQN(QReplay):
         super().__init__(config, group, guard, seed)
         self.noise = group.actor.noise
         self._redraw()
+        self.learns_by = self._find_kernel()
+        """Who makes the updates, if it is not torch."""
 
     @classmethod
     def finish(cls, config: DQNConfig, network: nn.Module, generator: torch.Generator | None) -> None:
         from trainers.networks.last_layers import change_last_layer
 
         change_last_layer(network, cls.num_atoms(config), config.dueling, config.noisy, generator)
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        from trainers.fused.q_actor import FusedQActor
+
+        return FusedQActor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
 
     @classmethod
     def num_atoms(cls, config: DQNConfig) -> int:
@@ -134,6 +145,29 @@ class DQN(QReplay):
         ours, theirs = (draw_noise(one, len(batch.reward), generator) for one in (policy, target_policy))
         with noise_of(policy, ours), noise_of(target_policy, theirs):
             return cls.losses_of(policy, target_policy, batch, config, generator)
+
+    def _find_kernel(self) -> FusedQLearner | None:
+        from trainers.fused.q_learner import FusedQLearner, plan_q
+
+        stage = self.group.actor.stage
+        if type(self) is not DQN:
+            return None
+        found = plan_q(self.config, self.group.spec, stage.limits, stage.precision, self.world.size)
+        if isinstance(found, str):
+            self.group.actor.why = self.group.actor.why or found
+            return None
+        self.path, self.shares_nothing = "fused", not found.meets_on_grid
+        return FusedQLearner(self, found)
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        found = super().phases()
+        return found if self.learns_by is None else {"add": found["add"], "learn": self.learns_by.learn}
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        if self.learns_by is not None:
+            phases = self.phases() if phases is None else phases
+            phases = self.learns_by.all_at_once(phases, self.config.updates_by(clock.env_steps), self.plan(clock))
+        return super().update(clock, phases)
 
     def state(self) -> State:
         found = super().state()

@@ -258,18 +258,6 @@ extern "C" __global__ void __launch_bounds__(256) count_uses(
 
 // ---- new priorities
 
-// Takes note of the largest, and says whether a priority may be written.
-__device__ __forceinline__ bool accepts(
-    float priority, unsigned value, long long i, unsigned seen, int* maximum, long long* refused)
-{
-    if (!is_priority(priority)) {
-        atomicMin(refused, i);
-        return false;
-    }
-    if (value > seen) atomicMax(maximum, (int)value);
-    return true;
-}
-
 // New priorities of items whose indices ascend, as they were drawn: of equal ones the last counts.
 //   index      [num_items]  leaves                                                 read
 //   priority   [num_items]  before (priority + epsilon)^alpha                      read
@@ -290,12 +278,7 @@ extern "C" __global__ void __launch_bounds__(256) set_sorted(
         if (!accepts(priority[i], value, i, seen, maximum, refused)) continue;
         const int leaf = (int)index[i];
         if (i + 1 < num_items && index[i + 1] == leaf) continue;
-        const unsigned before = atomicExch(tree.leaf + leaf, value);
-        if (keeps_zero && before == 0u) {
-            tree.leaf[leaf] = 0u;
-            continue;
-        }
-        changes.add(tree, leaf, (long long)value - before);
+        set_leaf(tree, changes, leaf, value, keeps_zero);
     }
     changes.end(tree);
 }

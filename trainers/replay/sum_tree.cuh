@@ -159,6 +159,32 @@ private:
     }
 };
 
+// Takes note of the largest, and says whether a priority may be written.
+__device__ __forceinline__ bool accepts(
+    float priority, unsigned value, long long i, unsigned seen, int* maximum, long long* refused)
+{
+    if (!is_priority(priority)) {
+        atomicMin(refused, i);
+        return false;
+    }
+    if (value > seen) atomicMax(maximum, (int)value);
+    return true;
+}
+
+// Gives a leaf a new value, by one thread alone. Between `begin` and `end` of the changes.
+//   keeps_zero  whether one of 0 stays so
+template <int N>
+__device__ __forceinline__ void set_leaf(
+    const SumTree<N>& tree, const Changes<N>& changes, int leaf, unsigned value, bool keeps_zero)
+{
+    const unsigned before = atomicExch(tree.leaf + leaf, value);
+    if (keeps_zero && before == 0u) {
+        tree.leaf[leaf] = 0u;
+        return;
+    }
+    changes.add(tree, leaf, (long long)value - before);
+}
+
 // ---- draw
 
 // Which of four neighbours holds place x of their sum. x becomes the place within it; one of 0 holds none.

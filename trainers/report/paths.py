@@ -21,6 +21,9 @@ def told_paths(trainer: Trainer) -> list[str]:
 
 
 def _told(trainer: Trainer, name: str) -> str:
-    actor = trainer.rollout.groups[name].actor
-    found = actor.told(trainer.precision, learns=name in trainer.algorithms)
+    actor, algorithm = trainer.rollout.groups[name].actor, trainer.algorithms.get(name)
+    learns_apart = algorithm is not None and (algorithm.path, actor.path) == ("fused", "torch")
+    found = actor.told(trainer.precision, learns=algorithm is not None and not learns_apart)
+    if learns_apart:
+        found += f", fused kernels learn in {trainer.precision}"
     return found if actor.why is None else f"{found}: {actor.why}"

@@ -48,6 +48,12 @@ def test_a_line_a_policy_says_who_plays_and_learns_and_why(name, path, why, prec
     assert told_paths(trainer_of(precision, **{name: actor_of(path, why)})) == [line]
 
 
+def test_kernels_that_learn_alone_are_told_beside_who_plays():
+    trainer = trainer_of(a=actor_of("torch", None))
+    trainer.algorithms["a"].path = "fused"
+    assert told_paths(trainer) == ["policy a: torch plays in tf32, fused kernels learn in bf16"]
+
+
 @pytest.mark.parametrize(
     ("given", "on_cpu", "on_gpu"), [("auto", "fp32", "bf16"), ("fp32", "fp32", "fp32"), ("bf16", "bf16", "bf16")]
 )

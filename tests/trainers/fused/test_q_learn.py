@@ -1,0 +1,188 @@
+"""Updates of DQN in one launch: in full float what torch's path makes, over several iterations."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainers.algorithms.dqn import DQNConfig
+from trainers.errors import NonFiniteError
+from trainers.experience.spec import spec_of
+from trainers.fused import plan
+from trainers.fused.limits import CPU, LARGE_GPU, Limits
+from trainers.fused.q_learner import FusedQLearner, QShape, fit_q, plan_q
+from trainers.settings.config import Config, ModelConfig, TrainerConfig
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.env import load_env
+
+WIDTHS = (20, 9)
+BATCH = 40
+
+
+def make_config(folder, device: str, precision: str = "fp32", **policy) -> Config:
+    """2 envs, 4 steps and 4 updates an iteration from the third on; episodes of 3 steps."""
+    model = {"fc_dims": list(policy.pop("fc_dims", WIDTHS)), "activation": policy.pop("activation", "relu")}
+    own = {"algorithm": "DQN", "buffer_size": 48, "batch_size": BATCH, "learning_starts": 16, "replay_ratio": 0.5}
+    config = {
+        "name": "acrobot",
+        "env": {"episode_length": 3},
+        "trainer": {
+            "num_envs": 2, "train_batch_size": 8, "total_timesteps": 800, "device": device,
+            "precision": precision,
+        },
+        "policy": {"agent": {**own, "model": model, **policy}},
+        "saving": {"basedir": str(folder)},
+    }  # fmt: skip
+    return read_config(config)
+
+
+def make_trainer(folder, device: str, **policy) -> Trainer:
+    return Trainer(make_config(folder, device, **policy))
+
+
+def learn_by_kernel(trainer: Trainer, rows: int = 64, in_cluster: bool = False, element_bytes: int = 4) -> None:
+    algorithm = trainer.algorithms["agent"]
+    widths = (6, *algorithm.config.model.fc_dims, 3)
+    shape = QShape(widths, BATCH, rows, -(-BATCH // rows), in_cluster, element_bytes, threads=128)
+    algorithm.learns_by = FusedQLearner(algorithm, shape)
+    trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
+
+
+SWITCHES = {
+    "plain": {"target_update_freq": 3},
+    "prioritised, 2 steps, copied": {"prioritized": True, "n_step": 2, "tau": 1.0, "target_update_freq": 3},
+    "one layer, tanh": {
+        "double": False, "huber_delta": None, "clip_grad_norm": False, "fc_dims": (20,), "activation": "tanh",
+        "tau": 0.7,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(params=[(64, False), (16, False), (16, True)], ids=["block", "grid", "cluster"])
+def team(request, device):
+    rows, in_cluster = request.param
+    if rows < BATCH and device == "cpu":
+        pytest.skip("on a CPU blocks run one after the other")
+    if in_cluster and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("this GPU has no clusters")
+    return request.param
+
+
+@pytest.mark.parametrize("switches", SWITCHES.values(), ids=list(SWITCHES))
+def test_updates_are_those_of_torch(switches, team, tmp_path, device):
+    by_torch, by_kernel = (make_trainer(tmp_path / name, device, **switches) for name in ("torch", "kernel"))
+    learn_by_kernel(by_kernel, *team)
+    for _ in range(6):
+        theirs, ours = by_torch.iterate()["agent"], by_kernel.iterate()["agent"]
+    for name in theirs:
+        assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-5), name
+    ours, theirs = (one.algorithms["agent"] for one in (by_kernel, by_torch))
+    assert theirs.optimizer.tensors()["network.trunk.0.weight/step"] == 16
+    for state in ("optim", "target"):
+        for name, tensor in theirs.state()[state].items():
+            torch.testing.assert_close(ours.state()[state][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+    for one, other in zip(ours.policy.parameters(), theirs.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours.table.draws, theirs.table.draws)
+    for name, tensor in theirs.table.selector.tensors().items():  # leaves are in units of 2^-20
+        torch.testing.assert_close(ours.table.selector.tensors()[name], tensor, rtol=1e-4, atol=8, msg=name)
+
+
+@pytest.mark.parametrize("switches", [{"epsilon": 0.4, "epsilon_per_env": True}, {"fc_dims": (20,), "epsilon": 0.2}])
+def test_agents_act_as_by_torch(switches, tmp_path, device, monkeypatch):
+    by_torch = make_trainer(tmp_path / "torch", device, learning_starts=10**6, **switches)
+    monkeypatch.setattr(TrainerConfig, "precision_on", lambda self, device: plan.FULL_PRECISION)
+    by_kernel = make_trainer(tmp_path / "kernel", device, learning_starts=10**6, **switches)
+    ours, theirs = (trainer.rollout.groups["agent"] for trainer in (by_kernel, by_torch))
+    assert (ours.actor.path, theirs.actor.path) == ("fused", "torch")
+    seen = set()
+    for _ in range(5):
+        by_torch.iterate(), by_kernel.iterate()
+        assert torch.equal(ours.action, theirs.action)
+        torch.testing.assert_close(ours.q_value, theirs.q_value, rtol=1e-5, atol=1e-5)
+        seen |= set(ours.action.flatten().tolist())
+    assert len(seen) > 1
+
+
+def test_a_nan_is_told_as_on_the_torch_path_and_changes_nothing(team, tmp_path, device):
+    told = []
+    for name in ("torch", "kernel"):
+        trainer = make_trainer(tmp_path / name, device, prioritized=True, huber_delta=None)
+        if name == "kernel":
+            learn_by_kernel(trainer, *team)
+        for _ in range(3):
+            trainer.iterate()
+        algorithm = trainer.algorithms["agent"]
+        with torch.no_grad():
+            next(algorithm.target.parameters()).fill_(torch.nan)
+        before = [one.clone() for one in (*algorithm.policy.parameters(), *algorithm.optimizer.tensors().values())]
+        leaves = algorithm.table.selector.tree.leaves.clone()
+        trainer.iterate()
+        after = [*algorithm.policy.parameters(), *algorithm.optimizer.tensors().values()]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        assert (algorithm.table.selector.tree.leaves == leaves).float().mean() > 0.5  # save those that came and went
+        with pytest.raises(NonFiniteError) as error:
+            trainer.guard.raise_if_halted(trainer.iteration)
+        told.append(str(error.value))
+    assert told[0] == told[1] and "gradient of 'network.trunk.0.weight'" in told[0]
+
+
+def test_a_run_by_the_kernel_resumes_bit_for_bit(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
+    config = make_config(tmp_path, device, "bf16", **SWITCHES["prioritised, 2 steps, copied"])
+    whole = Trainer(config)
+    assert whole.algorithms["agent"].path == "fused"
+    for _ in range(4):
+        whole.iterate()
+    whole.save()
+    again = Trainer(config, resume=whole.run.path)
+    found = [(one.iterate(), one.iterate())[1]["agent"] for one in (whole, again)]
+    assert [float(one) for one in found[0].values()] == [float(one) for one in found[1].values()]
+    ours, theirs = ({**one.state()["optim"], **one.policy.state_dict()} for one in map(algorithm_of, (whole, again)))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours) and len(ours) > 20
+
+
+def algorithm_of(trainer: Trainer):
+    return trainer.algorithms["agent"]
+
+
+H100 = replace(LARGE_GPU, has_warpgroups=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "limits", "expected"),
+    [
+        (128, H100, (16, 8, True)),  # a cluster of 8 blocks
+        (129, H100, (16, 9, False)),
+        (4096, H100, (32, 128, False)),  # 256 blocks of 16 rows are more than the GPU has room for
+        (128, Limits((8, 0), 163 << 10, 108), (16, 8, False)),
+        (20, CPU, (32, 1, False)),
+    ],
+)
+def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, limits, expected):
+    shape = fit_q((4, 120, 84, 2), batch, limits, 2)
+    assert (shape.rows, shape.team, shape.in_cluster) == expected
+    assert shape.num_parameters == 4 * 120 + 120 + 120 * 84 + 84 + 84 * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, None),
+        ({"dueling": True}, "the kernel of Q-learning knows no dueling"),
+        ({"normalize_observation": True}, "the kernel of Q-learning knows no normalize_observation"),
+        ({"model": ModelConfig(fc_dims=(64, 64, 64))}, "the kernel of Q-learning has one or two hidden layers"),
+        ({"model": ModelConfig(type="gru")}, "the kernel of Q-learning has no network of type gru"),
+        ({"batch_size": 1 << 16}, "a batch of 65,536 does not fit the blocks of the GPU"),
+        ({"model": ModelConfig(fc_dims=(512, 512))}, "the network does not fit the shared memory of a block"),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_told(changed, words, monkeypatch):
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", False)
+    spec = spec_of(load_env("cartpole"), "shared")
+    found = plan_q(DQNConfig(**changed), spec, H100, "bf16")
+    assert found == words if words else isinstance(found, QShape)
+    told = "trainer.precision is tf32, and the fused kernels' is bf16"
+    assert plan_q(DQNConfig(**changed), spec, H100, "tf32") == told
+    assert plan_q(DQNConfig(**changed), spec, CPU, "bf16") == "on a CPU it is faster than the fused kernels"

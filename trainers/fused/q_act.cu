@@ -1,0 +1,106 @@
+// One step of agents that take the action of the largest Q-value, or with probability epsilon any.
+//
+// A block has ROWS of them. What limits it is a launch, and the network's way into shared memory.
+//
+// Constants, besides those of q_layers.cuh:
+//   GROUP_SIZE                 agents of the group
+//   FIRST_AGENT                of the env's agents, the group's first
+//   SEEN_COLUMNS, FIRST_SEEN   columns of the array they observe in, and the first that is theirs
+//   NUM_COLUMNS, FIRST_COLUMN  of the one they act in
+//   GREEDY                     whether they never take any other
+//   HAS_EXPONENTS              whether each env has an epsilon of its own
+//   NEVER                      a probability that is none
+#include "q_layers.cuh"
+#include "random.cuh"
+
+constexpr int Q_PITCH = padded(NUM_ACTIONS) + 1;
+constexpr int PITCH0 = pitch_of(NUM_FEATURES), PITCH1 = pitch_of(WIDTH1), PITCH2 = pitch_of(WIDTH2);
+
+struct alignas(16) Shared {
+    Element weight[WEIGHTS];
+    Element features[ROWS * PITCH0], hidden1[ROWS * PITCH1], hidden2[ROWS * PITCH2];
+    float bias[BIASES];
+    float q[ROWS * Q_PITCH];
+};
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
+
+template <int LAYER>
+__device__ __forceinline__ void hidden_layer(Shared& shared, const Element* rows, Element* out)
+{
+    constexpr int PITCH = pitch_of(out_of(LAYER));
+    for_each_tile<LAYER>(rows, shared.weight, shared.bias, [&](int row, int column, const float(&sum)[2][4]) {
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            *(Pair*)(out + (row + r) * PITCH + column + c) = packed(activate(low), activate(high));
+        });
+    });
+    __syncthreads();
+}
+
+//   weight0 .. bias2  the network's, layer by layer                                        read
+//   observation       [env, column, feature]                                               read
+//   seed, env_step    name the draws                                                       read
+//   epsilon           [1]                                                                  read
+//   exponents         [env]  what epsilon is raised to there                               read
+//   action            [env, column]                                                        written
+//   q_value           [env, agent of the group]  the largest                               written
+extern "C" __global__ void __launch_bounds__(THREADS) q_act(
+    const float* weight0, const float* bias0, const float* weight1, const float* bias1, const float* weight2,
+    const float* bias2, const float* observation, const unsigned int* seed, const long long* env_step,
+    const float* epsilon, const float* exponents, int* action, float* q_value)
+{
+    extern __shared__ char memory[];
+    Shared& shared = *(Shared*)memory;
+    const Parameters<const float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
+    for (int i = threadIdx.x; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
+    __syncthreads();
+#pragma unroll 8
+    for (int i = threadIdx.x; i < PARAMETERS; i += THREADS) put(shared.weight, shared.bias, i, parameters[i]);
+    const int num_rows = NUM_ENVS * GROUP_SIZE;
+    const int first = blockIdx.x * ROWS;
+    for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
+        const int row = i / NUM_FEATURES;
+        if (first + row >= num_rows) break;
+        const int env = (first + row) / GROUP_SIZE;
+        const long long seen = (long long)env * SEEN_COLUMNS + FIRST_SEEN + (first + row) % GROUP_SIZE;
+        narrow(shared.features[row * PITCH0 + i % NUM_FEATURES], observation[seen * NUM_FEATURES + i % NUM_FEATURES]);
+    }
+    __syncthreads();
+    hidden_layer<0>(shared, shared.features, shared.hidden1);
+    if constexpr (LAYERS > 2) hidden_layer<1>(shared, shared.hidden1, shared.hidden2);
+    for_each_tile<LAYERS - 1>(
+        LAYERS > 2 ? shared.hidden2 : shared.hidden1, shared.weight, shared.bias,
+        [&](int row, int column, const float(&sum)[2][4]) {
+            for_each_pair(sum, [&](int r, int c, float low, float high) {
+                shared.q[(row + r) * Q_PITCH + column + c] = low;
+                shared.q[(row + r) * Q_PITCH + column + c + 1] = high;
+            });
+        });
+    __syncthreads();
+    for (int row = threadIdx.x; row < ROWS && first + row < num_rows; row += THREADS) {
+        const float* q = shared.q + row * Q_PITCH;
+        const int env = (first + row) / GROUP_SIZE;
+        const int agent = (first + row) % GROUP_SIZE;
+        int best = 0;
+        for (int i = 1; i < NUM_ACTIONS; ++i) {
+            if (q[i] > q[best]) best = i;
+        }
+        int chosen = best;
+        if (!GREEDY) {
+            // As sampler.cu draws by these logarithms: with weights, of which the largest is 1.
+            const float any = HAS_EXPONENTS ? powf(epsilon[0], exponents[env]) : epsilon[0];
+            const float shared_by_all = any / NUM_ACTIONS;
+            const float of_best = shared_by_all + (1.0f - any);
+            const float of_other = fmaxf(shared_by_all, NEVER) / of_best;
+            Random random(seed, env, FIRST_AGENT + agent, env_step[env], STREAM_ACTION);
+            const float target = random.uniform() * (1.0f + (NUM_ACTIONS - 1) * of_other);
+            float passed = 0.0f;
+            for (int i = 0; i < NUM_ACTIONS; ++i) {
+                chosen = i;
+                passed += i == best ? 1.0f : of_other;
+                if (target < passed) break;
+            }
+        }
+        action[(long long)env * NUM_COLUMNS + FIRST_COLUMN + agent] = chosen;
+        q_value[first + row] = q[best];
+    }
+}

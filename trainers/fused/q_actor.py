@@ -1,0 +1,76 @@
+"""Playing by a fused kernel: a Q-network, the choice and the draw of a step in one launch (q_act.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
+from trainers.experience.group_rollout import GroupRollout
+from trainers.fused.actor import group_constants
+from trainers.fused.packed import KERNELS
+from trainers.fused.plan import FULL_PRECISION
+from trainers.fused.q_learner import QShape, layers_of, why_no_kernel, widths_of
+from warpdrive.backends.base import LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import FunctionManager
+
+ROWS, MANY_ROWS = 16, 64
+"""Agents of a block; where there are more of these blocks than multiprocessors."""
+THREADS = 256
+
+
+class FusedQActor(EpsilonGreedyActor):
+    """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's."""
+
+    def attach(self, group: GroupRollout) -> None:
+        super().attach(group)
+        stage, config = self.stage, self.policy.config
+        self.why = why_no_kernel(config, self.spec, stage.limits, stage.precision)
+        if self.why is not None:
+            return
+        self.path = "fused"
+        num_rows = group.rollout.num_envs * self.spec.num_agents
+        rows = ROWS if num_rows <= ROWS * stage.limits.num_multiprocessors else MANY_ROWS
+        element_bytes = 4 if stage.precision == FULL_PRECISION else 2
+        self._shape = QShape(
+            widths_of(config, self.spec), num_rows, rows, -(-num_rows // rows), False, element_bytes, THREADS
+        )
+        constants = {
+            **group_constants(group),
+            **self._shape.constants(),
+            "IS_TANH": config.model.activates == "tanh",
+            "GREEDY": self.spec.name in stage.greedy,
+            "HAS_EXPONENTS": self.exponents is not None,
+            "NEVER": NEVER,
+        }
+        env = group.rollout.env
+        data = DataManager(env.device)
+        for name in ("seed", "env_step"):
+            data.add(name, env.data[name])
+        self._functions = FunctionManager(
+            data, KERNELS / "q_act.cu", constants, group.rollout.num_envs, backend=env.backend
+        )
+
+    def told(self, precision: str, learns: bool) -> str:
+        if self.path != "fused":
+            return super().told(precision, learns)
+        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
+
+    def _prepare_choice(self, t: int, q_value: torch.Tensor, log_prob: torch.Tensor) -> list[Callable[[], None]]:
+        if self.path != "fused":
+            return super()._prepare_choice(t, q_value, log_prob)
+        group, shape = self.group, self._shape
+        exponents = self.epsilon if self.exponents is None else self.exponents.flatten()
+        step = self._functions.prepare(
+            "q_act",
+            LaunchShape(shape.team, (THREADS, 1), shape.shared_bytes),
+            **layers_of(list(self.policy.parameters())),
+            observation=group.rollout.seen(t)[self.spec.seen[0].array],
+            epsilon=self.epsilon,
+            exponents=exponents,
+            action=group.action_array[t],
+            q_value=q_value,
+        )
+        return [step]

@@ -1,0 +1,517 @@
+// Updates of a Q-network in one launch, as many as are due: draw, gather, targets, loss, gradient, Adam, priorities,
+// target network. The blocks of a team share a batch; each holds both networks in its shared memory, and steps its share
+// of the parameters, whose memory stays in its registers.
+//
+// A team meets three times an update: when gradients are there, when their length is, and when the new weights are.
+// What limits it is the way from one product to the next, and to global memory and back at each meeting.
+//
+// Constants, besides those of q_layers.cuh, team.cuh and gather.cuh:
+//   BATCH         transitions of an update
+//   PRIORITIZED   whether they are drawn by a sum tree
+//   DOUBLE        whether the network chooses the action that the target network judges
+//   HUBER_DELTA   0: squared errors
+//   TARGET_FREQ   updates from one step of the target network to the next
+//   TAU           how far it steps
+//   SLICES        threads that add up the parts of one parameter's gradient
+#include "q_layers.cuh"
+#include "team.cuh"
+#include "gather.cuh"
+#include "selectors.cuh"
+
+constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
+constexpr int SHARES = THREADS / SLICES;        // quads of a block at once
+constexpr int SLOTS = (QUADS + TEAM * SHARES - 1) / (TEAM * SHARES);
+constexpr int Q_PITCH = padded(NUM_ACTIONS) + 1;
+constexpr int PITCH0 = pitch_of(NUM_FEATURES), PITCH1 = pitch_of(WIDTH1), PITCH2 = pitch_of(WIDTH2);
+constexpr int PITCH_OUT = pitch_of(NUM_ACTIONS);
+constexpr int ROW_TILES = ROWS / 16;
+constexpr int NUM_FIGURES = 3;  // that are sums over a batch
+
+static_assert(LANES * ROWS == THREADS, "each row is gathered by as many threads");
+static_assert(TEAM * ROWS >= BATCH && (TEAM - 1) * ROWS < BATCH, "a block without rows, or rows without a block");
+static_assert(SLICES <= 32 && THREADS % SLICES == 0, "slices are lanes of a warp");
+
+struct alignas(16) Shared {
+    Element weight[2][WEIGHTS];              // of the network, and of the target network
+    Element features[2 * ROWS * PITCH0];     // of the rows, then of what came after them
+    Element hidden1[2 * ROWS * PITCH1];
+    Element hidden2[2 * ROWS * PITCH2];
+    Element delta1[ROWS * PITCH1];           // at first the target network's hidden layer
+    Element delta2[ROWS * PITCH2];
+    Element delta_out[ROWS * PITCH_OUT];
+    float bias[2][BIASES];
+    float q[2 * ROWS * Q_PITCH];
+    float q_of_target[ROWS * Q_PITCH];
+    float reward[ROWS], discount[ROWS], item_weight[ROWS], of_batch[NUM_FIGURES][ROWS];
+    int action[ROWS];
+    float squares[WARPS];
+    int low[TOP_NODES], high[TOP_NODES];
+    int lowest;
+};
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
+
+// What the store keeps, of what is learned from.
+struct Steps {
+    const DoneCode* done;
+    const float *observation, *side, *reward;
+    const ActionCode* action;
+};
+
+// ---- what is drawn
+
+__device__ __forceinline__ void gather(Shared& shared, const Item& item, const Steps& steps, bool is_there)
+{
+    const int row = threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES;
+    const Fate fate = fate_of(steps.done, item.slot, item.env());
+    gather_returns<true, false>(item, fate, row, lane, steps.reward, nullptr, shared.reward, shared.discount);
+    if (lane == 0) {
+        shared.action[row] = (int)steps.action[row_of<true>(item, item.slot)];
+        shared.item_weight[row] = is_there ? item.weight : 0.0f;
+    }
+    const float* now = steps.observation + row_of<true>(item, item.slot) * NUM_FEATURES;
+    const float* next = steps.observation + row_of<true>(item, slot_after(item.slot, fate.num_steps)) * NUM_FEATURES;
+    if (fate.code > 1) next = steps.side + row_of<true>(item, fate.code - 2) * NUM_FEATURES;
+    for (int column = lane; column < NUM_FEATURES; column += LANES) {
+        narrow(shared.features[row * PITCH0 + column], now[column]);
+        narrow(shared.features[(ROWS + row) * PITCH0 + column], next[column]);
+    }
+}
+
+// ---- forwards
+
+// A hidden layer of the network, of the rows and if it is DOUBLE of what came after them; and of the target network.
+template <int LAYER>
+__device__ __forceinline__ void hidden_layer(
+    Shared& shared, const Element* given, const Element* given_to_target, Element* out, Element* out_of_target)
+{
+    constexpr int IN_PITCH = pitch_of(in_of(LAYER)), OUT_PITCH = pitch_of(out_of(LAYER));
+    constexpr int TILES = (DOUBLE ? 2 : 1) * ROW_TILES, ALL_TILES = TILES + ROW_TILES;
+    for (int unit = threadIdx.x / 32; unit < ALL_TILES * padded(out_of(LAYER)) / 16; unit += WARPS) {
+        const int column = unit / ALL_TILES * 16;
+        const bool by_target = unit % ALL_TILES >= TILES;
+        const int row = (unit % ALL_TILES - (by_target ? TILES : 0)) * 16;
+        float sum[2][4];
+        multiply_rows<LAYER>(sum, (by_target ? given_to_target : given) + row * IN_PITCH,
+                             shared.weight[by_target] + weights_at(LAYER), shared.bias[by_target] + biases_at(LAYER),
+                             column);
+        Element* place = (by_target ? out_of_target : out) + row * OUT_PITCH + column;
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            *(Pair*)(place + r * OUT_PITCH + c) = packed(activate(low), activate(high));
+        });
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void last_layer(Shared& shared, const Element* given, const Element* given_to_target)
+{
+    constexpr int LAYER = LAYERS - 1, IN_PITCH = pitch_of(in_of(LAYER));
+    constexpr int TILES = (DOUBLE ? 2 : 1) * ROW_TILES, ALL_TILES = TILES + ROW_TILES;
+    for (int unit = threadIdx.x / 32; unit < ALL_TILES * padded(NUM_ACTIONS) / 16; unit += WARPS) {
+        const int column = unit / ALL_TILES * 16;
+        const bool by_target = unit % ALL_TILES >= TILES;
+        const int row = (unit % ALL_TILES - (by_target ? TILES : 0)) * 16;
+        float sum[2][4];
+        multiply_rows<LAYER>(sum, (by_target ? given_to_target : given) + row * IN_PITCH,
+                             shared.weight[by_target] + weights_at(LAYER), shared.bias[by_target] + biases_at(LAYER),
+                             column);
+        float* place = (by_target ? shared.q_of_target : shared.q) + row * Q_PITCH + column;
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            place[r * Q_PITCH + c] = low;
+            place[r * Q_PITCH + c + 1] = high;
+        });
+    }
+    __syncthreads();
+}
+
+// ---- backwards
+
+// What the rows lose, and the delta of their outputs. One thread a row.
+__device__ __forceinline__ void judge(Shared& shared)
+{
+    for (int row = threadIdx.x; row < ROWS; row += THREADS) {
+        const float* after = shared.q_of_target + row * Q_PITCH;
+        const float* chosen_by = DOUBLE ? shared.q + (ROWS + row) * Q_PITCH : after;
+        int best = 0;
+        for (int action = 1; action < NUM_ACTIONS; ++action) {
+            if (chosen_by[action] > chosen_by[best]) best = action;
+        }
+        const int taken = shared.action[row];
+        const float q = shared.q[row * Q_PITCH + taken];
+        const float error = q - (shared.reward[row] + shared.discount[row] * after[best]);
+        const float size = fabsf(error);
+        const float weight = shared.item_weight[row];
+        const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA;  // not so of a NaN, which stays one
+        const float slope = !is_far ? error : error > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
+        const float loss = is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size;
+        const bool counts = weight > 0.0f;
+        shared.of_batch[0][row] = loss * weight;
+        shared.of_batch[1][row] = counts ? q : 0.0f;
+        shared.of_batch[2][row] = counts ? size : 0.0f;
+        for (int action = 0; action < padded(NUM_ACTIONS); ++action) {
+            const float delta = action == taken ? slope * weight / BATCH : 0.0f;
+            narrow(shared.delta_out[row * PITCH_OUT + action], delta);
+        }
+    }
+    __syncthreads();
+}
+
+// Deltas of a hidden layer, by those of what it was given to.
+template <int LAYER>
+__device__ __forceinline__ void hidden_deltas(
+    Shared& shared, const Element* delta, const Element* hidden, Element* out)
+{
+    constexpr int IN = in_of(LAYER), PITCH = pitch_of(IN), DELTA_PITCH = pitch_of(out_of(LAYER));
+    for (int unit = threadIdx.x / 32; unit < ROW_TILES * padded(IN) / 16; unit += WARPS) {
+        const int row = unit % ROW_TILES * 16;
+        const int column = unit / ROW_TILES * 16;
+        const Element* weight = shared.weight[0] + weights_at(LAYER);
+        float sum[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < padded(out_of(LAYER)); k += 16) {
+            Pair a[4], b[4];
+            load_rows<true>(a, delta + row * DELTA_PITCH, DELTA_PITCH, k);
+            load_columns<false, false>(b, weight + k * PITCH, PITCH, column);
+            multiply(sum[0], a, b[0], b[1]);
+            multiply(sum[1], a, b[2], b[3]);
+        }
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            const int place = (row + r) * PITCH + column + c;
+            *(Pair*)(out + place) = through_activation(low, high, *(const Pair*)(hidden + place));
+        });
+    }
+    __syncthreads();
+}
+
+template <int LAYER>
+__device__ __forceinline__ int gradient_of(int unit, const Element* delta, const Element* rows, Quad* part)
+{
+    constexpr int UNITS = padded(out_of(LAYER)) / 16 * (padded(in_of(LAYER)) / 16);
+    for (; unit < UNITS; unit += WARPS) multiply_columns<LAYER>(delta, rows, part, unit);
+    return unit - UNITS;
+}
+
+// Quad parameters with Adam's memory of them, as long as a thread has them.
+struct Share {
+    Quad parameter, mean, mean_square, target;
+    int element, step;  // where products read them
+    bool is_bias;
+};
+
+__device__ __forceinline__ void put(const Share& share, const Quad& value, Element* weights, float* biases)
+{
+    if (share.is_bias) {
+        *(Quad*)(biases + share.element) = value;
+    } else {
+        *(Pair*)(weights + share.element) = packed(value.of[0], value.of[1]);
+        *(Pair*)(weights + share.element + share.step) = packed(value.of[2], value.of[3]);
+    }
+}
+
+// x / (sqrt(y) c + 1e-5), as exact as the elements are.
+__device__ __forceinline__ float step_of(float x, float y, float c)
+{
+#if HAS_TENSOR_CORES
+    if (!FULL_PRECISION) {
+        float root;
+        asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(y));
+        return __fdividef(x, root * c + 1e-5f);
+    }
+#endif
+    return x / (sqrtf(y) * c + 1e-5f);
+}
+
+// ---- all of it
+
+__device__ __forceinline__ float over_warp(float sum, int lanes = 32)
+{
+    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    return sum;
+}
+
+// Makes the updates that are due.
+//   schedule         [2]  updates made before, and those that are due now             read, written
+//   done, observation, side, reward, action  what the store keeps                     read
+//   head             [1 or more]  steps added to it                                   read
+//   seed, draws      as table.py has them                                             read; read, written
+//   leaves, nodes, range, beta, maximum, refused  of its sum tree, if it is PRIORITIZED
+//   index            [BATCH]  leaves that were drawn, if it is                        written
+//   lowest           [TEAM]  the smallest that each block drew                        written
+//   priority_alpha, priority_epsilon  of new priorities
+//   weight0 .. bias2 the network's, layer by layer                                    read, written
+//   target           [PARAMETERS]  the target network's, in the same order            read, written
+//   average, square  [PARAMETERS]  Adam's                                             read, written
+//   adam_steps       [2 LAYERS]  steps made, the same number for each tensor          read, written
+//   lr               [1]                                                              read
+//   halted, run_halted, first_name  [1]  of the guard: see adam_step                  read, written
+//   figures          [4]  of the last update: loss, q_mean, td_error, grad_norm       written
+//   parts            [TEAM, QUADS, 4]  of the gradient                                written
+//   sums             [TEAM, 4]  of the blocks: the figures, and squares of gradients  written
+//   elements, biases [2, WEIGHTS], [2, BIASES]  the networks as products read them; 0 between rows   read, written
+//   arrivals         [1]  of the team                                                 read, written
+//   stratum          of a batch's points: see point_of
+//   max_norm         to which gradients are shortened; 0: to none
+extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
+    long long* schedule, const DoneCode* done, const float* observation, const float* side, const float* reward,
+    const ActionCode* action, const long long* head, const unsigned int* seed, unsigned long long* draws, int* leaves,
+    long long* nodes, const long long* range, const float* beta, int* maximum, long long* refused, long long* index,
+    int* lowest, float priority_alpha, float priority_epsilon, float* weight0, float* bias0, float* weight1,
+    float* bias1, float* weight2, float* bias2, float* target, float* average, float* square, float* adam_steps,
+    const float* lr, float* halted, float* run_halted, long long* first_name, float* figures, float* parts,
+    float* sums, unsigned char* elements, float* biases, unsigned long long* arrivals, unsigned long long stratum,
+    float max_norm)
+{
+    extern __shared__ char memory[];
+    Shared& shared = *(Shared*)memory;
+    const int tid = threadIdx.x;
+    const int rank = blockIdx.x;
+    const int lane = lane_index();
+    const Steps steps = {done, observation, side, reward, action};
+    const Tree tree(leaves, nodes);
+    const Changes<NUM_LEAVES> changes = {shared.low, shared.high};
+    Team team = {arrivals, 0ull};
+    const Parameters<float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
+    Element* next_weights = TEAM == 1 ? &shared.weight[0][0] : (Element*)elements;
+    float* next_biases = TEAM == 1 ? &shared.bias[0][0] : biases;
+
+    const long long num_made = schedule[0];
+    const int num_due = (int)schedule[1];
+    const u64 first_draw = draws[0] >> 32;
+    const float rate = lr[0];
+    float num_steps = adam_steps[0];
+    bool is_halted = halted[0] != 0.0f;
+    if (num_due == 0) return;
+
+    // All is 0 that is beyond a layer's columns.
+    if (TEAM == 1) {
+        for (int i = tid; i < (int)(sizeof(shared.weight) / 16); i += THREADS) ((Bytes16*)shared.weight)[i] = {};
+    }
+    for (int i = tid; i < (int)(sizeof(shared.features) / 16); i += THREADS) ((Bytes16*)shared.features)[i] = {};
+    __syncthreads();
+    Share share[SLOTS];
+    const auto quad_of = [&](int slot) { return (slot * TEAM + rank) * SHARES + tid / SLICES; };
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        Share& mine = share[slot];
+        mine = {};
+        if (quad_of(slot) >= QUADS) continue;
+        const Place place(quad_of(slot));
+        mine.element = place.element();
+        mine.step = place.step();
+        mine.is_bias = place.is_bias;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int from = place.number(i);
+            if (from < 0) continue;
+            mine.parameter.of[i] = parameters[from];
+            mine.mean.of[i] = average[from];
+            mine.mean_square.of[i] = square[from];
+            mine.target.of[i] = target[from];
+        }
+        if (tid % SLICES != 0) continue;
+        put(mine, mine.parameter, next_weights, next_biases);
+        put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
+    }
+    const auto copy_networks = [&](int count) {  // as all blocks have put them
+        if (TEAM == 1) return;
+        for (int i = tid; i < (int)(count * WEIGHTS * sizeof(Element) / 16); i += THREADS) {
+            start_copy((Bytes16*)shared.weight + i, (const Bytes16*)elements + i);
+        }
+        for (int i = tid; i < count * BIASES / 4; i += THREADS) {
+            start_copy((Bytes16*)shared.bias + i, (const Bytes16*)biases + i);
+        }
+        wait_for_copies();
+    };
+    team.together();
+    copy_networks(2);
+
+    const int row = tid / LANES;
+    const bool is_there = rank * ROWS + row < BATCH;
+    const int number = is_there ? rank * ROWS + row : BATCH - 1;  // of the row's item in the batch
+    const Drawable drawable = drawable_of(head[0]);
+    const auto gather_uniform = [&](int k) {
+        const u64 point = point_of(seed, number, first_draw + k, stratum);
+        gather(shared, draw_uniform(drawable, point), steps, is_there);
+    };
+    const auto gather_by_priority = [&](int k) {
+        if (tid == 0) shared.lowest = (int)LARGEST_LEAF;
+        __syncthreads();
+        const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
+        const u64 point = point_of(seed, number, first_draw + k, stratum);
+        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, &shared.lowest);
+        if (is_there && tid % LANES == 0) index[number] = drawn.leaf;
+        __syncthreads();
+        if (tid == 0) lowest[rank] = shared.lowest;
+        const float alone = weighing.weight(drawn.units);
+        const Item item = {drawn.leaf / NUM_ROWS * PERIOD, drawn.leaf % NUM_ROWS, alone};
+        gather(shared, item, steps, is_there);
+        team.together();
+        int least = (int)LARGEST_LEAF;
+        for (int block = 0; block < TEAM; ++block) least = min(least, __ldcg(lowest + block));
+        if (tid % LANES == 0 && is_there && weighing.total > 0) {
+            shared.item_weight[row] = __fdiv_rn(alone, weighing.weight((unsigned)least));
+        }
+    };
+    if (!PRIORITIZED) gather_uniform(0);
+
+    for (int k = 0; k < num_due; ++k) {
+        const bool is_last = k + 1 == num_due;
+        if (PRIORITIZED) gather_by_priority(k);
+        __syncthreads();
+        hidden_layer<0>(shared, shared.features, shared.features + ROWS * PITCH0, shared.hidden1, shared.delta1);
+        if constexpr (LAYERS > 2) {
+            hidden_layer<1>(shared, shared.hidden1, shared.delta1, shared.hidden2, shared.delta2);
+            last_layer(shared, shared.hidden2, shared.delta2);
+        } else {
+            last_layer(shared, shared.hidden1, shared.delta1);
+        }
+        judge(shared);
+
+        Quad* part = (Quad*)parts + (long long)rank * QUADS;
+        int unit = tid / 32;
+        if constexpr (LAYERS > 2) {
+            hidden_deltas<2>(shared, shared.delta_out, shared.hidden2, shared.delta2);
+            hidden_deltas<1>(shared, shared.delta2, shared.hidden1, shared.delta1);
+            unit = gradient_of<2>(unit, shared.delta_out, shared.hidden2, part);
+            unit = gradient_of<1>(unit, shared.delta2, shared.hidden1, part);
+        } else {
+            hidden_deltas<1>(shared, shared.delta_out, shared.hidden1, shared.delta1);
+            unit = gradient_of<1>(unit, shared.delta_out, shared.hidden1, part);
+        }
+        gradient_of<0>(unit, shared.delta1, shared.features, part);
+        if (is_last && tid < NUM_FIGURES) {
+            float sum = 0.0f;
+            for (int r = 0; r < ROWS; ++r) sum += shared.of_batch[tid][r];
+            sums[rank * 4 + tid] = sum;
+        }
+        team.arrive();
+        const float size = shared.of_batch[2][row];  // of this row's error
+        if (!PRIORITIZED && !is_last) gather_uniform(k + 1);
+        team.wait();
+
+        // The whole gradient of this thread's share, and its length.
+        Quad gradient[SLOTS];
+        float squares = 0.0f;
+#pragma unroll
+        for (int slot = 0; slot < SLOTS; ++slot) {
+            const Quad* first = (const Quad*)parts + min(quad_of(slot), QUADS - 1);
+            Quad sum = {};
+#pragma unroll 8
+            for (int block = tid % SLICES; block < TEAM; block += SLICES) {
+                const float4 one = __ldcg((const float4*)(first + (long long)block * QUADS));
+                sum.of[0] += one.x;
+                sum.of[1] += one.y;
+                sum.of[2] += one.z;
+                sum.of[3] += one.w;
+            }
+            const bool is_mine = quad_of(slot) < QUADS && tid % SLICES == 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                gradient[slot].of[i] = over_warp(sum.of[i], SLICES);
+                if (is_mine) squares += gradient[slot].of[i] * gradient[slot].of[i];
+            }
+        }
+        if (!is_halted && !isfinite(squares)) {  // the first tensor is told
+#pragma unroll
+            for (int slot = 0; slot < SLOTS; ++slot) {
+                if (quad_of(slot) >= QUADS) continue;
+                const Place place(quad_of(slot));
+                for (int i = 0; i < 4; ++i) {
+                    const bool is_told = place.number(i) >= 0 && !isfinite(gradient[slot].of[i]);
+                    if (is_told) atomicMin(first_name, 2ll * place.layer + (place.is_bias ? 1 : 0));
+                }
+            }
+        }
+        squares = over_warp(squares);
+        if (lane == 0) shared.squares[tid / 32] = squares;
+        __syncthreads();
+        if (tid < 32) {
+            const float of_block = over_warp(lane < WARPS ? shared.squares[lane] : 0.0f);
+            if (lane == 0) sums[rank * 4 + 3] = of_block;
+        }
+        team.together();
+        float all_squares = 0.0f;
+        for (int block = lane; block < TEAM; block += 32) all_squares += __ldcg(sums + block * 4 + 3);
+        const float length = sqrtf(over_warp(all_squares));
+
+        const bool is_bad = !isfinite(length);
+        if (is_bad && !is_halted && rank == 0 && tid == 0) {
+            if (__ldcg(first_name) == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
+            halted[0] = run_halted[0] = 1.0f;
+        }
+        is_halted |= is_bad;
+        if (!is_halted) num_steps += 1.0f;
+        const bool follows = (num_made + k + 1) % TARGET_FREQ == 0;
+        const float shortened = max_norm > 0.0f ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
+        const float correction1 = -expm1f(num_steps * -0.105360516f);  // 1 - 0.9^steps, see adam_step
+        const float correction2 = 1.0f / sqrtf(-expm1f(num_steps * -0.0010005003f));
+        const float step_size = rate / correction1;
+#pragma unroll
+        for (int slot = 0; slot < SLOTS; ++slot) {
+            Share& mine = share[slot];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float slope = gradient[slot].of[i] * shortened;
+                if (!is_halted) {
+                    mine.mean.of[i] += 0.1f * (slope - mine.mean.of[i]);
+                    mine.mean_square.of[i] = 0.999f * mine.mean_square.of[i] + 0.001f * slope * slope;
+                    mine.parameter.of[i] -=
+                        step_size * step_of(mine.mean.of[i], mine.mean_square.of[i], correction2);
+                }
+                if (follows) {
+                    const float way = mine.parameter.of[i] - mine.target.of[i];
+                    mine.target.of[i] = TAU < 0.5f ? mine.target.of[i] + TAU * way
+                                                   : mine.parameter.of[i] - way * (1.0f - TAU);
+                }
+            }
+            if (quad_of(slot) >= QUADS || tid % SLICES != 0) continue;
+            put(mine, mine.parameter, next_weights, next_biases);
+            if (follows) put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
+        }
+        if (PRIORITIZED && !is_halted) {
+            const unsigned seen = (unsigned)__ldcg(maximum);
+            changes.begin();
+            if (is_there && tid % LANES == 0) {
+                const unsigned value = leaf_of(size, priority_alpha, priority_epsilon);
+                const int leaf = (int)__ldcg(index + number);
+                const bool counts = number + 1 == BATCH || (int)__ldcg(index + number + 1) != leaf;
+                if (accepts(size, value, number, seen, maximum, refused) && counts) {
+                    set_leaf(tree, changes, leaf, value, true);
+                }
+            }
+            changes.end(tree);
+        }
+        if (is_last) {
+            if (rank > 0 || tid > 0) break;
+            for (int figure = 0; figure < NUM_FIGURES; ++figure) {  // once a launch
+                float sum = 0.0f;
+                for (int block = 0; block < TEAM; ++block) sum += __ldcg(sums + block * 4 + figure);
+                figures[figure] = sum / BATCH;
+            }
+            figures[3] = length;
+            break;
+        }
+        team.together();
+        copy_networks(follows ? 2 : 1);
+    }
+
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        if (quad_of(slot) >= QUADS || tid % SLICES != 0) continue;
+        const Place place(quad_of(slot));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int to = place.number(i);
+            if (to < 0) continue;
+            parameters[to] = share[slot].parameter.of[i];
+            average[to] = share[slot].mean.of[i];
+            square[to] = share[slot].mean_square.of[i];
+            target[to] = share[slot].target.of[i];
+        }
+    }
+    if (rank == 0 && tid < 2 * LAYERS) adam_steps[tid] = num_steps;
+    if (rank == 0 && tid == 0) {
+        draws[0] += (u64)num_due << 32;
+        schedule[0] = num_made + num_due;
+    }
+}

@@ -1,0 +1,321 @@
+"""Q-learning from a replay store by fused kernels: as many updates as are due in one launch (q_learn.cu)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.fused import plan as fused
+from trainers.fused.limits import Limits
+from trainers.fused.packed import KERNELS
+from trainers.fused.shape import to_tiles
+from trainers.networks import find_network
+from trainers.networks.mlp import MLP
+from trainers.replay.kernel_text import HERE as REPLAY
+from trainers.replay.selectors import Prioritized
+from warpdrive.backends.base import LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.signature import CTYPES
+
+if TYPE_CHECKING:
+    from trainers.algorithms.algorithm import Figures
+    from trainers.algorithms.dqn import DQN, DQNConfig
+    from trainers.experience.spec import GroupSpec
+    from warpdrive.backends.base import Backend
+
+FIGURES = ("loss", "q_mean", "td_error", "grad_norm")
+"""Of the last update, as the kernel writes them."""
+PADDING = 8
+"""Elements that a row in shared memory is longer than whole tiles."""
+THREADS = 512
+"""Of a block."""
+MOST_ROWS = 128
+"""Of a batch, which a block has."""
+CLUSTER = 8
+"""Blocks that may be one cluster."""
+
+
+@dataclass(frozen=True)
+class QShape:
+    """A Q-network of one or two hidden layers, and how many of a batch's rows a block has."""
+
+    widths: tuple[int, ...]
+    """Of the features, the hidden layers and the actions."""
+    batch: int
+    rows: int
+    team: int
+    """Blocks."""
+    in_cluster: bool
+    element_bytes: int
+    threads: int = THREADS
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of each."""
+        return list(zip(self.widths[1:], self.widths[:-1], strict=True))
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(out * (given + 1) for out, given in self.layers)
+
+    @property
+    def num_elements(self) -> int:
+        """Of the weights of one network, as products read them."""
+        return sum(to_tiles(out) * (to_tiles(given) + PADDING) for out, given in self.layers)
+
+    @property
+    def num_biases(self) -> int:
+        return sum(to_tiles(out) for out, _ in self.layers)
+
+    @property
+    def meets_on_grid(self) -> bool:
+        """Whether blocks wait for each other that nothing but room brings onto the GPU at once."""
+        return self.team > 1 and not self.in_cluster
+
+    @property
+    def num_quads(self) -> int:
+        """Of parameters, as lanes hold sums of 16 by 8: what the parts of a gradient are made of."""
+        fragments = sum(to_tiles(out) // 16 * (to_tiles(given) // 8) for out, given in self.layers)
+        return 32 * fragments + self.num_biases // 4
+
+    @property
+    def slices(self) -> int:
+        """Threads that add up the parts of four parameters' gradient: more, where a block has few of them."""
+        share = -(-self.num_quads // self.team)
+        slices = 1
+        while slices < min(32, self.team) and 2 * slices * share <= self.threads:
+            slices *= 2
+        return slices
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block: at least what q_learn.cu asks for."""
+        features, *hidden, actions = (to_tiles(width) + PADDING for width in self.widths)
+        if len(hidden) == 1:
+            hidden.append(PADDING)
+        elements = 2 * self.num_elements + self.rows * (2 * features + 3 * sum(hidden) + actions)
+        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 7) + 2 * 256 + self.threads // 32 + 1
+        return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
+
+    def constants(self) -> dict[str, Constant]:
+        first, second = (*self.widths[1:-1], 0)[:2]
+        return {
+            "NUM_FEATURES": self.widths[0], "WIDTH1": first, "WIDTH2": second, "NUM_ACTIONS": self.widths[-1],
+            "BATCH": self.batch, "ROWS": self.rows, "TEAM": self.team, "IN_CLUSTER": self.in_cluster,
+            "THREADS": self.threads, "SLICES": self.slices, "SHARED_BYTES": self.shared_bytes,
+            "FULL_PRECISION": self.element_bytes == 4,
+        }  # fmt: skip
+
+
+def plan_q(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1) -> QShape | str:
+    """How the kernel makes a learner's updates; or in words why it cannot."""
+    if why := why_no_kernel(config, spec, limits, precision):
+        return why
+    if config.tiers or num_ranks > 1:
+        return f"the kernel of Q-learning is of one GPU{', and knows no tiers' if config.tiers else ''}"
+    return fit_q(widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4)
+
+
+def why_no_kernel(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
+    """Why no kernel knows a policy's network, in words; None if some do."""
+    if limits.capability is None and not fused.RUNS_ON_CPU:
+        return "on a CPU it is faster than the fused kernels"
+    if precision not in ("bf16", fused.FULL_PRECISION):
+        return f"trainer.precision is {precision}, and the fused kernels' is bf16"
+    if limits.capability is not None and limits.capability < (8, 0):
+        return "the GPU is older than the fused kernels can use"
+    model = config.model
+    if find_network(model.type) is not MLP:
+        return f"the kernel of Q-learning has no network of type {model.type}"
+    if not 1 <= len(model.fc_dims) <= 2:
+        return "the kernel of Q-learning has one or two hidden layers"
+    told = {
+        "model.layer_norm": model.layer_norm, "dueling": config.dueling, "noisy": config.noisy,
+        "normalize_observation": config.normalize_observation, "agent_id": config.agent_id,
+        "central_critic": config.central_critic,
+    }  # fmt: skip
+    for key, value in told.items():
+        if value:
+            return f"the kernel of Q-learning knows no {key}"
+    if spec.mask is not None or spec.may_leave:
+        return "the kernel of Q-learning knows no masks and no agents that leave"
+    arrays = [spec.layout.observations[place.array] for place in spec.seen]
+    if len(arrays) > 1 or arrays[0].dtype != "float32":
+        return "the kernel of Q-learning sees one array of float32"
+    return None
+
+
+def widths_of(config: DQNConfig, spec: GroupSpec) -> tuple[int, ...]:
+    """Of the features, the hidden layers and the actions."""
+    seen = spec.layout.observations[spec.seen[0].array]
+    return math.prod(seen.shape), *config.model.fc_dims, int(spec.action_space.n)
+
+
+def fit_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> QShape | str:
+    """The fewest rows a block for which there are blocks enough, of those that fit."""
+    is_gpu = limits.capability is not None
+    found = "the network does not fit the shared memory of a block"
+    rows = 16
+    while rows <= MOST_ROWS:
+        team = -(-batch // rows)
+        in_cluster = is_gpu and limits.capability >= (9, 0) and 1 < team <= CLUSTER
+        shape = QShape(tuple(widths), batch, rows, team, in_cluster, element_bytes)
+        if shape.shared_bytes > limits.shared_bytes:
+            return found
+        if team <= (limits.num_multiprocessors if is_gpu else 1):
+            return shape
+        found = f"a batch of {batch:,} does not fit the blocks of the GPU"
+        rows *= 2
+    return found
+
+
+def layers_of(parameters: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """A network's parameters by what the kernels call them; of layers that are not there, a number that is not read."""
+    names = [f"{kind}{layer}" for layer in range(3) for kind in ("weight", "bias")]
+    given = [one.detach() for one in parameters]
+    return dict(itertools.zip_longest(names, given, fillvalue=given[-1]))
+
+
+class FusedQLearner:
+    """Makes an algorithm's updates by the kernel.
+
+    The network's parameters, the target network's and Adam's memory stay the algorithm's; those of the last two become
+    views of one piece of memory each, in the same order.
+
+    Args:
+        learner: its networks, table and optimiser are there.
+        shape: of `plan_q`.
+    """
+
+    def __init__(self, learner: DQN, shape: QShape) -> None:
+        self.learner, self.shape = learner, shape
+        device, backend = learner.device, learner.group.rollout.env.backend
+        numbers = partial(torch.zeros, device=device)
+        size = shape.num_parameters
+        self.parameters = list(learner.policy.parameters())
+        schedule = numbers(2, dtype=torch.int64)
+        self._schedule = schedule.unbind()
+        """Updates made, and updates that are due: what the kernel has of both."""
+        self._told: tuple[int | None, int | None] = (None, None)
+        self._figures = numbers(len(FIGURES))
+        self._target, self._average, self._square = (numbers(size) for _ in range(3))
+        self._steps = numbers(len(self.parameters))
+        self._share_memory()
+        self.launch = self._prepare(backend, schedule)
+
+    def all_at_once(
+        self, phases: Mapping[str, Callable[[], Figures]], num_made: int, plan: Sequence[str]
+    ) -> dict[str, Callable[[], Figures]]:
+        """The phases of an iteration, of which the first "learn" makes all updates, and steps the target network.
+
+        Args:
+            num_made: updates that were due before.
+            plan: the phases, in order.
+        """
+        self.due(num_made, plan.count("learn"))
+        waiting = [phases["learn"]]
+        return {**phases, "learn": lambda: waiting.pop()() if waiting else {}, "follow": dict}
+
+    def due(self, num_made: int, number: int) -> None:
+        """Says how many updates the next `learn` makes, after so many in all."""
+        if not number:
+            return
+        for place, now, told in zip(self._schedule, (num_made, number), self._told, strict=True):
+            if now != told:  # a launch that most iterations do not need
+                place.fill_(now)
+        self._told = (num_made + number, number)
+
+    def learn(self) -> Figures:
+        """The updates that are due."""
+        self.launch()
+        return dict(zip(FIGURES, self._figures.unbind(), strict=True))
+
+    def _share_memory(self) -> None:
+        """Makes views of ours of the target network's parameters and of the optimiser's memory."""
+        optimizer, start = self.learner.optimizer, 0
+        optimizer.tensors()  # so that it has some
+        following = self.learner.target.parameters()
+        for number, (parameter, target) in enumerate(zip(self.parameters, following, strict=True)):
+            state, here = optimizer.state[parameter], slice(start, start + parameter.numel())
+            start = here.stop
+            self._target[here] = target.data.flatten()
+            target.data = self._target[here].view_as(parameter)
+            for name, memory in (("exp_avg", self._average), ("exp_avg_sq", self._square)):
+                memory[here] = state[name].flatten()
+                state[name] = memory[here].view_as(parameter)
+            self._steps[number] = state["step"]
+            state["step"] = self._steps[number]
+
+    def _prepare(self, backend: Backend, schedule: torch.Tensor) -> Callable[[], None]:
+        learner, shape, config = self.learner, self.shape, self.learner.config
+        numbers = partial(torch.zeros, device=learner.device)
+        table, guard, name = learner.table, learner.guard, learner.group.name
+        store, tree = table.store, table.selector.tree
+        arrays = {"observation": store.tensors["observation_0"], "side": store.small["side_observation_0"]}
+        arrays |= {name: store.tensors[name] for name in ("reward", "action", "done")}
+        lanes = shape.threads // shape.rows
+        constants = {
+            **table.constants(lanes),
+            **shape.constants(),
+            "IS_TANH": config.model.activates == "tanh",
+            "PRIORITIZED": config.prioritized,
+            "DOUBLE": config.double,
+            "HUBER_DELTA": float(config.huber_delta or 0.0),
+            "TARGET_FREQ": config.target_update_freq,
+            "TAU": float(config.tau),
+        }
+        text = (KERNELS / "q_learn.cu").read_text()
+        for word in ("done", "action"):
+            text = text.replace(f"{word.capitalize()}Code", CTYPES[arrays[word].dtype])
+        if shape.in_cluster:
+            text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
+        functions = FunctionManager(
+            DataManager(learner.device), text, constants, store.layout.num_envs, backend=backend,
+            include_folders=[KERNELS, REPLAY], name="<fused q_learn>",
+        )  # fmt: skip
+        if tree is None:
+            of_tree = {name: numbers(1, dtype=torch.int32) for name in ("leaves", "maximum")}
+            of_tree |= {name: numbers(1, dtype=torch.int64) for name in ("nodes", "range", "refused")}
+            of_tree["beta"] = numbers(1)
+        else:
+            of_tree = {one: getattr(tree, one) for one in ("leaves", "nodes", "range", "beta", "maximum", "refused")}
+        selector = table.selector if isinstance(table.selector, Prioritized) else None
+        elements = numbers(2 * shape.num_elements * shape.element_bytes, dtype=torch.uint8)
+        return functions.prepare(
+            "q_learn",
+            LaunchShape(shape.team, (shape.threads, 1), shape.shared_bytes),
+            schedule=schedule,
+            **arrays,
+            **of_tree,
+            **layers_of(self.parameters),
+            head=store.small["head"],
+            seed=store.seed,
+            draws=table.draws,
+            index=numbers(shape.batch, dtype=torch.int64),
+            lowest=numbers(shape.team, dtype=torch.int32),
+            priority_alpha=float(selector.alpha if selector else 0.0),
+            priority_epsilon=float(selector.epsilon if selector else 0.0),
+            target=self._target,
+            average=self._average,
+            square=self._square,
+            adam_steps=self._steps,
+            lr=learner.scalars["lr"].view(1),
+            halted=guard.flag_of(name),
+            run_halted=guard.halted,
+            first_name=guard.place_of("gradient", name),
+            figures=self._figures,
+            parts=numbers(shape.team * shape.num_quads * 4),
+            sums=numbers(4 * shape.team),
+            elements=elements,
+            biases=numbers(2 * shape.num_biases),
+            arrivals=numbers(1, dtype=torch.uint64),
+            stratum=min((1 << 64) // shape.batch, (1 << 64) - 1),
+            max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
+        )
