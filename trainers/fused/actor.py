@@ -11,6 +11,8 @@ import torch
 
 from trainers.acting.actor import Actor, Call
 from trainers.fused.by_layers import LayersNetwork, make_layers, side_by_side
+from trainers.fused.conv_shape import ConvShape
+from trainers.fused.convolution import ConvNetwork
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.memory import KernelMemory
 from trainers.fused.packed import PackedNetwork
@@ -176,12 +178,16 @@ class FusedPlayers(Actor):
             given |= {f"{name}_{number}": array for name, array in whole.items()}
         return [*side_by_side(before), functions.prepare("act", launch_shape, **given)]
 
-    def _make_layers(self, group: GroupRollout, network: PackedNetwork) -> LayersNetwork | RecurrentNetwork:
+    def _make_layers(
+        self, group: GroupRollout, network: PackedNetwork
+    ) -> LayersNetwork | RecurrentNetwork | ConvNetwork:
         packed, num_rows = group.policy.packed, self._rows(group)
         size = packed.plan.bytes_of_rows(network.shape, num_rows)
         memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
         at_once = min(num_rows, network.shape.rows_at_once)
         constants = {**group_constants(group), "HAS_ORDER": False}
+        if isinstance(network.shape, ConvShape):
+            return ConvNetwork(packed, network, num_rows, memory, False, constants)
         cell = packed.plan.cell(packed.networks.index(network), at_once)
         if cell is not None:
             return RecurrentNetwork(packed, network, cell, num_rows, at_once, memory, None, constants)

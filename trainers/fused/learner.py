@@ -12,6 +12,8 @@ import torch
 from trainers.fused.actor import group_constants
 from trainers.fused.by_layers import LayersGradient, side_by_side
 from trainers.fused.cell import Sequences
+from trainers.fused.conv_shape import ConvShape
+from trainers.fused.convolution import ConvGradient
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
 from trainers.fused.packed import KERNELS
@@ -350,6 +352,8 @@ def gradient_of(plan: GradientPlan) -> type[NetworkGradient]:
     """What makes the gradient of a network."""
     if plan.cell is not None:
         return RecurrentGradient
+    if isinstance(plan.shape, ConvShape):
+        return ConvGradient
     return LayersGradient if plan.way == "layers" else NetworkGradient
 
 

@@ -1,0 +1,178 @@
+"""Where the numbers of a network lie that sees an image by a convolution: what convolution.cu is written for."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from trainers.fused.layers_shape import LayersShape
+from trainers.fused.limits import Limits
+from trainers.fused.shape import WARPS, Pair, Shape, Way, place_in_record, to_tiles
+from warpdrive.function_manager import Constant
+
+SIDE, FILTERS = 3, 16
+"""Of the convolution, which moves a step at a time."""
+MOST_CHANNELS, MOST_DENSE = 10, 128
+"""Of an image; columns of the layer behind the convolution: a row of a patch is a word of bits, and a warp's registers
+hold that layer's sums."""
+SPLIT_ROWS = 64
+"""Samples from which a gradient is shared by one more block of each place."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a network sees, false and true: how the kernels of such networks differ from each other, their sizes aside."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Rows and columns of what the convolution makes of it."""
+        return self.height - SIDE + 1, self.width - SIDE + 1
+
+
+@dataclass(frozen=True)
+class ConvShape(LayersShape):
+    """A convolution of bits, a dense layer and the outputs. Weights lie as convolution.cu says; one part of the gradient
+    has those of the dense layer, those of the filters, a sum a block of places, then all of the outputs."""
+
+    image: Image = Image(SIDE, SIDE, 1)
+
+    @property
+    def num_places(self) -> int:
+        rows, columns = self.image.places
+        return rows * columns
+
+    @property
+    def patch(self) -> int:
+        return SIDE * SIDE * self.image.channels
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        (dense,), outputs = self.widths, self.num_outputs + self.has_value
+        return [(FILTERS, self.patch), (dense, FILTERS * self.num_places), (outputs, dense)]
+
+    @property
+    def padded(self) -> list[tuple[int, int]]:
+        (out, dense), given = (self.layers[-1][0], to_tiles(self.widths[0])), FILTERS * self.num_places
+        return [(FILTERS, to_tiles(self.patch)), (dense, given), (to_tiles(out), dense)]
+
+    @property
+    def rows_of_biases(self) -> list[int]:
+        return [1, 1, 1]
+
+    @property
+    def rows_at_once(self) -> int:
+        return 1 << 20
+
+    def row_bytes(self, element_bytes: int, learns: bool) -> int:
+        dense, outputs = self.padded[-1][1], self.padded[-1][0]
+        return 4 * outputs + element_bytes * (dense + outputs) * learns
+
+    # ---------------------------------------------------------------------------------------- places
+
+    def places(self) -> list[Pair]:
+        (filters_at, _), (dense_at, bias_at), (outputs_at, out_bias_at) = self.starts
+        dense, outputs = self.padded[1][0], self.layers[-1][0]
+        filter, patch = self._filters()
+        row, place, column = self._dense()
+        block = place * (2 * dense // 8) + row // 8 * 2 + column // 8
+        out, given = np.indices(self.layers[-1])
+        out, out_bias = place_in_record(out, 1), place_in_record(np.arange(outputs), 1)
+        of_out = (out // 8 * (dense // 8) + given // 8) * 64 + out % 8 * 8 + given % 8
+        return [
+            (filters_at + filter * self.padded[0][1] + patch, np.arange(FILTERS)),
+            (dense_at + block * 64 + row % 8 * 8 + column % 8, bias_at + np.arange(self.widths[0])),
+            (outputs_at + of_out, out_bias_at + out_bias),
+        ]
+
+    def _filters(self) -> Pair:
+        """Of torch's [filter, channel x row x column]: the filter; where it stands in a patch, whose channels are last."""
+        filter, number = np.indices(self.layers[0])
+        return filter, number % SIDE**2 * self.image.channels + number // SIDE**2
+
+    def _dense(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of torch's [row, filter x place]: the row, the place and the filter."""
+        row, number = np.indices(self.layers[1])
+        return row, number % self.num_places, number // self.num_places
+
+    # ------------------------------------------------------------------------------------- gradients
+
+    @property
+    def num_groups(self) -> int:
+        """Of places, which a block has together."""
+        return -(-self.num_places // WARPS)
+
+    @property
+    def patch_columns(self) -> int:
+        """Of a patch and a one behind it, whose products are the filters' biases."""
+        return -(-(self.patch + 1) // 8) * 8
+
+    @property
+    def sizes_of_parts(self) -> tuple[int, int, int]:
+        """Of the dense layer; of the filters, by one block of places; of the outputs, and the dense layer's biases."""
+        outputs, dense = self.padded[-1]
+        return dense * FILTERS * self.num_places, FILTERS * self.patch_columns, outputs * dense + dense + outputs
+
+    def part_size(self, way: Way) -> int:
+        of_dense, of_filters, of_outputs = self.sizes_of_parts
+        return of_dense + self.num_groups * of_filters + of_outputs
+
+    def gradient_places(self, way: Way) -> list[Pair]:
+        """Of each layer, in the first of what `sizes_of_parts` says; the dense layer's biases are among the outputs'."""
+        outputs, dense = self.padded[-1]
+        filter, patch = self._filters()
+        row, place, column = self._dense()
+        out, given = np.indices(self.layers[-1])
+        out_bias = place_in_record(np.arange(self.layers[-1][0]), 1)
+        return [
+            (filter * self.patch_columns + patch, np.arange(FILTERS) * self.patch_columns + self.patch),
+            (place * dense * FILTERS + row * FILTERS + column, outputs * dense + np.arange(self.widths[0])),
+            (place_in_record(out, 1) * dense + given, outputs * dense + dense + out_bias),
+        ]
+
+    def num_splits(self, num_rows: int, limits: Limits) -> int:
+        """Shares of so many samples, for each of which there is a part of the gradient."""
+        return max(1, min(limits.num_multiprocessors // (self.num_groups + 1), num_rows // SPLIT_ROWS))
+
+    # --------------------------------------------------------------------------------------- kernels
+
+    def kernel_constants(self, row_tiles: int, element_bytes: int) -> dict[str, Constant]:
+        return {
+            "HEIGHT": self.image.height,
+            "WIDTH": self.image.width,
+            "CHANNELS": self.image.channels,
+            "KERNEL_TILES": self.padded[0][1] // 16,
+            "PATCH_BLOCKS": self.patch_columns // 8,
+            "DENSE_TILES": self.padded[1][0] // 16,
+            "OUTPUT_TILES": self.padded[2][0] // 16,
+            "ROW_TILES": row_tiles,
+            "WARPS": WARPS,
+            "FORWARD_BYTES": self.forward_bytes(row_tiles, element_bytes),
+            "BACKWARD_BYTES": self.backward_bytes(element_bytes),
+        }
+
+    @property
+    def _image_bytes(self) -> int:
+        """Of an image's bits in shared memory."""
+        return 4 * ((-(-self.num_features // 32) + 1) | 1)
+
+    def forward_bytes(self, row_tiles: int, element_bytes: int) -> int:
+        """Shared memory of a block that goes forwards."""
+        dense = self.padded[1][0]
+        first = WARPS * max(2 * FILTERS * dense * element_bytes, 16 * (dense + 4) * 4)
+        return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self._image_bytes
+
+    def backward_bytes(self, element_bytes: int) -> int:
+        """Of one that goes back."""
+        dense = self.padded[1][0]
+        first = WARPS * max(FILTERS * dense * element_bytes, FILTERS * self.patch_columns * 4)
+        rows = 16 * (dense + 8) + WARPS * 2 * 16 * 24
+        return first + rows * element_bytes + 16 * self._image_bytes
+
+
+def with_image(shape: Shape, image: Image) -> ConvShape:
+    return ConvShape(*astuple(shape), image)

@@ -1,0 +1,536 @@
+// A convolution of 3 x 3 over images of bits, a layer over all that it found, and the outputs: forwards, and back to
+// the gradients of their weights. What the convolution finds never leaves the warp that computes it.
+//
+// A warp has 16 images at one place of the convolution: its 16 filters there are a tile, the sums of which, packed, are
+// 16 of the dense layer's inputs. Bits of an image are copied to shared memory once; where a patch of them is a factor,
+// a lane makes numbers of two at a time.
+//
+// Constants:
+//   FULL_PRECISION               of the elements
+//   HEIGHT, WIDTH, CHANNELS      of an image, whose numbers are false and true
+//   KERNEL_TILES                 16 numbers each: of a patch
+//   PATCH_BLOCKS                 8 numbers each: of a patch and a one behind it
+//   DENSE_TILES, OUTPUT_TILES    16 columns each: of the dense layer, of the outputs
+//   IS_TANH                      the activation: tanh, or else the positive part
+//   ROW_TILES                    16 images each, which a block of conv_forward has
+//   WARPS                        of a block
+//   GROUP_SIZE                   agents of an env that see by this network
+//   PITCH, STRIDE, FIRST         bits from an env's to the next one's, from an agent's to the next one's; the group's first
+//   HAS_ORDER                    whether images are those of a minibatch, else all in their order
+//   KEEPS                        whether a backward pass will read the dense layer
+#include "tensor_core.cuh"
+
+constexpr int SIDE = 3;     // of the convolution
+constexpr int FILTERS = 16;
+constexpr int OUT_WIDTH = WIDTH - SIDE + 1;
+constexpr int PLACES = (HEIGHT - SIDE + 1) * OUT_WIDTH;
+constexpr int GROUPS = (PLACES + WARPS - 1) / WARPS;  // of places that a block of conv_backward has
+constexpr int PATCH = SIDE * SIDE * CHANNELS;
+constexpr int PATCH_WORDS = (PATCH + 31) / 32;
+constexpr int BITS = HEIGHT * WIDTH * CHANNELS;
+constexpr int IMAGE_WORDS = ((BITS + 31) / 32 + 1) | 1;  // one more is read, and an odd number meets in no bank
+constexpr int DENSE = 16 * DENSE_TILES;
+constexpr int OUTPUTS = 16 * OUTPUT_TILES;
+constexpr int TILE = FILTERS * DENSE;  // the dense layer's weights of one place
+constexpr int THREADS = 32 * WARPS;
+constexpr int ROW_PITCH = DENSE + 8;     // elements from a row of the dense layer in shared memory to the next
+constexpr int SCRATCH_PITCH = 16 + 8;    // from a row of a warp's tile
+constexpr int SUM_PITCH = DENSE + 4;     // floats from a row of sums
+constexpr int PATCH_COLUMNS = 8 * PATCH_BLOCKS;
+
+static_assert(SIDE * CHANNELS <= 32, "a row of a patch is more than a word");
+static_assert(16 * KERNEL_TILES >= PATCH && PATCH_COLUMNS > PATCH, "a patch has no room");
+static_assert(16 * KERNEL_TILES <= 32 * PATCH_WORDS && PATCH_COLUMNS <= 32 * PATCH_WORDS, "a patch has too few words");
+static_assert(DENSE_TILES <= WARPS, "a warp has one tile of the dense layer");
+
+// The weights: [filter][16 KERNEL_TILES], [place][dense / 8][filter / 8][8][8], [output / 8][dense / 8][8][8].
+constexpr int DENSE_AT = FILTERS * 16 * KERNEL_TILES;
+constexpr int OUTPUTS_AT = DENSE_AT + PLACES * TILE;
+
+__device__ __forceinline__ float activate(float x)
+{
+    return IS_TANH ? quick_tanh(x) : positive_part(x);
+}
+
+__device__ __forceinline__ float slope(float activated)
+{
+    if (IS_TANH) return 1.0f - activated * activated;
+    return activated > 0.0f ? 1.0f : 0.0f;
+}
+
+// ----------------------------------------------------------------------------------------------- images
+
+// Brings images to shared memory as bits, [ROWS][IMAGE_WORDS]; of rows that are none, no bit is set.
+template <int ROWS>
+__device__ __forceinline__ void load_images(
+    unsigned* bits, const bool* seen, const int* order, long long first_row, long long first, long long num_rows)
+{
+    for (int i = threadIdx.x; i < ROWS * IMAGE_WORDS; i += THREADS) {
+        const long long row = first + i / IMAGE_WORDS;
+        const int start = i % IMAGE_WORDS * 32;
+        unsigned found = 0;
+        if (row < num_rows && start < BITS) {
+            const int index = HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
+            const bool* image = seen + (index / GROUP_SIZE * (long long)PITCH + index % GROUP_SIZE * STRIDE + FIRST);
+            if constexpr (BITS % 4 == 0 && PITCH % 4 == 0 && STRIDE % 4 == 0 && FIRST % 4 == 0) {
+#pragma unroll
+                for (int k = 0; k < 32; k += 4) {
+                    if (start + k >= BITS) break;
+                    const unsigned four = *(const unsigned*)(image + start + k);  // a byte each, 0 or 1
+                    found |= (four * 0x10204080u >> 28) << k;
+                }
+            } else {
+                for (int k = 0; k < 32 && start + k < BITS; ++k) found |= (unsigned)image[start + k] << k;
+            }
+        }
+        bits[i] = found;
+    }
+}
+
+// What a convolution sees at a place: bits in the order row, column, channel, and a one behind them.
+struct Patch {
+    unsigned word[PATCH_WORDS];
+};
+__device__ __forceinline__ Patch patch_at(const unsigned* image, int place)
+{
+    Patch patch = {};
+    constexpr int SIZE = SIDE * CHANNELS;
+#pragma unroll
+    for (int y = 0; y < SIDE; ++y) {
+        const int start = ((place / OUT_WIDTH + y) * WIDTH + place % OUT_WIDTH) * CHANNELS;
+        const unsigned long long both =
+            image[start / 32] | (unsigned long long)image[start / 32 + 1] << 32;
+        const unsigned row = (unsigned)(both >> start % 32) & (unsigned)((1ull << SIZE) - 1);
+        const int at = y * SIZE;
+        patch.word[at / 32] |= row << at % 32;
+        if (at % 32 + SIZE > 32) patch.word[at / 32 + 1] |= row >> (32 - at % 32);
+    }
+    patch.word[PATCH / 32] |= 1u << PATCH % 32;
+    return patch;
+}
+__device__ __forceinline__ Patch patch_of_lane(const Patch& patch, int lane)
+{
+    Patch other;
+#pragma unroll
+    for (int i = 0; i < PATCH_WORDS; ++i) other.word[i] = __shfl_sync(ALL_LANES, patch.word[i], lane);
+    return other;
+}
+
+// The two lowest bits as numbers.
+__device__ __forceinline__ void spread(unsigned& pair, unsigned bits)
+{
+    pair = ((bits | bits << 15) & 0x00010001u) * 0x3f80u;  // a 1 of bfloat16
+}
+__device__ __forceinline__ void spread(FloatPair& pair, unsigned bits)
+{
+    pair = {(float)(bits & 1u), (float)(bits >> 1 & 1u)};
+}
+
+// ------------------------------------------------------------------------------------------ convolution
+
+// The filters, as the factor B of a convolution, and their biases.
+struct Filters {
+    Pair kernel[KERNEL_TILES][4];
+    float bias[4];  // of the columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+};
+__device__ __forceinline__ Filters load_filters(const Element* weights, const float* biases)
+{
+    Filters filters;
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+#pragma unroll
+    for (int i = 0; i < 4 * KERNEL_TILES; ++i) {
+        const int filter = g + i % 4 / 2 * 8;
+        filters.kernel[i / 4][i % 4] =
+            *(const Pair*)(weights + filter * (16 * KERNEL_TILES) + i / 4 * 16 + i % 2 * 8 + 2 * t);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) filters.bias[i] = biases[2 * t + i / 2 * 8 + i % 2];
+    return filters;
+}
+
+// 16 images at a place: a tile of A for the dense layer.
+//   upper, lower  the patches of the rows g and g + 8
+__device__ __forceinline__ void convolve(Pair (&found)[4], const Patch& upper, const Patch& lower, const Filters& filters)
+{
+    const int t = lane_index() & 3;
+    float sum[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = filters.bias[i / 4 * 2 + i % 2];
+#pragma unroll
+    for (int k = 0; k < KERNEL_TILES; ++k) {
+        Pair a[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int start = 16 * k + i / 2 * 8;
+            spread(a[i], (i % 2 ? lower : upper).word[start / 32] >> (start % 32 + 2 * t));
+        }
+        multiply(sum[0], a, filters.kernel[k][0], filters.kernel[k][1]);
+        multiply(sum[1], a, filters.kernel[k][2], filters.kernel[k][3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float* two = &sum[i / 2][2 * (i % 2)];
+        found[i] = packed(activate(two[0]), activate(two[1]));
+    }
+}
+
+// Starts to copy the dense layer's weights of a place; a warp does.
+__device__ __forceinline__ void start_tile(Element* tile, const Element* weights, int place)
+{
+    constexpr int PIECES = TILE * (int)sizeof(Element) / 16;
+    const Bytes16* from = (const Bytes16*)(weights + DENSE_AT + (long long)place * TILE);
+    for (int i = lane_index(); i < PIECES; i += 32) start_copy((Bytes16*)tile + i, from + i);
+}
+
+// A tile of A out of rows of elements.
+template <int STEP>
+__device__ __forceinline__ void load_rows(Pair (&a)[4], const Element* rows)
+{
+    const Element* place = rows + (lane_index() >> 2) * STEP + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = *(const Pair*)(place + i % 2 * 8 * STEP + i / 2 * 8);
+}
+// Such a tile's way back.
+template <int STEP>
+__device__ __forceinline__ void store_rows(Element* rows, const Pair (&a)[4])
+{
+    Element* place = rows + (lane_index() >> 2) * STEP + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) *(Pair*)(place + i % 2 * 8 * STEP + i / 2 * 8) = a[i];
+}
+// The same from memory, where some of the 16 rows may be none: zeros.
+__device__ __forceinline__ void read_rows(Pair (&a)[4], const Element* rows, int step, long long left)
+{
+    const int g = lane_index() >> 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = g + i % 2 * 8;
+        const Element* place = rows + (long long)row * step + 2 * (lane_index() & 3) + i / 2 * 8;
+        a[i] = row < left ? *(const Pair*)place : packed(0.0f, 0.0f);
+    }
+}
+
+// What a block of conv_forward has in shared memory. Sums take the place of the weights.
+struct Forward {
+    static constexpr int TILES = WARPS * 2 * TILE * (int)sizeof(Element);
+    static constexpr int SUMS = WARPS * 16 * SUM_PITCH * 4;
+    static constexpr int FIRST = TILES > SUMS ? TILES : SUMS;
+    static constexpr int HIDDEN = FIRST + 16 * ROW_PITCH * (int)sizeof(Element);
+    static constexpr int BYTES = HIDDEN + 16 * ROW_TILES * IMAGE_WORDS * 4;
+};
+static_assert(FORWARD_BYTES >= Forward::BYTES, "conv_forward has too little shared memory");
+
+// Images to outputs.
+//   seen       [step, env, agent, row, column, channel]                     read
+//   order      [num_rows..] images, if it HAS_ORDER                         read
+//   weights    bytes of elements, see above                                 read
+//   biases     [16], [DENSE], those of the outputs                          read
+//   hidden     bytes of [row, DENSE] elements: the dense layer, if it KEEPS written
+//   outputs    [row, OUTPUTS]  without biases                               written
+//   first_row, num_rows  which rows of `order`, or of all
+extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
+    const bool* seen, const int* order, const unsigned char* weights, const float* biases, unsigned char* hidden,
+    float* outputs, long long first_row, long long num_rows)
+{
+    extern __shared__ char shared[];
+    const Element* weight = (const Element*)weights;
+    const int warp = threadIdx.x >> 5;
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    Element* tiles = (Element*)shared + warp * 2 * TILE;  // of this warp, which take turns
+    float* sums = (float*)shared;                         // [WARPS][16][SUM_PITCH]
+    Element* rows = (Element*)(shared + Forward::FIRST);  // [16][ROW_PITCH] of the dense layer
+    unsigned* bits = (unsigned*)(shared + Forward::HIDDEN);
+    const long long first = (long long)blockIdx.x * (16 * ROW_TILES);
+    if (warp < PLACES) start_tile(tiles, weight, warp);
+    load_images<16 * ROW_TILES>(bits, seen, order, first_row, first, num_rows);
+    const Filters filters = load_filters(weight, biases);
+    __syncthreads();
+
+    float sum[ROW_TILES][2 * DENSE_TILES][4] = {};
+    int turn = 0;
+    for (int place = warp; place < PLACES; place += WARPS) {
+        wait_for_copies();
+        __syncwarp();
+        if (place + WARPS < PLACES) start_tile(tiles + (1 - turn) * TILE, weight, place + WARPS);
+        const Patch mine = patch_at(bits + lane_index() % (16 * ROW_TILES) * IMAGE_WORDS, place);
+        Pair found[ROW_TILES][4];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+            convolve(found[r], patch_of_lane(mine, 16 * r + g), patch_of_lane(mine, 16 * r + g + 8), filters);
+        }
+#pragma unroll
+        for (int n = 0; n < DENSE_TILES; ++n) {
+            Pair b[4];
+            load_weights<false, true>(b, tiles + turn * TILE, 2 * n, 0, 2);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+                multiply(sum[r][2 * n], found[r], b[0], b[1]);
+                multiply(sum[r][2 * n + 1], found[r], b[2], b[3]);
+            }
+        }
+        turn = 1 - turn;
+    }
+
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+        const long long left = num_rows - first - 16 * r;
+        __syncthreads();  // what stands in the sums' place is read
+        float* own = sums + (warp * 16 + g) * SUM_PITCH + 2 * t;
+#pragma unroll
+        for (int n = 0; n < 2 * DENSE_TILES; ++n) {
+            *(FloatPair*)(own + 8 * n) = {sum[r][n][0], sum[r][n][1]};
+            *(FloatPair*)(own + 8 * SUM_PITCH + 8 * n) = {sum[r][n][2], sum[r][n][3]};
+        }
+        __syncthreads();
+        if (warp < DENSE_TILES) {  // adds up a tile, always in the same order
+            Pair made[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int column = 16 * warp + i / 2 * 8 + 2 * t;
+                FloatPair whole = *(const FloatPair*)(biases + FILTERS + column);
+                for (int w = 0; w < WARPS; ++w) {
+                    const FloatPair part = *(const FloatPair*)(sums + (w * 16 + g + i % 2 * 8) * SUM_PITCH + column);
+                    whole.low += part.low;
+                    whole.high += part.high;
+                }
+                made[i] = packed(activate(whole.low), activate(whole.high));
+                const int row = g + i % 2 * 8;
+                if (KEEPS && row < left) ((Pair*)hidden)[((first + 16 * r + row) * DENSE + column) / 2] = made[i];
+            }
+            store_rows<ROW_PITCH>(rows + 16 * warp, made);
+        }
+        __syncthreads();
+        for (int o = warp; o < OUTPUT_TILES; o += WARPS) {
+            float out[2][4] = {};
+#pragma unroll
+            for (int k = 0; k < DENSE_TILES; ++k) {
+                Pair a[4], b[4];
+                load_rows<ROW_PITCH>(a, rows + 16 * k);
+                load_weights<false, false>(b, weight + OUTPUTS_AT, 2 * o, 2 * k, 2 * DENSE_TILES);
+                multiply(out[0], a, b[0], b[1]);
+                multiply(out[1], a, b[2], b[3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = g + i % 2 * 8;
+                const float* two = &out[i / 2][2 * (i % 2)];
+                if (row >= left) continue;
+                *(FloatPair*)(outputs + (first + 16 * r + row) * OUTPUTS + 16 * o + i / 2 * 8 + 2 * t) = {two[0], two[1]};
+            }
+        }
+    }
+}
+
+// --------------------------------------------------------------------------------------------- backward
+
+__device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
+{
+    if constexpr (IS_TANH) {
+        const FloatPair activated = unpack(gave);
+        return packed(low * slope(activated.low), high * slope(activated.high));
+    } else {
+        return where_positive(packed(low, high), gave);
+    }
+}
+
+struct Backward {
+    static constexpr int TILES = WARPS * TILE * (int)sizeof(Element);
+    static constexpr int SUMS = WARPS * FILTERS * PATCH_COLUMNS * 4;
+    static constexpr int FIRST = TILES > SUMS ? TILES : SUMS;
+    static constexpr int DELTA = FIRST + 16 * ROW_PITCH * (int)sizeof(Element);
+    static constexpr int SCRATCH = DELTA + WARPS * 2 * 16 * SCRATCH_PITCH * (int)sizeof(Element);
+    static constexpr int BYTES = SCRATCH + 16 * IMAGE_WORDS * 4;
+};
+static_assert(BACKWARD_BYTES >= Backward::BYTES, "conv_backward has too little shared memory");
+
+// Adds up what a lane has of the columns 2 t and 2 t + 1, over the eight lanes of each t; all of them get it.
+__device__ __forceinline__ void over_rows(float (&two)[2])
+{
+#pragma unroll
+    for (int flip = 4; flip <= 16; flip *= 2) {
+        two[0] += __shfl_xor_sync(ALL_LANES, two[0], flip);
+        two[1] += __shfl_xor_sync(ALL_LANES, two[1], flip);
+    }
+}
+
+// Sums of 16 x 8 to [16, pitch] floats.
+__device__ __forceinline__ void write_sums(float* out, int pitch, const float (&sum)[4])
+{
+    float* place = out + (lane_index() >> 2) * pitch + 2 * (lane_index() & 3);
+    *(FloatPair*)place = {sum[0], sum[1]};
+    *(FloatPair*)(place + 8 * pitch) = {sum[2], sum[3]};
+}
+
+// The gradient of all weights, out of the deltas of the outputs. Blocks share the images among `num_splits`, and of
+// each share the places, WARPS a block; the last block of a share has the outputs.
+//   seen, order, weights, biases, first_row, num_rows  as conv_forward has them             read
+//   hidden     bytes of [row, DENSE] elements: the dense layer                              read
+//   delta      bytes of [row, OUTPUTS] elements: the loss's derivative by the outputs       read
+//   of_dense   [split, place, DENSE, 16]                                                    written
+//   of_filters [split, block of places, 16, PATCH_COLUMNS]  the column after a patch has
+//              biases                                                                       written
+//   of_outputs [split, OUTPUTS * DENSE + DENSE + OUTPUTS]  weights, biases of the dense
+//              layer, biases                                                                written
+extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
+    const bool* seen, const int* order, const unsigned char* weights, const float* biases, const unsigned char* hidden,
+    const unsigned char* delta, float* of_dense, float* of_filters, float* of_outputs, long long first_row,
+    long long num_rows, int num_splits)
+{
+    extern __shared__ char shared[];
+    const Element* weight = (const Element*)weights;
+    const int warp = threadIdx.x >> 5;
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    const int split = blockIdx.x / (GROUPS + 1);
+    const int group = blockIdx.x % (GROUPS + 1);
+    const bool has_outputs = group == GROUPS;
+    const int place = group * WARPS + warp;
+    const bool has_place = !has_outputs && place < PLACES;
+    Element* tile = (Element*)shared + warp * TILE;
+    Element* deltas = (Element*)(shared + Backward::FIRST);  // [16][ROW_PITCH] of the dense layer
+    Element* scratch = (Element*)(shared + Backward::DELTA) + warp * (2 * 16 * SCRATCH_PITCH);
+    Element* scratch2 = scratch + 16 * SCRATCH_PITCH;
+    unsigned* bits = (unsigned*)(shared + Backward::SCRATCH);
+    if (has_place) start_tile(tile, weight, place);
+    const Filters filters = load_filters(weight, biases);
+    wait_for_copies();
+
+    float by_dense[DENSE_TILES][2][4] = {};        // of the block with the outputs: by its tile of their weights
+    float by_filters[PATCH_BLOCKS][4] = {};
+    float by_outputs[OUTPUT_TILES][2][4] = {};
+    float by_bias[2][2] = {};                      // of the dense layer's tile
+    float by_output_bias[OUTPUT_TILES][2][2] = {};
+    for (long long first = 16ll * split; first < num_rows; first += 16ll * num_splits) {
+        const long long left = num_rows - first;
+        if (!has_outputs) load_images<16>(bits, seen, order, first_row, first, num_rows);
+        if (warp < DENSE_TILES) {  // a tile of the dense layer's deltas
+            float sum[2][4] = {};
+            Pair gave[4], made[4];
+            read_rows(gave, (const Element*)hidden + first * DENSE + 16 * warp, DENSE, left);
+#pragma unroll
+            for (int o = 0; o < OUTPUT_TILES; ++o) {
+                Pair a[4], b[4];
+                read_rows(a, (const Element*)delta + first * OUTPUTS + 16 * o, OUTPUTS, left);
+                load_weights<true, false>(b, weight + OUTPUTS_AT, 2 * o, 2 * warp, 2 * DENSE_TILES);
+                multiply(sum[0], a, b[0], b[1]);
+                multiply(sum[1], a, b[2], b[3]);
+                if (has_outputs) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const FloatPair two = unpack(a[i]);
+                        by_output_bias[o][i / 2][0] += two.low;
+                        by_output_bias[o][i / 2][1] += two.high;
+                    }
+                    store_rows<SCRATCH_PITCH>(scratch, a);
+                    store_rows<SCRATCH_PITCH>(scratch2, gave);
+                    __syncwarp();
+                    load_columns<true, false>(a, scratch, SCRATCH_PITCH, 0);
+                    load_columns<false, false>(b, scratch2, SCRATCH_PITCH, 0);
+                    multiply(by_outputs[o][0], a, b[0], b[1]);
+                    multiply(by_outputs[o][1], a, b[2], b[3]);
+                    __syncwarp();
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* two = &sum[i / 2][2 * (i % 2)];
+                made[i] = delta_of(two[0], two[1], gave[i]);
+                if (has_outputs) {
+                    const FloatPair both = unpack(made[i]);
+                    by_bias[i / 2][0] += both.low;
+                    by_bias[i / 2][1] += both.high;
+                }
+            }
+            store_rows<ROW_PITCH>(deltas + 16 * warp, made);
+        }
+        __syncthreads();
+        if (has_place) {
+            const Patch mine = patch_at(bits + lane_index() % 16 * IMAGE_WORDS, place);
+            Pair found[4];
+            convolve(found, patch_of_lane(mine, g), patch_of_lane(mine, g + 8), filters);
+            store_rows<SCRATCH_PITCH>(scratch, found);
+            float sum[2][4] = {};
+#pragma unroll
+            for (int k = 0; k < DENSE_TILES; ++k) {
+                Pair a[4], b[4];
+                load_rows<ROW_PITCH>(a, deltas + 16 * k);
+                load_weights<true, true>(b, tile, 2 * k, 0, 2);
+                multiply(sum[0], a, b[0], b[1]);
+                multiply(sum[1], a, b[2], b[3]);
+            }
+            Pair made[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* two = &sum[i / 2][2 * (i % 2)];
+                made[i] = delta_of(two[0], two[1], found[i]);
+            }
+            store_rows<SCRATCH_PITCH>(scratch2, made);
+            __syncwarp();
+            Pair b[4];
+            load_columns<false, false>(b, scratch, SCRATCH_PITCH, 0);
+#pragma unroll
+            for (int m = 0; m < DENSE_TILES; ++m) {
+                Pair a[4];
+                load_columns<true, false>(a, deltas, ROW_PITCH, 16 * m);
+                multiply(by_dense[m][0], a, b[0], b[1]);
+                multiply(by_dense[m][1], a, b[2], b[3]);
+            }
+            Pair a[4];
+            load_columns<true, false>(a, scratch2, SCRATCH_PITCH, 0);
+            Patch of_row[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) of_row[i] = patch_of_lane(mine, 2 * t + i % 2 + i / 2 * 8);
+#pragma unroll
+            for (int n = 0; n < PATCH_BLOCKS; ++n) {
+                unsigned bit[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) bit[i] = of_row[i].word[8 * n / 32] >> (8 * n % 32 + g) & 1u;
+                Pair low, high;
+                spread(low, bit[0] | bit[1] << 1);
+                spread(high, bit[2] | bit[3] << 1);
+                multiply(by_filters[n], a, low, high);
+            }
+        }
+        __syncthreads();  // before the next images come
+    }
+
+    if (has_outputs) {
+        if (warp >= DENSE_TILES) return;
+        float* out = of_outputs + (long long)split * (OUTPUTS * DENSE + DENSE + OUTPUTS);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int o = 0; o < OUTPUT_TILES; ++o) {
+                write_sums(out + 16 * o * DENSE + 16 * warp + 8 * i, DENSE, by_outputs[o][i]);
+                over_rows(by_output_bias[o][i]);
+                float* place = out + OUTPUTS * DENSE + DENSE + 16 * o + 8 * i + 2 * t;
+                if (warp == 0 && g == 0) *(FloatPair*)place = {by_output_bias[o][i][0], by_output_bias[o][i][1]};
+            }
+            over_rows(by_bias[i]);
+            if (g == 0) *(FloatPair*)(out + OUTPUTS * DENSE + 16 * warp + 8 * i + 2 * t) = {by_bias[i][0], by_bias[i][1]};
+        }
+        return;
+    }
+    if (has_place) {
+        float* out = of_dense + ((long long)split * PLACES + place) * TILE;
+#pragma unroll
+        for (int m = 0; m < DENSE_TILES; ++m) {
+            write_sums(out + 16 * m * FILTERS, FILTERS, by_dense[m][0]);
+            write_sums(out + 16 * m * FILTERS + 8, FILTERS, by_dense[m][1]);
+        }
+    }
+    float* sums = (float*)shared;  // [WARPS][16][PATCH_COLUMNS]
+#pragma unroll
+    for (int n = 0; n < PATCH_BLOCKS; ++n) {
+        write_sums(sums + warp * FILTERS * PATCH_COLUMNS + 8 * n, PATCH_COLUMNS, by_filters[n]);
+    }
+    __syncthreads();
+    float* out = of_filters + (long long)(split * GROUPS + group) * (FILTERS * PATCH_COLUMNS);
+    for (int i = threadIdx.x; i < FILTERS * PATCH_COLUMNS; i += THREADS) {
+        float whole = 0.0f;
+        for (int w = 0; w < WARPS; ++w) whole += sums[w * FILTERS * PATCH_COLUMNS + i];
+        out[i] = whole;
+    }
+}

@@ -1,0 +1,150 @@
+"""Networks that see an image by a convolution: a launch from images to outputs, and one back to all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from trainers.fused.conv_shape import ConvShape
+from trainers.fused.gradient import NetworkGradient, Places
+from trainers.fused.learning_plan import GradientPlan, LearningPlan
+from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
+from trainers.fused.shape import WARPS
+from warpdrive.backends.base import LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import Constant, FunctionManager
+
+Call = Callable[[], None]
+
+
+class ConvNetwork:
+    """Memory for the rows of a network, and what computes its outputs there.
+
+    Args:
+        num_rows: whose outputs it has room for.
+        memory: bytes, as many as ConvShape.row_bytes says.
+        learns: whether the dense layer is kept for a backward pass.
+        constants: of the group, as the kernels `act` and `learn` have them.
+    """
+
+    def __init__(
+        self,
+        packed: PackedPolicy,
+        network: PackedNetwork,
+        num_rows: int,
+        memory: torch.Tensor,
+        learns: bool,
+        constants: Mapping[str, Constant],
+    ) -> None:
+        self.packed, self.network = packed, network
+        self.shape: ConvShape = network.shape
+        size, (outputs, dense) = packed.plan.element_bytes, self.shape.padded[-1]
+        self.outputs = memory[: 4 * num_rows * outputs].view(torch.float32).view(num_rows, outputs)
+        elements = memory[4 * num_rows * outputs :]
+        self.delta, self.hidden = elements[: size * num_rows * outputs], elements[size * num_rows * outputs :]
+        self._row_tiles = packed.plan.row_tiles_of_images(self.shape, num_rows)
+        (source,) = network.seen.sources
+        self._functions = FunctionManager(
+            DataManager(packed.backend.device),
+            KERNELS / "convolution.cu",
+            {
+                **packed.precision,
+                **self.shape.kernel_constants(self._row_tiles, size),
+                "IS_TANH": packed.plan.request.activation == "tanh",
+                "GROUP_SIZE": constants["GROUP_SIZE"],
+                "PITCH": source.pitch,
+                "STRIDE": source.stride,
+                "FIRST": source.first,
+                "HAS_ORDER": constants["HAS_ORDER"],
+                "KEEPS": learns,
+            },
+            backend=packed.backend,
+        )
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """What `act` and `learn` take of it in place of weights and biases."""
+        outputs, _ = self.shape.padded[-1]
+        biases = self.packed.arrays_of(self.network)["biases"]
+        return {"weights": self.outputs.view(-1).view(torch.uint8), "biases": biases[-outputs:]}
+
+    def prepare_all(self, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
+        """Outputs of all rows, in their own order; `arrays` as for prepare_forward."""
+        return [self.prepare_forward(len(self.outputs), 0, arrays)]
+
+    def prepare_forward(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> Call:
+        """Outputs of rows from one of the order on.
+
+        Args:
+            arrays: the order, and what the network sees (Seen.arrays), among others.
+        """
+        shared_bytes = self.shape.forward_bytes(self._row_tiles, self.packed.plan.element_bytes)
+        num_blocks = -(-num_rows // (16 * self._row_tiles))
+        shape = LaunchShape(num_blocks, (32 * WARPS, 1), shared_bytes)
+        given = {**self._given(num_rows, first_row, arrays), "outputs": self.outputs}
+        return self._functions.prepare("conv_forward", shape, **given)
+
+    def prepare_backward(
+        self, num_rows: int, first_row: int, num_splits: int, arrays: Mapping[str, torch.Tensor], **parts: torch.Tensor
+    ) -> Call:
+        """The gradient out of `delta`, to the parts `of_dense`, `of_filters` and `of_outputs`; arguments as above."""
+        num_blocks = num_splits * (self.shape.num_groups + 1)
+        shape = LaunchShape(num_blocks, (32 * WARPS, 1), self.shape.backward_bytes(self.packed.plan.element_bytes))
+        given = {**self._given(num_rows, first_row, arrays), **parts, "delta": self.delta, "num_splits": num_splits}
+        return self._functions.prepare("conv_backward", shape, **given)
+
+    def _given(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        own = self.packed.arrays_of(self.network)
+        return {
+            "seen": arrays["seen0"],
+            "order": arrays["order"],
+            "weights": own["weights"],
+            "biases": own["biases"],
+            "hidden": self.hidden,
+            "first_row": first_row,
+            "num_rows": num_rows,
+        }
+
+
+class ConvGradient(NetworkGradient):
+    """The gradient of such a network: a part a share of the samples, and of the filters' one more a block of places."""
+
+    def __init__(self, plan: GradientPlan, network: PackedNetwork, parts: torch.Tensor) -> None:
+        super().__init__(plan, network, parts)
+        shape: ConvShape = plan.shape
+        self._sizes = of_dense, of_filters, of_outputs = shape.sizes_of_parts
+        self._counts = plan.num_parts, plan.num_parts * shape.num_groups, plan.num_parts
+        sizes = [size * count for size, count in zip(self._sizes, self._counts, strict=True)]
+        self._regions = dict(zip(("of_dense", "of_filters", "of_outputs"), parts.split(sizes), strict=True))
+
+    def prepare(self, packed: PackedPolicy, learning: LearningPlan, constants: Mapping[str, Constant]) -> None:
+        self._num_splits = self.plan.num_parts // learning.num_chunks
+        rows = self.plan.record_rows
+        self._made = ConvNetwork(packed, self.network, rows, self.records, True, constants)
+
+    def places(self) -> list[Places]:
+        starts = [region.storage_offset() - self.parts.storage_offset() for region in self._regions.values()]
+        of_dense, of_filters, of_outputs = zip(starts, self._sizes, self._counts, strict=True)
+        regions = [(of_filters, of_filters), (of_dense, of_outputs), (of_outputs, of_outputs)]
+        found = []
+        both = zip(self.network.layers, self.plan.shape.gradient_places(self.plan.way), regions, strict=True)
+        for layer, (weights, biases), (of_weights, of_biases) in both:
+            for parameters, places, (start, size, count) in (
+                (layer.weight, weights[layer.rows], of_weights),
+                (layer.bias, biases, of_biases),
+            ):
+                found.append(Places(parameters, start + places, size, count))
+        return found
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        return {**self._made.arrays(), "records": self._made.delta}
+
+    def prepare_before(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
+        self._shown = num_rows, first_row, self._num_splits, arrays
+        return [self._made.prepare_forward(num_rows, first_row, arrays)]
+
+    def prepare_after(self, number: int, num_rows: int) -> list[Call]:
+        parts = {}
+        for (name, region), size, count in zip(self._regions.items(), self._sizes, self._counts, strict=True):
+            parts[name] = region[number * (count * size * self._num_splits // self.plan.num_parts) :]
+        return [self._made.prepare_backward(*self._shown, **parts)]
