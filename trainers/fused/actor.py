@@ -79,7 +79,10 @@ class FusedPlayers(Actor):
         dtypes = {"mask": torch.bool, "active": torch.bool, "action": torch.int32}  # or floats of a Box, viewed so
         self._nothing = {
             name: torch.zeros(1, dtype=dtypes.get(name, torch.float32), device=env.device)
-            for name in ("mask", "active", "action", "drawn", "log_prob", "entropy", "value")
+            for name in ("mask", "active", "epsilon", "action", "drawn", "log_prob", "entropy", "value")
+        }
+        self._epsilon = {
+            actor.group.name: actor.epsilon for actor in actors if actor.group.policy.packed.plan.request.gives_values
         }
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
@@ -118,7 +121,7 @@ class FusedPlayers(Actor):
                 one["entropy"] = self._entropy[group.name]
                 if group.mask is not None:
                     one["mask"] = group.mask[t]
-            if network.shape.has_value:
+            if network.shape.has_value or group.name in self._epsilon:
                 one["value"] = group.value[t]
             arrays.append(one)
         calls += [call for memory in self._memories.values() for call in memory.prepare_keep(t)]
@@ -127,7 +130,8 @@ class FusedPlayers(Actor):
     def prepare_end(self) -> list[Call]:
         rollout, arrays = self.rollout, []
         for group, network in self._judging:
-            arrays.append(self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]})
+            one = self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]}
+            arrays.append(one if group.mask is None else one | {"mask": group.env_mask})
         calls = self._prepare(self._judge, self._judging, arrays, self._remembered)
         for k in range(rollout.max_truncations):
             final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
@@ -136,6 +140,8 @@ class FusedPlayers(Actor):
             for group, network in self._judging:
                 active = self._final_active[int(group.credits_team)] if network.seen.hides else None
                 arrays.append(self._seen(network, final, active) | {"value": group.final_value[k]})
+                if group.name in self._epsilon and group.mask is not None:
+                    arrays[-1]["mask"] = torch.ones_like(group.env_mask)  # which may be taken then, nobody says
             memories = {name: memory.group.final_memory[k] for name, memory in self._memories.items()}
             calls += self._prepare(self._judge, self._judging, arrays, memories)
         return calls
@@ -168,6 +174,8 @@ class FusedPlayers(Actor):
         given, before = {}, []
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
+            if group.name in self._epsilon:
+                whole["epsilon"] = self._epsilon[group.name]
             layers = self._layers.get(id(network))
             if layers is not None:
                 seen, of_memory = {**whole, "order": self._nothing["action"]}, ()

@@ -181,13 +181,14 @@ class PackedPolicy:
 
     def _find_networks(self) -> list[PackedNetwork]:
         network, head = self.policy.network, self.policy.head
-        of_policy = [network.policy_head, *([head.log_std] if isinstance(head, GaussianHead) else [])]
+        acts, judges = getattr(network, f"{self.policy.acts_by}_head"), getattr(network, "value_head", None)
+        of_policy = [acts, *([head.log_std] if isinstance(head, GaussianHead) else [])]
         cell, critic_cell = (getattr(network, name, None) for name in ("cell", "critic_cell"))
         trunk, critic_trunk = _trunks(network)
         if critic_trunk is None:
-            parts = [(trunk, cell, [*of_policy, network.value_head])]
+            parts = [(trunk, cell, of_policy if judges is None else [*of_policy, judges])]
         else:
-            parts = [(trunk, cell, of_policy), (critic_trunk, critic_cell, [network.value_head])]
+            parts = [(trunk, cell, of_policy), (critic_trunk, critic_cell, [judges])]
         found, element, bias = [], 0, 0
         for shape, (trunk, cell, heads) in zip(self.plan.shapes, parts, strict=True):
             layers, norm, packed_cell = [], None, None

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
+from trainers.algorithms import find_algorithm
 from trainers.experience.spec import GroupSpec
 from trainers.fused.cell import MOST_KEPT, CellPlan, RecurrentShape, Sequences, why_no_cell, with_input
 from trainers.fused.conv_shape import MOST_CHANNELS, MOST_DENSE, ConvShape, Image, with_image
@@ -86,6 +87,8 @@ class Request:
     """Of each part of what a network of convolutions sees."""
     conv: str = "minatar"
     """Its convolutions."""
+    gives_values: bool = False
+    """Whether its outputs are values of actions, and it has no critic."""
 
     @property
     def num_outputs(self) -> int:
@@ -96,12 +99,14 @@ class Request:
     def of(cls, config: PolicyConfig, spec: GroupSpec) -> Request:
         """As a policy's config and its group say it."""
         model = config.model
+        algorithm, _ = find_algorithm(config.algorithm)
+        head, seen = make_head(spec.action_space), Seen.by_actor(spec, config.agent_id)
         network, critic_widths, widths = find_network(model.type), None, model.fc_dims
         if network is CNN:
             widths = (model.dense_dim or CONVOLUTIONS[model.conv][1],)
-        if config.central_critic or not model.shared_trunk:
+        gives_values = "q" in algorithm.heads(config, head.num_outputs)
+        if config.central_critic or not (model.shared_trunk or gives_values):
             critic_widths = widths if model.critic_fc_dims is None else model.critic_fc_dims
-        head, seen = make_head(spec.action_space), Seen.by_actor(spec, config.agent_id)
         return cls(
             seen.num_features,
             widths,
@@ -118,6 +123,7 @@ class Request:
             model.memory_size if network is GRU else 0,
             tuple(tuple(one.shape) for one in parts(spec.observation_space).values()) if network is CNN else (),
             model.conv,
+            gives_values,
         )
 
 
@@ -141,6 +147,8 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         return f"the network is a {request.network.__name__}, and fused kernels serve model.type mlp, gru and cnn"
     if request.memory_size and (why := why_no_cell(request.memory_size, limits, element_bytes)):
         return why
+    if request.gives_values and request.memory_size:
+        return "it remembers, and gives actions values"
     widest = max((*request.widths, *(request.critic_widths or ())), default=0)
     if request.norms_hidden and widest > MAX_NORMED_WIDTH:
         return f"a hidden layer of {widest} with a LayerNorm is wider than {MAX_NORMED_WIDTH}"
@@ -191,7 +199,7 @@ class Plan:
         """Of its one network; or of its actor and its critic."""
         asked, num_outputs = self.request, self.request.num_outputs
         if asked.critic_widths is None:
-            return [self._make_shape(asked.num_features, asked.widths, num_outputs, True)]
+            return [self._make_shape(asked.num_features, asked.widths, num_outputs, not asked.gives_values)]
         actor = self._make_shape(asked.num_features, asked.widths, num_outputs, False)
         central = asked.critic_seen
         num_features = asked.num_features if central is None else central.num_features
@@ -399,6 +407,7 @@ class Plan:
             "CLIP": CLIP,
             "WARPGROUPS": in_fours,
             "LAYERS": isinstance(shape, LayersShape),
+            "GIVES_VALUES": self.request.gives_values,
             "GROUP_TILES": group_tiles,
             "AT_ONCE1": group_tiles if in_fours else tiles_together(first),
             "AT_ONCE2": group_tiles if in_fours else tiles_together(second or 1),
