@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.acting.actor import Actor, Call
+from trainers.acting.actor import Actor, Call, prepare_copy
 from trainers.fused.by_layers import LayersNetwork, make_layers, side_by_side
 from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvNetwork
@@ -128,11 +128,13 @@ class FusedPlayers(Actor):
         return calls + self._prepare(self._act, self._acting, arrays, self._remembered)
 
     def prepare_end(self) -> list[Call]:
-        rollout, arrays = self.rollout, []
+        rollout, arrays, masks = self.rollout, [], []
         for group, network in self._judging:
-            one = self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]}
-            arrays.append(one if group.mask is None else one | {"mask": group.env_mask})
-        calls = self._prepare(self._judge, self._judging, arrays, self._remembered)
+            arrays.append(self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]})
+            if group.name in self._epsilon and group.mask is not None:
+                arrays[-1]["mask"] = mask = torch.ones_like(group.mask[0])
+                masks.append(prepare_copy(mask, group.env_mask))
+        calls = [*masks, *self._prepare(self._judge, self._judging, arrays, self._remembered)]
         for k in range(rollout.max_truncations):
             final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
             if self._final_active is not None:
@@ -141,7 +143,7 @@ class FusedPlayers(Actor):
                 active = self._final_active[int(group.credits_team)] if network.seen.hides else None
                 arrays.append(self._seen(network, final, active) | {"value": group.final_value[k]})
                 if group.name in self._epsilon and group.mask is not None:
-                    arrays[-1]["mask"] = torch.ones_like(group.env_mask)  # which may be taken then, nobody says
+                    arrays[-1]["mask"] = torch.ones_like(group.mask[0])  # which may be taken then, nobody says
             memories = {name: memory.group.final_memory[k] for name, memory in self._memories.items()}
             calls += self._prepare(self._judge, self._judging, arrays, memories)
         return calls

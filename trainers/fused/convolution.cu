@@ -119,7 +119,7 @@ __device__ __forceinline__ Patch patch_of_lane(const Patch& patch, int lane)
 // The two lowest bits as numbers.
 __device__ __forceinline__ void spread(unsigned& pair, unsigned bits)
 {
-    pair = ((bits | bits << 15) & 0x00010001u) * 0x3f80u;  // a 1 of bfloat16
+    pair = ((bits & 1u) | (bits << 15 & 0x10000u)) * 0x3f80u;  // a 1 of bfloat16
 }
 __device__ __forceinline__ void spread(FloatPair& pair, unsigned bits)
 {

@@ -128,6 +128,15 @@ def shove() -> dict:
     return {"name": "shove:Shove", "policy": {"pushers": pushers, "choosers": choosers}}
 
 
+def pictures() -> dict:
+    """Two who learn values of actions from bits, and one whose critic has eyes of its own; see envs/tiles.py."""
+    model = {"type": "cnn", "dense_dim": 24}
+    others = {"algorithm": "PQN", "num_minibatches": 1, "lr": 0.01, "epsilon": 0.5, "model": model}
+    last = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 1, "lr": 0.01, "clip_param": 0.02}
+    last["model"] = {**model, "activation": "tanh", "shared_trunk": False}
+    return {"name": "tiles:Tiles", "policy": {"others": others, "last": last}}
+
+
 def faulty(env: dict | None = None, **first: object) -> dict:
     """One agent and two others, who see two numbers; see envs/faulty.py."""
     small = {"lr": 0.01, "normalize_advantage": False, "model": {"fc_dims": [8]}}
@@ -171,7 +180,7 @@ def deep() -> dict:
     return run
 
 
-@pytest.mark.parametrize("run", [tag, spread, climbers, sights, pendulum, shove, deep])
+@pytest.mark.parametrize("run", [tag, spread, climbers, sights, pendulum, shove, deep, pictures])
 def test_two_iterations_in_full_precision_are_torchs(make, run):
     ours, torchs = make(run(), FULL), make(run(), TORCH)
     before = parameters(ours)
@@ -244,6 +253,7 @@ AGAIN = {
     "layers, and LayerNorms": layered,
     "central critics of several arrays": sights,
     "a central critic with a memory": seeing,
+    "pictures": pictures,
 }
 
 
