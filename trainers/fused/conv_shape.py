@@ -8,7 +8,7 @@ import numpy as np
 
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.limits import Limits
-from trainers.fused.shape import WARPS, Pair, Shape, Way, place_in_record, to_tiles
+from trainers.fused.shape import NORM_EPS, WARPS, Pair, Shape, Way, place_in_record, to_tiles
 from warpdrive.function_manager import Constant
 
 SIDE, FILTERS = 3, 16
@@ -16,13 +16,15 @@ SIDE, FILTERS = 3, 16
 MOST_CHANNELS, MOST_DENSE = 10, 128
 """Of an image; columns of the layer behind the convolution: a row of a patch is a word of bits, and a warp's registers
 hold that layer's sums."""
+SUM_BYTES = 2 * WARPS * 16 * 4
+"""Of shared memory: two sums over 16 rows, of each warp."""
 SPLIT_ROWS = 64
 """Samples from which a gradient is shared by one more block of each place."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What a network sees, false and true: how the kernels of such networks differ from each other, their sizes aside."""
+    """What a network sees: false and true."""
 
     height: int
     width: int
@@ -36,8 +38,8 @@ class Image:
 
 @dataclass(frozen=True)
 class ConvShape(LayersShape):
-    """A convolution of bits, a dense layer and the outputs. Weights lie as convolution.cu says; one part of the gradient
-    has those of the dense layer, those of the filters, a sum a block of places, then all of the outputs."""
+    """A convolution of bits, a dense layer and the outputs. Weights lie as convolution.cu says, and a gradient's parts,
+    too: of the dense layer; of the filters, by each block of places; and of the outputs."""
 
     image: Image = Image(SIDE, SIDE, 1)
 
@@ -62,15 +64,20 @@ class ConvShape(LayersShape):
 
     @property
     def rows_of_biases(self) -> list[int]:
-        return [1, 1, 1]
+        return [3, 3, 1] if self.norms_hidden else [1, 1, 1]
+
+    @property
+    def num_parameters(self) -> int:
+        return super().num_parameters + 2 * FILTERS * self.norms_hidden
 
     @property
     def rows_at_once(self) -> int:
         return 1 << 20
 
     def row_bytes(self, element_bytes: int, learns: bool) -> int:
-        dense, outputs = self.padded[-1][1], self.padded[-1][0]
-        return 4 * outputs + element_bytes * (dense + outputs) * learns
+        outputs, dense = self.padded[-1]
+        norm = (4 + element_bytes * dense) * self.norms_hidden
+        return 4 * outputs + (element_bytes * (dense + outputs) + norm) * learns
 
     # ---------------------------------------------------------------------------------------- places
 
@@ -90,7 +97,7 @@ class ConvShape(LayersShape):
         ]
 
     def _filters(self) -> Pair:
-        """Of torch's [filter, channel x row x column]: the filter; where it stands in a patch, whose channels are last."""
+        """Of torch's [filter, channel x row x column]: the filter; the place in a patch, whose channels are last."""
         filter, number = np.indices(self.layers[0])
         return filter, number % SIDE**2 * self.image.channels + number // SIDE**2
 
@@ -115,14 +122,23 @@ class ConvShape(LayersShape):
     def sizes_of_parts(self) -> tuple[int, int, int]:
         """Of the dense layer; of the filters, by one block of places; of the outputs, and the dense layer's biases."""
         outputs, dense = self.padded[-1]
-        return dense * FILTERS * self.num_places, FILTERS * self.patch_columns, outputs * dense + dense + outputs
+        of_filters, of_outputs = self.norms_at
+        norms = 2 * self.norms_hidden
+        return dense * FILTERS * self.num_places, of_filters + norms * FILTERS, of_outputs + norms * dense
+
+    @property
+    def norms_at(self) -> tuple[int, int]:
+        """In a part of the filters, and in one of the outputs, where gains and shifts of LayerNorms begin."""
+        outputs, dense = self.padded[-1]
+        return FILTERS * self.patch_columns, outputs * dense + dense + outputs
 
     def part_size(self, way: Way) -> int:
         of_dense, of_filters, of_outputs = self.sizes_of_parts
         return of_dense + self.num_groups * of_filters + of_outputs
 
     def gradient_places(self, way: Way) -> list[Pair]:
-        """Of each layer, in the first of what `sizes_of_parts` says; the dense layer's biases are among the outputs'."""
+        """Of each layer, in the first of `sizes_of_parts` that has it; the dense layer's biases are among the outputs'.
+        Gains and shifts of LayerNorms stand behind each other, where `norms_at` says."""
         outputs, dense = self.padded[-1]
         filter, patch = self._filters()
         row, place, column = self._dense()
@@ -149,6 +165,9 @@ class ConvShape(LayersShape):
             "PATCH_BLOCKS": self.patch_columns // 8,
             "DENSE_TILES": self.padded[1][0] // 16,
             "OUTPUT_TILES": self.padded[2][0] // 16,
+            "DENSE_COLUMNS": self.widths[0],
+            "NORMS": self.norms_hidden,
+            "NORM_EPS": NORM_EPS,
             "ROW_TILES": row_tiles,
             "WARPS": WARPS,
             "FORWARD_BYTES": self.forward_bytes(row_tiles, element_bytes),
@@ -164,14 +183,14 @@ class ConvShape(LayersShape):
         """Shared memory of a block that goes forwards."""
         dense = self.padded[1][0]
         first = WARPS * max(2 * FILTERS * dense * element_bytes, 16 * (dense + 4) * 4)
-        return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self._image_bytes
+        return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self._image_bytes + SUM_BYTES
 
     def backward_bytes(self, element_bytes: int) -> int:
         """Of one that goes back."""
         dense = self.padded[1][0]
-        first = WARPS * max(FILTERS * dense * element_bytes, FILTERS * self.patch_columns * 4)
+        first = WARPS * max(FILTERS * dense * element_bytes, 4 * self.sizes_of_parts[1])
         rows = 16 * (dense + 8) + WARPS * 2 * 16 * 24
-        return first + rows * element_bytes + 16 * self._image_bytes
+        return first + rows * element_bytes + 16 * self._image_bytes + SUM_BYTES
 
 
 def with_image(shape: Shape, image: Image) -> ConvShape:

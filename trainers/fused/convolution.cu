@@ -11,7 +11,10 @@
 //   KERNEL_TILES                 16 numbers each: of a patch
 //   PATCH_BLOCKS                 8 numbers each: of a patch and a one behind it
 //   DENSE_TILES, OUTPUT_TILES    16 columns each: of the dense layer, of the outputs
+//   DENSE_COLUMNS                of the dense layer, that are no padding
 //   IS_TANH                      the activation: tanh, or else the positive part
+//   NORMS, NORM_EPS              whether a LayerNorm stands before each activation, of the convolution over the filters
+//                                of a place; added to the variance
 //   ROW_TILES                    16 images each, which a block of conv_forward has
 //   WARPS                        of a block
 //   GROUP_SIZE                   agents of an env that see by this network
@@ -42,6 +45,10 @@ static_assert(SIDE * CHANNELS <= 32, "a row of a patch is more than a word");
 static_assert(16 * KERNEL_TILES >= PATCH && PATCH_COLUMNS > PATCH, "a patch has no room");
 static_assert(16 * KERNEL_TILES <= 32 * PATCH_WORDS && PATCH_COLUMNS <= 32 * PATCH_WORDS, "a patch has too few words");
 static_assert(DENSE_TILES <= WARPS, "a warp has one tile of the dense layer");
+
+// Biases of a layer, with a LayerNorm behind them its gains and its shifts.
+constexpr int BIAS_ROWS = NORMS ? 3 : 1;
+constexpr int DENSE_BIASES_AT = BIAS_ROWS * FILTERS;
 
 // The weights: [filter][16 KERNEL_TILES], [place][dense / 8][filter / 8][8][8], [output / 8][dense / 8][8][8].
 constexpr int DENSE_AT = FILTERS * 16 * KERNEL_TILES;
@@ -128,10 +135,17 @@ __device__ __forceinline__ void spread(FloatPair& pair, unsigned bits)
 
 // ------------------------------------------------------------------------------------------ convolution
 
-// The filters, as the factor B of a convolution, and their biases.
+// A tile of a LayerNorm: what 16 rows are brought to mean 0 and deviation 1 by, and what they are then. Values stand as
+// pairs of a tile of A do: [i] of row g + 8 (i % 2), of the columns 2 t + 8 (i / 2) and the next.
+struct Standard {
+    float value[4][2];
+    float scale[2];
+};
+
+// The filters, as the factor B of a convolution, and their biases; [i][j] of column 2 t + 8 i + j.
 struct Filters {
     Pair kernel[KERNEL_TILES][4];
-    float bias[4];  // of the columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+    float bias[2][2], gain[2][2], shift[2][2];
 };
 __device__ __forceinline__ Filters load_filters(const Element* weights, const float* biases)
 {
@@ -145,18 +159,32 @@ __device__ __forceinline__ Filters load_filters(const Element* weights, const fl
             *(const Pair*)(weights + filter * (16 * KERNEL_TILES) + i / 4 * 16 + i % 2 * 8 + 2 * t);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) filters.bias[i] = biases[2 * t + i / 2 * 8 + i % 2];
+    for (int i = 0; i < 4; ++i) {
+        const int column = 2 * t + i / 2 * 8 + i % 2;
+        filters.bias[i / 2][i % 2] = biases[column];
+        filters.gain[i / 2][i % 2] = NORMS ? biases[FILTERS + column] : 1.0f;
+        filters.shift[i / 2][i % 2] = NORMS ? biases[2 * FILTERS + column] : 0.0f;
+    }
     return filters;
+}
+
+// The sum over 16 columns of a tile's row, whose four lanes have them between them.
+__device__ __forceinline__ float over_row(float sum)
+{
+    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+    return sum + __shfl_xor_sync(ALL_LANES, sum, 2);
 }
 
 // 16 images at a place: a tile of A for the dense layer.
 //   upper, lower  the patches of the rows g and g + 8
-__device__ __forceinline__ void convolve(Pair (&found)[4], const Patch& upper, const Patch& lower, const Filters& filters)
+//   standard      if it NORMS
+__device__ __forceinline__ void convolve(
+    Pair (&found)[4], Standard& standard, const Patch& upper, const Patch& lower, const Filters& filters)
 {
     const int t = lane_index() & 3;
     float sum[2][4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = filters.bias[i / 4 * 2 + i % 2];
+    for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = filters.bias[i / 4][i % 2];
 #pragma unroll
     for (int k = 0; k < KERNEL_TILES; ++k) {
         Pair a[4];
@@ -168,10 +196,52 @@ __device__ __forceinline__ void convolve(Pair (&found)[4], const Patch& upper, c
         multiply(sum[0], a, filters.kernel[k][0], filters.kernel[k][1]);
         multiply(sum[1], a, filters.kernel[k][2], filters.kernel[k][3]);
     }
+    if constexpr (NORMS) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float(&left)[2] = *(float(*)[2])&sum[0][2 * half];
+            float(&right)[2] = *(float(*)[2])&sum[1][2 * half];
+            const float mean = over_row(left[0] + left[1] + right[0] + right[1]) / FILTERS;
+            float squares = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                left[j] -= mean;
+                right[j] -= mean;
+                squares += left[j] * left[j] + right[j] * right[j];
+            }
+            standard.scale[half] = rsqrtf(over_row(squares) / FILTERS + NORM_EPS);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float& value = standard.value[i / 4 * 2 + i % 4 / 2][i % 2];
+            value = sum[i / 4][i % 4] * standard.scale[i % 4 / 2];
+            sum[i / 4][i % 4] = filters.gain[i / 4][i % 2] * value + filters.shift[i / 4][i % 2];
+        }
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float* two = &sum[i / 2][2 * (i % 2)];
         found[i] = packed(activate(two[0]), activate(two[1]));
+    }
+}
+
+// Two sums over the dense layer's columns, of row g and of row g + 8, of whose 16 columns each warp has a part. All
+// threads of the block call it.
+//   place  [WARPS][16]
+__device__ __forceinline__ void over_dense(float (&sum)[2], float* place)
+{
+    const int g = lane_index() >> 2;
+    const int warp = threadIdx.x >> 5;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        sum[half] = over_row(sum[half]);
+        if ((lane_index() & 3) == 0) place[warp * 16 + g + 8 * half] = sum[half];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        sum[half] = 0.0f;
+        for (int w = 0; w < DENSE_TILES; ++w) sum[half] += place[w * 16 + g + 8 * half];
     }
 }
 
@@ -211,13 +281,69 @@ __device__ __forceinline__ void read_rows(Pair (&a)[4], const Element* rows, int
     }
 }
 
+// A warp's tile of the dense layer to memory, from a row on of which `left` are rows.
+__device__ __forceinline__ void write_tile(Pair* out, const Pair (&tile)[4], long long first, long long left)
+{
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = (lane_index() >> 2) + i % 2 * 8;
+        const int column = 16 * (threadIdx.x >> 5) + i / 2 * 8 + 2 * (lane_index() & 3);
+        if (row < left) out[((first + row) * DENSE + column) / 2] = tile[i];
+    }
+}
+
+// The dense layer's LayerNorm: its sums to what is activated. All threads of the block call it.
+//   whole            of a warp's tile, as pairs of A stand   read, written
+//   of_rows          [2][WARPS][16] in shared memory
+//   standard, scale  as conv_forward has them                written, if it KEEPS
+__device__ __forceinline__ void normalise(
+    float (&whole)[4][2], const float* biases, float* of_rows, Pair* standard, float* scale, long long first,
+    long long left)
+{
+    const int warp = threadIdx.x >> 5;
+    const auto column_of = [&](int i) { return 16 * warp + i / 2 * 8 + 2 * (lane_index() & 3); };
+    float sum[2] = {};
+    float squares[2] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i % 2] += whole[i][0] + whole[i][1];
+    over_dense(sum, of_rows);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float& one = whole[i / 2][i % 2];
+        one = column_of(i / 2) + i % 2 < DENSE_COLUMNS ? one - sum[i / 2 % 2] / DENSE_COLUMNS : 0.0f;
+        squares[i / 2 % 2] += one * one;
+    }
+    over_dense(squares, of_rows + WARPS * 16);
+    if (warp >= DENSE_TILES) return;
+    const float* gain = biases + DENSE_BIASES_AT + DENSE;
+    float by[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        by[half] = rsqrtf(squares[half] / DENSE_COLUMNS + NORM_EPS);
+        const int row = (lane_index() >> 2) + 8 * half;
+        if (KEEPS && column_of(0) == 0 && row < left) scale[first + row] = by[half];
+    }
+    Pair kept[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        kept[i] = packed(whole[i][0] * by[i % 2], whole[i][1] * by[i % 2]);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int column = column_of(i) + j;
+            whole[i][j] = gain[column] * (whole[i][j] * by[i % 2]) + gain[DENSE + column];
+        }
+    }
+    if (KEEPS) write_tile(standard, kept, first, left);
+}
+
 // What a block of conv_forward has in shared memory. Sums take the place of the weights.
 struct Forward {
     static constexpr int TILES = WARPS * 2 * TILE * (int)sizeof(Element);
     static constexpr int SUMS = WARPS * 16 * SUM_PITCH * 4;
     static constexpr int FIRST = TILES > SUMS ? TILES : SUMS;
     static constexpr int HIDDEN = FIRST + 16 * ROW_PITCH * (int)sizeof(Element);
-    static constexpr int BYTES = HIDDEN + 16 * ROW_TILES * IMAGE_WORDS * 4;
+    static constexpr int BITS = HIDDEN + 16 * ROW_TILES * IMAGE_WORDS * 4;
+    static constexpr int BYTES = BITS + 2 * WARPS * 16 * 4;
 };
 static_assert(FORWARD_BYTES >= Forward::BYTES, "conv_forward has too little shared memory");
 
@@ -225,13 +351,15 @@ static_assert(FORWARD_BYTES >= Forward::BYTES, "conv_forward has too little shar
 //   seen       [step, env, agent, row, column, channel]                     read
 //   order      [num_rows..] images, if it HAS_ORDER                         read
 //   weights    bytes of elements, see above                                 read
-//   biases     [16], [DENSE], those of the outputs                          read
+//   biases     [BIAS_ROWS, 16], [BIAS_ROWS, DENSE], those of the outputs    read
 //   hidden     bytes of [row, DENSE] elements: the dense layer, if it KEEPS written
+//   standard   likewise, its sums at mean 0 and deviation 1, if it NORMS    written
+//   scale      [row]  by which they were made so                            written
 //   outputs    [row, OUTPUTS]  without biases                               written
 //   first_row, num_rows  which rows of `order`, or of all
 extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
     const bool* seen, const int* order, const unsigned char* weights, const float* biases, unsigned char* hidden,
-    float* outputs, long long first_row, long long num_rows)
+    unsigned char* standard, float* scale, float* outputs, long long first_row, long long num_rows)
 {
     extern __shared__ char shared[];
     const Element* weight = (const Element*)weights;
@@ -242,6 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
     float* sums = (float*)shared;                         // [WARPS][16][SUM_PITCH]
     Element* rows = (Element*)(shared + Forward::FIRST);  // [16][ROW_PITCH] of the dense layer
     unsigned* bits = (unsigned*)(shared + Forward::HIDDEN);
+    float* of_rows = (float*)(shared + Forward::BITS);  // [2][WARPS][16]
     const long long first = (long long)blockIdx.x * (16 * ROW_TILES);
     if (warp < PLACES) start_tile(tiles, weight, warp);
     load_images<16 * ROW_TILES>(bits, seen, order, first_row, first, num_rows);
@@ -258,7 +387,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
         Pair found[ROW_TILES][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
-            convolve(found[r], patch_of_lane(mine, 16 * r + g), patch_of_lane(mine, 16 * r + g + 8), filters);
+            const Patch upper = patch_of_lane(mine, 16 * r + g);
+            const Patch lower = patch_of_lane(mine, 16 * r + g + 8);
+            Standard unread;
+            convolve(found[r], unread, upper, lower, filters);
         }
 #pragma unroll
         for (int n = 0; n < DENSE_TILES; ++n) {
@@ -284,21 +416,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
             *(FloatPair*)(own + 8 * SUM_PITCH + 8 * n) = {sum[r][n][2], sum[r][n][3]};
         }
         __syncthreads();
+        float whole[4][2] = {};
         if (warp < DENSE_TILES) {  // adds up a tile, always in the same order
-            Pair made[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int column = 16 * warp + i / 2 * 8 + 2 * t;
-                FloatPair whole = *(const FloatPair*)(biases + FILTERS + column);
+                const FloatPair bias = *(const FloatPair*)(biases + DENSE_BIASES_AT + column);
+                whole[i][0] = bias.low;
+                whole[i][1] = bias.high;
                 for (int w = 0; w < WARPS; ++w) {
                     const FloatPair part = *(const FloatPair*)(sums + (w * 16 + g + i % 2 * 8) * SUM_PITCH + column);
-                    whole.low += part.low;
-                    whole.high += part.high;
+                    whole[i][0] += part.low;
+                    whole[i][1] += part.high;
                 }
-                made[i] = packed(activate(whole.low), activate(whole.high));
-                const int row = g + i % 2 * 8;
-                if (KEEPS && row < left) ((Pair*)hidden)[((first + 16 * r + row) * DENSE + column) / 2] = made[i];
             }
+        }
+        if constexpr (NORMS) normalise(whole, biases, of_rows, (Pair*)standard, scale, first + 16 * r, left);
+        if (warp < DENSE_TILES) {
+            Pair made[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) made[i] = packed(activate(whole[i][0]), activate(whole[i][1]));
+            if (KEEPS) write_tile((Pair*)hidden, made, first + 16 * r, left);
             store_rows<ROW_PITCH>(rows + 16 * warp, made);
         }
         __syncthreads();
@@ -325,23 +463,66 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
 
 // --------------------------------------------------------------------------------------------- backward
 
-__device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
+// Derivatives by what two products side by side gave, to those by what went into their activation, as pairs of A stand.
+__device__ __forceinline__ void slant(float (&slanted)[4][2], const float (&sum)[2][4], const Pair (&gave)[4])
 {
-    if constexpr (IS_TANH) {
-        const FloatPair activated = unpack(gave);
-        return packed(low * slope(activated.low), high * slope(activated.high));
-    } else {
-        return where_positive(packed(low, high), gave);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const FloatPair activated = unpack(gave[i]);
+        slanted[i][0] = sum[i / 2][2 * (i % 2)] * slope(activated.low);
+        slanted[i][1] = sum[i / 2][2 * (i % 2) + 1] * slope(activated.high);
     }
 }
 
+// Through a LayerNorm: first the derivatives by its gains and shifts, and by its standard sums, with what a row needs
+// of them; and once that is summed up over the row, the derivatives by what went into it.
+//   derivative       by what is activated; then by the standard sums; at last by what went in  read, written
+//   by_gain, by_shift  added to, if it `adds`
+//   whole, along     of row g and of row g + 8: sums of derivatives, and of these times the standard sums
+//   num_columns      of a row
+__device__ __forceinline__ void begin_normed(
+    float (&derivative)[4][2], const Standard& standard, const float (&gain)[2][2], float (&by_gain)[2][2],
+    float (&by_shift)[2][2], float (&whole)[2], float (&along)[2], bool adds)
+{
+    whole[0] = whole[1] = along[0] = along[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int of_row = i / 2 % 2;
+        float& one = derivative[i / 2][i % 2];
+        const float value = standard.value[i / 2][i % 2];
+        if (adds) {
+            by_gain[i / 4][i % 2] += one * value;
+            by_shift[i / 4][i % 2] += one;
+        }
+        one *= gain[i / 4][i % 2];
+        whole[of_row] += one;
+        along[of_row] += one * value;
+    }
+}
+__device__ __forceinline__ void end_normed(
+    float (&derivative)[4][2], const Standard& standard, const float (&whole)[2], const float (&along)[2],
+    int num_columns)
+{
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int of_row = i / 2 % 2;
+        float& one = derivative[i / 2][i % 2];
+        one = (one - (whole[of_row] + standard.value[i / 2][i % 2] * along[of_row]) / num_columns) * standard.scale[of_row];
+    }
+}
+
+// What a block of conv_backward writes of the filters, and of the outputs.
+constexpr int OF_FILTERS = FILTERS * PATCH_COLUMNS + (NORMS ? 2 * FILTERS : 0);
+constexpr int OF_OUTPUTS = OUTPUTS * DENSE + DENSE + OUTPUTS + (NORMS ? 2 * DENSE : 0);
+
 struct Backward {
     static constexpr int TILES = WARPS * TILE * (int)sizeof(Element);
-    static constexpr int SUMS = WARPS * FILTERS * PATCH_COLUMNS * 4;
+    static constexpr int SUMS = WARPS * OF_FILTERS * 4;
     static constexpr int FIRST = TILES > SUMS ? TILES : SUMS;
     static constexpr int DELTA = FIRST + 16 * ROW_PITCH * (int)sizeof(Element);
     static constexpr int SCRATCH = DELTA + WARPS * 2 * 16 * SCRATCH_PITCH * (int)sizeof(Element);
-    static constexpr int BYTES = SCRATCH + 16 * IMAGE_WORDS * 4;
+    static constexpr int BITS = SCRATCH + 16 * IMAGE_WORDS * 4;
+    static constexpr int BYTES = BITS + 2 * WARPS * 16 * 4;
 };
 static_assert(BACKWARD_BYTES >= Backward::BYTES, "conv_backward has too little shared memory");
 
@@ -355,6 +536,16 @@ __device__ __forceinline__ void over_rows(float (&two)[2])
     }
 }
 
+// Of gains and shifts of two columns, to [2, step] floats.
+__device__ __forceinline__ void write_norm(float* place, int step, float (&gain)[2], float (&shift)[2])
+{
+    over_rows(gain);
+    over_rows(shift);
+    if (lane_index() >= 4) return;
+    *(FloatPair*)place = {gain[0], gain[1]};
+    *(FloatPair*)(place + step) = {shift[0], shift[1]};
+}
+
 // Sums of 16 x 8 to [16, pitch] floats.
 __device__ __forceinline__ void write_sums(float* out, int pitch, const float (&sum)[4])
 {
@@ -366,16 +557,16 @@ __device__ __forceinline__ void write_sums(float* out, int pitch, const float (&
 // The gradient of all weights, out of the deltas of the outputs. Blocks share the images among `num_splits`, and of
 // each share the places, WARPS a block; the last block of a share has the outputs.
 //   seen, order, weights, biases, first_row, num_rows  as conv_forward has them             read
-//   hidden     bytes of [row, DENSE] elements: the dense layer                              read
+//   hidden, standard, scale  as conv_forward left them                                      read
 //   delta      bytes of [row, OUTPUTS] elements: the loss's derivative by the outputs       read
 //   of_dense   [split, place, DENSE, 16]                                                    written
-//   of_filters [split, block of places, 16, PATCH_COLUMNS]  the column after a patch has
-//              biases                                                                       written
-//   of_outputs [split, OUTPUTS * DENSE + DENSE + OUTPUTS]  weights, biases of the dense
-//              layer, biases                                                                written
+//   of_filters [split, block of places, OF_FILTERS]  [16, PATCH_COLUMNS], whose column
+//              after a patch has biases; gains and shifts if it NORMS                       written
+//   of_outputs [split, OF_OUTPUTS]  weights, biases of the dense layer, biases; then the
+//              dense layer's gains and shifts, if it NORMS                                  written
 extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
     const bool* seen, const int* order, const unsigned char* weights, const float* biases, const unsigned char* hidden,
-    const unsigned char* delta, float* of_dense, float* of_filters, float* of_outputs, long long first_row,
+    const unsigned char* standard, const float* scale, const unsigned char* delta, float* of_dense, float* of_filters, float* of_outputs, long long first_row,
     long long num_rows, int num_splits)
 {
     extern __shared__ char shared[];
@@ -393,6 +584,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
     Element* scratch = (Element*)(shared + Backward::DELTA) + warp * (2 * 16 * SCRATCH_PITCH);
     Element* scratch2 = scratch + 16 * SCRATCH_PITCH;
     unsigned* bits = (unsigned*)(shared + Backward::SCRATCH);
+    float* of_rows = (float*)(shared + Backward::BITS);  // [2][WARPS][16]
     if (has_place) start_tile(tile, weight, place);
     const Filters filters = load_filters(weight, biases);
     wait_for_copies();
@@ -402,12 +594,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
     float by_outputs[OUTPUT_TILES][2][4] = {};
     float by_bias[2][2] = {};                      // of the dense layer's tile
     float by_output_bias[OUTPUT_TILES][2][2] = {};
+    float by_gain[2][2] = {};                      // of a LayerNorm: the filters', or of the block with the outputs
+    float by_shift[2][2] = {};                     // its tile's of the dense layer
     for (long long first = 16ll * split; first < num_rows; first += 16ll * num_splits) {
         const long long left = num_rows - first;
         if (!has_outputs) load_images<16>(bits, seen, order, first_row, first, num_rows);
+        float slanted[4][2] = {};
         if (warp < DENSE_TILES) {  // a tile of the dense layer's deltas
             float sum[2][4] = {};
-            Pair gave[4], made[4];
+            Pair gave[4];
             read_rows(gave, (const Element*)hidden + first * DENSE + 16 * warp, DENSE, left);
 #pragma unroll
             for (int o = 0; o < OUTPUT_TILES; ++o) {
@@ -433,14 +628,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
                     __syncwarp();
                 }
             }
+            slant(slanted, sum, gave);
+        }
+        if constexpr (NORMS) {
+            Standard kept = {};
+            float gain[2][2] = {};
+            if (warp < DENSE_TILES) {
+                Pair tile_of_standard[4];
+                read_rows(tile_of_standard, (const Element*)standard + first * DENSE + 16 * warp, DENSE, left);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const FloatPair two = unpack(tile_of_standard[i]);
+                    kept.value[i][0] = two.low;
+                    kept.value[i][1] = two.high;
+                    gain[i / 2][i % 2] = biases[DENSE_BIASES_AT + DENSE + 16 * warp + i / 2 * 8 + 2 * t + i % 2];
+                }
+#pragma unroll
+                for (int half = 0; half < 2; ++half) kept.scale[half] = g + 8 * half < left ? scale[first + g + 8 * half] : 0.0f;
+            }
+            float whole[2], along[2];
+            begin_normed(slanted, kept, gain, by_gain, by_shift, whole, along, has_outputs);
+            over_dense(whole, of_rows);
+            over_dense(along, of_rows + WARPS * 16);
+            end_normed(slanted, kept, whole, along, DENSE_COLUMNS);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {  // padding has no delta
+                if (16 * warp + i / 4 * 8 + 2 * t + i % 2 >= DENSE_COLUMNS) slanted[i / 2][i % 2] = 0.0f;
+            }
+        }
+        if (warp < DENSE_TILES) {
+            Pair made[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float* two = &sum[i / 2][2 * (i % 2)];
-                made[i] = delta_of(two[0], two[1], gave[i]);
+                made[i] = packed(slanted[i][0], slanted[i][1]);
                 if (has_outputs) {
-                    const FloatPair both = unpack(made[i]);
-                    by_bias[i / 2][0] += both.low;
-                    by_bias[i / 2][1] += both.high;
+                    by_bias[i / 2][0] += slanted[i][0];
+                    by_bias[i / 2][1] += slanted[i][1];
                 }
             }
             store_rows<ROW_PITCH>(deltas + 16 * warp, made);
@@ -449,7 +672,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
         if (has_place) {
             const Patch mine = patch_at(bits + lane_index() % 16 * IMAGE_WORDS, place);
             Pair found[4];
-            convolve(found, patch_of_lane(mine, g), patch_of_lane(mine, g + 8), filters);
+            Standard kept;
+            convolve(found, kept, patch_of_lane(mine, g), patch_of_lane(mine, g + 8), filters);
             store_rows<SCRATCH_PITCH>(scratch, found);
             float sum[2][4] = {};
 #pragma unroll
@@ -460,12 +684,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
                 multiply(sum[0], a, b[0], b[1]);
                 multiply(sum[1], a, b[2], b[3]);
             }
+            float by_found[4][2];
+            slant(by_found, sum, found);
+            if constexpr (NORMS) {
+                float whole[2], along[2];
+                begin_normed(by_found, kept, filters.gain, by_gain, by_shift, whole, along, true);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    whole[half] = over_row(whole[half]);
+                    along[half] = over_row(along[half]);
+                }
+                end_normed(by_found, kept, whole, along, FILTERS);
+            }
             Pair made[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float* two = &sum[i / 2][2 * (i % 2)];
-                made[i] = delta_of(two[0], two[1], found[i]);
-            }
+            for (int i = 0; i < 4; ++i) made[i] = packed(by_found[i][0], by_found[i][1]);
             store_rows<SCRATCH_PITCH>(scratch2, made);
             __syncwarp();
             Pair b[4];
@@ -498,7 +731,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
 
     if (has_outputs) {
         if (warp >= DENSE_TILES) return;
-        float* out = of_outputs + (long long)split * (OUTPUTS * DENSE + DENSE + OUTPUTS);
+        float* out = of_outputs + (long long)split * OF_OUTPUTS;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -509,7 +742,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
                 if (warp == 0 && g == 0) *(FloatPair*)place = {by_output_bias[o][i][0], by_output_bias[o][i][1]};
             }
             over_rows(by_bias[i]);
-            if (g == 0) *(FloatPair*)(out + OUTPUTS * DENSE + 16 * warp + 8 * i + 2 * t) = {by_bias[i][0], by_bias[i][1]};
+            const int column = 16 * warp + 8 * i + 2 * t;
+            if (g == 0) *(FloatPair*)(out + OUTPUTS * DENSE + column) = {by_bias[i][0], by_bias[i][1]};
+            if (NORMS) write_norm(out + OUTPUTS * DENSE + DENSE + OUTPUTS + column, DENSE, by_gain[i], by_shift[i]);
         }
         return;
     }
@@ -521,16 +756,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
             write_sums(out + 16 * m * FILTERS + 8, FILTERS, by_dense[m][1]);
         }
     }
-    float* sums = (float*)shared;  // [WARPS][16][PATCH_COLUMNS]
+    float* sums = (float*)shared;  // [WARPS][OF_FILTERS]
 #pragma unroll
     for (int n = 0; n < PATCH_BLOCKS; ++n) {
-        write_sums(sums + warp * FILTERS * PATCH_COLUMNS + 8 * n, PATCH_COLUMNS, by_filters[n]);
+        write_sums(sums + warp * OF_FILTERS + 8 * n, PATCH_COLUMNS, by_filters[n]);
+    }
+    for (int i = 0; NORMS && i < 2; ++i) {
+        float* place = sums + warp * OF_FILTERS + FILTERS * PATCH_COLUMNS + 8 * i + 2 * t;
+        write_norm(place, FILTERS, by_gain[i], by_shift[i]);
     }
     __syncthreads();
-    float* out = of_filters + (long long)(split * GROUPS + group) * (FILTERS * PATCH_COLUMNS);
-    for (int i = threadIdx.x; i < FILTERS * PATCH_COLUMNS; i += THREADS) {
+    float* out = of_filters + (long long)(split * GROUPS + group) * OF_FILTERS;
+    for (int i = threadIdx.x; i < OF_FILTERS; i += THREADS) {
         float whole = 0.0f;
-        for (int w = 0; w < WARPS; ++w) whole += sums[w * FILTERS * PATCH_COLUMNS + i];
+        for (int w = 0; w < WARPS; ++w) whole += sums[w * OF_FILTERS + i];
         out[i] = whole;
     }
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
-from trainers.fused.conv_shape import ConvShape
+from trainers.fused.conv_shape import FILTERS, ConvShape
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
@@ -40,9 +41,11 @@ class ConvNetwork:
         self.packed, self.network = packed, network
         self.shape: ConvShape = network.shape
         size, (outputs, dense) = packed.plan.element_bytes, self.shape.padded[-1]
-        self.outputs = memory[: 4 * num_rows * outputs].view(torch.float32).view(num_rows, outputs)
-        elements = memory[4 * num_rows * outputs :]
-        self.delta, self.hidden = elements[: size * num_rows * outputs], elements[size * num_rows * outputs :]
+        self._memory, kept, norms = memory, num_rows * learns, num_rows * (learns and self.shape.norms_hidden)
+        self.outputs = self._take(4 * num_rows * outputs).view(torch.float32).view(num_rows, outputs)
+        self._scale = self._take(4 * norms).view(torch.float32)
+        self.delta, self._hidden = (self._take(size * kept * columns) for columns in (outputs, dense))
+        self._standard = self._take(size * norms * dense)
         self._row_tiles = packed.plan.row_tiles_of_images(self.shape, num_rows)
         (source,) = network.seen.sources
         self._functions = FunctionManager(
@@ -61,6 +64,11 @@ class ConvNetwork:
             },
             backend=packed.backend,
         )
+
+    def _take(self, size: int) -> torch.Tensor:
+        """The next of the memory."""
+        found, self._memory = self._memory[:size], self._memory[size:]
+        return found
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """What `act` and `learn` take of it in place of weights and biases."""
@@ -100,7 +108,9 @@ class ConvNetwork:
             "order": arrays["order"],
             "weights": own["weights"],
             "biases": own["biases"],
-            "hidden": self.hidden,
+            "hidden": self._hidden,
+            "standard": self._standard,
+            "scale": self._scale,
             "first_row": first_row,
             "num_rows": num_rows,
         }
@@ -112,7 +122,7 @@ class ConvGradient(NetworkGradient):
     def __init__(self, plan: GradientPlan, network: PackedNetwork, parts: torch.Tensor) -> None:
         super().__init__(plan, network, parts)
         shape: ConvShape = plan.shape
-        self._sizes = of_dense, of_filters, of_outputs = shape.sizes_of_parts
+        self._sizes = shape.sizes_of_parts
         self._counts = plan.num_parts, plan.num_parts * shape.num_groups, plan.num_parts
         sizes = [size * count for size, count in zip(self._sizes, self._counts, strict=True)]
         self._regions = dict(zip(("of_dense", "of_filters", "of_outputs"), parts.split(sizes), strict=True))
@@ -134,6 +144,13 @@ class ConvGradient(NetworkGradient):
                 (layer.bias, biases, of_biases),
             ):
                 found.append(Places(parameters, start + places, size, count))
+        (filters, dense, _), (at_filters, at_dense) = self.network.layers, self.plan.shape.norms_at
+        for layer, (start, size, count), at, width in (
+            (filters, of_filters, at_filters, FILTERS),
+            (dense, of_outputs, at_dense, self.plan.shape.padded[1][0]),
+        ):
+            for number, parameters in enumerate(layer.norm or ()):
+                found.append(Places(parameters, start + at + number * width + np.arange(len(parameters)), size, count))
         return found
 
     def arrays(self) -> dict[str, torch.Tensor]:

@@ -291,7 +291,7 @@ def _trunks(network: nn.Module) -> list[Iterable[nn.Module] | None]:
     if not isinstance(network, CNN):
         return [network.trunk, network.critic_trunk]
     encoders = network.encoder, network.critic_encoder
-    return [one and [*one.convolutions[0], one.dense] for one in encoders]
+    return [one and one.layers_of(0) for one in encoders]
 
 
 def _starts(parameters: list[nn.Parameter]) -> list[int]:

@@ -15,9 +15,8 @@ from warpdrive.signature import DTYPES, Parameter, read_function
 
 OF_NETWORK = ("weights", "biases", "mean", "variance")
 OWN = {
-    "act": {
-        *OF_NETWORK, "seen", "active", "mask", "epsilon", "action", "drawn", "log_prob", "entropy", "value", "num_rows"
-    },  # fmt: skip
+    "act": {*OF_NETWORK, "seen", "active", "mask", "epsilon", "num_rows"}
+    | {"action", "drawn", "log_prob", "entropy", "value"},
     "learn": {*OF_NETWORK, "seen", "gradient", "records", "figures"},
     "products": {"records", "parts"},
     "gather": {"mean", "variance", "seen", "active", "features"},

@@ -139,12 +139,14 @@ class ModelConfig:
         for one in fields(self):
             if one.name in NOT_READ_BY.get(self.type, ()) and getattr(self, one.name) != one.default:
                 yield one.name, f"type: {self.type} does not read it. Leave it out, or take another type."
+        if self.type == "cnn" and self.norms_input:
+            yield "layer_norm", "an image is not normalised. Take hidden, or leave it out."
 
 
 NOT_READ_BY = {
     "mlp": ("conv", "dense_dim", "memory_size", "sequence_length"),
     "gru": ("conv", "dense_dim"),
-    "cnn": ("fc_dims", "critic_fc_dims", "layer_norm", "memory_size", "sequence_length"),
+    "cnn": ("fc_dims", "critic_fc_dims", "memory_size", "sequence_length"),
 }
 """By type of network: the keys of ModelConfig that are for others."""
 

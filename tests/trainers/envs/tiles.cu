@@ -4,9 +4,9 @@
 // Draws what one agent sees next, and what it may answer.
 __device__ __forceinline__ void show(int i, Random random, int* third, bool* observation, bool* action_mask)
 {
-    const int light = (int)random.below(24);
+    const int light = (int)random.below(18);
     third[i] = light % 6 / 2;
-    for (int j = 0; j < 72; ++j) observation[72 * i + j] = j % 3 == 2 ? j / 3 == light : random.below(2) == 1;
+    for (int j = 0; j < 54; ++j) observation[54 * i + j] = j % 3 == 2 ? j / 3 == light : random.below(2) == 1;
     for (int j = 0; j < 3; ++j) action_mask[3 * i + j] = j == third[i] || random.below(2) == 1;
 }
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ void show(int i, Random random, int* third, bool* obs
 //   env_step     [env]                                                   read
 //   time_step    [env]                   of the episode                  read, written
 //   third        [env, agent]            0 to 2, of the light            read, written
-//   observation  [env, agent, 4, 6, 3]   the last channel has the light  written
+//   observation  [env, agent, 3, 6, 3]   the last channel has the light  written
 //   action_mask  [env, agent, 3]                                         written
 //   reward       [env, agent]                                            written
 //   terminated   [env]                   never                           written

@@ -8,7 +8,7 @@ from odd_spaces import NoConfig
 
 from warpdrive.env import Env, Group
 
-PICTURE = spaces.Box(0, 1, (4, 6, 3), np.bool_)
+PICTURE = spaces.Box(0, 1, (3, 6, 3), np.bool_)
 
 
 class Tiles(Env):

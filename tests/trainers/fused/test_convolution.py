@@ -10,7 +10,7 @@ from fused_cases import BF16, FULL
 from gymnasium import spaces
 
 import trainers.fused.conv_shape
-from trainers.fused.convolution import ConvGradient, ConvNetwork
+from trainers.fused.convolution import ConvGradient
 from trainers.fused.packed import pack
 from trainers.fused.plan import Limits, Request, plan
 from trainers.fused.seen import Seen, Source
@@ -32,30 +32,38 @@ class Case:
     num_rows: int
     activation: str = "relu"
     num_agents: int = 1
+    norms: bool = False
+    """Whether a LayerNorm stands before each activation."""
     num_multiprocessors: int = 1
     """So few that a block has two tiles of rows; so many that several share the samples."""
 
 
 CASES = {
-    "a word a row, two shares": Case((4, 4, 3), 16, 3, 37, num_multiprocessors=8),
-    "tanh, odd bits, an agent of three": Case((5, 3, 3), 24, 17, 21, "tanh", num_agents=3),
+    "a word a row, two shares": Case((4, 4, 3), 24, 3, 37, norms=True, num_multiprocessors=8),
+    "tanh, odd bits, an agent of three": Case((5, 3, 3), 24, 17, 21, "tanh", num_agents=3, norms=True),
     "one channel": Case((3, 5), 40, 2, 16, num_multiprocessors=8),
     "many channels": Case((3, 4, 10), 16, 5, 50),
 }
-OF_GPUS = {"minatar": Case((10, 10, 4), 128, 6, 3000, num_multiprocessors=132), "seaquest": Case((10, 10, 10), 128, 6, 99)}
+OF_GPUS = {
+    "minatar": Case((10, 10, 4), 128, 6, 3000, num_multiprocessors=132),
+    "seaquest": Case((10, 10, 10), 128, 6, 99, norms=True),
+}
 
 
 def make_policy(case: Case) -> Policy:
     """On the CPU; biases are not 0."""
     generator = torch.Generator().manual_seed(3)
-    model = ModelConfig(type="cnn", dense_dim=case.dense, activation=case.activation, shared_trunk=True)
+    norms = "hidden" if case.norms else False
+    model = ModelConfig(
+        type="cnn", dense_dim=case.dense, activation=case.activation, shared_trunk=True, layer_norm=norms
+    )
     seen = {"": spaces.Box(0, 1, case.image, bool)}
     head = CategoricalHeads((case.outputs,))
     network = CNN(model, Inputs(0, None, seen), {"policy": case.outputs, "value": 1}, generator)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if name.endswith("bias") or "head" in name:
-                parameter.normal_(0.0, 0.3, generator=generator)
+            if name.endswith("bias") or "head" in name or parameter.dim() == 1:
+                parameter += torch.empty_like(parameter).normal_(0.0, 0.3, generator=generator)
     return Policy(network, head, PolicyConfig(model=model), 0, None)
 
 
@@ -70,7 +78,7 @@ class Learned:
         source = replace(source, stride=0)  # each env's last agent
         request = Request(
             size, (case.dense,), (case.outputs,), network=CNN, activation=case.activation, seen=Seen((source,)),
-            shapes_seen=(case.image,),
+            shapes_seen=(case.image,), norms_hidden=case.norms,
         )  # fmt: skip
         limits = replace(Limits.of(backend), num_multiprocessors=case.num_multiprocessors)
         found = plan(request, limits, precision)

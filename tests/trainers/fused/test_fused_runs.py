@@ -130,7 +130,7 @@ def shove() -> dict:
 
 def pictures() -> dict:
     """Two who learn values of actions from bits, and one whose critic has eyes of its own; see envs/tiles.py."""
-    model = {"type": "cnn", "dense_dim": 24}
+    model = {"type": "cnn", "dense_dim": 16}
     others = {"algorithm": "PQN", "num_minibatches": 1, "lr": 0.01, "epsilon": 0.5, "model": model}
     last = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 1, "lr": 0.01, "clip_param": 0.02}
     last["model"] = {**model, "activation": "tanh", "shared_trunk": False}
