@@ -16,10 +16,12 @@ SIDE, FILTERS = 3, 16
 MOST_CHANNELS, MOST_DENSE = 10, 128
 """Of an image; columns of the layer behind the convolution: a row of a patch is a word of bits, and a warp's registers
 hold that layer's sums."""
+STAGE_TILES = 4
+"""Of the dense layer's gradient, which such a block stages at once."""
 SUM_BYTES = 2 * WARPS * 16 * 4
 """Of shared memory: two sums over 16 rows, of each warp."""
-SPLIT_ROWS = 64
-"""Samples from which a gradient is shared by one more block of each place."""
+BACK_TILES = 4
+"""Of 16 samples, which a block that goes back has at once."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class ConvShape(LayersShape):
     def row_bytes(self, element_bytes: int, learns: bool) -> int:
         outputs, dense = self.padded[-1]
         norm = (4 + element_bytes * dense) * self.norms_hidden
-        return 4 * outputs + (element_bytes * (dense + outputs) + norm) * learns
+        return 4 * outputs + (element_bytes * (dense + outputs) + self.image_bytes + norm) * learns
 
     # ---------------------------------------------------------------------------------------- places
 
@@ -141,18 +143,19 @@ class ConvShape(LayersShape):
         Gains and shifts of LayerNorms stand behind each other, where `norms_at` says."""
         outputs, dense = self.padded[-1]
         filter, patch = self._filters()
-        row, place, column = self._dense()
-        out, given = np.indices(self.layers[-1])
+        (row, number), given = np.indices(self.layers[1]), self.padded[1][1]
+        out, hidden = np.indices(self.layers[-1])
         out_bias = place_in_record(np.arange(self.layers[-1][0]), 1)
         return [
             (filter * self.patch_columns + patch, np.arange(FILTERS) * self.patch_columns + self.patch),
-            (place * dense * FILTERS + row * FILTERS + column, outputs * dense + np.arange(self.widths[0])),
-            (place_in_record(out, 1) * dense + given, outputs * dense + dense + out_bias),
+            (row * given + number, outputs * dense + np.arange(self.widths[0])),
+            (place_in_record(out, 1) * dense + hidden, outputs * dense + dense + out_bias),
         ]
 
     def num_splits(self, num_rows: int, limits: Limits) -> int:
-        """Shares of so many samples, for each of which there is a part of the gradient."""
-        return max(1, min(limits.num_multiprocessors // (self.num_groups + 1), num_rows // SPLIT_ROWS))
+        """Shares of so many samples, for each of which there is a part of the gradient: as few as take no longer."""
+        pieces, most = -(-num_rows // (16 * BACK_TILES)), max(1, limits.num_multiprocessors // (self.num_groups + 1))
+        return -(-pieces // -(-pieces // most))
 
     # --------------------------------------------------------------------------------------- kernels
 
@@ -169,13 +172,14 @@ class ConvShape(LayersShape):
             "NORMS": self.norms_hidden,
             "NORM_EPS": NORM_EPS,
             "ROW_TILES": row_tiles,
+            "BACK_TILES": BACK_TILES,
             "WARPS": WARPS,
             "FORWARD_BYTES": self.forward_bytes(row_tiles, element_bytes),
             "BACKWARD_BYTES": self.backward_bytes(element_bytes),
         }
 
     @property
-    def _image_bytes(self) -> int:
+    def image_bytes(self) -> int:
         """Of an image's bits in shared memory."""
         return 4 * ((-(-self.num_features // 32) + 1) | 1)
 
@@ -183,14 +187,15 @@ class ConvShape(LayersShape):
         """Shared memory of a block that goes forwards."""
         dense = self.padded[1][0]
         first = WARPS * max(2 * FILTERS * dense * element_bytes, 16 * (dense + 4) * 4)
-        return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self._image_bytes + SUM_BYTES
+        return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self.image_bytes + SUM_BYTES
 
     def backward_bytes(self, element_bytes: int) -> int:
         """Of one that goes back."""
         dense = self.padded[1][0]
         first = WARPS * max(FILTERS * dense * element_bytes, 4 * self.sizes_of_parts[1])
-        rows = 16 * (dense + 8) + WARPS * 2 * 16 * 24
-        return first + rows * element_bytes + 16 * self._image_bytes + SUM_BYTES
+        stage = 4 * STAGE_TILES * 16 * (FILTERS * (WARPS + 4) + 1)
+        rows = BACK_TILES * 16 * (dense + 8) + WARPS * 2 * 16 * 24
+        return max(first, stage) + rows * element_bytes + BACK_TILES * 16 * self.image_bytes + SUM_BYTES
 
 
 def with_image(shape: Shape, image: Image) -> ConvShape:

@@ -15,7 +15,7 @@
 //   IS_TANH                      the activation: tanh, or else the positive part
 //   NORMS, NORM_EPS              whether a LayerNorm stands before each activation, of the convolution over the filters
 //                                of a place; added to the variance
-//   ROW_TILES                    16 images each, which a block of conv_forward has
+//   ROW_TILES, BACK_TILES        16 images each, which a block of conv_forward has, and one of conv_backward at once
 //   WARPS                        of a block
 //   GROUP_SIZE                   agents of an env that see by this network
 //   PITCH, STRIDE, FIRST         bits from an env's to the next one's, from an agent's to the next one's; the group's first
@@ -40,6 +40,9 @@ constexpr int ROW_PITCH = DENSE + 8;     // elements from a row of the dense lay
 constexpr int SCRATCH_PITCH = 16 + 8;    // from a row of a warp's tile
 constexpr int SUM_PITCH = DENSE + 4;     // floats from a row of sums
 constexpr int PATCH_COLUMNS = 8 * PATCH_BLOCKS;
+constexpr int STAGE_TILES = 4;                          // of the dense layer's gradient, that are staged at once
+constexpr int PLACE_PITCH = WARPS + 4;                  // floats from a filter's places there to the next one's,
+constexpr int STAGE_PITCH = FILTERS * PLACE_PITCH + 1;  // and from a row to the next: no two lanes meet in a bank
 
 static_assert(SIDE * CHANNELS <= 32, "a row of a patch is more than a word");
 static_assert(16 * KERNEL_TILES >= PATCH && PATCH_COLUMNS > PATCH, "a patch has no room");
@@ -67,10 +70,12 @@ __device__ __forceinline__ float slope(float activated)
 
 // ----------------------------------------------------------------------------------------------- images
 
-// Brings images to shared memory as bits, [ROWS][IMAGE_WORDS]; of rows that are none, no bit is set.
+// Brings images to shared memory as bits, [ROWS][IMAGE_WORDS], and, if it KEEPS them, to memory; of rows that are none,
+// no bit is set.
 template <int ROWS>
 __device__ __forceinline__ void load_images(
-    unsigned* bits, const bool* seen, const int* order, long long first_row, long long first, long long num_rows)
+    unsigned* bits, const bool* seen, const int* order, int* kept, long long first_row, long long first,
+    long long num_rows)
 {
     for (int i = threadIdx.x; i < ROWS * IMAGE_WORDS; i += THREADS) {
         const long long row = first + i / IMAGE_WORDS;
@@ -91,6 +96,7 @@ __device__ __forceinline__ void load_images(
             }
         }
         bits[i] = found;
+        if (KEEPS && row < num_rows) kept[first * IMAGE_WORDS + i] = (int)found;
     }
 }
 
@@ -253,10 +259,14 @@ __device__ __forceinline__ void start_tile(Element* tile, const Element* weights
     for (int i = lane_index(); i < PIECES; i += 32) start_copy((Bytes16*)tile + i, from + i);
 }
 
-// A tile of A out of rows of elements.
+// A tile of A out of rows of elements in shared memory.
 template <int STEP>
 __device__ __forceinline__ void load_rows(Pair (&a)[4], const Element* rows)
 {
+    if constexpr (HAS_TENSOR_CORES && !FULL_PRECISION) {
+        load_matrices<false>(a, rows + lane_index() % 16 * STEP + lane_index() / 16 * 8);
+        return;
+    }
     const Element* place = rows + (lane_index() >> 2) * STEP + 2 * (lane_index() & 3);
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = *(const Pair*)(place + i % 2 * 8 * STEP + i / 2 * 8);
@@ -355,11 +365,12 @@ static_assert(FORWARD_BYTES >= Forward::BYTES, "conv_forward has too little shar
 //   hidden     bytes of [row, DENSE] elements: the dense layer, if it KEEPS written
 //   standard   likewise, its sums at mean 0 and deviation 1, if it NORMS    written
 //   scale      [row]  by which they were made so                            written
+//   kept       [row, IMAGE_WORDS]  the bits, if it KEEPS                    written
 //   outputs    [row, OUTPUTS]  without biases                               written
 //   first_row, num_rows  which rows of `order`, or of all
 extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
     const bool* seen, const int* order, const unsigned char* weights, const float* biases, unsigned char* hidden,
-    unsigned char* standard, float* scale, float* outputs, long long first_row, long long num_rows)
+    unsigned char* standard, float* scale, int* kept, float* outputs, long long first_row, long long num_rows)
 {
     extern __shared__ char shared[];
     const Element* weight = (const Element*)weights;
@@ -373,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
     float* of_rows = (float*)(shared + Forward::BITS);  // [2][WARPS][16]
     const long long first = (long long)blockIdx.x * (16 * ROW_TILES);
     if (warp < PLACES) start_tile(tiles, weight, warp);
-    load_images<16 * ROW_TILES>(bits, seen, order, first_row, first, num_rows);
+    load_images<16 * ROW_TILES>(bits, seen, order, kept, first_row, first, num_rows);
     const Filters filters = load_filters(weight, biases);
     __syncthreads();
 
@@ -515,13 +526,16 @@ __device__ __forceinline__ void end_normed(
 constexpr int OF_FILTERS = FILTERS * PATCH_COLUMNS + (NORMS ? 2 * FILTERS : 0);
 constexpr int OF_OUTPUTS = OUTPUTS * DENSE + DENSE + OUTPUTS + (NORMS ? 2 * DENSE : 0);
 
+// What it has in shared memory. Its sums are staged in the place of the weights.
 struct Backward {
     static constexpr int TILES = WARPS * TILE * (int)sizeof(Element);
     static constexpr int SUMS = WARPS * OF_FILTERS * 4;
-    static constexpr int FIRST = TILES > SUMS ? TILES : SUMS;
-    static constexpr int DELTA = FIRST + 16 * ROW_PITCH * (int)sizeof(Element);
+    static constexpr int STAGE = STAGE_TILES * 16 * STAGE_PITCH * 4;
+    static constexpr int LARGER = TILES > SUMS ? TILES : SUMS;
+    static constexpr int FIRST = (LARGER > STAGE ? LARGER : STAGE);
+    static constexpr int DELTA = FIRST + BACK_TILES * 16 * ROW_PITCH * (int)sizeof(Element);
     static constexpr int SCRATCH = DELTA + WARPS * 2 * 16 * SCRATCH_PITCH * (int)sizeof(Element);
-    static constexpr int BITS = SCRATCH + 16 * IMAGE_WORDS * 4;
+    static constexpr int BITS = SCRATCH + BACK_TILES * 16 * IMAGE_WORDS * 4;
     static constexpr int BYTES = BITS + 2 * WARPS * 16 * 4;
 };
 static_assert(BACKWARD_BYTES >= Backward::BYTES, "conv_backward has too little shared memory");
@@ -556,18 +570,18 @@ __device__ __forceinline__ void write_sums(float* out, int pitch, const float (&
 
 // The gradient of all weights, out of the deltas of the outputs. Blocks share the images among `num_splits`, and of
 // each share the places, WARPS a block; the last block of a share has the outputs.
-//   seen, order, weights, biases, first_row, num_rows  as conv_forward has them             read
-//   hidden, standard, scale  as conv_forward left them                                      read
+//   weights, biases, num_rows  as conv_forward has them                                     read
+//   hidden, standard, scale, kept  as conv_forward left them                                read
 //   delta      bytes of [row, OUTPUTS] elements: the loss's derivative by the outputs       read
-//   of_dense   [split, place, DENSE, 16]                                                    written
+//   of_dense   [split, DENSE, 16, place]                                                    written
 //   of_filters [split, block of places, OF_FILTERS]  [16, PATCH_COLUMNS], whose column
 //              after a patch has biases; gains and shifts if it NORMS                       written
 //   of_outputs [split, OF_OUTPUTS]  weights, biases of the dense layer, biases; then the
 //              dense layer's gains and shifts, if it NORMS                                  written
 extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
-    const bool* seen, const int* order, const unsigned char* weights, const float* biases, const unsigned char* hidden,
-    const unsigned char* standard, const float* scale, const unsigned char* delta, float* of_dense, float* of_filters, float* of_outputs, long long first_row,
-    long long num_rows, int num_splits)
+    const unsigned char* weights, const float* biases, const unsigned char* hidden, const unsigned char* standard,
+    const float* scale, const int* kept, const unsigned char* delta, float* of_dense, float* of_filters,
+    float* of_outputs, long long num_rows, int num_splits)
 {
     extern __shared__ char shared[];
     const Element* weight = (const Element*)weights;
@@ -580,7 +594,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
     const int place = group * WARPS + warp;
     const bool has_place = !has_outputs && place < PLACES;
     Element* tile = (Element*)shared + warp * TILE;
-    Element* deltas = (Element*)(shared + Backward::FIRST);  // [16][ROW_PITCH] of the dense layer
+    Element* deltas = (Element*)(shared + Backward::FIRST);  // [16 BACK_TILES][ROW_PITCH] of the dense layer
     Element* scratch = (Element*)(shared + Backward::DELTA) + warp * (2 * 16 * SCRATCH_PITCH);
     Element* scratch2 = scratch + 16 * SCRATCH_PITCH;
     unsigned* bits = (unsigned*)(shared + Backward::SCRATCH);
@@ -596,81 +610,90 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
     float by_output_bias[OUTPUT_TILES][2][2] = {};
     float by_gain[2][2] = {};                      // of a LayerNorm: the filters', or of the block with the outputs
     float by_shift[2][2] = {};                     // its tile's of the dense layer
-    for (long long first = 16ll * split; first < num_rows; first += 16ll * num_splits) {
-        const long long left = num_rows - first;
-        if (!has_outputs) load_images<16>(bits, seen, order, first_row, first, num_rows);
-        float slanted[4][2] = {};
-        if (warp < DENSE_TILES) {  // a tile of the dense layer's deltas
-            float sum[2][4] = {};
-            Pair gave[4];
-            read_rows(gave, (const Element*)hidden + first * DENSE + 16 * warp, DENSE, left);
+    constexpr int AT_ONCE = 16 * BACK_TILES;
+    for (long long start = (long long)AT_ONCE * split; start < num_rows; start += (long long)AT_ONCE * num_splits) {
+        for (int i = threadIdx.x; i < AT_ONCE * IMAGE_WORDS && !has_outputs; i += THREADS) {
+            bits[i] = start + i / IMAGE_WORDS < num_rows ? (unsigned)kept[start * IMAGE_WORDS + i] : 0u;
+        }
 #pragma unroll
-            for (int o = 0; o < OUTPUT_TILES; ++o) {
-                Pair a[4], b[4];
-                read_rows(a, (const Element*)delta + first * OUTPUTS + 16 * o, OUTPUTS, left);
-                load_weights<true, false>(b, weight + OUTPUTS_AT, 2 * o, 2 * warp, 2 * DENSE_TILES);
-                multiply(sum[0], a, b[0], b[1]);
-                multiply(sum[1], a, b[2], b[3]);
-                if (has_outputs) {
+        for (int r = 0; r < BACK_TILES; ++r) {
+            const long long first = start + 16 * r;
+            const long long left = num_rows - first;
+            if (left <= 0) break;
+            float slanted[4][2] = {};
+            if (warp < DENSE_TILES) {  // a tile of the dense layer's deltas
+                float sum[2][4] = {};
+                Pair gave[4];
+                read_rows(gave, (const Element*)hidden + first * DENSE + 16 * warp, DENSE, left);
+#pragma unroll
+                for (int o = 0; o < OUTPUT_TILES; ++o) {
+                    Pair a[4], b[4];
+                    read_rows(a, (const Element*)delta + first * OUTPUTS + 16 * o, OUTPUTS, left);
+                    load_weights<true, false>(b, weight + OUTPUTS_AT, 2 * o, 2 * warp, 2 * DENSE_TILES);
+                    multiply(sum[0], a, b[0], b[1]);
+                    multiply(sum[1], a, b[2], b[3]);
+                    if (has_outputs) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const FloatPair two = unpack(a[i]);
+                            by_output_bias[o][i / 2][0] += two.low;
+                            by_output_bias[o][i / 2][1] += two.high;
+                        }
+                        store_rows<SCRATCH_PITCH>(scratch, a);
+                        store_rows<SCRATCH_PITCH>(scratch2, gave);
+                        __syncwarp();
+                        load_columns<true, false>(a, scratch, SCRATCH_PITCH, 0);
+                        load_columns<false, false>(b, scratch2, SCRATCH_PITCH, 0);
+                        multiply(by_outputs[o][0], a, b[0], b[1]);
+                        multiply(by_outputs[o][1], a, b[2], b[3]);
+                        __syncwarp();
+                    }
+                }
+                slant(slanted, sum, gave);
+            }
+            if constexpr (NORMS) {
+                Standard kept = {};
+                float gain[2][2] = {};
+                if (warp < DENSE_TILES) {
+                    Pair tile_of_standard[4];
+                    read_rows(tile_of_standard, (const Element*)standard + first * DENSE + 16 * warp, DENSE, left);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
-                        const FloatPair two = unpack(a[i]);
-                        by_output_bias[o][i / 2][0] += two.low;
-                        by_output_bias[o][i / 2][1] += two.high;
+                        const FloatPair two = unpack(tile_of_standard[i]);
+                        kept.value[i][0] = two.low;
+                        kept.value[i][1] = two.high;
+                        gain[i / 2][i % 2] = biases[DENSE_BIASES_AT + DENSE + 16 * warp + i / 2 * 8 + 2 * t + i % 2];
                     }
-                    store_rows<SCRATCH_PITCH>(scratch, a);
-                    store_rows<SCRATCH_PITCH>(scratch2, gave);
-                    __syncwarp();
-                    load_columns<true, false>(a, scratch, SCRATCH_PITCH, 0);
-                    load_columns<false, false>(b, scratch2, SCRATCH_PITCH, 0);
-                    multiply(by_outputs[o][0], a, b[0], b[1]);
-                    multiply(by_outputs[o][1], a, b[2], b[3]);
-                    __syncwarp();
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) kept.scale[half] = g + 8 * half < left ? scale[first + g + 8 * half] : 0.0f;
+                }
+                float whole[2], along[2];
+                begin_normed(slanted, kept, gain, by_gain, by_shift, whole, along, has_outputs);
+                over_dense(whole, of_rows);
+                over_dense(along, of_rows + WARPS * 16);
+                end_normed(slanted, kept, whole, along, DENSE_COLUMNS);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {  // padding has no delta
+                    if (16 * warp + i / 4 * 8 + 2 * t + i % 2 >= DENSE_COLUMNS) slanted[i / 2][i % 2] = 0.0f;
                 }
             }
-            slant(slanted, sum, gave);
-        }
-        if constexpr (NORMS) {
-            Standard kept = {};
-            float gain[2][2] = {};
             if (warp < DENSE_TILES) {
-                Pair tile_of_standard[4];
-                read_rows(tile_of_standard, (const Element*)standard + first * DENSE + 16 * warp, DENSE, left);
+                Pair made[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const FloatPair two = unpack(tile_of_standard[i]);
-                    kept.value[i][0] = two.low;
-                    kept.value[i][1] = two.high;
-                    gain[i / 2][i % 2] = biases[DENSE_BIASES_AT + DENSE + 16 * warp + i / 2 * 8 + 2 * t + i % 2];
+                    made[i] = packed(slanted[i][0], slanted[i][1]);
+                    if (has_outputs) {
+                        by_bias[i / 2][0] += slanted[i][0];
+                        by_bias[i / 2][1] += slanted[i][1];
+                    }
                 }
-#pragma unroll
-                for (int half = 0; half < 2; ++half) kept.scale[half] = g + 8 * half < left ? scale[first + g + 8 * half] : 0.0f;
+                store_rows<ROW_PITCH>(deltas + 16 * r * ROW_PITCH + 16 * warp, made);
             }
-            float whole[2], along[2];
-            begin_normed(slanted, kept, gain, by_gain, by_shift, whole, along, has_outputs);
-            over_dense(whole, of_rows);
-            over_dense(along, of_rows + WARPS * 16);
-            end_normed(slanted, kept, whole, along, DENSE_COLUMNS);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {  // padding has no delta
-                if (16 * warp + i / 4 * 8 + 2 * t + i % 2 >= DENSE_COLUMNS) slanted[i / 2][i % 2] = 0.0f;
-            }
-        }
-        if (warp < DENSE_TILES) {
-            Pair made[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                made[i] = packed(slanted[i][0], slanted[i][1]);
-                if (has_outputs) {
-                    by_bias[i / 2][0] += slanted[i][0];
-                    by_bias[i / 2][1] += slanted[i][1];
-                }
-            }
-            store_rows<ROW_PITCH>(deltas + 16 * warp, made);
         }
         __syncthreads();
-        if (has_place) {
-            const Patch mine = patch_at(bits + lane_index() % 16 * IMAGE_WORDS, place);
+        for (int r = 0; r < BACK_TILES && has_place && start + 16 * r < num_rows; ++r) {
+            const Element* delta_rows = deltas + 16 * r * ROW_PITCH;
+            const Patch mine = patch_at(bits + (16 * r + lane_index() % 16) * IMAGE_WORDS, place);
             Pair found[4];
             Standard kept;
             convolve(found, kept, patch_of_lane(mine, g), patch_of_lane(mine, g + 8), filters);
@@ -679,7 +702,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
 #pragma unroll
             for (int k = 0; k < DENSE_TILES; ++k) {
                 Pair a[4], b[4];
-                load_rows<ROW_PITCH>(a, deltas + 16 * k);
+                load_rows<ROW_PITCH>(a, delta_rows + 16 * k);
                 load_weights<true, true>(b, tile, 2 * k, 0, 2);
                 multiply(sum[0], a, b[0], b[1]);
                 multiply(sum[1], a, b[2], b[3]);
@@ -706,7 +729,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
 #pragma unroll
             for (int m = 0; m < DENSE_TILES; ++m) {
                 Pair a[4];
-                load_columns<true, false>(a, deltas, ROW_PITCH, 16 * m);
+                load_columns<true, false>(a, delta_rows, ROW_PITCH, 16 * m);
                 multiply(by_dense[m][0], a, b[0], b[1]);
                 multiply(by_dense[m][1], a, b[2], b[3]);
             }
@@ -725,6 +748,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
                 spread(high, bit[2] | bit[3] << 1);
                 multiply(by_filters[n], a, low, high);
             }
+            __syncwarp();  // before the next tile takes its place
         }
         __syncthreads();  // before the next images come
     }
@@ -748,13 +772,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_backward(
         }
         return;
     }
-    if (has_place) {
-        float* out = of_dense + ((long long)split * PLACES + place) * TILE;
+    // Neighbouring places, which are of other warps, lie side by side in memory.
+    float* stage = (float*)shared;  // [16 STAGE_TILES][STAGE_PITCH]
 #pragma unroll
-        for (int m = 0; m < DENSE_TILES; ++m) {
-            write_sums(out + 16 * m * FILTERS, FILTERS, by_dense[m][0]);
-            write_sums(out + 16 * m * FILTERS + 8, FILTERS, by_dense[m][1]);
+    for (int from = 0; from < DENSE_TILES; from += STAGE_TILES) {
+#pragma unroll
+        for (int i = 0; i < 8 * STAGE_TILES; ++i) {
+            const int row = i / 8 * 16 + i % 4 / 2 * 8 + g;
+            const int filter = i % 8 / 4 * 8 + 2 * t + i % 2;
+            if (from + i / 8 >= DENSE_TILES) break;
+            stage[row * STAGE_PITCH + filter * PLACE_PITCH + warp] = by_dense[from + i / 8][i % 8 / 4][i % 4];
         }
+        __syncthreads();
+        for (int i = threadIdx.x; i < STAGE_TILES * 16 * FILTERS * WARPS; i += THREADS) {
+            const int row = i / (FILTERS * WARPS);
+            const int filter = i / WARPS % FILTERS;
+            const int other = group * WARPS + i % WARPS;
+            if (16 * from + row >= DENSE || other >= PLACES) continue;
+            float* out = of_dense + (long long)split * DENSE * FILTERS * PLACES;
+            out[((16 * from + row) * FILTERS + filter) * PLACES + other] =
+                stage[row * STAGE_PITCH + filter * PLACE_PITCH + i % WARPS];
+        }
+        __syncthreads();
     }
     float* sums = (float*)shared;  // [WARPS][OF_FILTERS]
 #pragma unroll

@@ -44,6 +44,7 @@ class ConvNetwork:
         self._memory, kept, norms = memory, num_rows * learns, num_rows * (learns and self.shape.norms_hidden)
         self.outputs = self._take(4 * num_rows * outputs).view(torch.float32).view(num_rows, outputs)
         self._scale = self._take(4 * norms).view(torch.float32)
+        self._bits = self._take(kept * self.shape.image_bytes).view(torch.int32)
         self.delta, self._hidden = (self._take(size * kept * columns) for columns in (outputs, dense))
         self._standard = self._take(size * norms * dense)
         self._row_tiles = packed.plan.row_tiles_of_images(self.shape, num_rows)
@@ -89,29 +90,28 @@ class ConvNetwork:
         shared_bytes = self.shape.forward_bytes(self._row_tiles, self.packed.plan.element_bytes)
         num_blocks = -(-num_rows // (16 * self._row_tiles))
         shape = LaunchShape(num_blocks, (32 * WARPS, 1), shared_bytes)
-        given = {**self._given(num_rows, first_row, arrays), "outputs": self.outputs}
+        given = {"seen": arrays["seen0"], "order": arrays["order"], "first_row": first_row, "outputs": self.outputs}
+        given |= self._given(num_rows)
         return self._functions.prepare("conv_forward", shape, **given)
 
-    def prepare_backward(
-        self, num_rows: int, first_row: int, num_splits: int, arrays: Mapping[str, torch.Tensor], **parts: torch.Tensor
-    ) -> Call:
-        """The gradient out of `delta`, to the parts `of_dense`, `of_filters` and `of_outputs`; arguments as above."""
+    def prepare_backward(self, num_rows: int, num_splits: int, **parts: torch.Tensor) -> Call:
+        """The gradient out of `delta`, of the rows that went forward last, to the parts `of_dense`, `of_filters` and
+        `of_outputs`."""
         num_blocks = num_splits * (self.shape.num_groups + 1)
         shape = LaunchShape(num_blocks, (32 * WARPS, 1), self.shape.backward_bytes(self.packed.plan.element_bytes))
-        given = {**self._given(num_rows, first_row, arrays), **parts, "delta": self.delta, "num_splits": num_splits}
+        given = {**self._given(num_rows), **parts, "delta": self.delta, "num_splits": num_splits}
         return self._functions.prepare("conv_backward", shape, **given)
 
-    def _given(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    def _given(self, num_rows: int) -> dict[str, torch.Tensor | int]:
+        """What both kernels take."""
         own = self.packed.arrays_of(self.network)
         return {
-            "seen": arrays["seen0"],
-            "order": arrays["order"],
             "weights": own["weights"],
             "biases": own["biases"],
             "hidden": self._hidden,
             "standard": self._standard,
             "scale": self._scale,
-            "first_row": first_row,
+            "kept": self._bits,
             "num_rows": num_rows,
         }
 
@@ -157,11 +157,10 @@ class ConvGradient(NetworkGradient):
         return {**self._made.arrays(), "records": self._made.delta}
 
     def prepare_before(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
-        self._shown = num_rows, first_row, self._num_splits, arrays
         return [self._made.prepare_forward(num_rows, first_row, arrays)]
 
     def prepare_after(self, number: int, num_rows: int) -> list[Call]:
         parts = {}
         for (name, region), size, count in zip(self._regions.items(), self._sizes, self._counts, strict=True):
             parts[name] = region[number * (count * size * self._num_splits // self.plan.num_parts) :]
-        return [self._made.prepare_backward(*self._shown, **parts)]
+        return [self._made.prepare_backward(num_rows, self._num_splits, **parts)]
