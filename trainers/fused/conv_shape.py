@@ -20,6 +20,8 @@ STAGE_TILES = 4
 """Of the dense layer's gradient, which such a block stages at once."""
 SUM_BYTES = 2 * WARPS * 16 * 4
 """Of shared memory: two sums over 16 rows, of each warp."""
+MOST_STAGES = 4
+"""See ConvShape.num_stages."""
 BACK_TILES = 4
 """Of 16 samples, which a block that goes back has at once."""
 
@@ -159,7 +161,8 @@ class ConvShape(LayersShape):
 
     # --------------------------------------------------------------------------------------- kernels
 
-    def kernel_constants(self, row_tiles: int, element_bytes: int) -> dict[str, Constant]:
+    def kernel_constants(self, row_tiles: int, element_bytes: int, limits: Limits) -> dict[str, Constant]:
+        stages = self.num_stages(element_bytes, limits)
         return {
             "HEIGHT": self.image.height,
             "WIDTH": self.image.width,
@@ -174,7 +177,8 @@ class ConvShape(LayersShape):
             "ROW_TILES": row_tiles,
             "BACK_TILES": BACK_TILES,
             "WARPS": WARPS,
-            "FORWARD_BYTES": self.forward_bytes(row_tiles, element_bytes),
+            "STAGES": stages,
+            "FORWARD_BYTES": self.forward_bytes(row_tiles, element_bytes, stages),
             "BACKWARD_BYTES": self.backward_bytes(element_bytes),
         }
 
@@ -183,10 +187,14 @@ class ConvShape(LayersShape):
         """Of an image's bits in shared memory."""
         return 4 * ((-(-self.num_features // 32) + 1) | 1)
 
-    def forward_bytes(self, row_tiles: int, element_bytes: int) -> int:
+    def num_stages(self, element_bytes: int, limits: Limits) -> int:
+        """Places whose weights a warp that goes forwards has, or waits for, at once: MOST_STAGES, where they fit."""
+        return MOST_STAGES if self.forward_bytes(2, element_bytes, MOST_STAGES) <= limits.shared_bytes else 2
+
+    def forward_bytes(self, row_tiles: int, element_bytes: int, stages: int = 2) -> int:
         """Shared memory of a block that goes forwards."""
         dense = self.padded[1][0]
-        first = WARPS * max(2 * FILTERS * dense * element_bytes, 16 * (dense + 4) * 4)
+        first = WARPS * max(stages * FILTERS * dense * element_bytes, 16 * (dense + 4) * 4)
         return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self.image_bytes + SUM_BYTES
 
     def backward_bytes(self, element_bytes: int) -> int:

@@ -17,6 +17,7 @@
 //                                of a place; added to the variance
 //   ROW_TILES, BACK_TILES        16 images each, which a block of conv_forward has, and one of conv_backward at once
 //   WARPS                        of a block
+//   STAGES                       places whose weights a warp of conv_forward has, or waits for, at once
 //   GROUP_SIZE                   agents of an env that see by this network
 //   PITCH, STRIDE, FIRST         bits from an env's to the next one's, from an agent's to the next one's; the group's first
 //   HAS_ORDER                    whether images are those of a minibatch, else all in their order
@@ -348,7 +349,7 @@ __device__ __forceinline__ void normalise(
 
 // What a block of conv_forward has in shared memory. Sums take the place of the weights.
 struct Forward {
-    static constexpr int TILES = WARPS * 2 * TILE * (int)sizeof(Element);
+    static constexpr int TILES = WARPS * STAGES * TILE * (int)sizeof(Element);
     static constexpr int SUMS = WARPS * 16 * SUM_PITCH * 4;
     static constexpr int FIRST = TILES > SUMS ? TILES : SUMS;
     static constexpr int HIDDEN = FIRST + 16 * ROW_PITCH * (int)sizeof(Element);
@@ -377,13 +378,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
     const int warp = threadIdx.x >> 5;
     const int g = lane_index() >> 2;
     const int t = lane_index() & 3;
-    Element* tiles = (Element*)shared + warp * 2 * TILE;  // of this warp, which take turns
-    float* sums = (float*)shared;                         // [WARPS][16][SUM_PITCH]
-    Element* rows = (Element*)(shared + Forward::FIRST);  // [16][ROW_PITCH] of the dense layer
+    Element* tiles = (Element*)shared + warp * STAGES * TILE;  // of this warp, which take turns
+    float* sums = (float*)shared;                              // [WARPS][16][SUM_PITCH]
+    Element* rows = (Element*)(shared + Forward::FIRST);       // [16][ROW_PITCH] of the dense layer
     unsigned* bits = (unsigned*)(shared + Forward::HIDDEN);
     float* of_rows = (float*)(shared + Forward::BITS);  // [2][WARPS][16]
     const long long first = (long long)blockIdx.x * (16 * ROW_TILES);
-    if (warp < PLACES) start_tile(tiles, weight, warp);
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) {
+        if (warp + i * WARPS < PLACES) start_tile(tiles + i * TILE, weight, warp + i * WARPS);
+        close_copies();
+    }
     load_images<16 * ROW_TILES>(bits, seen, order, kept, first_row, first, num_rows);
     const Filters filters = load_filters(weight, biases);
     __syncthreads();
@@ -391,9 +396,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
     float sum[ROW_TILES][2 * DENSE_TILES][4] = {};
     int turn = 0;
     for (int place = warp; place < PLACES; place += WARPS) {
-        wait_for_copies();
+        wait_for_groups<STAGES - 2>();
         __syncwarp();
-        if (place + WARPS < PLACES) start_tile(tiles + (1 - turn) * TILE, weight, place + WARPS);
+        const int next = place + (STAGES - 1) * WARPS;
+        if (next < PLACES) start_tile(tiles + (turn + STAGES - 1) % STAGES * TILE, weight, next);
+        close_copies();
         const Patch mine = patch_at(bits + lane_index() % (16 * ROW_TILES) * IMAGE_WORDS, place);
         Pair found[ROW_TILES][4];
 #pragma unroll
@@ -413,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
                 multiply(sum[r][2 * n + 1], found[r], b[2], b[3]);
             }
         }
-        turn = 1 - turn;
+        turn = (turn + 1) % STAGES;
     }
 
 #pragma unroll

@@ -54,7 +54,7 @@ class ConvNetwork:
             KERNELS / "convolution.cu",
             {
                 **packed.precision,
-                **self.shape.kernel_constants(self._row_tiles, size),
+                **self.shape.kernel_constants(self._row_tiles, size, packed.plan.limits),
                 "IS_TANH": packed.plan.request.activation == "tanh",
                 "GROUP_SIZE": constants["GROUP_SIZE"],
                 "PITCH": source.pitch,
@@ -87,7 +87,8 @@ class ConvNetwork:
         Args:
             arrays: the order, and what the network sees (Seen.arrays), among others.
         """
-        shared_bytes = self.shape.forward_bytes(self._row_tiles, self.packed.plan.element_bytes)
+        size, limits = self.packed.plan.element_bytes, self.packed.plan.limits
+        shared_bytes = self.shape.forward_bytes(self._row_tiles, size, self.shape.num_stages(size, limits))
         num_blocks = -(-num_rows // (16 * self._row_tiles))
         shape = LaunchShape(num_blocks, (32 * WARPS, 1), shared_bytes)
         given = {"seen": arrays["seen0"], "order": arrays["order"], "first_row": first_row, "outputs": self.outputs}
