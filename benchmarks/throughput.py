@@ -116,6 +116,11 @@ def _recurrent(algorithm: str, num_envs: int) -> Workload:
     return replace(row, overrides=(*row.overrides, *more))
 
 
+def _minatar(config: str, num_envs: int) -> Workload:
+    """Breakout from images, 32 steps an iteration."""
+    return Workload(config, (f"trainer.num_envs={num_envs}", f"trainer.train_batch_size={32 * num_envs}"))
+
+
 WORKLOADS = {
     "P1": Workload("tag_gridworld.yaml", ()),
     "P2": Workload("tag_gridworld.yaml", ("env.num_taggers=99", _PARTIAL)),
@@ -144,8 +149,11 @@ WORKLOADS = {
         f"F7_{name}": replace(_P7, overrides=(*_P7.overrides, *(f"policy.{one}.model.{key}" for one in _SIMPLE_TAG[1])))
         for name, key in _CHANGES.items()
     },
+    **{f"Q6_{number}": _minatar("minatar_breakout_pqn.yaml", number) for number in (128, 4096)},
+    **{f"minatar_{number}": _minatar("minatar_breakout.yaml", number) for number in (64, 4096)},
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 and F3 are three of them each, F4, F5 and F6 two; F7 is P7 with other layers."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each, F4, F5, F6 and Q6 two; F7 is P7 with other layers.
+minatar, which no peer runs, is PPO in the place of Q6's PQN."""
 
 
 def workloads_of(asked: str) -> list[str]:

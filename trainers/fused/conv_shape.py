@@ -125,8 +125,7 @@ class ConvShape(LayersShape):
     @property
     def sizes_of_parts(self) -> tuple[int, int, int]:
         """Of the dense layer; of the filters, by one block of places; of the outputs, and the dense layer's biases."""
-        outputs, dense = self.padded[-1]
-        of_filters, of_outputs = self.norms_at
+        dense, (of_filters, of_outputs) = self.padded[-1][1], self.norms_at
         norms = 2 * self.norms_hidden
         return dense * FILTERS * self.num_places, of_filters + norms * FILTERS, of_outputs + norms * dense
 

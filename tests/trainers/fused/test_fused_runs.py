@@ -131,8 +131,9 @@ def shove() -> dict:
 def pictures() -> dict:
     """Two who learn values of actions from bits, and one whose critic has eyes of its own; see envs/tiles.py."""
     model = {"type": "cnn", "dense_dim": 16}
-    others = {"algorithm": "PQN", "num_minibatches": 1, "lr": 0.01, "epsilon": 0.5, "model": model}
-    last = {"algorithm": "PPO", "num_epochs": 2, "num_minibatches": 1, "lr": 0.01, "clip_param": 0.02}
+    once = {"num_epochs": 1, "num_minibatches": 1, "lr": 0.01}
+    others = {"algorithm": "PQN", **once, "epsilon": 0.5, "model": model}
+    last = {"algorithm": "PPO", **once}
     last["model"] = {**model, "activation": "tanh", "shared_trunk": False}
     return {"name": "tiles:Tiles", "policy": {"others": others, "last": last}}
 
@@ -189,7 +190,7 @@ def test_two_iterations_in_full_precision_are_torchs(make, run):
         for policy in expected:
             assert found[policy].keys() == expected[policy].keys()
             assert found[policy] == pytest.approx(expected[policy], rel=1e-3, abs=1e-4)
-    if run not in (pendulum, shove):
+    if run not in (pendulum, shove, pictures):
         last = expected[list(expected)[-1]]
         assert last["clip_fraction"] > 0.1 and last["approx_kl"] > 1e-4
     found = parameters(ours)
