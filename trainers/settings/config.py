@@ -102,7 +102,7 @@ class ModelConfig:
     """What follows each hidden layer; if not given tanh, and relu in a cnn."""
     layer_norm: Literal[False, True, "hidden", "all"] = False
     """What a LayerNorm normalises over its numbers: true is the input; hidden is each hidden layer, before its
-    activation; all is both."""
+    activation; all is both. A cnn has hidden alone, a convolution's over the channels of each place."""
     conv: Literal["minatar", "nature"] = "minatar"
     """Convolutions of a cnn: one of 16 3x3 and a layer of 128, as for MinAtar; or those of DQN's paper in Nature, 32
     8x8, 64 4x4, 64 3x3 and a layer of 512."""
