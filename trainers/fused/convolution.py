@@ -49,22 +49,23 @@ class ConvNetwork:
         self._standard = self._take(size * norms * dense)
         self._row_tiles = packed.plan.row_tiles_of_images(self.shape, num_rows)
         (source,) = network.seen.sources
-        self._functions = FunctionManager(
-            DataManager(packed.backend.device),
-            KERNELS / "convolution.cu",
-            {
-                **packed.precision,
-                **self.shape.kernel_constants(self._row_tiles, size, packed.plan.limits),
-                "IS_TANH": packed.plan.request.activation == "tanh",
-                "GROUP_SIZE": constants["GROUP_SIZE"],
-                "PITCH": source.pitch,
-                "STRIDE": source.stride,
-                "FIRST": source.first,
-                "HAS_ORDER": constants["HAS_ORDER"],
-                "KEEPS": learns,
-            },
-            backend=packed.backend,
-        )
+        self._constants = {
+            **packed.precision,
+            **self.shape.kernel_constants(self._row_tiles, size, packed.plan.limits),
+            "IS_TANH": packed.plan.request.activation == "tanh",
+            "GROUP_SIZE": constants["GROUP_SIZE"],
+            "PITCH": source.pitch,
+            "STRIDE": source.stride,
+            "FIRST": source.first,
+            "HAS_ORDER": constants["HAS_ORDER"],
+            "KEEPS": learns,
+        }
+        self._forward = self._compile("conv_forward.cu")
+        self._backward = self._compile("conv_backward.cu") if learns else None
+
+    def _compile(self, file: str) -> FunctionManager:
+        backend = self.packed.backend
+        return FunctionManager(DataManager(backend.device), KERNELS / file, self._constants, backend=backend)
 
     def _take(self, size: int) -> torch.Tensor:
         """The next of the memory."""
@@ -93,7 +94,7 @@ class ConvNetwork:
         shape = LaunchShape(num_blocks, (32 * WARPS, 1), shared_bytes)
         given = {"seen": arrays["seen0"], "order": arrays["order"], "first_row": first_row, "outputs": self.outputs}
         given |= self._given(num_rows)
-        return self._functions.prepare("conv_forward", shape, **given)
+        return self._forward.prepare("conv_forward", shape, **given)
 
     def prepare_backward(self, num_rows: int, num_splits: int, **parts: torch.Tensor) -> Call:
         """The gradient out of `delta`, of the rows that went forward last, to the parts `of_dense`, `of_filters` and
@@ -101,7 +102,7 @@ class ConvNetwork:
         num_blocks = num_splits * (self.shape.num_groups + 1)
         shape = LaunchShape(num_blocks, (32 * WARPS, 1), self.shape.backward_bytes(self.packed.plan.element_bytes))
         given = {**self._given(num_rows), **parts, "delta": self.delta, "num_splits": num_splits}
-        return self._functions.prepare("conv_backward", shape, **given)
+        return self._backward.prepare("conv_backward", shape, **given)
 
     def _given(self, num_rows: int) -> dict[str, torch.Tensor | int]:
         """What both kernels take."""
