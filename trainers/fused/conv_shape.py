@@ -1,4 +1,4 @@
-"""Where the numbers of a network lie that sees an image by a convolution: what layers/convolution.cuh is written for."""
+"""Where the numbers of a network lie that sees an image by a convolution, as layers/convolution.cuh has it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Image:
 
 @dataclass(frozen=True)
 class ConvShape(LayersShape):
-    """A convolution of bits, a dense layer and the outputs. Weights lie as layers/convolution.cuh says, and a gradient's
-    parts as conv_backward.cu does: of the dense layer; of the filters, by each block of places; and of the outputs."""
+    """A convolution of bits, a dense layer and the outputs. Weights lie as layers/convolution.cuh says, parts of a
+    gradient as conv_backward.cu does: of the dense layer; of the filters, by each block of places; of the outputs."""
 
     image: Image = Image(SIDE, SIDE, 1)
 
