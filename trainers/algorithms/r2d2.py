@@ -18,7 +18,7 @@ from trainers.algorithms.dqn import dqn_loss, dqn_target
 from trainers.algorithms.q_learning import why_no_q_values
 from trainers.algorithms.q_replay import Losses, QReplay, QReplayConfig
 from trainers.settings.config import ModelConfig
-from warpdrive.config import Between, Count, Number, Positive, Size
+from warpdrive.config import Between, Count, Number, Positive
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -47,10 +47,11 @@ class R2D2Config(QReplayConfig):
     """`policy.<name>:` with `algorithm: R2D2`."""
 
     MIN_STEPS: ClassVar[int] = 10
+    WINDOW_KEYS: ClassVar[Sequence[str]] = ("burn_in", "length", "n_step")
 
-    burn_in: Size = 10
+    burn_in: Annotated[int, Between(0, 2_000)] = 10
     """Steps of a sequence that bring its memory up to date, and are not learned from."""
-    length: Count = 20
+    length: Annotated[int, Between(1, 2_000)] = 20
     """Steps of a sequence that are learned from, after these."""
     period: Count = 10
     """Steps of an env from the start of one sequence to that of the next."""

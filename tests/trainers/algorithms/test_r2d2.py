@@ -289,6 +289,22 @@ def test_what_was_seen_before_a_sequence_is_learned_by_what_is_stored_and_not_wi
     assert (score.mean_of("agent") > 0.8) == stored
 
 
+def test_a_run_that_ends_before_its_first_sequence_says_so(tmp_path, device, capsys):
+    """The last of steps 10 to 29 looks 11 rewards ahead, to that of step 39; with one more there are too few."""
+    sizes = {"num_envs": 4, "train_batch_size": 40, "total_timesteps": 160, "device": device, "precision": "fp32"}
+    for n_step in (11, 12):
+        agent = {"algorithm": "R2D2", "n_step": n_step, "learning_starts": 40, "batch_size": 2}
+        paths = {"saving": {"basedir": str(tmp_path)}, "policy": {"agent": agent}}
+        trainer = Trainer(read_config({"name": "cartpole", "trainer": sizes, **paths}))
+        trainer.train()
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+        assert ("train/agent/loss" in trainer.run.metrics[-1]) == (n_step == 11) == (not told)
+    assert told == [
+        "warning: policy.agent never learns: what it learns from (burn_in 10, length 20, n_step 12) takes 41 steps of "
+        "an env, and this run has 40 of each. Shorten it, train longer, or by fewer envs."
+    ]
+
+
 def test_it_reports_what_it_says_it_does_and_the_target_waits(make):
     trainer = make("acrobot", {"episode_length": 7}, target_update_freq=100)
     algorithm, policy = trainer.algorithms["shared"], trainer.policies["shared"]
