@@ -428,6 +428,7 @@ def test_a_bad_loss_stops_the_run_as_it_stops_torchs(make):
         (faulty, "others", "network.value_head.bias"),
         (shove, "pushers", "network.policy_head.bias"),
         (shove, "pushers", "head.log_std"),
+        (pictures, "others", "network.q_head.bias"),
     ],
 )
 def test_a_policy_that_makes_no_numbers_stops_the_run_as_it_stops_torchs(make, run, policy, parameter):
