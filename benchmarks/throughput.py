@@ -15,8 +15,8 @@ learner  FLOPs: 3 times the policy's (forward, and a backward of twice that), fo
          bytes: in each epoch a sample's observation, action, and 4 numbers in PPO (log-probability, value, advantage,
          target), 2 in A2C (advantage, target); once a rollout, rewards and values for the advantages and targets.
 
-Not counted: convolutions, biases, activation functions, distributions and losses; hidden activations, which a fused kernel keeps on
-the chip; resets, flags, normalisation, the optimiser, and the values that GAE bootstraps from.
+Not counted: convolutions, biases, activation functions, distributions and losses; hidden activations, which a fused
+kernel keeps on the chip; resets, flags, normalisation, the optimiser, and the values that GAE bootstraps from.
 """
 
 from __future__ import annotations
