@@ -70,6 +70,7 @@ _CYCLE = "replay: prioritised cycle of {}"
 _CARTPOLE = "CartPole, 64x64, the same PPO, {:,} envs"
 _PENDULUM = "Pendulum, {}, PPO with Gaussian actions, {:,} envs"
 _SPREAD = "MPE simple_spread {:,} x 3, {}"
+_MINATAR = "MinAtar Breakout, 16 3x3 and 128 with LayerNorms, PQN, {:,} envs"
 _SCALED = "the workload of P5 on {} GPUs, the same size on each"
 ROWS = (
     _trained("P1", "tag_gridworld 2,000 x 5, 32x32, A2C, full observations", US, 20),
@@ -100,6 +101,8 @@ ROWS = (
     _trained("F7_wide", "P7 with 512x512", RATE, 12e6),
     _trained("F7_deep", "P7 with three layers of 256", RATE, 40e6),
     _trained("F7_norm", "P7 behind a LayerNorm", RATE, 50e6),
+    _trained("Q6_128", _MINATAR.format(128), RATE, 3e6),
+    _trained("Q6_4096", _MINATAR.format(4096), RATE, 30e6),
     *(
         Row(
             "F10",

@@ -72,6 +72,7 @@ TASKS = {
     "acrobot_dqn": Task("acrobot_dqn.yaml", at_least=-85),
     "minatar_breakout_rainbow": Task("minatar_breakout_rainbow.yaml", at_least=28),
     "cartpole_pqn": Task("cartpole_pqn.yaml", at_least=475, num_of_ten=10),
+    "minatar_breakout_pqn": Task("minatar_breakout_pqn.yaml", at_least=28),
     "acrobot": Task("acrobot.yaml", at_least=-85),
     "mountain_car_continuous": Task("mountain_car_continuous.yaml", at_least=90),
     "pendulum": Task("pendulum.yaml", at_least=-180, num_episodes=500),

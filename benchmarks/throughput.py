@@ -15,13 +15,14 @@ learner  FLOPs: 3 times the policy's (forward, and a backward of twice that), fo
          bytes: in each epoch a sample's observation, action, and 4 numbers in PPO (log-probability, value, advantage,
          target), 2 in A2C (advantage, target); once a rollout, rewards and values for the advantages and targets.
 
-Not counted: biases, activation functions, distributions and losses; hidden activations, which a fused kernel keeps on
-the chip; resets, flags, normalisation, the optimiser, and the values that GAE bootstraps from.
+Not counted: convolutions, biases, activation functions, distributions and losses; hidden activations, which a fused
+kernel keeps on the chip; resets, flags, normalisation, the optimiser, and the values that GAE bootstraps from.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import time
@@ -32,11 +33,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from env_step import BYTES_PER_S, bytes_of_a_step
 from report import NUM_REPEATS, ROOT, write_report
 
 import trainers.report.throughput
+from trainers.networks.features import Features
 from trainers.report.throughput import SECONDS_A_REPEAT, describe, temporary_trainer
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -116,6 +119,11 @@ def _recurrent(algorithm: str, num_envs: int) -> Workload:
     return replace(row, overrides=(*row.overrides, *more))
 
 
+def _minatar(config: str, num_envs: int) -> Workload:
+    """Breakout from images, 32 steps an iteration."""
+    return Workload(config, (f"trainer.num_envs={num_envs}", f"trainer.train_batch_size={32 * num_envs}"))
+
+
 WORKLOADS = {
     "P1": Workload("tag_gridworld.yaml", ()),
     "P2": Workload("tag_gridworld.yaml", ("env.num_taggers=99", _PARTIAL)),
@@ -144,8 +152,11 @@ WORKLOADS = {
         f"F7_{name}": replace(_P7, overrides=(*_P7.overrides, *(f"policy.{one}.model.{key}" for one in _SIMPLE_TAG[1])))
         for name, key in _CHANGES.items()
     },
+    **{f"Q6_{number}": _minatar("minatar_breakout_pqn.yaml", number) for number in (128, 4096)},
+    **{f"minatar_{number}": _minatar("minatar_breakout.yaml", number) for number in (64, 4096)},
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 and F3 are three of them each, F4, F5 and F6 two; F7 is P7 with other layers."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each, F4, F5, F6 and Q6 two; F7 is P7 with other layers.
+minatar, which no peer runs, is PPO in the place of Q6's PQN."""
 
 
 def workloads_of(asked: str) -> list[str]:
@@ -174,6 +185,11 @@ def forward_flop(network: torch.nn.Module) -> int:
     return 2 * sum(parameter.numel() for parameter in network.parameters() if parameter.dim() == 2)
 
 
+def bytes_seen(features: Features) -> int:
+    """By one agent in a step, as the env writes it."""
+    return sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in features.arrays) + 4 * features.num_ids
+
+
 def work_of_a_step(trainer: Trainer) -> dict[str, Work]:
     """part -> what a step of it cannot do without; see above for what is counted."""
     policy_bytes = policy_flop = learner_bytes = learner_flop = 0.0
@@ -182,7 +198,7 @@ def work_of_a_step(trainer: Trainer) -> dict[str, Work]:
         num_samples = group.log_prob[0].numel()
         flop = forward_flop(network) * num_samples
         actions = group.action[0].numel() * group.action.element_size()
-        seen_and_done = num_samples * group.features.num_features * 4 + actions
+        seen_and_done = num_samples * bytes_seen(group.features) + actions
         parameters = sum(parameter.numel() * 4 for parameter in network.parameters())
         policy_bytes += seen_and_done + num_samples * 2 * 4 + parameters
         policy_flop += flop

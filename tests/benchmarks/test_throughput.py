@@ -103,7 +103,25 @@ PEERS = {
 """name -> envs, agents, steps an iteration, network, features of the first group."""
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+IMAGES = {"Q6_128": (128, "PQN", 2, 32), "Q6_4096": (4096, "PQN", 2, 32)}
+IMAGES |= {"minatar_64": (64, "PPO", 4, 8), "minatar_4096": (4096, "PPO", 4, 8)}
+"""name -> envs, algorithm, epochs, minibatches."""
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_workload_of_images_has_the_sizes_and_the_network_of_its_row(name):
+    one, (num_envs, algorithm, *steps) = WORKLOADS[name], IMAGES[name]
+    config = read_config(ROOT / "examples" / one.config, pairs_of(one.overrides))
+    assert (config.trainer.num_envs, config.trainer.num_steps) == (num_envs, 32)
+    policy, model = config.policy["agent"], config.policy["agent"].model
+    assert [policy.algorithm, policy.num_epochs, policy.num_minibatches] == [algorithm, *steps]
+    assert (model.type, model.conv, model.dense_dim, model.activates) == ("cnn", "minatar", None, "relu")
+    assert model.norms_hidden == (algorithm == "PQN")
+    (group,) = load_env(config.name, config.env).groups.values()
+    assert group.observation_space.shape == (10, 10, 4) and group.action_space.n == 3
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in IMAGES])
 def test_workload_has_the_sizes_and_the_network_of_its_row(name):
     one, (num_envs, num_agents, num_steps, network, num_features) = WORKLOADS[name], PEERS[name]
     config = read_config(ROOT / "examples" / one.config, pairs_of(one.overrides))

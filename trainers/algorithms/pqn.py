@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
+    from warpdrive.function_manager import Constant
 
 
 FALLING = Schedule(((0, 1.0), (100_000, 0.05)))
@@ -112,12 +113,16 @@ class PQN(OnPolicy):
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
         from trainers.acting.epsilon_greedy import BootstrappedEpsilonGreedyActor
+        from trainers.fused.player import find_player
 
-        return BootstrappedEpsilonGreedyActor(policy, spec, stage)
+        return find_player(policy, spec, stage, BootstrappedEpsilonGreedyActor)
 
     @classmethod
     def why_not(cls, config: PQNConfig, spec: GroupSpec) -> str | None:
         return why_no_q_values(config, spec, from_sequences=True)
+
+    def loss_of_kernels(self) -> dict[str, Constant]:
+        return {"IS_PPO": False, "MAX_LOG_RATIO": 0.0, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}
 
     def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
         return {**super().state(), "acting": {"epsilon": self.epsilon}}

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.acting.actor import Actor, Call
+from trainers.acting.actor import Actor, Call, prepare_copy
 from trainers.fused.by_layers import LayersNetwork, make_layers, side_by_side
+from trainers.fused.conv_shape import ConvShape
+from trainers.fused.convolution import ConvNetwork
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.memory import KernelMemory
 from trainers.fused.packed import PackedNetwork
@@ -77,7 +79,10 @@ class FusedPlayers(Actor):
         dtypes = {"mask": torch.bool, "active": torch.bool, "action": torch.int32}  # or floats of a Box, viewed so
         self._nothing = {
             name: torch.zeros(1, dtype=dtypes.get(name, torch.float32), device=env.device)
-            for name in ("mask", "active", "action", "drawn", "log_prob", "entropy", "value")
+            for name in ("mask", "active", "epsilon", "action", "drawn", "log_prob", "entropy", "value")
+        }
+        self._epsilon = {
+            actor.group.name: actor.epsilon for actor in actors if actor.group.policy.packed.plan.request.gives_values
         }
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
@@ -116,17 +121,20 @@ class FusedPlayers(Actor):
                 one["entropy"] = self._entropy[group.name]
                 if group.mask is not None:
                     one["mask"] = group.mask[t]
-            if network.shape.has_value:
+            if network.shape.has_value or group.name in self._epsilon:
                 one["value"] = group.value[t]
             arrays.append(one)
         calls += [call for memory in self._memories.values() for call in memory.prepare_keep(t)]
         return calls + self._prepare(self._act, self._acting, arrays, self._remembered)
 
     def prepare_end(self) -> list[Call]:
-        rollout, arrays = self.rollout, []
+        rollout, arrays, masks = self.rollout, [], []
         for group, network in self._judging:
             arrays.append(self._seen(network, rollout.seen(-1), self._active(-1)) | {"value": group.value[-1]})
-        calls = self._prepare(self._judge, self._judging, arrays, self._remembered)
+            if group.name in self._epsilon and group.mask is not None:
+                arrays[-1]["mask"] = mask = torch.ones_like(group.mask[0])
+                masks.append(prepare_copy(mask, group.env_mask))
+        calls = [*masks, *self._prepare(self._judge, self._judging, arrays, self._remembered)]
         for k in range(rollout.max_truncations):
             final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
             if self._final_active is not None:
@@ -134,6 +142,8 @@ class FusedPlayers(Actor):
             for group, network in self._judging:
                 active = self._final_active[int(group.credits_team)] if network.seen.hides else None
                 arrays.append(self._seen(network, final, active) | {"value": group.final_value[k]})
+                if group.name in self._epsilon and group.mask is not None:
+                    arrays[-1]["mask"] = torch.ones_like(group.mask[0])  # which may be taken then, nobody says
             memories = {name: memory.group.final_memory[k] for name, memory in self._memories.items()}
             calls += self._prepare(self._judge, self._judging, arrays, memories)
         return calls
@@ -166,6 +176,8 @@ class FusedPlayers(Actor):
         given, before = {}, []
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
+            if group.name in self._epsilon:
+                whole["epsilon"] = self._epsilon[group.name]
             layers = self._layers.get(id(network))
             if layers is not None:
                 seen, of_memory = {**whole, "order": self._nothing["action"]}, ()
@@ -176,12 +188,16 @@ class FusedPlayers(Actor):
             given |= {f"{name}_{number}": array for name, array in whole.items()}
         return [*side_by_side(before), functions.prepare("act", launch_shape, **given)]
 
-    def _make_layers(self, group: GroupRollout, network: PackedNetwork) -> LayersNetwork | RecurrentNetwork:
+    def _make_layers(
+        self, group: GroupRollout, network: PackedNetwork
+    ) -> LayersNetwork | RecurrentNetwork | ConvNetwork:
         packed, num_rows = group.policy.packed, self._rows(group)
         size = packed.plan.bytes_of_rows(network.shape, num_rows)
         memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
         at_once = min(num_rows, network.shape.rows_at_once)
         constants = {**group_constants(group), "HAS_ORDER": False}
+        if isinstance(network.shape, ConvShape):
+            return ConvNetwork(packed, network, num_rows, memory, False, constants)
         cell = packed.plan.cell(packed.networks.index(network), at_once)
         if cell is not None:
             return RecurrentNetwork(packed, network, cell, num_rows, at_once, memory, None, constants)

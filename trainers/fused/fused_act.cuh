@@ -7,10 +7,14 @@
 //   NUM_COLUMNS, FIRST_COLUMN     of the one they act in
 //   DRAWS                         whether actions are wanted, or the value alone
 //   GREEDY                        whether the likeliest action is taken instead of a drawn one
+//   OF_VALUES, for the preprocessor: outputs are values of actions; the largest is the value, the best mostly drawn
 #if OF_BOX
 #include "heads/gaussian.cuh"
 #else
 #include "heads/categorical.cuh"
+#endif
+#if OF_VALUES
+#include "heads/epsilon_greedy.cuh"
 #endif
 
 //   shared             shared memory of the block
@@ -24,13 +28,14 @@
 //   action             [env, column, head]  if it DRAWS; of a Box floats, clipped   written
 //   drawn              [env, agent of the group, head]  of a Box, not clipped       written
 //   log_prob, entropy  [env, agent of the group]  over heads, nats, if it DRAWS     written
-//   value              [env, agent of the group]  if it HAS_VALUE                   written
+//   epsilon            [1]  how often any action is drawn, if OF_VALUES             read
+//   value              [env, agent of the group]  if it HAS_VALUE, or OF_VALUES     written
 //   num_rows           agents of the group in all envs
 __device__ __forceinline__ void act(
     char* shared, int block, int num_blocks, const unsigned int* seed, const long long* env_step,
     Seen seen, const bool* active, const unsigned char* weights, const float* biases, const float* mean,
-    const float* variance, const bool* mask, int* action, float* drawn, float* log_prob, float* entropy, float* value,
-    int num_rows)
+    const float* variance, const bool* mask, const float* epsilon, int* action, float* drawn, float* log_prob,
+    float* entropy, float* value, int num_rows)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
     wait_for_network();
@@ -62,6 +67,12 @@ __device__ __forceinline__ void act(
 
         const int turn = SHARE == 2 ? lane >> 4 : 0;
         float* output = network.stage + (lane % TILE_ROWS) * STAGE_PITCH;
+#if OF_VALUES
+        if (is_row && turn == 0) {
+            const bool* allowed = HAS_MASK ? mask + (long long)row * NUM_OUTPUTS : nullptr;
+            value[row] = choose<GREEDY || !DRAWS>(output, allowed, epsilon[0]);
+        }
+#endif
         if (DRAWS) {
             float row_log_prob = 0.0f;
             float row_entropy = 0.0f;

@@ -1,4 +1,4 @@
-// The gradient of A2C's or PPO's loss over a minibatch: forward pass, loss, backward pass, weight gradients.
+// The gradient of A2C's, PPO's or PQN's loss over a minibatch: forward pass, loss, backward pass, weight gradients.
 //
 // A warp carries 16 ROW_TILES samples forwards and backwards through the network. What the weights' gradient is
 // made of is the record of a sample:
@@ -10,7 +10,8 @@
 // Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8].
 // Of a network BY_LAYERS a record is the delta of the outputs alone: its forward and backward passes are not made here.
 //
-// Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which):
+// Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which; OF_VALUES that
+// outputs are values of actions):
 //   ACCUMULATES                   see above
 //   HIDDEN1_AT, HIDDEN2_AT, DELTA1_AT, DELTA2_AT, DELTA_OUT_AT
 //                                 where each part of the record begins; the features begin it
@@ -171,7 +172,11 @@ __device__ __forceinline__ void backward_by_group(
 }
 #endif
 
+#if OF_VALUES
+#include "losses/q_values.cuh"
+#else
 #include "losses/policy_gradient.cuh"
+#endif
 #include "fused_sums.cuh"
 
 //   shared              shared memory of the block
@@ -243,10 +248,8 @@ __device__ __forceinline__ void learn(
             if (IS_PPO || MAX_LOG_RATIO > 0.0f) sample.old_log_prob = log_prob[index];
             sample.advantage = advantage[index];
         }
-        if (HAS_VALUE) {
-            if (IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
-            sample.target = target[index];
-        }
+        if (HAS_VALUE && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
+        if (HAS_VALUE || OF_VALUES) sample.target = target[index];
         return sample;
     };
     int next_index = sample_of(block);

@@ -1,4 +1,4 @@
-"""Learning by fused kernels: gradients of A2C's and PPO's losses, and steps of Adam."""
+"""Learning by fused kernels: gradients of A2C's, PPO's and PQN's losses, and steps of Adam."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from trainers.fused.actor import group_constants
 from trainers.fused.by_layers import LayersGradient, side_by_side
 from trainers.fused.cell import Sequences
+from trainers.fused.conv_shape import ConvShape
+from trainers.fused.convolution import ConvGradient
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
 from trainers.fused.packed import KERNELS
@@ -32,7 +34,7 @@ class FusedLearner:
     """What an algorithm's `learn` does between `begin` and `end`, in a few launches a minibatch.
 
     Args:
-        learner: of A2C or PPO, whose policy is packed (see `pack`).
+        learner: of A2C, PPO or PQN, whose policy is packed (see `pack`).
     """
 
     path = "fused"
@@ -41,6 +43,7 @@ class FusedLearner:
         group, config = learner.group, learner.config
         self.learner = learner
         self.packed = group.policy.packed
+        self._target_kl = float(getattr(config, "target_kl", None) or 0.0)
         num_samples, sequences = group.advantage.numel(), None
         if group.policy.memory_size:
             _, num_envs, num_agents = group.shape
@@ -112,11 +115,12 @@ class FusedLearner:
         self._num_adam_steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._num_adam_steps))
         learner.end()
         means, norm = self._figures.sum(dim=(0, 1)) / self.plan.num_steps, self._norms.mean()
-        if learner.config.target_kl:
+        if self._target_kl:
             share = self._counts / self._counts.sum()  # the first always counts
             means = (share.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
             norm = (share * self._norms).sum()
-        figures = dict(zip(learner.OF_MINIBATCHES, (*means, norm), strict=True))
+        names = learner.OF_MINIBATCHES
+        figures = dict(zip(names, (*means[: len(names) - 1], norm), strict=True))
         return {**figures, "explained_variance": learner.explained_variance()}
 
     def _compile(self, normalises: bool) -> None:
@@ -333,7 +337,7 @@ class FusedLearner:
             num_groups=plan.num_groups,
             num_figure_rows=self._figures.shape[1],
             max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
-            target_kl=float(config.target_kl or 0.0),
+            target_kl=self._target_kl,
         )
         return [*calls, self.packed.then_fold(step)]
 
@@ -350,6 +354,8 @@ def gradient_of(plan: GradientPlan) -> type[NetworkGradient]:
     """What makes the gradient of a network."""
     if plan.cell is not None:
         return RecurrentGradient
+    if isinstance(plan.shape, ConvShape):
+        return ConvGradient
     return LayersGradient if plan.way == "layers" else NetworkGradient
 
 

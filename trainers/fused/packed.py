@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from trainers.fused.plan import Plan
 from trainers.fused.seen import Seen
 from trainers.fused.shape import Shape, to_tiles
 from trainers.heads import GaussianHead
+from trainers.networks.cnn import CNN
 from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.data_manager import DataManager
@@ -180,17 +181,19 @@ class PackedPolicy:
 
     def _find_networks(self) -> list[PackedNetwork]:
         network, head = self.policy.network, self.policy.head
-        of_policy = [network.policy_head, *([head.log_std] if isinstance(head, GaussianHead) else [])]
+        acts, judges = getattr(network, f"{self.policy.acts_by}_head"), getattr(network, "value_head", None)
+        of_policy = [acts, *([head.log_std] if isinstance(head, GaussianHead) else [])]
         cell, critic_cell = (getattr(network, name, None) for name in ("cell", "critic_cell"))
-        if network.critic_trunk is None:
-            parts = [(network.trunk, cell, [*of_policy, network.value_head])]
+        trunk, critic_trunk = _trunks(network)
+        if critic_trunk is None:
+            parts = [(trunk, cell, of_policy if judges is None else [*of_policy, judges])]
         else:
-            parts = [(network.trunk, cell, of_policy), (network.critic_trunk, critic_cell, [network.value_head])]
+            parts = [(trunk, cell, of_policy), (critic_trunk, critic_cell, [judges])]
         found, element, bias = [], 0, 0
         for shape, (trunk, cell, heads) in zip(self.plan.shapes, parts, strict=True):
             layers, norm, packed_cell = [], None, None
             for layer in trunk:
-                if isinstance(layer, nn.Linear):
+                if isinstance(layer, (nn.Linear, nn.Conv2d)):
                     layers.append(self._layer([layer]))
                 elif layers:
                     layers[-1].norm = self._numbers(layer.weight), self._numbers(layer.bias)
@@ -217,15 +220,15 @@ class PackedPolicy:
     def _numbers(self, parameter: nn.Parameter) -> np.ndarray:
         return self.numbers[id(parameter)] + np.arange(parameter.numel()).reshape(parameter.shape)
 
-    def _layer(self, parts: list[nn.Linear | nn.Parameter]) -> Layer:
+    def _layer(self, parts: list[nn.Linear | nn.Conv2d | nn.Parameter]) -> Layer:
         """Of linear layers side by side; a parameter among them is outputs of its own, biases alone."""
         weights, biases, has_weights = [], [], []
         for part in parts:
-            is_linear = isinstance(part, nn.Linear)
-            biases.append(self._numbers(part.bias if is_linear else part))
-            has_weights += [is_linear] * len(biases[-1])
-            if is_linear:
-                weights.append(self._numbers(part.weight))
+            has_weight = not isinstance(part, nn.Parameter)
+            biases.append(self._numbers(part.bias if has_weight else part))
+            has_weights += [has_weight] * len(biases[-1])
+            if has_weight:
+                weights.append(self._numbers(part.weight).reshape(len(part.weight), -1))
         return Layer(np.concatenate(weights), np.concatenate(biases), np.flatnonzero(has_weights))
 
 
@@ -281,6 +284,14 @@ def pack(policy: Policy, plan: Plan, backend: Backend) -> PackedPolicy:
     if getattr(policy, "packed", None) is None:
         policy.packed = PackedPolicy(policy, plan, backend)
     return policy.packed
+
+
+def _trunks(network: nn.Module) -> list[Iterable[nn.Module] | None]:
+    """The layers before the last, of the actor and of a critic that has its own."""
+    if not isinstance(network, CNN):
+        return [network.trunk, network.critic_trunk]
+    encoders = network.encoder, network.critic_encoder
+    return [one and one.layers_of(0) for one in encoders]
 
 
 def _starts(parameters: list[nn.Parameter]) -> list[int]:

@@ -12,8 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
+import torch
+
+from trainers.algorithms import find_algorithm
 from trainers.experience.spec import GroupSpec
 from trainers.fused.cell import MOST_KEPT, CellPlan, RecurrentShape, Sequences, why_no_cell, with_input
+from trainers.fused.conv_shape import MOST_CHANNELS, MOST_DENSE, ConvShape, Image, with_image
 from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
 from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
@@ -21,11 +25,14 @@ from trainers.fused.seen import Seen, plain
 from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
 from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.networks import find_network
+from trainers.networks.cnn import CNN
 from trainers.networks.gru import GRU
+from trainers.networks.images import CONVOLUTIONS
 from trainers.networks.mlp import MLP
 from trainers.networks.normalise import CLIP
 from trainers.settings.config import PolicyConfig
 from warpdrive.function_manager import Constant
+from warpdrive.layout import parts
 
 RUNS_ON_CPU = False
 """Tests set it: on a CPU, where lanes must exchange what tensor cores multiply, torch is far faster."""
@@ -76,6 +83,12 @@ class Request:
     """Whether a LayerNorm stands before each activation."""
     memory_size: int = 0
     """Units of each recurrent cell; 0: it has none."""
+    shapes_seen: tuple[tuple[int, ...], ...] = ()
+    """Of each part of what a network of convolutions sees."""
+    conv: str = "minatar"
+    """Its convolutions."""
+    gives_values: bool = False
+    """Whether its outputs are values of actions, and it has no critic."""
 
     @property
     def num_outputs(self) -> int:
@@ -86,14 +99,17 @@ class Request:
     def of(cls, config: PolicyConfig, spec: GroupSpec) -> Request:
         """As a policy's config and its group say it."""
         model = config.model
-        critic_widths = None
-        if config.central_critic or not model.shared_trunk:
-            critic_widths = model.fc_dims if model.critic_fc_dims is None else model.critic_fc_dims
+        algorithm, _ = find_algorithm(config.algorithm)
         head, seen = make_head(spec.action_space), Seen.by_actor(spec, config.agent_id)
-        network = find_network(model.type)
+        network, critic_widths, widths = find_network(model.type), None, model.fc_dims
+        if network is CNN:
+            widths = (model.dense_dim or CONVOLUTIONS[model.conv][1],)
+        gives_values = "q" in algorithm.heads(config, head.num_outputs)
+        if config.central_critic or not (model.shared_trunk or gives_values):
+            critic_widths = widths if model.critic_fc_dims is None else model.critic_fc_dims
         return cls(
             seen.num_features,
-            model.fc_dims,
+            widths,
             head.head_sizes if isinstance(head, CategoricalHeads) else (),
             critic_widths,
             network,
@@ -105,6 +121,9 @@ class Request:
             head.num_outputs if isinstance(head, GaussianHead) else 0,
             model.norms_hidden,
             model.memory_size if network is GRU else 0,
+            tuple(tuple(one.shape) for one in parts(spec.observation_space).values()) if network is CNN else (),
+            model.conv,
+            gives_values,
         )
 
 
@@ -121,10 +140,15 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
     if limits.capability is not None and limits.capability < (8, 0):
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
     element_bytes = 4 if precision == FULL_PRECISION else 2
-    if request.network not in (MLP, GRU):
-        return f"the network is a {request.network.__name__}, and fused kernels serve model.type mlp and gru"
+    if request.network is CNN:
+        if why := _why_no_convolution(request, limits, element_bytes):
+            return why
+    elif request.network not in (MLP, GRU):
+        return f"the network is a {request.network.__name__}, and fused kernels serve model.type mlp, gru and cnn"
     if request.memory_size and (why := why_no_cell(request.memory_size, limits, element_bytes)):
         return why
+    if request.gives_values and request.memory_size:
+        return "it remembers, and gives actions values"
     widest = max((*request.widths, *(request.critic_widths or ())), default=0)
     if request.norms_hidden and widest > MAX_NORMED_WIDTH:
         return f"a hidden layer of {widest} with a LayerNorm is wider than {MAX_NORMED_WIDTH}"
@@ -138,6 +162,27 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         if seen is not None and seen.why_not:
             return seen.why_not
     return Plan(request, limits, element_bytes)
+
+
+def _why_no_convolution(request: Request, limits: Limits, element_bytes: int) -> str | None:
+    """Why kernels cannot see by a policy's convolutions; None if they can."""
+    serve = "and fused kernels see by one of 3 x 3, as model.conv: minatar has it"
+    if request.conv != "minatar":
+        return f"its convolutions are those of model.conv: {request.conv}, {serve}"
+    if request.critic_seen is not None or len(request.shapes_seen) != 1 or request.seen.num_ids:
+        return "it sees more than an image, and fused kernels see one image alone"
+    (source,), (_, _, *channels) = request.seen.sources, request.shapes_seen[0]
+    if source.dtype != torch.bool:
+        return f"its image is of {str(source.dtype).removeprefix('torch.')}, and fused kernels see images of bool"
+    if channels and channels[0] > MOST_CHANNELS:
+        return f"its image has {channels[0]} channels, and fused kernels see {MOST_CHANNELS} at most"
+    if (width := max((*request.widths, *(request.critic_widths or ())))) > MOST_DENSE:
+        return f"the layer behind its convolutions has {width} numbers, and fused kernels have {MOST_DENSE} at most"
+    for shape in Plan(request, limits, element_bytes).shapes:
+        needed = max(shape.forward_bytes(1, element_bytes), shape.backward_bytes(element_bytes))
+        if needed > limits.shared_bytes:
+            return f"its convolutions need {needed} bytes of shared memory of a block's {limits.shared_bytes}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -154,7 +199,7 @@ class Plan:
         """Of its one network; or of its actor and its critic."""
         asked, num_outputs = self.request, self.request.num_outputs
         if asked.critic_widths is None:
-            return [self._make_shape(asked.num_features, asked.widths, num_outputs, True)]
+            return [self._make_shape(asked.num_features, asked.widths, num_outputs, not asked.gives_values)]
         actor = self._make_shape(asked.num_features, asked.widths, num_outputs, False)
         central = asked.critic_seen
         num_features = asked.num_features if central is None else central.num_features
@@ -167,7 +212,7 @@ class Plan:
         if asked.memory_size:
             slow = asked.memory_size > MOST_KEPT
             return f"up to a memory_size of {MOST_KEPT} they hold its weights, and are faster" if slow else None
-        if not any(isinstance(shape, LayersShape) for shape in self.shapes):
+        if not any(isinstance(shape, LayersShape) for shape in self.shapes) or asked.network is CNN:
             return None
         return (
             f"layer by layer through memory; with 1 to {MAX_LAYERS} hidden layers of at most {MAX_WIDTH}, and no "
@@ -180,6 +225,9 @@ class Plan:
         found = Shape(num_features, widths, num_outputs, has_value, asked.norms_input, asked.norms_hidden)
         if asked.memory_size:
             return RecurrentShape(*astuple(found), asked.memory_size)
+        if asked.network is CNN:
+            height, width, *channels = asked.shapes_seen[0]
+            return with_image(found, Image(height, width, *channels or (1,)))
         stays = 1 <= len(widths) <= MAX_LAYERS and max(widths) <= MAX_WIDTH and not asked.norms_hidden
         if stays and (not asked.norms_input or found.tiles[0] <= MAX_NORMED_TILES):
             return found
@@ -243,6 +291,11 @@ class Plan:
             return shape.bytes_of(self.element_bytes, num_rows, at_once, None, in_width)
         return num_rows * outputs + at_once * (shape.row_bytes(self.element_bytes, learns=False) - outputs)
 
+    def row_tiles_of_images(self, shape: ConvShape, num_rows: int) -> int:
+        """Of 16 rows, which a block has at once: two where there are enough to keep all multiprocessors busy."""
+        has_room = shape.forward_bytes(2, self.element_bytes) <= self.limits.shared_bytes
+        return 2 if has_room and num_rows > 16 * self.limits.num_multiprocessors else 1
+
     def gathering(self, shape: LayersShape, num_rows: int) -> Part:
         """The launch that brings so many rows of features together."""
         constants, _ = self._part(shape, 1, 0, in_fours=False)
@@ -287,6 +340,8 @@ class Plan:
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
             row_blocks = self.num_row_blocks if way == "layers" else 0
+            if isinstance(shape, ConvShape):
+                num_parts, row_blocks = num_parts * shape.num_splits(chunk, limits), 0
             cell = self.cell(i, chunk // sequences.length, sequences.step_rows) if sequences else None
             networks.append(
                 GradientPlan(
@@ -352,6 +407,7 @@ class Plan:
             "CLIP": CLIP,
             "WARPGROUPS": in_fours,
             "LAYERS": isinstance(shape, LayersShape),
+            "GIVES_VALUES": self.request.gives_values,
             "GROUP_TILES": group_tiles,
             "AT_ONCE1": group_tiles if in_fours else tiles_together(first),
             "AT_ONCE2": group_tiles if in_fours else tiles_together(second or 1),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from trainers.acting.actor import Actor, Stage, value_fields
 from trainers.acting.memory import Memory
 from trainers.algorithms import why_no_kernels
+from trainers.algorithms.q_learning import epsilon_at
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
@@ -55,6 +58,10 @@ class FusedPlayer(Actor):
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, plan: Plan) -> None:
         super().__init__(policy, spec, stage)
         self.plan, self.why = plan, plan.remark
+        self.exponents = None
+        if plan.request.gives_values:
+            self.epsilon = torch.full((1,), epsilon_at(policy.config, 1e30), device=stage.device)
+            """[1], how often it plays any action; the config's last until somebody sets another."""
 
     def told(self, precision: str, learns: bool) -> str:
         return f"fused kernels play{' and learn' if learns else ''} in {precision}"

@@ -15,7 +15,8 @@ from warpdrive.signature import DTYPES, Parameter, read_function
 
 OF_NETWORK = ("weights", "biases", "mean", "variance")
 OWN = {
-    "act": {*OF_NETWORK, "seen", "active", "mask", "action", "drawn", "log_prob", "entropy", "value", "num_rows"},
+    "act": {*OF_NETWORK, "seen", "active", "mask", "epsilon", "num_rows"}
+    | {"action", "drawn", "log_prob", "entropy", "value"},
     "learn": {*OF_NETWORK, "seen", "gradient", "records", "figures"},
     "products": {"records", "parts"},
     "gather": {"mean", "variance", "seen", "active", "features"},
@@ -46,6 +47,7 @@ def compile_fused(
     for number, part in enumerate(parts):
         is_of_box = not part.head_sizes
         chosen = {f"BY_{name}": part.constants[name] for name in ("WARPGROUPS", "LAYERS")}
+        chosen["OF_VALUES"] = part.constants["GIVES_VALUES"]
         chosen |= {"SEES_SOURCES": not part.seen.is_plain, "OF_BOX": is_of_box}
         lines += [f"#define {name} {int(value)}" for name, value in chosen.items()]
         lines += ['#include "gaussian.cuh"'] if is_of_box else []

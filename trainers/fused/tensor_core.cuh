@@ -330,6 +330,21 @@ __device__ __forceinline__ void wait_for_copies()
 #endif
 }
 
+// The same in groups: closes the group of the copies started since the last; waits until all but the last LEFT are there.
+__device__ __forceinline__ void close_copies()
+{
+#if HAS_TENSOR_CORES
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int LEFT>
+__device__ __forceinline__ void wait_for_groups()
+{
+#if HAS_TENSOR_CORES
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
 // Brings the 128 bytes around an address nearer.
 __device__ __forceinline__ void fetch_ahead(const void* address)
 {

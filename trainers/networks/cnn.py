@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -45,14 +46,17 @@ class CNN(nn.Module):
             raise ConfigError(wrong[1])
         layers, width = CONVOLUTIONS[config.conv]
         width = config.dense_dim or width
-        self.encoder = Encoder(inputs.spaces, layers, width, config.activates, generator)
+        like = layers, width, config.activates, config.norms_hidden
+        self.encoder = Encoder(inputs.spaces, *like, generator)
         self.critic_encoder = None
         if has_own_critic(config, inputs, heads):
             if inputs.num_critic_features is None:
-                self.critic_encoder = Encoder(inputs.spaces, layers, width, config.activates, generator)
+                self.critic_encoder = Encoder(inputs.spaces, *like, generator)
             else:
                 layer = linear(inputs.num_critic_features, width, math.sqrt(2.0), generator)
-                self.critic_encoder = nn.Sequential(layer, nn.ReLU() if config.activates == "relu" else nn.Tanh())
+                norms = [nn.LayerNorm(width)] if config.norms_hidden else []
+                activation = nn.ReLU() if config.activates == "relu" else nn.Tanh()
+                self.critic_encoder = nn.Sequential(layer, *norms, activation)
         add_heads(self, dict.fromkeys(heads, width), generator)
 
     def forward(
@@ -72,6 +76,7 @@ class Encoder(nn.Module):
         seen: the space of each part.
         layers: (channels, kernel, stride) of each convolution.
         width: of the layer behind them.
+        norms: whether a LayerNorm stands before each activation: over the channels of each place of a convolution.
     """
 
     def __init__(
@@ -80,13 +85,14 @@ class Encoder(nn.Module):
         layers: Sequence[tuple[int, int, int]],
         width: int,
         activation: str,
+        norms: bool,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.images = images_of(seen)
         self.scales = {key: scale_of(seen[key], IMAGES) for key in self.images}
-        self.convolutions = nn.ModuleList()
+        self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
         num_features = sum(math.prod(space.shape) for key, space in seen.items() if key not in self.images)
         for height, wide, *channels in self.images.values():
             found, num_in = nn.ModuleList(), (channels or [1])[0]
@@ -96,18 +102,30 @@ class Encoder(nn.Module):
                 num_in = num_out
             num_features += height * wide * num_in
             self.convolutions.append(found)
+            self.norms.append(nn.ModuleList(nn.LayerNorm(num_out) for num_out, *_ in layers if norms))
         self.dense = linear(num_features, width, math.sqrt(2.0), generator)
+        self.dense_norm = nn.LayerNorm(width) if norms else None
+
+    def layers_of(self, image: int) -> list[nn.Module]:
+        """One after the other, of the image of a number."""
+        convolutions, norms = self.convolutions[image], self.norms[image]
+        found = [one for pair in itertools.zip_longest(convolutions, norms) for one in pair]
+        return [one for one in (*found, self.dense, self.dense_norm) if one is not None]
 
     def forward(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
         dtype, found = self.dense.weight.dtype, []
-        for (key, shape), layers in zip(self.images.items(), self.convolutions, strict=True):
+        for (key, shape), layers, norms in zip(self.images.items(), self.convolutions, self.norms, strict=True):
             image = observation[key].to(dtype)
             if self.scales[key] is not None:
                 low, scale = self.scales[key]
                 image = (image - low) * scale
             image = image.unsqueeze(-3) if len(shape) == 2 else image.movedim(-1, -3)
-            for layer in layers:
-                image = self.activation(layer(image))
+            for layer, norm in itertools.zip_longest(layers, norms):
+                image = layer(image)
+                if norm is not None:
+                    image = norm(image.movedim(-3, -1)).movedim(-1, -3)
+                image = self.activation(image)
             found.append(image.flatten(-3))
         found += [one.to(dtype).flatten(1) for key, one in observation.items() if key not in self.images]
-        return self.activation(self.dense(torch.cat(found, dim=-1)))
+        hidden = self.dense(torch.cat(found, dim=-1))
+        return self.activation(hidden if self.dense_norm is None else self.dense_norm(hidden))

@@ -102,7 +102,7 @@ class ModelConfig:
     """What follows each hidden layer; if not given tanh, and relu in a cnn."""
     layer_norm: Literal[False, True, "hidden", "all"] = False
     """What a LayerNorm normalises over its numbers: true is the input; hidden is each hidden layer, before its
-    activation; all is both."""
+    activation; all is both. A cnn has hidden alone, a convolution's over the channels of each place."""
     conv: Literal["minatar", "nature"] = "minatar"
     """Convolutions of a cnn: one of 16 3x3 and a layer of 128, as for MinAtar; or those of DQN's paper in Nature, 32
     8x8, 64 4x4, 64 3x3 and a layer of 512."""
@@ -139,12 +139,14 @@ class ModelConfig:
         for one in fields(self):
             if one.name in NOT_READ_BY.get(self.type, ()) and getattr(self, one.name) != one.default:
                 yield one.name, f"type: {self.type} does not read it. Leave it out, or take another type."
+        if self.type == "cnn" and self.norms_input:
+            yield "layer_norm", "an image is not normalised. Take hidden, or leave it out."
 
 
 NOT_READ_BY = {
     "mlp": ("conv", "dense_dim", "memory_size", "sequence_length"),
     "gru": ("conv", "dense_dim"),
-    "cnn": ("fc_dims", "critic_fc_dims", "layer_norm", "memory_size", "sequence_length"),
+    "cnn": ("fc_dims", "critic_fc_dims", "memory_size", "sequence_length"),
 }
 """By type of network: the keys of ModelConfig that are for others."""
 

@@ -14,6 +14,7 @@ from fused_cases import GPUS
 from gymnasium import spaces
 
 from trainers.fused.actor import head_constants
+from trainers.fused.conv_shape import ConvShape
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.learning_plan import Part
 from trainers.fused.packed import KERNELS
@@ -22,6 +23,7 @@ from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
 from trainers.fused.source import compile_fused, parameters_of
 from trainers.heads import CategoricalHeads, GaussianHead
+from trainers.networks.cnn import CNN
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.backends.cuda import _nvrtc, compile_to_cubin
@@ -71,12 +73,17 @@ REQUESTS = {
     "numbers": Request(3, (64, 64), (), critic_widths=(64, 64), activation="tanh", num_numbers=2),
     "many numbers, wide": Request(30, (256, 256), (), num_numbers=17),
     "more layers and wider": Request(21, (300, 17, 40), (5,), critic_widths=(512,), activation="tanh"),
+    "values of actions, of an image": Request(
+        400, (128,), (5,), network=CNN, seen=Seen((Source("image", torch.bool, 400, 1600, 400),)),
+        shapes_seen=((10, 10, 4),), norms_hidden=True, gives_values=True,
+    ),
     "LayerNorms": Request(21, (64, 32), (5,), critic_widths=(512,), norms_input=True),
 }
 """Of a policy each."""
 PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
 PLANNED += [(arch, name) for arch in ("sm_80", "sm_86", "sm_90a") for name in REQUESTS]
 PLANNED.remove(("sm_86", "several arrays and a central critic"))  # as sm_80
+PLANNED.remove(("sm_86", "values of actions, of an image"))
 
 
 def limits_of(arch: str) -> Limits:
@@ -90,7 +97,8 @@ def parts_of(kernel: str, request: Request, limits: Limits) -> tuple[Sequence[Pa
         return plan_acting([(found, shape, 4000) for shape in found.shapes])
     learning = found.learning(4000, 2, 2)
     if kernel == "gather":
-        return [found.gathering(shape, 4000) for shape in found.shapes if isinstance(shape, LayersShape)], 1
+        gathers = [one for one in found.shapes if isinstance(one, LayersShape) and not isinstance(one, ConvShape)]
+        return [found.gathering(shape, 4000) for shape in gathers], 1
     if kernel == "learn":
         return [one.learn for one in learning.networks], learning.blocks_at_once
     return [one.products for one in learning.networks if one.products is not None], 1
@@ -132,6 +140,26 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
         last = len(parts_of(kernel, request, limits)[0]) - 1
         assert functions.signature(kernel).parameters[-1].name.endswith(f"_{last}")
     assert for_gpus.compiled == kernels
+
+
+@pytest.mark.parametrize(("arch", "channels"), [("sm_86", 10), ("sm_90a", 4)])
+def test_convolutions_compile(for_gpus, arch, channels):
+    """Forwards for two tiles of rows at once, where there is room, and back."""
+    size, limits = 100 * channels, limits_of(arch)
+    source = Source("image", torch.bool, size, size, size)
+    request = replace(REQUESTS["values of actions, of an image"], seen=Seen((source,)), num_features=size)
+    found = plan(replace(request, shapes_seen=((10, 10, channels),)), limits, "bf16")
+    (shape,) = found.shapes
+    row_tiles = found.row_tiles_of_images(shape, 1 << 20)
+    constants = shape.kernel_constants(row_tiles, 2, limits)
+    constants |= {"FULL_PRECISION": False, "IS_TANH": False, "GROUP_SIZE": 1, "PITCH": size, "STRIDE": size, "FIRST": 0}
+    for kernel in ("conv_forward", "conv_backward"):
+        constants |= {"HAS_ORDER": True, "KEEPS": True}
+        file, data = KERNELS / f"{kernel}.cu", DataManager(torch.device("cpu"))
+        functions = FunctionManager(data, file, constants, backend=for_gpus)
+        assert functions.signature(kernel).parameters[0].name in ("seen", "weights")
+        assert constants[f"{kernel.removeprefix('conv_').upper()}_BYTES"] <= limits.shared_bytes
+    assert for_gpus.compiled == ["conv_forward", "conv_backward"] and row_tiles == 2
 
 
 @pytest.mark.parametrize(("kernel", "is_picture"), [("act", False), ("learn", False), ("act", True)])

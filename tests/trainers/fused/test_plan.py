@@ -28,6 +28,8 @@ from warpdrive.layout import Layout
 
 SMALL = Request(6, (16,), (3, 2))
 HALVES = Seen((Source("observation_far", torch.float16, 6, 6, 6),))
+BITS, BYTES = (Seen((Source("observation", dtype, 50, 50, 50),)) for dtype in (torch.bool, torch.uint8))
+IMAGE = {"network": CNN, "widths": (16,), "seen": BITS, "shapes_seen": ((5, 5, 2),), "num_features": 50}
 OLD = Limits((7, 5), 64 << 10, 40)
 
 
@@ -39,7 +41,30 @@ OLD = Limits((7, 5), 64 << 10, 40)
             for name in ("fp32", "tf32")
         ),
         ({}, OLD, "bf16", "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"),
-        ({"network": CNN}, LARGE_GPU, "bf16", "the network is a CNN, and fused kernels serve model.type mlp and gru"),
+        *(
+            ({**IMAGE, **changes}, LARGE_GPU, "bf16", reason)
+            for changes, reason in (
+                (
+                    {"conv": "nature"},
+                    "its convolutions are those of model.conv: nature, and fused kernels see by one of 3 x 3, as "
+                    "model.conv: minatar has it",
+                ),
+                (
+                    {"shapes_seen": ((5, 5, 2), (3,))},
+                    "it sees more than an image, and fused kernels see one image alone",
+                ),
+                ({"seen": BYTES}, "its image is of uint8, and fused kernels see images of bool"),
+                ({"shapes_seen": ((5, 5, 11),)}, "its image has 11 channels, and fused kernels see 10 at most"),
+                (
+                    {"widths": (512,)},
+                    "the layer behind its convolutions has 512 numbers, and fused kernels have 128 at most",
+                ),
+            )
+        ),
+        (
+            {**IMAGE, "widths": (128,)}, Limits((8, 6), 64 << 10, 40), "bf16",
+            "its convolutions need 80896 bytes of shared memory of a block's 65536",
+        ),
         (
             {"network": GRU, "memory_size": 24}, LARGE_GPU, "bf16",
             "its memory_size is 24, not a multiple of 16 up to 256: 32 would do",

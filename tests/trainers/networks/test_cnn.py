@@ -47,6 +47,22 @@ def test_an_image_is_scaled_by_its_bounds_and_read_row_by_row():
     assert {name: tuple(one.shape) for name, one in network({"": image}).items()} == {"policy": (2, 3), "value": (2, 1)}
 
 
+def test_a_place_of_a_convolution_is_normalised_over_its_channels():
+    """Of 16, half are 1 and half 3 where there is light: 1 below and above their mean. Elsewhere all are 0."""
+    network = make({"": spaces.Box(0, 1, (3, 4), np.bool_)}, dense_dim=1, layer_norm="hidden").encoder
+    with torch.no_grad():
+        network.convolutions[0][0].weight.fill_(1.0)[8:] = 3.0
+        network.convolutions[0][0].bias.zero_()
+        found = []
+        network.dense.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+        image = torch.zeros(1, 3, 4, dtype=torch.bool)
+        image[0, 0, 0] = True
+        network({"": image})
+    above, elsewhere = found[0].view(16, 2).unbind(-1)
+    torch.testing.assert_close(above, torch.tensor([0.0] * 8 + [1.0] * 8), rtol=0, atol=1e-4)
+    assert not elsewhere.any()
+
+
 def test_what_is_no_image_goes_in_beside_it_and_a_critic_may_have_eyes_of_its_own():
     seen = {"": spaces.Box(0, 1, (4, 4, 2), np.bool_), "speed": spaces.Box(-9, 9, (5,), np.float32)}
     network = make(seen, shared_trunk=False, dense_dim=7)
@@ -97,7 +113,7 @@ def test_images_reach_the_network_as_bytes_and_are_learned_from(make_trainer, al
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
-def test_bools_of_minatar_are_kept_as_such_and_played_and_learned_from_by_torch(make_trainer, algorithm):
+def test_bools_of_minatar_are_kept_as_such_and_played_and_learned_from(make_trainer, algorithm):
     policy = {"algorithm": algorithm, "model": {"type": "cnn", "dense_dim": 8}}
     policy |= {} if algorithm == "PPO" else {"learning_starts": 16, "buffer_size": 64, "batch_size": 16}
     trainer = make_trainer("minatar_breakout", {"agent": policy}, num_envs=8, num_steps=8)
@@ -107,7 +123,8 @@ def test_bools_of_minatar_are_kept_as_such_and_played_and_learned_from_by_torch(
     assert trainer.rollout.data["observation"].dtype == torch.bool
     pairs = zip(before, trainer.policies["agent"].parameters(), strict=True)
     assert all(torch.isfinite(after).all() and not torch.equal(one, after) for one, after in pairs)
-    assert path_of(trainer) == {"policy": {"agent": "torch"}, "learner": {"agent": "torch"}}
+    path = "fused" if algorithm == "PPO" and trainer.backend.name == "cuda" else "torch"
+    assert path_of(trainer) == {"policy": {"agent": path}, "learner": {"agent": path}}
 
 
 def test_statistics_of_observations_are_refused_before_anything_is_made(monkeypatch):

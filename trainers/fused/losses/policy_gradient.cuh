@@ -1,27 +1,8 @@
 // A2C's and PPO's loss of a sample, and its derivative by what the network says; a part of fused_learn.cuh, which
 // lists the constants.
-#if OF_BOX
-#include "heads/gaussian.cuh"
-#else
-#include "heads/categorical.cuh"
-#endif
+#include "losses/sample.cuh"
 
 static_assert(NUM_FIGURES == 5, "`differentiate` has five figures");
-
-// Whether actions are read before the network computes, and come while it does; many would take the registers.
-constexpr bool TAKES_EARLY = WARPGROUPS || NUM_HEADS <= 2;
-
-// What a sample brings besides its features.
-struct Sample {
-    float old_log_prob, old_value, advantage, target;
-    bool counts;
-    float share;  // of the loss: 1 / how many count, or 0
-    const Action* action;
-    const bool* mask;
-    Action taken[NUM_HEADS];  // of `action`, if it TAKES_EARLY
-
-    __device__ __forceinline__ Action taken_by(int head) const { return TAKES_EARLY ? taken[head] : action[head]; }
-};
 
 // Sums over the heads of a sample, which SHARE lanes hold.
 __device__ __forceinline__ float over_heads(float of_my_heads)

@@ -1,0 +1,209 @@
+"""Where the numbers of a network lie that sees an image by a convolution, as layers/convolution.cuh has it."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from trainers.fused.layers_shape import LayersShape
+from trainers.fused.limits import Limits
+from trainers.fused.shape import NORM_EPS, WARPS, Pair, Shape, Way, place_in_record, to_tiles
+from warpdrive.function_manager import Constant
+
+SIDE, FILTERS = 3, 16
+"""Of the convolution, which moves a step at a time."""
+MOST_CHANNELS, MOST_DENSE = 10, 128
+"""Of an image; columns of the layer behind the convolution: a row of a patch is a word of bits, and a warp's registers
+hold that layer's sums."""
+STAGE_TILES = 4
+"""Of the dense layer's gradient, which such a block stages at once."""
+SUM_BYTES = 2 * WARPS * 16 * 4
+"""Of shared memory: two sums over 16 rows, of each warp."""
+MOST_STAGES = 4
+"""See ConvShape.num_stages."""
+BACK_TILES = 4
+"""Of 16 samples, which a block that goes back has at once."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a network sees: false and true."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Rows and columns of what the convolution makes of it."""
+        return self.height - SIDE + 1, self.width - SIDE + 1
+
+
+@dataclass(frozen=True)
+class ConvShape(LayersShape):
+    """A convolution of bits, a dense layer and the outputs. Weights lie as layers/convolution.cuh says, parts of a
+    gradient as conv_backward.cu does: of the dense layer; of the filters, by each block of places; of the outputs."""
+
+    image: Image = Image(SIDE, SIDE, 1)
+
+    @property
+    def num_places(self) -> int:
+        rows, columns = self.image.places
+        return rows * columns
+
+    @property
+    def patch(self) -> int:
+        return SIDE * SIDE * self.image.channels
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        (dense,), outputs = self.widths, self.num_outputs + self.has_value
+        return [(FILTERS, self.patch), (dense, FILTERS * self.num_places), (outputs, dense)]
+
+    @property
+    def padded(self) -> list[tuple[int, int]]:
+        (out, dense), given = (self.layers[-1][0], to_tiles(self.widths[0])), FILTERS * self.num_places
+        return [(FILTERS, to_tiles(self.patch)), (dense, given), (to_tiles(out), dense)]
+
+    @property
+    def rows_of_biases(self) -> list[int]:
+        return [3, 3, 1] if self.norms_hidden else [1, 1, 1]
+
+    @property
+    def num_parameters(self) -> int:
+        return super().num_parameters + 2 * FILTERS * self.norms_hidden
+
+    @property
+    def rows_at_once(self) -> int:
+        return 1 << 20
+
+    def row_bytes(self, element_bytes: int, learns: bool) -> int:
+        outputs, dense = self.padded[-1]
+        norm = (4 + element_bytes * dense) * self.norms_hidden
+        return 4 * outputs + (element_bytes * (dense + outputs) + self.image_bytes + norm) * learns
+
+    # ---------------------------------------------------------------------------------------- places
+
+    def places(self) -> list[Pair]:
+        (filters_at, _), (dense_at, bias_at), (outputs_at, out_bias_at) = self.starts
+        dense, outputs = self.padded[1][0], self.layers[-1][0]
+        filter, patch = self._filters()
+        row, place, column = self._dense()
+        block = place * (2 * dense // 8) + row // 8 * 2 + column // 8
+        out, given = np.indices(self.layers[-1])
+        out, out_bias = place_in_record(out, 1), place_in_record(np.arange(outputs), 1)
+        of_out = (out // 8 * (dense // 8) + given // 8) * 64 + out % 8 * 8 + given % 8
+        return [
+            (filters_at + filter * self.padded[0][1] + patch, np.arange(FILTERS)),
+            (dense_at + block * 64 + row % 8 * 8 + column % 8, bias_at + np.arange(self.widths[0])),
+            (outputs_at + of_out, out_bias_at + out_bias),
+        ]
+
+    def _filters(self) -> Pair:
+        """Of torch's [filter, channel x row x column]: the filter; the place in a patch, whose channels are last."""
+        filter, number = np.indices(self.layers[0])
+        return filter, number % SIDE**2 * self.image.channels + number // SIDE**2
+
+    def _dense(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of torch's [row, filter x place]: the row, the place and the filter."""
+        row, number = np.indices(self.layers[1])
+        return row, number % self.num_places, number // self.num_places
+
+    # ------------------------------------------------------------------------------------- gradients
+
+    @property
+    def num_groups(self) -> int:
+        """Of places, which a block has together."""
+        return -(-self.num_places // WARPS)
+
+    @property
+    def patch_columns(self) -> int:
+        """Of a patch and a one behind it, whose products are the filters' biases."""
+        return -(-(self.patch + 1) // 8) * 8
+
+    @property
+    def sizes_of_parts(self) -> tuple[int, int, int]:
+        """Of the dense layer; of the filters, by one block of places; of the outputs, and the dense layer's biases."""
+        dense, (of_filters, of_outputs) = self.padded[-1][1], self.norms_at
+        norms = 2 * self.norms_hidden
+        return dense * FILTERS * self.num_places, of_filters + norms * FILTERS, of_outputs + norms * dense
+
+    @property
+    def norms_at(self) -> tuple[int, int]:
+        """In a part of the filters, and in one of the outputs, where gains and shifts of LayerNorms begin."""
+        outputs, dense = self.padded[-1]
+        return FILTERS * self.patch_columns, outputs * dense + dense + outputs
+
+    def part_size(self, way: Way) -> int:
+        of_dense, of_filters, of_outputs = self.sizes_of_parts
+        return of_dense + self.num_groups * of_filters + of_outputs
+
+    def gradient_places(self, way: Way) -> list[Pair]:
+        """Of each layer, in the first of `sizes_of_parts` that has it; the dense layer's biases are among the outputs'.
+        Gains and shifts of LayerNorms stand behind each other, where `norms_at` says."""
+        outputs, dense = self.padded[-1]
+        filter, patch = self._filters()
+        (row, number), given = np.indices(self.layers[1]), self.padded[1][1]
+        out, hidden = np.indices(self.layers[-1])
+        out_bias = place_in_record(np.arange(self.layers[-1][0]), 1)
+        return [
+            (filter * self.patch_columns + patch, np.arange(FILTERS) * self.patch_columns + self.patch),
+            (row * given + number, outputs * dense + np.arange(self.widths[0])),
+            (place_in_record(out, 1) * dense + hidden, outputs * dense + dense + out_bias),
+        ]
+
+    def num_splits(self, num_rows: int, limits: Limits) -> int:
+        """Shares of so many samples, for each of which there is a part of the gradient: as few as take no longer."""
+        pieces, most = -(-num_rows // (16 * BACK_TILES)), max(1, limits.num_multiprocessors // (self.num_groups + 1))
+        return -(-pieces // -(-pieces // most))
+
+    # --------------------------------------------------------------------------------------- kernels
+
+    def kernel_constants(self, row_tiles: int, element_bytes: int, limits: Limits) -> dict[str, Constant]:
+        stages = self.num_stages(element_bytes, limits)
+        return {
+            "HEIGHT": self.image.height,
+            "WIDTH": self.image.width,
+            "CHANNELS": self.image.channels,
+            "KERNEL_TILES": self.padded[0][1] // 16,
+            "PATCH_BLOCKS": self.patch_columns // 8,
+            "DENSE_TILES": self.padded[1][0] // 16,
+            "OUTPUT_TILES": self.padded[2][0] // 16,
+            "DENSE_COLUMNS": self.widths[0],
+            "NORMS": self.norms_hidden,
+            "NORM_EPS": NORM_EPS,
+            "ROW_TILES": row_tiles,
+            "BACK_TILES": BACK_TILES,
+            "WARPS": WARPS,
+            "STAGES": stages,
+            "FORWARD_BYTES": self.forward_bytes(row_tiles, element_bytes, stages),
+            "BACKWARD_BYTES": self.backward_bytes(element_bytes),
+        }
+
+    @property
+    def image_bytes(self) -> int:
+        """Of an image's bits in shared memory."""
+        return 4 * ((-(-self.num_features // 32) + 1) | 1)
+
+    def num_stages(self, element_bytes: int, limits: Limits) -> int:
+        """Places whose weights a warp that goes forwards has, or waits for, at once: MOST_STAGES, where they fit."""
+        return MOST_STAGES if self.forward_bytes(2, element_bytes, MOST_STAGES) <= limits.shared_bytes else 2
+
+    def forward_bytes(self, row_tiles: int, element_bytes: int, stages: int = 2) -> int:
+        """Shared memory of a block that goes forwards."""
+        dense = self.padded[1][0]
+        first = WARPS * max(stages * FILTERS * dense * element_bytes, 16 * (dense + 4) * 4)
+        return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self.image_bytes + SUM_BYTES
+
+    def backward_bytes(self, element_bytes: int) -> int:
+        """Of one that goes back."""
+        dense = self.padded[1][0]
+        first = WARPS * max(FILTERS * dense * element_bytes, 4 * self.sizes_of_parts[1])
+        stage = 4 * STAGE_TILES * 16 * (FILTERS * (WARPS + 4) + 1)
+        rows = BACK_TILES * 16 * (dense + 8) + WARPS * 2 * 16 * 24
+        return max(first, stage) + rows * element_bytes + BACK_TILES * 16 * self.image_bytes + SUM_BYTES
+
+
+def with_image(shape: Shape, image: Image) -> ConvShape:
+    return ConvShape(*astuple(shape), image)
