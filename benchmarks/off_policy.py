@@ -1,0 +1,113 @@
+"""Off-policy training beside its peers' sizes: env steps/s, updates/s and samples/s, all that an iteration does.
+
+python benchmarks/off_policy.py --device cuda                     # all rows; on an H200 less than a minute
+python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf32
+
+    Q1       DQN of CartPole, 10 envs, batches of 128, 120 and 84 units: an update every 10 env steps, which are one of
+             each env
+    Q1_of_16 the same, by iterations of 16 steps of each env and 16 updates, which are one launch
+    Q2       DQN of CartPole, 4,096 envs, batches of 4,096, a buffer of 2^20: an update every step of the envs
+    Q2_of_8  the same, by iterations of 8 steps and 8 updates
+    Q8_256   SAC of Pendulum, 1,024 envs, 256x256, batches of 256: an update every step of the envs
+    Q8_4096  the same with batches of 4,096, and 8 updates every step
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from report import NUM_REPEATS, median, write_report
+
+from trainers.report.paths import path_of
+from trainers.report.throughput import temporary_trainer
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+
+DQN = {
+    "algorithm": "DQN",
+    "lr": 2.5e-4,
+    "tau": 1.0,
+    "target_update_freq": 50,
+    "double": False,
+    "huber_delta": None,
+    "clip_grad_norm": False,
+    "model": {"fc_dims": [120, 84], "activation": "relu"},
+}
+SAC = {"algorithm": "SAC", "model": {"fc_dims": [256, 256], "activation": "relu"}, "buffer_size": 1 << 20}
+
+
+def _row(env: str, num_envs: int, num_steps: int, updates_a_step: float, policy: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {"num_envs": num_envs, "train_batch_size": num_envs * num_steps, "total_timesteps": 10**12}
+    starts = {"learning_starts": 4 * max(num_envs, policy["batch_size"]), "replay_ratio": updates_a_step / num_envs}
+    return {"name": env, "trainer": sizes, "policy": {"agent": {**policy, **starts}}}
+
+
+SMALL, LARGE = {**DQN, "batch_size": 128, "buffer_size": 10_000}, {**DQN, "batch_size": 4096, "buffer_size": 1 << 20}
+ROWS = {
+    "Q1": _row("cartpole", 10, 1, 1, SMALL),
+    "Q1_of_16": _row("cartpole", 10, 16, 1, SMALL),
+    "Q2": _row("cartpole", 4096, 1, 1, LARGE),
+    "Q2_of_8": _row("cartpole", 4096, 8, 1, LARGE),
+    "Q8_256": _row("pendulum", 1024, 1, 1, {**SAC, "batch_size": 256}),
+    "Q8_4096": _row("pendulum", 1024, 1, 8, {**SAC, "batch_size": 4096}),
+}
+
+
+def measure(trainer: Trainer, seconds: float, repeats: int) -> dict[str, Any]:
+    """What iterations take once updates are due in each of them, and have been captured."""
+    (policy,) = trainer.config.policy.values()
+    while trainer.clock.env_steps <= policy.learning_starts:
+        trainer.iterate()
+    for _ in range(20):
+        trainer.iterate()
+    trainer.backend.synchronize()
+    begun = time.perf_counter()
+    for _ in range(20):
+        trainer.iterate()
+    trainer.backend.synchronize()
+    number = max(20, round(20 * seconds / (time.perf_counter() - begun)))
+    taken, before = [], trainer.clock.env_steps
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        for _ in range(number):
+            trainer.iterate()
+        trainer.backend.synchronize()
+        taken.append((time.perf_counter() - begun) / number)
+    env_steps = trainer.clock.env_steps - before
+    updates = policy.updates_by(trainer.clock.env_steps) - policy.updates_by(before)
+    each = median(taken)
+    updates_a_second = updates / (repeats * number) / each
+    return {
+        "us_an_iteration": round(1e6 * each, 2),
+        "env_steps_per_s": round(env_steps / (repeats * number) / each),
+        "updates_per_s": round(updates_a_second),
+        "samples_per_s": round(updates_a_second * policy.batch_size),
+        "path": path_of(trainer),
+        "precision": trainer.config.trainer.precision,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of a repeat")
+    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
+    parser.add_argument("--name", default="off_policy", help="of the report, before the device's")
+    parser.add_argument("--out", type=Path, help="folder of the report")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    given = parser.parse_args()
+    pairs = [("trainer.device", given.device), *(tuple(one.split("=", 1)) for one in given.overrides)]
+    results = {}
+    for name in given.rows:
+        with temporary_trainer(read_config(ROWS[name], pairs)) as trainer:
+            results[name] = measure(trainer, given.seconds, given.repeats)
+    write_report(f"{given.name}_{trainer.backend.name}", trainer.backend, results, given.out)
+
+
+if __name__ == "__main__":
+    main()
