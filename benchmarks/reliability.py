@@ -40,7 +40,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,13 @@ from promises import TESTS, ranks, run_tests
 from report import ROOT, write_report
 from small_run import SEED, SMALL, STATISTICS, config_in, hashes, leftovers, quiet, saved_run
 
+from trainers.algorithms.off_policy import OffPolicyConfig
 from trainers.errors import NonFiniteError, NotSavedError
 from trainers.run import checkpoint, disk
 from trainers.run.crash import CRASH
 from trainers.run.resume import resume_run
 from trainers.run.stop import Stopped
+from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends.cpu import CpuBackend
@@ -193,15 +195,7 @@ def resumes(folder: Path, iterations: int = 4) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT / "examples"))
     differing = {}
     for file in sorted((ROOT / "examples").rglob("*.yaml")):
-        found, num_steps = {}, min(read_config(file, allow_import=True).trainer.num_steps, 20)
-        changes = {
-            "trainer": {"num_envs": 8, "train_batch_size": 8 * num_steps, "device": "cpu", "seed": 3}
-            | {"total_timesteps": 8 * num_steps * iterations, "num_episodes": "null"},
-            "evaluation": {"eval_freq": 1, "num_episodes": 3},
-            "saving": {"basedir": folder, "metrics_log_freq": 1, "model_params_save_freq": 3},
-        }
-        overrides = [(f"{part}.{key}", str(x)) for part in changes for key, x in changes[part].items()]
-        config = read_config(file, overrides, allow_import=True)
+        found, config = {}, _smaller(file, folder, iterations)
         for is_stopped in (False, True):
             with quiet():
                 trainer = Trainer(config)
@@ -214,6 +208,28 @@ def resumes(folder: Path, iterations: int = 4) -> dict[str, Any]:
         differing[name] = [one for one in found[False] if found[False][one] != found[True].get(one)]
         print(f"{name}: {differing[name] or 'the same bits'}", flush=True)
     return {"configs": len(differing), "same_bits": sum(not one for one in differing.values()), "differing": differing}
+
+
+def _smaller(file: Path, folder: Path, iterations: int) -> Config:
+    """Its config with 8 envs, and a few steps of them, all of which are learned from."""
+    whole = read_config(file, allow_import=True)
+    lengths = [one.model.sequence_length for one in whole.policy.values() if one.model.type == "gru"]
+    num_steps = min(whole.trainer.num_steps, max([20, *(one or whole.trainer.num_steps for one in lengths)]))
+    for length in filter(None, lengths):
+        num_steps -= num_steps % length
+    changes: dict[str, Mapping[str, Any]] = {
+        "trainer": {"num_envs": 8, "train_batch_size": 8 * num_steps, "device": "cpu", "seed": 3}
+        | {"total_timesteps": 8 * num_steps * iterations, "num_episodes": "null"},
+        "evaluation": {"eval_freq": 1, "num_episodes": 3},
+        "saving": {"basedir": folder, "metrics_log_freq": 1, "model_params_save_freq": 3},
+    }
+    for name, one in whole.policy.items():
+        if isinstance(one, OffPolicyConfig):
+            changes[f"policy.{name}"] = {"learning_starts": 8 * num_steps, "replay_ratio": 0.05}
+        elif getattr(one, "num_minibatches", None):
+            changes[f"policy.{name}"] = {"num_minibatches": 2}
+    overrides = [(f"{part}.{key}", str(x)) for part in changes for key, x in changes[part].items()]
+    return read_config(file, overrides, allow_import=True)
 
 
 def _stop_after(trainer: Trainer, iteration: int) -> None:

@@ -26,6 +26,7 @@ sys.path.insert(0, str(HERE.parent))  # so that it also runs without an installa
 from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
 from trainers.algorithms.actor_critic import ActorAndCriticsConfig  # noqa: E402
 from trainers.algorithms.off_policy import OffPolicyConfig  # noqa: E402
+from trainers.algorithms.q_replay import QReplayConfig  # noqa: E402
 from trainers.networks import NETWORKS  # noqa: E402
 from trainers.replay.tiers import TiersConfig  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
@@ -75,6 +76,7 @@ SECTIONS = (
 SHARED_CONFIGS = {
     ActorCriticConfig: "A2C, PPO and MAPPO",
     OffPolicyConfig: "Algorithms that replay",
+    QReplayConfig: "DQN, C51, QRDQN, IQN, R2D2, VDN and QMIX",
     ActorAndCriticsConfig: "SAC, TD3 and DDPG",
 }
 """What several algorithms' configs derive from, and whose it is."""

@@ -20,6 +20,7 @@ from trainers.run.stop import Stopped, end_at_once
 from trainers.settings.arguments import Parser, parse
 from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError, tell
+from warpdrive.interrupts import was_interrupted
 from warpdrive.version import __version__
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -74,10 +75,10 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
     except Stopped as stopped:
         code = stopped.exit_code
     except KeyboardInterrupt:
-        if rank == 0:
-            print("stopped by Ctrl-C", file=sys.stderr)
-        code = INTERRUPTED
+        code = _interrupted(rank)
     except Exception as error:
+        if was_interrupted():  # a library that was being loaded made this of it
+            return _interrupted(rank)
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return NOBODY_READS
         if (ranks := _ranks()) is not None:
@@ -97,6 +98,12 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
         if is_gpu_lost:
             end_at_once(code)
     return code if (ranks := _ranks()) is None else ranks.end(code)
+
+
+def _interrupted(rank: int) -> int:
+    if rank == 0:
+        print("stopped by Ctrl-C", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _ranks() -> World | None:

@@ -4,12 +4,15 @@ module."""
 import sys
 from typing import Any
 
+from warpdrive.interrupts import remember_interrupts
+
 
 def main(**how: Any) -> int:
     """`trainers.cli.main`, which Ctrl-C may also end while it is being imported.
 
     Where no torch was loaded the process ends here: taking modules down takes a sixth of the time of `config check`.
     """
+    remember_interrupts()
     try:
         from trainers.cli import main as run
         from trainers.run.stop import end_at_once

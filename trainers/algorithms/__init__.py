@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainers.settings.config import Config, PolicyConfig
     from warpdrive.env import Env
 
-NOT_ALGORITHMS = {"actor_critic", "algorithm", "off_policy", "on_policy", "q_learning"}
+NOT_ALGORITHMS = {"actor_critic", "algorithm", "off_policy", "on_policy", "q_learning", "q_replay"}
 ALGORITHMS = sorted(
     file.stem.upper() for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_ALGORITHMS
 )
@@ -51,7 +51,8 @@ def warnings_of(config: Config, env: Env) -> list[str]:
     batch, found = config.trainer.train_batch_size, []
     num_env_steps = math.ceil(total_env_steps(config, env) / batch) * batch
     for name, one in config.policy.items():
-        why = find_algorithm(one.algorithm)[0].why_idle(one, num_env_steps) if one.to_train else None
+        kind = find_algorithm(one.algorithm)[0]
+        why = kind.why_idle(one, num_env_steps, config.trainer.num_envs) if one.to_train else None
         if why is not None:
             found.append(f"warning: policy.{name} never learns: {why}")
     return found

@@ -141,8 +141,9 @@ class Algorithm:
         return None
 
     @classmethod
-    def why_idle(cls, config: PolicyConfig, num_env_steps: int) -> str | None:
-        """Why a run of so many env steps ends before its first update, in a sentence with a way out; None if not."""
+    def why_idle(cls, config: PolicyConfig, num_env_steps: int, num_envs: int) -> str | None:
+        """Why a run of so many env steps, over all envs, ends before its first update, in a sentence with a way out;
+        None if it does not."""
         return None
 
     @classmethod

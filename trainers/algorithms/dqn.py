@@ -10,51 +10,32 @@ Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainers.algorithms.algorithm import START, Clock, Figures, State
-from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
-from warpdrive.config import Between, Number, Positive, Schedule
+from trainers.algorithms.algorithm import Figures, State
+from trainers.algorithms.q_replay import FALLING, Losses, QReplay, QReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
     from torch import nn
 
-    from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
-    from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
 
 
-FALLING = Schedule(((0, 1.0), (50_000, 0.05)))
-
-
 @dataclass(frozen=True)
-class DQNConfig(OffPolicyConfig):
+class DQNConfig(QReplayConfig):
     """`policy.<name>:` with `algorithm: DQN`."""
 
-    epsilon: Annotated[Number, Between(0, 1)] = FALLING
-    """Probability of an action drawn from all. A schedule counts env steps; evaluations that are not greedy take its
-    last value."""
-    epsilon_per_env: bool = False
-    """Whether each env i of N has a probability of its own, epsilon^(1 + 7 i / (N - 1)): with epsilon: 0.4 those of
-    Ape-X."""
-    double: bool = True
-    """Whether the network chooses the action whose value the target network gives."""
-    huber_delta: Positive | None = 1.0
-    """Errors above this count linearly instead of squared; None: all squared."""
     dueling: bool = False
     """Whether the network ends in two streams, the value of being here and what each action is better by."""
     noisy: bool = False
     """Whether the last layers draw their weights, by a noise whose size is learned, so that agents try what they are
     unsure of. Epsilon is then 0; greedy actions are chosen without noise."""
-    max_grad_norm: Positive = 10.0
-    """How long the gradient of all the policy's parameters together may be."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
@@ -106,54 +87,16 @@ def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -
     return 0.5 * near.square() + huber_delta * (error.abs() - near)
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Of a batch; [N] each."""
-
-    loss: torch.Tensor
-    q: torch.Tensor
-    """Of what was done."""
-    target: torch.Tensor
-    """What it should have been."""
-    error: torch.Tensor
-    """>= 0, by which transitions are drawn again."""
-    more: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What else is reported, as means over the batch, by metric."""
-
-
-class DQN(OffPolicy):
+class DQN(QReplay):
     """Updates one policy from what it kept of all rollouts."""
 
-    FIGURES = {
-        "loss": "loss of the last update, mean over its transitions",
-        "q_mean": "mean Q-value of the actions that were taken, in the last update",
-        "td_error": "mean distance of Q-values from their targets, in the last update",
-        "epsilon": "probability of an action drawn from all, in the next rollout",
-        "learning_rate": "the optimiser's step size in that update",
-        "grad_norm": "length of the gradient, before it was shortened",
-    }
     SEVERAL_RANKS = True
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import copy
-
-        from trainers.learning.optimiser import SafeAdam
-
         super().__init__(config, group, guard, seed)
-        self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        self.target.observation_norm = self.policy.observation_norm
-        self.followers = [(self.target, self.policy)]
-        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
-        parameters = [{"params": list(self.policy.parameters())}]
-        self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
-        self.epsilon = begin_epsilon(self)
         self.noise = group.actor.noise
         self._redraw()
-
-    @classmethod
-    def heads(cls, config: DQNConfig, num_outputs: int) -> dict[str, int]:
-        return {"q": num_outputs}
 
     @classmethod
     def finish(cls, config: DQNConfig, network: nn.Module, generator: torch.Generator | None) -> None:
@@ -170,11 +113,6 @@ class DQN(OffPolicy):
     def losses_of(
         cls, policy: Policy, target_policy: Policy, batch: Samples, config: DQNConfig, generator: torch.Generator
     ) -> Losses:
-        """What a batch is learned from; gradients flow through `loss` alone.
-
-        Args:
-            generator: of what is drawn for it.
-        """
         import torch
 
         q = policy.heads(batch.observation)["q"].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
@@ -185,10 +123,10 @@ class DQN(OffPolicy):
         return Losses(dqn_loss(q, target, config.huber_delta), q, target, (q - target).abs())
 
     @classmethod
-    def noisy_losses_of(
+    def losses_of_update(
         cls, policy: Policy, target_policy: Policy, batch: Samples, config: DQNConfig, generator: torch.Generator
     ) -> Losses:
-        """`losses_of`, by networks whose noise, if they have any, is drawn anew for each transition."""
+        """Of networks whose noise, if they have any, is drawn anew for each transition."""
         from trainers.networks.last_layers import draw_noise, noise_of
 
         if not config.noisy:
@@ -197,49 +135,10 @@ class DQN(OffPolicy):
         with noise_of(policy, ours), noise_of(target_policy, theirs):
             return cls.losses_of(policy, target_policy, batch, config, generator)
 
-    @classmethod
-    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.epsilon_greedy import EpsilonGreedyActor
-
-        return EpsilonGreedyActor(policy, spec, stage)
-
-    @classmethod
-    def why_not(cls, config: DQNConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec)
-
-    @classmethod
-    def num_bytes(cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
-        import torch
-
-        from trainers.replay.of_group import blank_samples
-        from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
-
-        policy = actor.policy
-        network, target = runnable(policy), runnable(policy)
-        with Counted() as counted:
-            batch = blank_samples(actor, config.window())
-            found = cls.noisy_losses_of(network, target, batch, config, torch.Generator())
-            counted.backward(found.loss.sum())
-        return {
-            **super().num_bytes(config, actor, num_steps, num_envs, device),
-            "target": bytes_of(policy),
-            "optimiser": 2 * bytes_of(policy, buffers=False),
-            WORK: counted.most_of(config.batch_size),
-        }
-
     def state(self) -> State:
-        return {
-            "optim": self.optimizer.tensors(),
-            "target": self.target.state_dict(),
-            "acting": {
-                "epsilon": self.epsilon,
-                **{f"noise_{i}.{end}": one for i, pair in enumerate(self.noise) for end, one in enumerate(pair)},
-            },
-        }
-
-    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
-        found = super().update(clock, phases)
-        return {**found, "epsilon": set_epsilon(self, clock)}
+        found = super().state()
+        noise = {f"noise_{i}.{end}": one for i, pair in enumerate(self.noise) for end, one in enumerate(pair)}
+        return {**found, "acting": {**found["acting"], **noise}}
 
     def add(self) -> Figures:
         """Keeps the rollout; the next one is played by new noise."""
@@ -251,23 +150,3 @@ class DQN(OffPolicy):
         from trainers.networks.last_layers import redraw
 
         redraw(self.noise, self.generator)
-
-    def learn(self) -> Figures:
-        """One update."""
-        import torch
-
-        config = self.config
-        self.optimizer.begin()
-        batch = self.draw()
-        found = self.noisy_losses_of(self.policy, self.target, batch, config, self.generator)
-        counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
-        number = self.number_of(counts)
-        loss = (found.loss * batch.weight).sum() / number
-        loss.backward()
-        with torch.no_grad():
-            of_batch = {"q_mean": found.q, "td_error": (found.q - found.target).abs(), **found.more}
-            figures = torch.stack([loss, *((one * counts).sum() / number for one in of_batch.values())])
-        loss, *figures = self.optimizer.reduce(figures)
-        grad_norm = self.optimizer.safe_step()
-        self.keep_errors(found.error * counts)
-        return {"loss": loss, **dict(zip(of_batch, figures, strict=True)), "grad_norm": grad_norm}

@@ -39,6 +39,9 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 class OffPolicyConfig(PolicyConfig):
     """What the configs of algorithms that replay have beyond it."""
 
+    WINDOW_KEYS: ClassVar[Sequence[str]] = ("n_step",)
+    """That say how many steps are learned from together."""
+
     buffer_size: Count = 100_000
     """Transitions that are kept, over all envs and agents, rounded up to whole iterations. Each of several GPUs keeps
     those of its envs."""
@@ -194,7 +197,13 @@ class OffPolicy(Algorithm):
         return window_of(self.group, [self.group.fields[name] for name in self.kept(self.config)])
 
     @classmethod
-    def why_idle(cls, config: OffPolicyConfig, num_env_steps: int) -> str | None:
+    def why_idle(cls, config: OffPolicyConfig, num_env_steps: int, num_envs: int) -> str | None:
+        window, steps = config.window(), num_env_steps // num_envs
+        needed = -(-window.behind // window.period) * window.period + window.ahead
+        if steps < needed:
+            keys = ", ".join(f"{key} {getattr(config, key)}" for key in config.WINDOW_KEYS)
+            told = f"what it learns from ({keys}) takes {needed:,} steps of an env, and this run has {steps:,} of each."
+            return f"{told} Shorten it, train longer, or by fewer envs."
         if config.updates_by(num_env_steps):
             return None
         keys = f"learning_starts: {config.learning_starts} and replay_ratio: {config.replay_ratio:g}"

@@ -47,6 +47,4 @@ class QMIX(VDN):
         return MonotoneMixer(spec.num_agents, cls.team(config, spec).num_state, config.mixer_dim, generator)
 
     def state(self) -> State:
-        mixers = {"mixer": self.mixer, "target": self.target_mixer}
-        tensors = {f"{name}.{key}": tensor for name, one in mixers.items() for key, tensor in one.state_dict().items()}
-        return {**super().state(), "mixer": tensors}
+        return {**super().state(), "mixer": self.learned["mixer"].state_dict()}

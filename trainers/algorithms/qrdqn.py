@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.algorithms.dqn import DQN, DQNConfig, Losses, best_actions
+from trainers.algorithms.dqn import DQN, DQNConfig, best_actions
+from trainers.algorithms.q_replay import Losses
 from warpdrive.config import Count, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded

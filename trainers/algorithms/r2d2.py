@@ -10,16 +10,15 @@ values: Pohlen et al. 2018, "Observe and look further: achieving consistent perf
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from trainers.algorithms.algorithm import START, Clock, Figures, State
-from trainers.algorithms.dqn import FALLING, dqn_loss, dqn_target
-from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
+from trainers.algorithms.dqn import dqn_loss, dqn_target
+from trainers.algorithms.q_learning import why_no_q_values
+from trainers.algorithms.q_replay import Losses, QReplay, QReplayConfig
 from trainers.settings.config import ModelConfig
-from warpdrive.config import Between, Count, Number, Positive, Size
+from warpdrive.config import Between, Count, Number, Positive
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -44,14 +43,15 @@ class R2D2ModelConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class R2D2Config(OffPolicyConfig):
+class R2D2Config(QReplayConfig):
     """`policy.<name>:` with `algorithm: R2D2`."""
 
     MIN_STEPS: ClassVar[int] = 10
+    WINDOW_KEYS: ClassVar[Sequence[str]] = ("burn_in", "length", "n_step")
 
-    burn_in: Size = 10
+    burn_in: Annotated[int, Between(0, 2_000)] = 10
     """Steps of a sequence that bring its memory up to date, and are not learned from."""
-    length: Count = 20
+    length: Annotated[int, Between(1, 2_000)] = 20
     """Steps of a sequence that are learned from, after these."""
     period: Count = 10
     """Steps of an env from the start of one sequence to that of the next."""
@@ -76,14 +76,6 @@ class R2D2Config(OffPolicyConfig):
     """Updates an env step, over all envs."""
     tau: Annotated[float, Between(0, 1)] = 0.05
     """How far the target network steps towards the network: 1 copies it."""
-    epsilon: Annotated[Number, Between(0, 1)] = FALLING
-    """Probability of an action drawn from all. A schedule counts env steps; evaluations that are not greedy take its
-    last value."""
-    epsilon_per_env: bool = False
-    """Whether each env i of N has a probability of its own, epsilon^(1 + 7 i / (N - 1)): with epsilon: 0.4 those of
-    Ape-X."""
-    double: bool = True
-    """Whether the network chooses the action whose value the target network gives."""
     huber_delta: Positive | None = None
     """Errors above this count linearly instead of squared; None: all squared."""
     max_grad_norm: Positive = 40.0
@@ -173,22 +165,6 @@ def rows_of(observation: Observation, rows: slice) -> Observation:
     return observation[rows]
 
 
-def losses_of(
-    policy: Policy, target_policy: Policy, batch: SampledSequences, config: R2D2Config
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a batch: losses, Q-values of what was done, what they should have been; [L, N] each, rescaled."""
-    import torch
-
-    every, num = q_of_sequences(policy, batch, config), config.burn_in
-    q = every[: config.length].gather(-1, batch.action[num:].unsqueeze(-1)).squeeze(-1)
-    with torch.no_grad():
-        of_target = q_of_sequences(target_policy, batch, config)  # which remembers by itself
-        mask, of_next = None if batch.mask is None else batch.mask[num:], (every.detach(), of_target)
-        settings = (config.double, config.value_rescaling)
-        target = r2d2_target(batch.reward, batch.discount, *of_next, batch.bootstrap - num, mask, *settings)
-    return dqn_loss(q, target, config.huber_delta), q, target
-
-
 def error_of_sequences(error: torch.Tensor, counts: torch.Tensor, eta: float) -> torch.Tensor:
     """[N]: eta of the largest error and 1 - eta of the mean error, of the steps that count.
 
@@ -200,39 +176,22 @@ def error_of_sequences(error: torch.Tensor, counts: torch.Tensor, eta: float) ->
     return eta * of_counting.amax(0) + (1.0 - eta) * of_counting.sum(0) / counts.sum(0).clamp_min(1.0)
 
 
-class R2D2(OffPolicy):
+class R2D2(QReplay):
     """Updates one policy from sequences of what it kept of all rollouts."""
 
-    FIGURES = {
+    FIGURES: ClassVar[Mapping[str, str]] = {
+        **QReplay.FIGURES,
         "loss": "loss of the last update, mean over its steps",
         "q_mean": "mean Q-value of the actions that were taken, in the last update, rescaled as value_rescaling says",
         "td_error": "mean distance of Q-values from their targets, likewise",
-        "epsilon": "probability of an action drawn from all, in the next rollout",
-        "learning_rate": "the optimiser's step size in that update",
-        "grad_norm": "length of the gradient, before it was shortened",
     }
     config: R2D2Config
 
     def __init__(self, config: R2D2Config, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import copy
-
-        from trainers.learning.optimiser import SafeAdam
-
         if not group.policy.memory_size:
             name = f"policy.{group.name}.model.type: {config.model.type}"
             raise ConfigError(f"{name} remembers nothing, and R2D2 learns by memory. Take gru, or DQN.")
         super().__init__(config, group, guard, seed)
-        self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        self.target.observation_norm = self.policy.observation_norm
-        self.followers = [(self.target, self.policy)]
-        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
-        parameters = [{"params": list(self.policy.parameters())}]
-        self.optimizer = SafeAdam(self.policy, parameters, self.scalars["lr"], guard, group.name, max_norm)
-        self.epsilon = begin_epsilon(self)
-
-    @classmethod
-    def heads(cls, config: R2D2Config, num_outputs: int) -> dict[str, int]:
-        return {"q": num_outputs}
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
@@ -253,35 +212,32 @@ class R2D2(OffPolicy):
         return why_no_q_values(config, spec, from_sequences=True)
 
     @classmethod
-    def num_bytes(
-        cls, config: R2D2Config, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def blank_batch(cls, config: R2D2Config, actor: Actor) -> SampledSequences:
         from trainers.replay.of_group import blank_sequences
-        from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
 
-        policy = actor.policy
-        network, target = runnable(policy), runnable(policy)
-        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
-        with Counted() as counted:
-            losses, *_ = losses_of(network, target, blank_sequences(actor, config.window(), kept), config)
-            counted.backward(losses.sum())
-        return {
-            **super().num_bytes(config, actor, num_steps, num_envs, device),
-            "target": bytes_of(policy),
-            "optimiser": 2 * bytes_of(policy, buffers=False),
-            WORK: counted.most_of(config.batch_size),
-        }
+        window = config.window()
+        kept = [one for one in actor.fields(window.period) if one.name in cls.kept(config)]
+        return blank_sequences(actor, window, kept)
 
-    def state(self) -> State:
-        return {
-            "optim": self.optimizer.tensors(),
-            "target": self.target.state_dict(),
-            "acting": {"epsilon": self.epsilon},
-        }
+    @classmethod
+    def losses_of(
+        cls,
+        policy: Policy,
+        target_policy: Policy,
+        batch: SampledSequences,
+        config: R2D2Config,
+        generator: torch.Generator | None = None,
+    ) -> Losses:
+        import torch
 
-    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
-        found = super().update(clock, phases)
-        return {**found, "epsilon": set_epsilon(self, clock)}
+        every, num = q_of_sequences(policy, batch, config), config.burn_in
+        q = every[: config.length].gather(-1, batch.action[num:].unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            of_target = q_of_sequences(target_policy, batch, config)  # which remembers by itself
+            mask, of_next = None if batch.mask is None else batch.mask[num:], (every.detach(), of_target)
+            settings = (config.double, config.value_rescaling)
+            target = r2d2_target(batch.reward, batch.discount, *of_next, batch.bootstrap - num, mask, *settings)
+        return Losses(dqn_loss(q, target, config.huber_delta), q, target, (q - target).abs())
 
     def draw(self) -> SampledSequences:
         """The sequences of this update, `batch_size` of them, in memory that the next draw writes anew."""
@@ -290,21 +246,8 @@ class R2D2(OffPolicy):
         self._draw()
         return sequences_of(self._batch, self.group.features, self.group.spec.num_agents)
 
-    def learn(self) -> Figures:
-        """One update."""
-        import torch
+    def weight_of(self, batch: SampledSequences) -> torch.Tensor:
+        return batch.valid * batch.weight
 
-        config = self.config
-        self.optimizer.begin()
-        batch = self.draw()
-        losses, q, target = losses_of(self.policy, self.target, batch, config)
-        counts = batch.valid * batch.weight.sign()  # weights that make up for priorities are no parts of a mean
-        number = counts.sum().clamp_min(1.0)
-        loss = (losses * counts * batch.weight).sum() / number
-        loss.backward()
-        grad_norm = self.optimizer.safe_step()
-        with torch.no_grad():
-            error = (q - target).abs()
-            q_mean, td_error = ((one * counts).sum() / number for one in (q, error))
-            self.keep_errors(error_of_sequences(error, counts, config.eta))
-        return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}
+    def priority_of(self, error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return error_of_sequences(error, counts, self.config.eta)

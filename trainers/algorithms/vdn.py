@@ -8,22 +8,19 @@ Source: Sunehag et al. 2017, "Value-decomposition networks for cooperative multi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from trainers.algorithms.algorithm import START, Clock, Figures, State
-from trainers.algorithms.dqn import FALLING, dqn_loss, value_of_best
-from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
-from warpdrive.config import Between, Number, Positive
+from trainers.algorithms.algorithm import Figures
+from trainers.algorithms.dqn import dqn_loss, value_of_best
+from trainers.algorithms.q_replay import Losses, QReplay, QReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
     from torch import nn
 
-    from trainers.acting.actor import Actor, Stage
+    from trainers.acting.actor import Actor
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
@@ -36,19 +33,10 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 
 
 @dataclass(frozen=True)
-class VDNConfig(OffPolicyConfig):
+class VDNConfig(QReplayConfig):
     """`policy.<name>:` with `algorithm: VDN`. A transition is one of the whole team: `buffer_size` and `batch_size`
     count env steps."""
 
-    epsilon: Annotated[Number, Between(0, 1)] = FALLING
-    """Probability of an action drawn from all, of each agent by itself. A schedule counts env steps; evaluations that
-    are not greedy take its last value."""
-    double: bool = True
-    """Whether the network chooses the action whose value the target network gives."""
-    huber_delta: Positive | None = 1.0
-    """Errors above this count linearly instead of squared; None: all squared."""
-    max_grad_norm: Positive = 10.0
-    """How long the gradient of all parameters together may be, the mixer's among them."""
     agent_id: bool = True
     """Whether each agent also sees which one of the policy's agents it is: they share a network, and may then differ in
     what they do."""
@@ -82,56 +70,32 @@ def team_target(
     return batch.reward + batch.discount * target_mixer(value, batch.next_state)
 
 
-def losses_of(
-    policy: Policy,
-    mixer: nn.Module,
-    target_policy: Policy,
-    target_mixer: nn.Module,
-    batch: TeamSamples,
-    config: VDNConfig,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a batch: losses, values of the team, what they should have been; [N] each."""
-    import torch
-
-    q = team_q(policy, mixer, batch)
-    with torch.no_grad():
-        target = team_target(policy, target_policy, target_mixer, batch, config.double)
-    return dqn_loss(q, target, config.huber_delta), q, target
-
-
-class VDN(OffPolicy):
+class VDN(QReplay):
     """Updates one policy, of a team, from what it kept of all rollouts."""
 
-    FIGURES = {
-        "loss": "loss of the last update, mean over its transitions",
+    FIGURES: ClassVar[Mapping[str, str]] = {
+        **QReplay.FIGURES,
         "q_mean": "mean value of what the team did, in the last update",
         "td_error": "mean distance of the team's values from their targets, in the last update",
-        "epsilon": "probability of an action drawn from all, in the next rollout",
-        "learning_rate": "the optimiser's step size in that update",
-        "grad_norm": "length of the gradient, before it was shortened",
     }
     config: VDNConfig
 
     def __init__(self, config: VDNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import copy
+        self._team = self.team(config, group.spec)
+        super().__init__(config, group, guard, seed)
+        guard.also_watch(group.name, [f"mixer.{name}" for name, _ in self.learned["mixer"].named_parameters()])
 
-        import torch
+    @classmethod
+    def learned_with(
+        cls, policy: Policy, config: VDNConfig, spec: GroupSpec, generator: torch.Generator | None
+    ) -> nn.Module:
         from torch import nn
 
-        from trainers.learning.optimiser import SafeAdam
+        return nn.ModuleDict({"policy": policy, "mixer": cls.make_mixer(config, spec, generator)})
 
-        super().__init__(config, group, guard, seed)
-        self.mixer = self.make_mixer(config, group.spec, torch.Generator().manual_seed(seed)).to(self.device)
-        self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        self.target.observation_norm = self.policy.observation_norm
-        self.target_mixer = copy.deepcopy(self.mixer).requires_grad_(False)
-        self.followers = [(self.target, self.policy), (self.target_mixer, self.mixer)]
-        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
-        learned = nn.ModuleDict({"policy": self.policy, "mixer": self.mixer})
-        parameters = [{"params": list(learned.parameters())}]
-        self.optimizer = SafeAdam(learned, parameters, self.scalars["lr"], guard, group.name, max_norm)
-        guard.also_watch(group.name, [f"mixer.{name}" for name, _ in self.mixer.named_parameters()])
-        self.epsilon = begin_epsilon(self)
+    @staticmethod
+    def policy_of(learned: nn.Module) -> Policy:
+        return learned["policy"]
 
     @classmethod
     def make_mixer(cls, config: VDNConfig, spec: GroupSpec, generator: torch.Generator | None) -> nn.Module:
@@ -148,10 +112,6 @@ class VDN(OffPolicy):
         return Team(spec, config.reads_state)
 
     @classmethod
-    def heads(cls, config: VDNConfig, num_outputs: int) -> dict[str, int]:
-        return {"q": num_outputs}
-
-    @classmethod
     def fields(cls, config: VDNConfig, spec: GroupSpec) -> list[Field]:
         return cls.team(config, spec).of_rollout()
 
@@ -161,75 +121,37 @@ class VDN(OffPolicy):
         return cls.team(config, actor.spec).layout(num_steps, num_envs, capacity)
 
     def make_store(self, capacity: int, seed: int) -> ReplayStore:
-        return self.team(self.config, self.group.spec).store(self.group, capacity, seed, self.config.tiers.tiers())
+        return self._team.store(self.group, capacity, seed, self.config.tiers.tiers())
 
     def window_of_rollout(self) -> Window:
-        return self.team(self.config, self.group.spec).window(self.group)
+        return self._team.window(self.group)
 
     @classmethod
-    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.epsilon_greedy import EpsilonGreedyActor
-
-        return EpsilonGreedyActor(policy, spec, stage)
-
-    @classmethod
-    def why_not(cls, config: VDNConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec)
+    def blank_batch(cls, config: VDNConfig, actor: Actor) -> TeamSamples:
+        team = cls.team(config, actor.spec)
+        return team.samples(team.blank_batch(config.window()), actor.features)
 
     @classmethod
-    def num_bytes(cls, config: VDNConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
+    def losses_of(
+        cls,
+        learned: nn.Module,
+        target: nn.Module,
+        batch: TeamSamples,
+        config: VDNConfig,
+        generator: torch.Generator | None = None,
+    ) -> Losses:
         import torch
 
-        from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
-
-        with torch.device("meta"):
-            mixer = cls.make_mixer(config, actor.spec, None)
-        learned = (actor.policy, mixer)
-        networks = [runnable(one) for one in (*learned, *learned)]
-        team = cls.team(config, actor.spec)
-        blank = team.blank_batch(config.window())
-        with Counted() as counted:
-            batch = team.samples(blank, actor.features)
-            losses, *_ = losses_of(*networks, batch, config)
-            counted.backward(losses.sum())
-        return {
-            **super().num_bytes(config, actor, num_steps, num_envs, device),
-            "mixer": bytes_of(mixer),
-            "target": sum(bytes_of(one) for one in learned),
-            "optimiser": 2 * sum(bytes_of(one, buffers=False) for one in learned),
-            WORK: counted.most_of(config.batch_size),
-        }
-
-    def state(self) -> State:
-        return {
-            "optim": self.optimizer.tensors(),
-            "target": self.target.state_dict(),
-            "acting": {"epsilon": self.epsilon},
-        }
-
-    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
-        found = super().update(clock, phases)
-        return {**found, "epsilon": set_epsilon(self, clock)}
+        q = team_q(learned["policy"], learned["mixer"], batch)
+        with torch.no_grad():
+            aim = team_target(learned["policy"], target["policy"], target["mixer"], batch, config.double)
+        return Losses(dqn_loss(q, aim, config.huber_delta), q, aim, (q - aim).abs())
 
     def add(self) -> Figures:
-        self.team(self.config, self.group.spec).take_in(self.group)
+        self._team.take_in(self.group)
         return super().add()
 
-    def learn(self) -> Figures:
-        """One update."""
-        import torch
-
-        self.optimizer.begin()
+    def draw(self) -> TeamSamples:
+        """The team's transitions of this update, in memory that the next draw writes anew."""
         self._draw()
-        batch = self.team(self.config, self.group.spec).samples(self._batch, self.group.features)
-        losses, q, target = losses_of(self.policy, self.mixer, self.target, self.target_mixer, batch, self.config)
-        counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
-        number = counts.sum().clamp_min(1.0)
-        loss = (losses * batch.weight).sum() / number
-        loss.backward()
-        grad_norm = self.optimizer.safe_step()
-        with torch.no_grad():
-            error = (q - target).abs() * counts
-            q_mean, td_error = ((one * counts).sum() / number for one in (q, error))
-            self.keep_errors(error)
-        return {"loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "grad_norm": grad_norm}
+        return self._team.samples(self._batch, self.group.features)

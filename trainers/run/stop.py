@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from warpdrive.interrupts import was_interrupted
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; what `kill`, a scheduler or a shutdown sends; what a terminal sends when it is closed."""
 SAVE = signal.SIGUSR1
@@ -64,6 +66,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
+            if was_interrupted():  # and somebody swallowed it
+                self.caught, self._caught_at = signal.SIGINT, self.now()
             for number in SIGNALS:
                 before = signal.getsignal(number)
                 if before not in (None, signal.SIG_IGN):  # None: not Python's; ignored signals stay ignored: nohup

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainers.algorithms.qmix import QMIX, QMIXConfig
-from trainers.algorithms.vdn import VDN, VDNConfig, losses_of, team_target
+from trainers.algorithms.vdn import VDN, VDNConfig, team_target
 from trainers.errors import NonFiniteError
 from trainers.networks.mixer import MonotoneMixer, Sum
 from trainers.replay.of_team import TeamSamples
@@ -39,8 +39,9 @@ def test_values_and_targets_by_hand():
     """2 + 3 against 10 + (6 + 8) / 2; who left neither adds to what was done nor to what follows."""
     same, doubled = q_of(lambda seen: seen), q_of(lambda seen: -2.0 * seen)
     config = VDNConfig(huber_delta=None, double=False)
-    losses, q, target = losses_of(same, Sum(), same, Sum(), samples(), config)
-    assert (q.tolist(), target.tolist(), losses.tolist()) == ([5.0], [17.0], [72.0])
+    both = {"policy": same, "mixer": Sum()}
+    found = VDN.losses_of(both, both, samples(), config)
+    assert (found.q.tolist(), found.target.tolist(), found.loss.tolist()) == ([5.0], [17.0], [72.0])
     # The network chooses 0 and 1, as its values fall where the target network's rise.
     assert team_target(doubled, same, Sum(), samples(), double=True).tolist() == [16.0]
     only_first = torch.tensor([[[True, True], [False, True]]])
@@ -48,7 +49,7 @@ def test_values_and_targets_by_hand():
     left = samples(in_game=torch.tensor([[1.0, 1.0]]), next_in_game=torch.tensor([[0.0, 1.0]]))
     assert team_target(same, same, Sum(), left, double=True).tolist() == [14.0]
     gone = samples(in_game=torch.tensor([[0.0, 1.0]]), next_in_game=torch.tensor([[0.0, 1.0]]))
-    assert losses_of(same, Sum(), same, Sum(), gone, config)[1].tolist() == [3.0]
+    assert VDN.losses_of(both, both, gone, config).q.tolist() == [3.0]
 
 
 @pytest.mark.parametrize("algorithm", MIXERS)
@@ -107,9 +108,9 @@ def test_loss_and_gradient_are_torchrls(algorithm):
         state=state["now"], next_state=state["next"], reward=reward.squeeze(-1),
         discount=0.5 * (~ended).squeeze(-1).double(),
     )  # fmt: skip
-    policy = q_of(own)
+    both = {"policy": q_of(own), "mixer": mixer}
     # TorchRL's loss is the squared error, half of which is ours.
-    found = 2 * losses_of(policy, mixer, policy, mixer, given, QMIXConfig(huber_delta=None, double=False))[0].mean()
+    found = 2 * QMIX.losses_of(both, both, given, QMIXConfig(huber_delta=None, double=False)).loss.mean()
     assert found.item() == pytest.approx(expected.item(), abs=1e-6)
     ours = torch.autograd.grad(found, [*own.parameters(), *mixer.parameters()])
     flat = [loss.local_value_network_params, *([loss.mixer_network_params] if algorithm == "QMIX" else [])]
@@ -232,8 +233,7 @@ def test_an_update_steps_all_that_learns_towards_the_target_which_follows(make_s
     assert figures.keys() == VDN.FIGURES.keys() == QMIX.FIGURES.keys()
     now = dict(learner.optimizer.module.named_parameters())
     assert [name for name, one in before.items() if torch.equal(one, now[name])] == []
-    targets = {"policy": learner.target, "mixer": learner.target_mixer}
-    aims = {f"{word}.{name}": one for word, part in targets.items() for name, one in part.named_parameters()}
+    aims = dict(learner.target.named_parameters())
     assert all(torch.equal(aims[name], one) for name, one in before.items())
     learner.follow()
     tau = learner.config.tau
@@ -243,7 +243,7 @@ def test_an_update_steps_all_that_learns_towards_the_target_which_follows(make_s
 
 def test_a_gradient_of_the_mixer_that_is_no_number_is_named(make_scouts):
     trainer = make_scouts()
-    trainer.algorithms["scout"].mixer.weight_2.weight.register_hook(lambda gradient: gradient * torch.nan)
+    trainer.algorithms["scout"].learned["mixer"].weight_2.weight.register_hook(lambda gradient: gradient * torch.nan)
     for _ in range(3):
         trainer.iterate()
     with pytest.raises(NonFiniteError, match=r"policy 'scout': the gradient of 'mixer\.weight_2\.weight' became a NaN"):
@@ -280,7 +280,7 @@ def test_the_two_step_game_is_worth_7_to_who_adds_up_and_8_to_who_mixes(make_tra
     with torch.no_grad():
         q = trainer.policies["pair"].heads(seen)["q"].view(3, 2, 2)
         pairs = list(itertools.product(range(2), repeat=2))
-        mixed = torch.stack([learner.mixer(q[:, [0, 1], list(pair)], state) for pair in pairs], -1).cpu()
+        mixed = torch.stack([learner.learned["mixer"](q[:, [0, 1], list(pair)], state) for pair in pairs], -1).cpu()
     assert mixed[1].tolist() == pytest.approx([7.0] * 4, abs=0.4)
     expected = [0.0, 1.0, 1.0, 8.0] if worth == 8.0 else [-1.5, 2.5, 2.5, 6.5]
     assert mixed[2].tolist() == pytest.approx(expected, abs=0.5)

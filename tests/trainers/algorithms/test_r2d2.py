@@ -15,7 +15,6 @@ from trainers.algorithms.r2d2 import (
     R2D2,
     R2D2Config,
     error_of_sequences,
-    losses_of,
     q_of_sequences,
     r2d2_target,
     rescaled,
@@ -151,7 +150,8 @@ def test_losses_and_gradients_are_those_of_a_plain_loop(steps, stored):
     policy, target = Recurrent(), Recurrent()
     batch = batch_of(steps) if stored else replace(batch_of(steps), memory=None)
     assert 0 < batch.valid.mean() < 1 and batch.starts[1:BURN_IN].any() and batch.starts[BURN_IN + 1 :].any()
-    losses, q, aims = losses_of(policy, target, batch, CONFIG)
+    of_batch = R2D2.losses_of(policy, target, batch, CONFIG)
+    losses, q, aims = of_batch.loss, of_batch.q, of_batch.target
     assert not aims.requires_grad
     found = torch.autograd.grad((losses * batch.valid * batch.weight).sum(), list(policy.parameters()))
 
@@ -262,15 +262,15 @@ def test_an_update_is_made_of_what_was_drawn_and_becomes_priorities(make):
     algorithm.table.update(leaves, 1.0 + leaves)
     batch = algorithm.draw()
     with torch.no_grad():
-        losses, q, target = losses_of(algorithm.policy, algorithm.target, batch, config)
+        of_batch = R2D2.losses_of(algorithm.policy, algorithm.target, batch, config)
     weight, valid, index = batch.weight.clone(), batch.valid.clone(), algorithm._batch.index.clone()
     assert weight.unique().numel() > 1 and 0 < valid.mean() < 1
     algorithm.table.draws.copy_(draws)
     algorithm.set_scalars(trainer.clock)
     figures = algorithm.learn()
-    expected = (losses * valid * weight).sum() / valid.sum()
+    expected = (of_batch.loss * valid * weight).sum() / valid.sum()
     assert figures["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
-    error = (q - target).abs() * valid
+    error = (of_batch.q - of_batch.target).abs() * valid
     expected = 0.9 * error.amax(0) + 0.1 * error.sum(0) / valid.sum(0).clamp_min(1)
     found = tree.leaves[index].cpu().double() / 2**20
     by_index = dict(zip(index.tolist(), ((expected + 0.1) ** 0.5).tolist(), strict=True))  # of equal ones the last
@@ -287,6 +287,22 @@ def test_what_was_seen_before_a_sequence_is_learned_by_what_is_stored_and_not_wi
         trainer.iterate()
     score = Evaluation(trainer.env.env, trainer.policies, 200, seed=7, backend=trainer.backend).play()
     assert (score.mean_of("agent") > 0.8) == stored
+
+
+def test_a_run_that_ends_before_its_first_sequence_says_so(tmp_path, device, capsys):
+    """The last of steps 10 to 29 looks 11 rewards ahead, to that of step 39; with one more there are too few."""
+    sizes = {"num_envs": 4, "train_batch_size": 40, "total_timesteps": 160, "device": device, "precision": "fp32"}
+    for n_step in (11, 12):
+        agent = {"algorithm": "R2D2", "n_step": n_step, "learning_starts": 40, "batch_size": 2}
+        paths = {"saving": {"basedir": str(tmp_path)}, "policy": {"agent": agent}}
+        trainer = Trainer(read_config({"name": "cartpole", "trainer": sizes, **paths}))
+        trainer.train()
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+        assert ("train/agent/loss" in trainer.run.metrics[-1]) == (n_step == 11) == (not told)
+    assert told == [
+        "warning: policy.agent never learns: what it learns from (burn_in 10, length 20, n_step 12) takes 41 steps of "
+        "an env, and this run has 40 of each. Shorten it, train longer, or by fewer envs."
+    ]
 
 
 def test_it_reports_what_it_says_it_does_and_the_target_waits(make):

@@ -1,6 +1,7 @@
 import contextlib
 import signal
 import subprocess
+import sys
 import threading
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ from trainers.cli import main
 from trainers.run import checkpoint, disk
 from trainers.run.stop import SAVE, SIGNALS, Stopped, StopSignals, save_passed_on, save_spares
 from trainers.trainer import Trainer
+from warpdrive.__main__ import main as run_program
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
 
@@ -219,6 +221,27 @@ def test_a_second_ctrl_c_during_a_save_ends_at_once_and_leaves_a_good_checkpoint
     assert not list(trainer.run.path.rglob(".tmp-*"))
     resumed = Trainer(trainer.config, resume=trainer.run.path)
     assert resumed.iteration == newest.progress["iteration"]
+
+
+@pytest.mark.parametrize("becomes", [None, "cannot load module more than once per process"])
+def test_a_ctrl_c_that_a_library_swallows_or_makes_another_error_of_ends_the_run(
+    tiny, tmp_path, monkeypatch, capsys, becomes
+):
+    """As numpy's and torch's do while they are being loaded."""
+    (tmp_path / "swallows.py").write_text(
+        "import contextlib, signal\nfrom trainers.callbacks import Callback\n"
+        "class Nothing(Callback):\n    pass\n"
+        "with contextlib.suppress(KeyboardInterrupt):\n    signal.raise_signal(signal.SIGINT)\n"
+        + (f"raise ImportError({becomes!r})\n" if becomes else "")
+    )
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump_yaml(tiny()).replace("callbacks: []", "callbacks: [swallows:Nothing]"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "swallows", raising=False)
+    assert run_program(command="train", argv=["--config", str(config), "--allow-import"]) == 130
+    said = capsys.readouterr()
+    assert (said.out + said.err).splitlines()[-1].startswith("stopped by Ctrl-C")
+    assert "error" not in said.err and said.out.count("env steps/s") <= 1  # of the many of a run
 
 
 def test_ctrl_c_before_the_first_iteration_ends_at_once_with_one_line(tiny, tmp_path, monkeypatch, capsys):

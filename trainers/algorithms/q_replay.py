@@ -1,0 +1,220 @@
+"""What Q-learning from kept experience shares: epsilon, a network that targets are made by, and the update.
+
+What differs is what a batch is and what of it is learned: single steps (DQN), sequences (R2D2), a team's steps (VDN).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from trainers.algorithms.algorithm import START, Clock, Figures, State
+from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
+from warpdrive.config import Between, Number, Positive, Schedule
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+    from torch import nn
+
+    from trainers.acting.actor import Actor, Stage
+    from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.spec import GroupSpec
+    from trainers.learning.guard import Guard
+    from trainers.networks.policy import Policy
+
+FALLING = Schedule(((0, 1.0), (50_000, 0.05)))
+
+
+@dataclass(frozen=True)
+class QReplayConfig(OffPolicyConfig):
+    """What their configs have beyond it."""
+
+    epsilon: Annotated[Number, Between(0, 1)] = FALLING
+    """Probability of an action drawn from all, of each agent by itself. A schedule counts env steps; evaluations that
+    are not greedy take its last value."""
+    epsilon_per_env: bool = False
+    """Whether each env i of N has a probability of its own, epsilon^(1 + 7 i / (N - 1)): with epsilon: 0.4 those of
+    Ape-X."""
+    double: bool = True
+    """Whether the network chooses the action whose value the target network gives."""
+    huber_delta: Positive | None = 1.0
+    """Errors above this count linearly instead of squared; None: all squared."""
+    max_grad_norm: Positive = 10.0
+    """How long the gradient of all that is learned together may be."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Of a batch; all of one shape: [N], or [L, N] of sequences."""
+
+    loss: torch.Tensor
+    q: torch.Tensor
+    """Of what was done."""
+    target: torch.Tensor
+    """What it should have been."""
+    error: torch.Tensor
+    """>= 0, by which it is drawn again."""
+    more: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What else is reported, as means over the batch, by metric."""
+
+
+class QReplay(OffPolicy):
+    """Updates one policy from what it kept of all rollouts. Derive from it: say `losses_of`, and where a batch is not
+    of single steps `draw`, `blank_batch`, `weight_of` and `priority_of`."""
+
+    FIGURES: ClassVar[Mapping[str, str]] = {
+        "loss": "loss of the last update, mean over its transitions",
+        "q_mean": "mean Q-value of the actions that were taken, in the last update",
+        "td_error": "mean distance of Q-values from their targets, in the last update",
+        "epsilon": "probability of an action drawn from all, in the next rollout",
+        "learning_rate": "the optimiser's step size in that update",
+        "grad_norm": "length of the gradient, before it was shortened",
+    }
+    config: QReplayConfig
+
+    def __init__(self, config: QReplayConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import copy
+
+        import torch
+
+        from trainers.learning.optimiser import SafeAdam
+
+        super().__init__(config, group, guard, seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.learned = self.learned_with(self.policy, config, group.spec, generator).to(self.device)
+        """The policy, or a module of it and what is learned beside it."""
+        self.target = copy.deepcopy(self.learned).requires_grad_(False)
+        self.policy_of(self.target).observation_norm = self.policy.observation_norm
+        self.followers = [(self.target, self.learned)]
+        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
+        parameters = [{"params": list(self.learned.parameters())}]
+        self.optimizer = SafeAdam(self.learned, parameters, self.scalars["lr"], guard, group.name, max_norm)
+        self.epsilon = begin_epsilon(self)
+
+    @classmethod
+    def learned_with(
+        cls, policy: Policy, config: QReplayConfig, spec: GroupSpec, generator: torch.Generator | None
+    ) -> nn.Module:
+        """The policy, or a module of it and what is learned beside it, which `policy_of` tells apart.
+
+        Args:
+            generator: as make_network takes it.
+        """
+        return policy
+
+    @staticmethod
+    def policy_of(learned: nn.Module) -> Policy:
+        """The policy of what `learned_with` made."""
+        return learned
+
+    @classmethod
+    def losses_of(
+        cls, learned: nn.Module, target: nn.Module, batch: Any, config: QReplayConfig, generator: torch.Generator
+    ) -> Losses:
+        """What a batch is learned from; gradients flow through `loss` alone.
+
+        Args:
+            learned, target: of `learned_with`, and what follows it.
+            batch: of `draw`.
+            generator: of what is drawn for it.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def losses_of_update(
+        cls, learned: nn.Module, target: nn.Module, batch: Any, config: QReplayConfig, generator: torch.Generator
+    ) -> Losses:
+        """`losses_of`, as an update learns from them."""
+        return cls.losses_of(learned, target, batch, config, generator)
+
+    @classmethod
+    def blank_batch(cls, config: QReplayConfig, actor: Actor) -> Any:
+        """Of NUM_ROWS items, all of them zeros; to count bytes by."""
+        from trainers.replay.of_group import blank_samples
+
+        return blank_samples(actor, config.window())
+
+    def weight_of(self, batch: Any) -> torch.Tensor:
+        """Of each loss, in the loss's shape: what makes up for priorities; 0 where nothing is to be learned."""
+        return batch.weight
+
+    def priority_of(self, error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """[N], what the batch's items are drawn again by.
+
+        Args:
+            error: of `Losses`.
+            counts: in its shape, 0 where nothing was to be learned, else 1.
+        """
+        return error * counts
+
+    @classmethod
+    def heads(cls, config: QReplayConfig, num_outputs: int) -> dict[str, int]:
+        return {"q": num_outputs}
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+
+        return EpsilonGreedyActor(policy, spec, stage)
+
+    @classmethod
+    def why_not(cls, config: QReplayConfig, spec: GroupSpec) -> str | None:
+        return why_no_q_values(config, spec)
+
+    @classmethod
+    def num_bytes(
+        cls, config: QReplayConfig, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        import torch
+
+        from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
+
+        policy = actor.policy
+        with torch.device("meta"):
+            learned = cls.learned_with(policy, config, actor.spec, None)
+        network, target = runnable(learned), runnable(learned)
+        with Counted() as counted:
+            batch = cls.blank_batch(config, actor)
+            found = cls.losses_of_update(network, target, batch, config, torch.Generator())
+            counted.backward(found.loss.sum())
+        return {
+            **super().num_bytes(config, actor, num_steps, num_envs, device),
+            "learned beside it": bytes_of(learned) - bytes_of(policy),
+            "target": bytes_of(learned),
+            "optimiser": 2 * bytes_of(learned, buffers=False),
+            WORK: counted.most_of(config.batch_size),
+        }
+
+    def state(self) -> State:
+        return {
+            "optim": self.optimizer.tensors(),
+            "target": self.target.state_dict(),
+            "acting": {"epsilon": self.epsilon},
+        }
+
+    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
+        found = super().update(clock, phases)
+        return {**found, "epsilon": set_epsilon(self, clock)}
+
+    def learn(self) -> Figures:
+        import torch
+
+        self.optimizer.begin()
+        batch = self.draw()
+        found = self.losses_of_update(self.learned, self.target, batch, self.config, self.generator)
+        weight = self.weight_of(batch)
+        counts = weight.sign()  # weights that make up for priorities are no parts of a mean
+        number = self.number_of(counts)
+        loss = (found.loss * weight).sum() / number
+        loss.backward()
+        with torch.no_grad():
+            of_batch = {"q_mean": found.q, "td_error": (found.q - found.target).abs(), **found.more}
+            figures = torch.stack([loss, *((one * counts).sum() / number for one in of_batch.values())])
+            priority = self.priority_of(found.error, counts)
+        loss, *figures = self.optimizer.reduce(figures)
+        grad_norm = self.optimizer.safe_step()
+        self.keep_errors(priority)
+        return {"loss": loss, **dict(zip(of_batch, figures, strict=True)), "grad_norm": grad_norm}
