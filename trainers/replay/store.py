@@ -9,7 +9,7 @@ import torch
 
 from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
-from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.kernel_text import KernelText, has_copy_engine, launch_shape
 from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
@@ -180,7 +180,7 @@ class ReplayStore:
         parts = [
             (one, part, given, run_of(given)) for one in layout for part, given in enumerate(self._parts(window, one))
         ]
-        by_bulk = getattr(self.backend, "arch", "") == "sm_90a" and all(
+        by_bulk = has_copy_engine(self.backend) and all(
             run.num_runs == 1 and run.word == "uint4" for *_, run in parts
         )
         import os

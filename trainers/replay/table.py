@@ -12,7 +12,7 @@ from trainers.learning.distributed import World
 from trainers.replay.batch import Batch
 from trainers.replay.feed import Feed
 from trainers.replay.holes import check_holes, dropping_from, mass_of
-from trainers.replay.kernel_text import KernelText, draw_shape, launch_shape
+from trainers.replay.kernel_text import KernelText, draw_shape, has_copy_engine, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
@@ -306,7 +306,7 @@ class Table:
     ) -> Callable[[], None]:
         """What gathers items whose index is there."""
         store = self.store
-        num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" and os.environ.get("R_BULK", "1") == "1" else 0
+        num_bytes = window.bulk_bytes(store.layout) if has_copy_engine(store.backend) else 0
         num_bytes = num_bytes if num_bytes <= MOST_BULK_BYTES else 0
         lanes = 32 if num_bytes else window.num_lanes(store.layout) if store.backend.name == "cuda" else 1
         text = KernelText("gather", ["frames.cuh" if num_bytes else "gather.cuh"])
@@ -356,7 +356,6 @@ class Table:
             "AHEAD": window.ahead,
             "PERIOD": window.period,
             "LANES": lanes,
-            "R_FENCE": int(os.environ.get("R_FENCE", "1")),
             "R_CS": int(os.environ.get("R_CS", "0")),
             "TABLE": self.number,
             **window.constants(),
