@@ -165,13 +165,26 @@ def test_weights_make_up_for_priorities(is_normalised, backend):
     priority = numpy.exponential(size=6500).astype(np.float32)
     set_to(tree, np.arange(6500), priority)
     leaves = leaves_of(tree).astype(np.float64)
-    for beta in (0.0, 0.4, 1.0):
+    for beta, number in ((0.0, 1000), (0.4, 300_000), (1.0, 1000)):  # threads draw several items, or one
         tree.beta.fill_(beta)
-        index, weight = draw(tree, 1000)
+        index, weight = draw(tree, number)
         # 65 slots after 65 steps hold 64 that may be drawn: the first's slot has what is seen now
         expected = (64 * 100 * leaves[index] / leaves.sum()) ** -np.float64(np.float32(beta))
         assert np.allclose(weight, expected / expected.max() if is_normalised else expected, rtol=4e-6)
         assert not is_normalised or weight.max() == 1.0
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+def test_each_draw_divides_by_the_largest_weight_of_its_own(num_lanes, backend):
+    """Whatever blocks told each other in the draw before: its lowest priority was lower, or higher."""
+    tree = tree_of(MIDDLE, backend)
+    index = torch.zeros(2000, dtype=torch.int64, device=backend.device)
+    weight = torch.zeros(2000, device=backend.device)
+    call = tree.prepare_draw(index, weight, num_lanes)
+    for lowest in (1.0, 8.0, 2.0):
+        set_to(tree, np.arange(6500), lowest * (1 + np.arange(6500) // 100 % 2))  # as low, or twice that
+        call()
+        assert set(weight.tolist()) == {1.0, 0.5}
 
 
 def test_priorities_become_powers_in_units(backend):
