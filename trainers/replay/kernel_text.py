@@ -74,7 +74,9 @@ class KernelText:
         return name
 
 
-def launch_shape(backend: Backend, num_units: int, threads: int = 256, blocks: int = 16 * MULTIPROCESSORS) -> LaunchShape:
+def launch_shape(
+    backend: Backend, num_units: int, threads: int = 256, blocks: int = 16 * MULTIPROCESSORS
+) -> LaunchShape:
     """For a kernel that loops over units from `global_thread()`."""
     if backend.name != "cuda":
         return LaunchShape(max(1, min(num_units, 4)))
@@ -82,8 +84,8 @@ def launch_shape(backend: Backend, num_units: int, threads: int = 256, blocks: i
 
 
 def draw_shape(backend: Backend, num_threads: int) -> LaunchShape:
-    """For a kernel whose blocks meet: few enough on a GPU to run at the same time. A CPU, which may run blocks one after
-    the other, has one."""
+    """For a kernel whose blocks meet: few enough on a GPU to run at the same time, and one on a CPU, which may run them
+    one after the other."""
     if backend.name != "cuda":
         return LaunchShape(1)
     threads = 64
