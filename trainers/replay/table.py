@@ -18,7 +18,7 @@ from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
 from trainers.replay.sum_tree import all_of
-from trainers.replay.windows import MOST_LANES, Transitions
+from trainers.replay.windows import Transitions
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DRAW_THREADS = 64
 """Of a block, at least: few items still reach all multiprocessors."""
+WARP = 32
+"""Threads: what more share is gathered by a launch of its own."""
 MOST_BULK_BYTES = 100 << 10
 """Of a block: two fit a multiprocessor."""
 
@@ -248,7 +250,7 @@ class Table:
         gathers = given is None and isinstance(window, Transitions)
         # Long rows have a launch of their own: more threads share them than draw an item. So has a batch on a CPU that
         # one block draws, as its blocks may run one after the other.
-        is_long = is_cuda and window.num_lanes(store.layout) == MOST_LANES
+        is_long = is_cuda and window.num_lanes(store.layout) > WARP
         is_apart = gathers and (is_long or (self.selector.meets and not is_cuda))
         if gathers and is_cuda and not is_apart:
             lanes = max(lanes, window.num_lanes(store.layout))

@@ -7,6 +7,7 @@ import torch
 from compile_only import CompileOnlyBackend
 from replay_oracle import Played
 
+from trainers.experience.field import Field
 from trainers.replay import feed, tiered
 from trainers.replay import store as store_module
 from trainers.replay.selectors import Uniform
@@ -38,6 +39,20 @@ def test_kernels_of_frames_and_sequences_compile(compiler, arch):
     store.table("frames", Uniform(), Transitions(n_step=3, stack=4)).prepare_draw(64)
     names = ["replay_draw", "replay_gather_rows", "replay_add_steps", "replay_add_sides", "replay_draw"]
     assert backend.compiled == names
+
+
+@needs_nvrtc
+def test_copies_by_the_copy_engine_compile():
+    """Of long frames, and of windows whose rows are whole words."""
+    backend = CompileOnlyBackend("nvrtc", "sm_90a")
+    fields = [Field("observation", (32, 32), torch.uint8, extra=1), Field("reward")]
+    store = ReplayStore(fields, 4, 1, 2, 4 * 16, backend)
+    store.table("frames", Uniform(), Transitions(stack=4)).prepare_draw(64)
+    frames = torch.zeros(3, 4, 1, 32, 32, dtype=torch.uint8)
+    window = {"observation": frames, "final_observation": frames[:1].clone(), "reward": torch.zeros(2, 4, 1)}
+    store.prepare_add(window | {name: torch.zeros(2, 4, dtype=torch.bool) for name in ("terminated", "truncated")})
+    names = ["draw", "gather", "add_steps", "add_sides"]
+    assert backend.compiled == [f"replay_{name}" for name in names]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
