@@ -104,15 +104,7 @@ __device__ __forceinline__ void add_rows(const unsigned char* window, unsigned c
         const long long run = WORDS == ROW ? 0 : within / WORDS;
         int row = first + t;
         row = row < RING ? row : row - RING;
-        const Word* place = from + t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS);
-#ifndef WARPDRIVE_CPU
-        if constexpr (R_ADD_CS && sizeof(Word) == 16) {
-            const uint4 word = __ldcs((const uint4*)place);
-            __stcs((uint4*)(to + row * ROW + within), word);
-            continue;
-        }
-#endif
-        to[row * ROW + within] = *place;
+        to[row * ROW + within] = from[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
     }
 }
 

@@ -87,22 +87,6 @@ __device__ __forceinline__ long long row_of(const Item& item, int slot)
     return BY_AGENT ? row * GROUP_SIZE + item.agent() : row;
 }
 
-// What is read of a ring is not soon read again, and makes no room by what is: the tree.
-template <typename Word>
-__device__ __forceinline__ Word read_once(const Word* place)
-{
-#ifndef WARPDRIVE_CPU
-    if constexpr (R_CS && (sizeof(Word) == 16)) {
-        const uint4 found = __ldcs((const uint4*)place);
-        return *(const Word*)&found;
-    } else if constexpr (R_CS && (sizeof(Word) == 4)) {
-        const unsigned found = __ldcs((const unsigned*)place);
-        return *(const Word*)&found;
-    }
-#endif
-    return *place;
-}
-
 // A row's words that a thread keeps between their load and their store: all fields of an item are loaded before one is
 // stored, so that no load waits for another. Of a long row they are loaded as they are stored.
 template <typename Word, int COUNT>
@@ -116,7 +100,7 @@ struct Row {
     {
 #pragma unroll
         for (int k = 0; IS_SHORT && k < MINE; ++k) {
-            if (lane + k * LANES < COUNT) words[k] = read_once(from + lane + k * LANES);
+            if (lane + k * LANES < COUNT) words[k] = from[lane + k * LANES];
         }
     }
 
@@ -290,7 +274,7 @@ private:
 #pragma unroll
         for (int k = 0; k < N_STEP; ++k) {
             const long long row = row_of<BY_AGENT>(item, slot_after(item.slot, k)) + run;
-            earned[k] = read_once(reward + row);
+            earned[k] = reward[row];
             is_there[k] = SOME_LEAVE ? survived[row] : true;
         }
     }

@@ -9,7 +9,7 @@ import torch
 
 from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
-from trainers.replay.kernel_text import KernelText, has_copy_engine, launch_shape
+from trainers.replay.kernel_text import MULTIPROCESSORS, KernelText, has_copy_engine, launch_shape
 from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
@@ -183,8 +183,6 @@ class ReplayStore:
         by_bulk = has_copy_engine(self.backend) and all(
             run.num_runs == 1 and run.word == "uint4" for *_, run in parts
         )
-        import os
-        by_bulk = by_bulk and os.environ.get("R_ADD_BULK", "0") == "1"
         steps = KernelText("add_steps", ["add_by_bulk.cuh" if by_bulk else "add.cuh"])
         sides = KernelText("add_sides", ["add.cuh"])
         ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
@@ -211,7 +209,6 @@ class ReplayStore:
             steps.line("copier.end();")
         self._write_sides(sides, window, side_of)
         constants = {
-            "R_ADD_CS": int(os.environ.get("R_ADD_CS", "0")),
             "COPIER_BYTES": COPIER_BYTES,
             "NUM_STEPS": layout.num_steps,
             "NUM_SLOTS": layout.num_slots,
@@ -219,12 +216,13 @@ class ReplayStore:
             "MAX_TRUNCATIONS": most,
         }
         words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
+        of_sides = sum(self.small[f"side_{one.name}"][0].nbytes for one in layout.observations)
         shapes = [
-            launch_shape(self.backend, max(words, layout.num_envs), blocks=132 * int(os.environ.get("R_ADD_WAVES", "16"))),
-            launch_shape(self.backend, most * sum(self.small[f"side_{one.name}"][0].nbytes for one in layout.observations) // 16),
+            launch_shape(self.backend, max(words, layout.num_envs)),
+            launch_shape(self.backend, most * of_sides // 16),
         ]
         if by_bulk:
-            shapes[0] = LaunchShape(132 * int(os.environ.get("R_ADD_BLOCKS", "2")), (32 + 256, 1), COPIER_BYTES)
+            shapes[0] = LaunchShape(2 * MULTIPROCESSORS, (32 + 256, 1), COPIER_BYTES)
         calls = [
             text.prepare(self.backend, shape, constants, layout.num_envs)
             for text, shape in zip((steps, sides), shapes, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -358,7 +357,6 @@ class Table:
             "AHEAD": window.ahead,
             "PERIOD": window.period,
             "LANES": lanes,
-            "R_CS": int(os.environ.get("R_CS", "0")),
             "TABLE": self.number,
             **window.constants(),
         }
