@@ -24,16 +24,15 @@ constexpr int STEPS_AT_ONCE = 16;  // whose ends a thread reads together: no rea
 //   num_truncated  [env]        rows given so far                                                   read, written
 //   num_dropped    [env]        truncations that had no room, or whose row was needed again         read, written
 //   side_of        [truncation, env]  row for the window's k-th truncation of an env, or -1         written
-//   thread, num_threads   of those that look
 template <typename Done>
 __device__ __forceinline__ void add_steps(const bool* terminated, const bool* truncated, long long* head, Done* done,
                                           long long* side_step, long long* num_truncated, long long* num_dropped,
-                                          int* side_of, long long thread, long long num_threads)
+                                          int* side_of)
 {
     const long long begin = head[0];
     const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
     const int base = (int)(begin % NUM_SLOTS);
-    for (long long env = thread; env < NUM_ENVS; env += num_threads) {
+    for (long long env = global_thread(); env < NUM_ENVS; env += num_global_threads()) {
         long long num_rows = num_truncated[env];
         long long dropped = 0;
         int k = 0;
