@@ -103,7 +103,14 @@ __device__ __forceinline__ void add_rows(const unsigned char* window, unsigned c
         const long long run = WORDS == ROW ? 0 : within / WORDS;
         int row = first + t;
         row = row < RING ? row : row - RING;
-        to[row * ROW + within] = from[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
+        const Word* place = from + t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS);
+#ifndef WARPDRIVE_CPU
+        if constexpr (sizeof(Word) == 16) {  // neither is soon read again
+            __stcs((uint4*)(to + row * ROW + within), __ldcs((const uint4*)place));
+            continue;
+        }
+#endif
+        to[row * ROW + within] = *place;
     }
 }
 

@@ -4,6 +4,7 @@
 //   N_STEP           rewards that are added up
 //   STACK            observations that are put behind each other
 //   GAMMA            [N_STEP + 1] powers of the discount, as the host rounded them
+//   IS_LARGE         whether the rings are larger than the L2 cache
 //   LANES            threads that gather an item together; each finds out all that it needs for itself
 #pragma once
 #include "drawable.cuh"
@@ -87,6 +88,22 @@ __device__ __forceinline__ long long row_of(const Item& item, int slot)
     return BY_AGENT ? row * GROUP_SIZE + item.agent() : row;
 }
 
+// Of rings larger than the L2 cache nothing is soon read again: it makes no room by what is, the tree.
+template <typename Word>
+__device__ __forceinline__ Word read_once(const Word* place)
+{
+#ifndef WARPDRIVE_CPU
+    if constexpr (IS_LARGE && sizeof(Word) == 16) {
+        const uint4 found = __ldcs((const uint4*)place);
+        return *(const Word*)&found;
+    } else if constexpr (IS_LARGE && sizeof(Word) == 4) {
+        const unsigned found = __ldcs((const unsigned*)place);
+        return *(const Word*)&found;
+    }
+#endif
+    return *place;
+}
+
 // A row's words that a thread keeps between their load and their store: all fields of an item are loaded before one is
 // stored, so that no load waits for another. Of a long row they are loaded as they are stored.
 template <typename Word, int COUNT>
@@ -100,7 +117,7 @@ struct Row {
     {
 #pragma unroll
         for (int k = 0; IS_SHORT && k < MINE; ++k) {
-            if (lane + k * LANES < COUNT) words[k] = from[lane + k * LANES];
+            if (lane + k * LANES < COUNT) words[k] = read_once(from + lane + k * LANES);
         }
     }
 
@@ -274,7 +291,7 @@ private:
 #pragma unroll
         for (int k = 0; k < N_STEP; ++k) {
             const long long row = row_of<BY_AGENT>(item, slot_after(item.slot, k)) + run;
-            earned[k] = reward[row];
+            earned[k] = read_once(reward + row);
             is_there[k] = SOME_LEAVE ? survived[row] : true;
         }
     }

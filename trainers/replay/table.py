@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DRAW_THREADS = 64
 """Of a block, at least: few items still reach all multiprocessors."""
+L2_BYTES = 50 << 20
+"""Of the cache of an H100 and an H200."""
 WARP = 32
 """Threads: what more share is gathered by a launch of its own."""
 MOST_BULK_BYTES = 100 << 10
@@ -357,6 +359,7 @@ class Table:
             "AHEAD": window.ahead,
             "PERIOD": window.period,
             "LANES": lanes,
+            "IS_LARGE": sum(one.nbytes for one in self.store.tensors.values()) > L2_BYTES,
             "TABLE": self.number,
             **window.constants(),
         }
