@@ -43,7 +43,8 @@ def torchrl(num_items: int, number: int, backend: Backend, calls: tuple[int, int
     except RuntimeError as error:  # its compiled trees do not fit the torch that is here
         return {"us": None, "why": str(error)}
     columns = {name: torch.randn(num_items, 4, device=device) for name in ("observation", "next_observation")}
-    columns |= {name: torch.randn(num_items, device=device) for name in ("reward", "discount", "error")}
+    columns |= {name: torch.randn(num_items, device=device) for name in ("reward", "discount")}
+    columns["error"] = torch.rand(num_items, device=device) + 0.1
     buffer.extend(TensorDict(columns, [num_items]))
     error = torch.rand(number, device=device) + 0.1
 

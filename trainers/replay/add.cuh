@@ -1,4 +1,5 @@
-// Takes a window of NUM_STEPS steps of all envs into the rings. Two launches: add_steps, then add_fields.
+// Takes a window of NUM_STEPS steps of all envs into the rings. Two launches: add_steps and add_rows of each field, then
+// add_sides.
 //
 // Constants:
 //   NUM_STEPS        of a window
@@ -6,14 +7,14 @@
 //   NUM_SIDES        truncations of an env whose last observations are kept
 //   MAX_TRUNCATIONS  of an env in a window, whose last observations it has
 //
-// The head is kept twice, so that no thread moves what another still reads: add_steps reads head[0] and leaves where
-// it will be in head[1]; add_fields reads that, and brings head[0] up to it.
+// The head is kept twice, so that no thread moves what another still reads: the first launch reads head[0] and leaves
+// where it will be in head[1]; the second brings head[0] up to it.
 #pragma once
 #include "warpdrive.cuh"
 
 static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
 
-constexpr int STEPS_AT_ONCE = 16;
+constexpr int STEPS_AT_ONCE = 16;  // whose ends a thread reads together: no read waits for what is written
 
 // How each step ended, and which row of the sides takes what a truncated episode saw last.
 //   terminated, truncated  [step, env]                                                              read
@@ -26,20 +27,19 @@ constexpr int STEPS_AT_ONCE = 16;
 template <typename Done>
 __device__ __forceinline__ void add_steps(const bool* terminated, const bool* truncated, long long* head, Done* done,
                                           long long* side_step, long long* num_truncated, long long* num_dropped,
-                                          int* side_of, long long thread, long long num_threads)
+                                          int* side_of)
 {
     const long long begin = head[0];
     const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
     const int base = (int)(begin % NUM_SLOTS);
-    for (long long env = thread; env < NUM_ENVS; env += num_threads) {
+    for (long long env = global_thread(); env < NUM_ENVS; env += num_global_threads()) {
         long long num_rows = num_truncated[env];
         long long dropped = 0;
         int k = 0;
         for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
-        // The row that is next, read ahead, too: the step that it belongs to.
-        long long place = num_rows % NUM_SIDES * NUM_ENVS + env;
-        long long owner = side_step[place] - 1;
-        unsigned ends[2] = {0u, 0u};  // a bit a step, read ahead of what is written: no read waits for another
+        long long place = num_rows % NUM_SIDES * NUM_ENVS + env;  // of the row that the next truncation gets
+        long long owner = side_step[place] - 1;                    // the step that has it, read ahead, too
+        unsigned ends[2] = {0u, 0u};  // terminated, truncated: a bit a step
         for (int t = 0; t < NUM_STEPS; ++t) {
             const int bit = t % STEPS_AT_ONCE;
             if (bit == 0) {
@@ -105,9 +105,8 @@ __device__ __forceinline__ void add_rows(const unsigned char* window, unsigned c
         row = row < RING ? row : row - RING;
         const Word* place = from + t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS);
 #ifndef WARPDRIVE_CPU
-        if constexpr (R_ADD_CS && sizeof(Word) == 16) {
-            const uint4 word = __ldcs((const uint4*)place);
-            __stcs((uint4*)(to + row * ROW + within), word);
+        if constexpr (sizeof(Word) == 16) {  // neither is soon read again
+            __stcs((uint4*)(to + row * ROW + within), __ldcs((const uint4*)place));
             continue;
         }
 #endif

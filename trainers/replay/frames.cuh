@@ -4,7 +4,7 @@
 #include "bulk.cuh"
 #include "gather.cuh"
 
-// As gather_observation, of rows of BYTES bytes, a multiple of 16.
+// As Observation, of rows of BYTES bytes, a multiple of 16.
 //   frames   [STACK + N_STEP, runs, BYTES] dynamic shared memory  written
 //   arrival  [1] shared, begun; `round` counts its uses
 template <int BYTES, bool BY_AGENT>

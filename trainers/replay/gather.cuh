@@ -4,6 +4,7 @@
 //   N_STEP           rewards that are added up
 //   STACK            observations that are put behind each other
 //   GAMMA            [N_STEP + 1] powers of the discount, as the host rounded them
+//   IS_LARGE         whether the rings are larger than the L2 cache
 //   LANES            threads that gather an item together; each finds out all that it needs for itself
 #pragma once
 #include "drawable.cuh"
@@ -87,15 +88,15 @@ __device__ __forceinline__ long long row_of(const Item& item, int slot)
     return BY_AGENT ? row * GROUP_SIZE + item.agent() : row;
 }
 
-// What is read of a ring is not soon read again, and makes no room by what is: the tree.
+// Of rings larger than the L2 cache nothing is soon read again: it makes no room by what is, the tree.
 template <typename Word>
 __device__ __forceinline__ Word read_once(const Word* place)
 {
 #ifndef WARPDRIVE_CPU
-    if constexpr (R_CS && (sizeof(Word) == 16)) {
+    if constexpr (IS_LARGE && sizeof(Word) == 16) {
         const uint4 found = __ldcs((const uint4*)place);
         return *(const Word*)&found;
-    } else if constexpr (R_CS && (sizeof(Word) == 4)) {
+    } else if constexpr (IS_LARGE && sizeof(Word) == 4) {
         const unsigned found = __ldcs((const unsigned*)place);
         return *(const Word*)&found;
     }

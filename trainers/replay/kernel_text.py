@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
 
 HERE = Path(__file__).parent
+MULTIPROCESSORS = 132
+"""Of an H100 and an H200, for which shapes are chosen; any other number is right, too."""
 
 
 class KernelText:
@@ -32,11 +35,11 @@ class KernelText:
 
     def read(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
         """A parameter that nothing in the kernel writes: reads of it wait for no write."""
-        return self._array(name, tensor, "const ", "* __restrict__ ", as_bytes)
+        return self._array(name, tensor, "const {}* __restrict__", as_bytes)
 
     def write(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
         """A parameter that is written."""
-        return self._array(name, tensor, "", "* ", as_bytes)
+        return self._array(name, tensor, "{}*", as_bytes)
 
     def number(self, name: str, ctype: str, value: int) -> str:
         """A parameter that is a number."""
@@ -64,14 +67,16 @@ class KernelText:
         )  # fmt: skip
         return functions.prepare(f"replay_{self.name}", shape, **self._given)
 
-    def _array(self, name: str, tensor: torch.Tensor, const: str, star: str, as_bytes: bool) -> str:
+    def _array(self, name: str, tensor: torch.Tensor, pointer: str, as_bytes: bool) -> str:
         if as_bytes:
             tensor = tensor.flatten().view(torch.uint8)
-        self._parameters[name], self._given[name] = f"{const}{CTYPES[tensor.dtype]}{star}{name}", tensor
+        self._parameters[name], self._given[name] = f"{pointer.format(CTYPES[tensor.dtype])} {name}", tensor
         return name
 
 
-def launch_shape(backend: Backend, num_units: int, threads: int = 256, blocks: int = 132 * 16) -> LaunchShape:
+def launch_shape(
+    backend: Backend, num_units: int, threads: int = 256, blocks: int = 16 * MULTIPROCESSORS
+) -> LaunchShape:
     """For a kernel that loops over units from `global_thread()`."""
     if backend.name != "cuda":
         return LaunchShape(max(1, min(num_units, 4)))
@@ -79,12 +84,17 @@ def launch_shape(backend: Backend, num_units: int, threads: int = 256, blocks: i
 
 
 def draw_shape(backend: Backend, num_threads: int) -> LaunchShape:
-    """For a kernel whose blocks meet: few enough to run at the same time."""
+    """For a kernel whose blocks meet: few enough on a GPU to run at the same time, and one on a CPU, which may run them
+    one after the other."""
     if backend.name != "cuda":
         return LaunchShape(1)
-    import os
-
-    threads = int(os.environ.get("R_THREADS", "64"))
-    while threads < int(os.environ.get("R_MOST", "512")) and num_threads > int(os.environ.get("R_SMS", "132")) * threads:
+    threads = 64
+    while threads < 512 and num_threads > MULTIPROCESSORS * threads:
         threads *= 2
-    return LaunchShape(min(-(-num_threads // threads), 8 * 132), (threads, 1))
+    return LaunchShape(min(-(-num_threads // threads), 4 * MULTIPROCESSORS), (threads, 1))
+
+
+def has_copy_engine(backend: Backend) -> bool:
+    """Whether blocks may leave copies to an engine of its own (bulk.cuh): from compute capability 9.0 on."""
+    found = re.match(r"sm_(\d+)", getattr(backend, "arch", ""))
+    return found is not None and int(found[1]) >= 90

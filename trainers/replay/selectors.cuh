@@ -88,7 +88,7 @@ struct Meeting {
         __syncthreads();
         if (threadIdx.x > 0) return;
         words[1 + blockIdx.x] = told();
-        if (R_FENCE) __threadfence();  // told before it looks: of two blocks one hears the other
+        __threadfence();  // told before it looks: of two blocks one hears the other
     }
 
     // All threads call it, after they have told.

@@ -148,9 +148,7 @@ class Prioritized(Selector):
         self.tree.beta.fill_(float(value_at(self.beta, env_steps)))
 
     def num_lanes(self, number: int) -> int:
-        import os
-
-        return int(os.environ.get("R_LANES", "4")) if number <= FOUR_LANES_ITEMS else 1
+        return 4 if number <= FOUR_LANES_ITEMS else 1
 
     def begin_draw(self, text: KernelText, num_blocks: int) -> None:
         names = _names(text, self.tree, "leaves", "nodes", "range", "beta")

@@ -28,12 +28,10 @@ from trainers.replay.tiered import Tiered, hot_sizes
 from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
-from warpdrive.backends.base import Backend, LaunchShape
+from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError, ShapeError
 
 CHUNK_BYTES = 32 << 20
-COPIER_BYTES = 8 * 8192
-"""Shared memory of a block that copies a window by the copy engine (bulk.cuh)."""
 LAST = "final_"
 """`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
 
@@ -180,13 +178,7 @@ class ReplayStore:
         parts = [
             (one, part, given, run_of(given)) for one in layout for part, given in enumerate(self._parts(window, one))
         ]
-        by_bulk = getattr(self.backend, "arch", "") == "sm_90a" and all(
-            run.num_runs == 1 and run.word == "uint4" for *_, run in parts
-        )
-        import os
-        by_bulk = by_bulk and os.environ.get("R_ADD_BULK", "0") == "1"
-        steps = KernelText("add_steps", ["add_by_bulk.cuh" if by_bulk else "add.cuh"])
-        sides = KernelText("add_sides", ["add.cuh"])
+        steps, sides = KernelText("add_steps", ["add.cuh"]), KernelText("add_sides", ["add.cuh"])
         ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
         counts = {len(self._given(window, LAST + one.name)) for one in layout.observations}
         if len(counts) > 1:
@@ -196,35 +188,21 @@ class ReplayStore:
         arguments = [steps.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
         arguments += [steps.write("head", self.small["head"]), steps.write("done", self.tensors["done"])]
         arguments += [steps.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
-        threads = "threadIdx.x - 32 + blockIdx.x * 256ll, gridDim.x * 256ll"
-        looks = f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)}, "
-        if by_bulk:  # one thread of a block copies, those behind its warp look
-            steps.line("__shared__ Copier::Shared shared;")
-            steps.line("extern __shared__ __align__(128) unsigned char pieces[];")
-            steps.line(f"if (threadIdx.x >= 32) {looks}{threads});")
-            steps.line("if (threadIdx.x > 0) return;")
-            steps.line("Copier copier(shared, pieces);")
-        else:
-            steps.line(f"{looks}global_thread(), num_global_threads());")
-        self._write_fields(steps, parts, by_bulk)
-        if by_bulk:
-            steps.line("copier.end();")
+        steps.line(f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)});")
+        self._write_fields(steps, parts)
         self._write_sides(sides, window, side_of)
         constants = {
-            "R_ADD_CS": int(os.environ.get("R_ADD_CS", "0")),
-            "COPIER_BYTES": COPIER_BYTES,
             "NUM_STEPS": layout.num_steps,
             "NUM_SLOTS": layout.num_slots,
             "NUM_SIDES": layout.num_sides,
             "MAX_TRUNCATIONS": most,
         }
         words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
+        of_sides = sum(self.small[f"side_{one.name}"][0].nbytes for one in layout.observations)
         shapes = [
-            launch_shape(self.backend, max(words, layout.num_envs), blocks=132 * int(os.environ.get("R_ADD_WAVES", "16"))),
-            launch_shape(self.backend, most * sum(self.small[f"side_{one.name}"][0].nbytes for one in layout.observations) // 16),
+            launch_shape(self.backend, max(words, layout.num_envs)),
+            launch_shape(self.backend, most * of_sides // 16),
         ]
-        if by_bulk:
-            shapes[0] = LaunchShape(132 * int(os.environ.get("R_ADD_BLOCKS", "2")), (32 + 256, 1), COPIER_BYTES)
         calls = [
             text.prepare(self.backend, shape, constants, layout.num_envs)
             for text, shape in zip((steps, sides), shapes, strict=True)
@@ -241,21 +219,15 @@ class ReplayStore:
 
         return add
 
-    def _write_fields(
-        self, text: KernelText, parts: Sequence[tuple[Field, int, torch.Tensor, Run]], by_bulk: bool
-    ) -> None:
+    def _write_fields(self, text: KernelText, parts: Sequence[tuple[Field, int, torch.Tensor, Run]]) -> None:
         """The copies of a window's fields into the rings."""
         text.line("const long long begin = head[0];")
         for one, part, given, run in parts:
             num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
             first = f"(int)((begin + {part * self.layout.num_steps}) / {one.every} % {num_rows})"
             from_window = text.read(f"window_{one.name}_{part}", run.flat)
-            if by_bulk:
-                sizes = f"{16 * run.words}, {16 * run.step_stride}, {num_rows}"
-                text.line(f"add_rows_by_bulk<{sizes}>(copier, {from_window}, {ring}, {first}, {len(given)});")
-            else:
-                sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
-                text.line(f"add_rows<{run.word}, {sizes}>({from_window}, {ring}, {first}, {len(given)});")
+            sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
+            text.line(f"add_rows<{run.word}, {sizes}>({from_window}, {ring}, {first}, {len(given)});")
 
     def _write_sides(self, text: KernelText, window: Window, side_of: torch.Tensor) -> None:
         """The copies of last observations into the sides."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ LARGEST_LEAF = (1 << 31) - 1
 MAX_LEAVES = (1 << 31) - 2 * CHILDREN
 NOTHING_REFUSED = (1 << 63) - 1
 
-ONE_BLOCK_ITEMS = 4096
+ONE_BLOCK_ITEMS = 512
 """Up to so many items of any order are set by one block, and more by two launches."""
 FOUR_LANES_ITEMS = 8192
 """Up to so many items are drawn by four lanes each, and more by a thread each, on a GPU."""
@@ -153,7 +152,6 @@ class SumTree:
             "NORMALISED": is_normalised,
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
-            "R_FENCE": 1,
         }
         data = DataManager(backend.device)
         self._functions = FunctionManager(data, SOURCE, constants, anchors.num_rows, backend=backend)
@@ -243,7 +241,7 @@ class SumTree:
         """
         number, kernels = len(index), ["set_sorted"]
         shape = None
-        if not in_order and number <= int(os.environ.get("R_ONE", "512")):
+        if not in_order and number <= ONE_BLOCK_ITEMS:
             kernels, shape = ["set_any"], LaunchShape(1, (1024 if self.backend.name == "cuda" else 1, 1))
         elif not in_order:
             kernels = ["mark_any", "settle_any"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,13 @@ from trainers.learning.distributed import World
 from trainers.replay.batch import Batch
 from trainers.replay.feed import Feed
 from trainers.replay.holes import check_holes, dropping_from, mass_of
-from trainers.replay.kernel_text import KernelText, draw_shape, launch_shape
+from trainers.replay.kernel_text import KernelText, draw_shape, has_copy_engine, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
 from trainers.replay.sum_tree import all_of
-from trainers.replay.windows import MOST_LANES, Transitions
+from trainers.replay.windows import Transitions
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
 
@@ -27,6 +26,10 @@ if TYPE_CHECKING:
 
 DRAW_THREADS = 64
 """Of a block, at least: few items still reach all multiprocessors."""
+L2_BYTES = 50 << 20
+"""Of the cache of an H100 and an H200."""
+WARP = 32
+"""Threads: what more share is gathered by a launch of its own."""
 MOST_BULK_BYTES = 100 << 10
 """Of a block: two fit a multiprocessor."""
 
@@ -248,7 +251,7 @@ class Table:
         gathers = given is None and isinstance(window, Transitions)
         # Long rows have a launch of their own: more threads share them than draw an item. So has a batch on a CPU that
         # one block draws, as its blocks may run one after the other.
-        is_long = is_cuda and window.num_lanes(store.layout) == MOST_LANES
+        is_long = is_cuda and window.num_lanes(store.layout) > WARP
         is_apart = gathers and (is_long or (self.selector.meets and not is_cuda))
         if gathers and is_cuda and not is_apart:
             lanes = max(lanes, window.num_lanes(store.layout))
@@ -306,7 +309,7 @@ class Table:
     ) -> Callable[[], None]:
         """What gathers items whose index is there."""
         store = self.store
-        num_bytes = window.bulk_bytes(store.layout) if getattr(store.backend, "arch", "") == "sm_90a" and os.environ.get("R_BULK", "1") == "1" else 0
+        num_bytes = window.bulk_bytes(store.layout) if has_copy_engine(store.backend) else 0
         num_bytes = num_bytes if num_bytes <= MOST_BULK_BYTES else 0
         lanes = 32 if num_bytes else window.num_lanes(store.layout) if store.backend.name == "cuda" else 1
         text = KernelText("gather", ["frames.cuh" if num_bytes else "gather.cuh"])
@@ -356,8 +359,7 @@ class Table:
             "AHEAD": window.ahead,
             "PERIOD": window.period,
             "LANES": lanes,
-            "R_FENCE": int(os.environ.get("R_FENCE", "1")),
-            "R_CS": int(os.environ.get("R_CS", "0")),
+            "IS_LARGE": sum(one.nbytes for one in self.store.tensors.values()) > L2_BYTES,
             "TABLE": self.number,
             **window.constants(),
         }

@@ -7,6 +7,7 @@ import torch
 from compile_only import CompileOnlyBackend
 from replay_oracle import Played
 
+from trainers.experience.field import Field
 from trainers.replay import feed, tiered
 from trainers.replay import store as store_module
 from trainers.replay.selectors import Uniform
@@ -38,6 +39,15 @@ def test_kernels_of_frames_and_sequences_compile(compiler, arch):
     store.table("frames", Uniform(), Transitions(n_step=3, stack=4)).prepare_draw(64)
     names = ["replay_draw", "replay_gather_rows", "replay_add_steps", "replay_add_sides", "replay_draw"]
     assert backend.compiled == names
+
+
+@needs_nvrtc
+def test_long_frames_compile_for_the_copy_engine():
+    backend = CompileOnlyBackend("nvrtc", "sm_90a")
+    fields = [Field("observation", (32, 32), torch.uint8, extra=1), Field("reward")]
+    store = ReplayStore(fields, 4, 1, 2, 4 * 16, backend)
+    store.table("frames", Uniform(), Transitions(stack=4)).prepare_draw(64)
+    assert backend.compiled == ["replay_draw", "replay_gather"]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
