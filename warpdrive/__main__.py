@@ -1,6 +1,7 @@
 """`warpdrive` and `python -m warpdrive`: the command line, which stands on top of all floors. No package imports this
 module."""
 
+import signal
 import sys
 from typing import Any
 
@@ -20,6 +21,8 @@ def main(**how: Any) -> int:
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
     code = run(**how)
+    if code == 130:  # what ends already would abort by another Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "torch" not in sys.modules:
         end_at_once(code)
     return code

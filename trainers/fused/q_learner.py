@@ -272,8 +272,9 @@ class FusedQLearner:
             "TAU": float(config.tau),
         }
         text = (KERNELS / "q_learn.cu").read_text()
-        for word in ("done", "action"):
-            text = text.replace(f"{word.capitalize()}Code", CTYPES[arrays[word].dtype])
+        for word in ("done", "action"):  # in the signature, which is read here, and in what it includes
+            code, kind = f"{word.capitalize()}Code", CTYPES[arrays[word].dtype]
+            text = f"typedef {kind} {code};\n" + text.replace(code, kind)
         if shape.in_cluster:
             text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
         functions = FunctionManager(

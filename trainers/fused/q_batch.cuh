@@ -1,0 +1,177 @@
+// What an update of a Q-network makes of the rows of a block: what is drawn is gathered, goes forward through the network
+// and the target network, is judged, and goes back; see q_learn.cu, whose constants are these.
+#pragma once
+
+#include "gather.cuh"
+#include "q_layers.cuh"
+#include "selectors.cuh"
+
+constexpr int Q_PITCH = padded(NUM_ACTIONS) + 1;
+constexpr int PITCH0 = pitch_of(NUM_FEATURES), PITCH1 = pitch_of(WIDTH1), PITCH2 = pitch_of(WIDTH2);
+constexpr int PITCH_OUT = pitch_of(NUM_ACTIONS);
+constexpr int ROW_TILES = ROWS / 16;
+constexpr int NUM_FIGURES = 3;  // that are sums over a batch
+
+static_assert(LANES * ROWS == THREADS, "each row is gathered by as many threads");
+static_assert(TEAM * ROWS >= BATCH && (TEAM - 1) * ROWS < BATCH, "a block without rows, or rows without a block");
+
+struct alignas(16) Shared {
+    Element weight[2][WEIGHTS];              // of the network, and of the target network
+    Element features[2 * ROWS * PITCH0];     // of the rows, then of what came after them
+    Element hidden1[2 * ROWS * PITCH1];
+    Element hidden2[2 * ROWS * PITCH2];
+    Element delta1[ROWS * PITCH1];           // at first the target network's hidden layer
+    Element delta2[ROWS * PITCH2];
+    Element delta_out[ROWS * PITCH_OUT];
+    float bias[2][BIASES];
+    float q[2 * ROWS * Q_PITCH];
+    float q_of_target[ROWS * Q_PITCH];
+    float reward[ROWS], discount[ROWS], item_weight[ROWS], of_batch[NUM_FIGURES][ROWS];
+    int action[ROWS];
+    float squares[WARPS];
+    int low[TOP_NODES], high[TOP_NODES];
+    int lowest;
+};
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
+
+// What the store keeps, of what is learned from.
+struct Steps {
+    const DoneCode* done;
+    const float *observation, *side, *reward;
+    const ActionCode* action;
+};
+
+// ---- what is drawn
+
+__device__ __forceinline__ void gather(Shared& shared, const Item& item, const Steps& steps, bool is_there)
+{
+    const int row = threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES;
+    const Fate fate = fate_of(steps.done, item.slot, item.env());
+    Returns<true, false>(item, lane, steps.reward, nullptr)
+        .store(item, fate, row, lane, shared.reward, shared.discount);
+    if (lane == 0) {
+        shared.action[row] = (int)steps.action[row_of<true>(item, item.slot)];
+        shared.item_weight[row] = is_there ? item.weight : 0.0f;
+    }
+    const float* now = steps.observation + row_of<true>(item, item.slot) * NUM_FEATURES;
+    const float* next = steps.observation + row_of<true>(item, slot_after(item.slot, fate.num_steps)) * NUM_FEATURES;
+    if (fate.code > 1) next = steps.side + row_of<true>(item, fate.code - 2) * NUM_FEATURES;
+    for (int column = lane; column < NUM_FEATURES; column += LANES) {
+        narrow(shared.features[row * PITCH0 + column], now[column]);
+        narrow(shared.features[(ROWS + row) * PITCH0 + column], next[column]);
+    }
+}
+
+// ---- forwards
+
+// A hidden layer of the network, of the rows and if it is DOUBLE of what came after them; and of the target network.
+template <int LAYER>
+__device__ __forceinline__ void hidden_layer(
+    Shared& shared, const Element* given, const Element* given_to_target, Element* out, Element* out_of_target)
+{
+    constexpr int IN_PITCH = pitch_of(in_of(LAYER)), OUT_PITCH = pitch_of(out_of(LAYER));
+    constexpr int TILES = (DOUBLE ? 2 : 1) * ROW_TILES, ALL_TILES = TILES + ROW_TILES;
+    for (int unit = threadIdx.x / 32; unit < ALL_TILES * padded(out_of(LAYER)) / 16; unit += WARPS) {
+        const int column = unit / ALL_TILES * 16;
+        const bool by_target = unit % ALL_TILES >= TILES;
+        const int row = (unit % ALL_TILES - (by_target ? TILES : 0)) * 16;
+        float sum[2][4];
+        multiply_rows<LAYER>(sum, (by_target ? given_to_target : given) + row * IN_PITCH,
+                             shared.weight[by_target] + weights_at(LAYER), shared.bias[by_target] + biases_at(LAYER),
+                             column);
+        Element* place = (by_target ? out_of_target : out) + row * OUT_PITCH + column;
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            *(Pair*)(place + r * OUT_PITCH + c) = packed(activate(low), activate(high));
+        });
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void last_layer(Shared& shared, const Element* given, const Element* given_to_target)
+{
+    constexpr int LAYER = LAYERS - 1, IN_PITCH = pitch_of(in_of(LAYER));
+    constexpr int TILES = (DOUBLE ? 2 : 1) * ROW_TILES, ALL_TILES = TILES + ROW_TILES;
+    for (int unit = threadIdx.x / 32; unit < ALL_TILES * padded(NUM_ACTIONS) / 16; unit += WARPS) {
+        const int column = unit / ALL_TILES * 16;
+        const bool by_target = unit % ALL_TILES >= TILES;
+        const int row = (unit % ALL_TILES - (by_target ? TILES : 0)) * 16;
+        float sum[2][4];
+        multiply_rows<LAYER>(sum, (by_target ? given_to_target : given) + row * IN_PITCH,
+                             shared.weight[by_target] + weights_at(LAYER), shared.bias[by_target] + biases_at(LAYER),
+                             column);
+        float* place = (by_target ? shared.q_of_target : shared.q) + row * Q_PITCH + column;
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            place[r * Q_PITCH + c] = low;
+            place[r * Q_PITCH + c + 1] = high;
+        });
+    }
+    __syncthreads();
+}
+
+// ---- backwards
+
+// What the rows lose, and the delta of their outputs. One thread a row.
+__device__ __forceinline__ void judge(Shared& shared)
+{
+    for (int row = threadIdx.x; row < ROWS; row += THREADS) {
+        const float* after = shared.q_of_target + row * Q_PITCH;
+        const float* chosen_by = DOUBLE ? shared.q + (ROWS + row) * Q_PITCH : after;
+        int best = 0;
+        for (int action = 1; action < NUM_ACTIONS; ++action) {
+            if (chosen_by[action] > chosen_by[best]) best = action;
+        }
+        const int taken = shared.action[row];
+        const float q = shared.q[row * Q_PITCH + taken];
+        const float error = q - (shared.reward[row] + shared.discount[row] * after[best]);
+        const float size = fabsf(error);
+        const float weight = shared.item_weight[row];
+        const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA;  // not so of a NaN, which stays one
+        const float slope = !is_far ? error : error > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
+        const float loss = is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size;
+        const bool counts = weight > 0.0f;
+        shared.of_batch[0][row] = loss * weight;
+        shared.of_batch[1][row] = counts ? q : 0.0f;
+        shared.of_batch[2][row] = counts ? size : 0.0f;
+        for (int action = 0; action < padded(NUM_ACTIONS); ++action) {
+            const float delta = action == taken ? slope * weight / BATCH : 0.0f;
+            narrow(shared.delta_out[row * PITCH_OUT + action], delta);
+        }
+    }
+    __syncthreads();
+}
+
+// Deltas of a hidden layer, by those of what it was given to.
+template <int LAYER>
+__device__ __forceinline__ void hidden_deltas(
+    Shared& shared, const Element* delta, const Element* hidden, Element* out)
+{
+    constexpr int IN = in_of(LAYER), PITCH = pitch_of(IN), DELTA_PITCH = pitch_of(out_of(LAYER));
+    for (int unit = threadIdx.x / 32; unit < ROW_TILES * padded(IN) / 16; unit += WARPS) {
+        const int row = unit % ROW_TILES * 16;
+        const int column = unit / ROW_TILES * 16;
+        const Element* weight = shared.weight[0] + weights_at(LAYER);
+        float sum[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < padded(out_of(LAYER)); k += 16) {
+            Pair a[4], b[4];
+            load_rows<true>(a, delta + row * DELTA_PITCH, DELTA_PITCH, k);
+            load_columns<false, false>(b, weight + k * PITCH, PITCH, column);
+            multiply(sum[0], a, b[0], b[1]);
+            multiply(sum[1], a, b[2], b[3]);
+        }
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            const int place = (row + r) * PITCH + column + c;
+            *(Pair*)(out + place) = through_activation(low, high, *(const Pair*)(hidden + place));
+        });
+    }
+    __syncthreads();
+}
+
+template <int LAYER>
+__device__ __forceinline__ int gradient_of(int unit, const Element* delta, const Element* rows, Quad* part)
+{
+    constexpr int UNITS = padded(out_of(LAYER)) / 16 * (padded(in_of(LAYER)) / 16);
+    for (; unit < UNITS; unit += WARPS) multiply_columns<LAYER>(delta, rows, part, unit);
+    return unit - UNITS;
+}
