@@ -57,7 +57,7 @@ RUNS = {
         "env": {"episode_length": 7},
         "policy": {"tagger": {"algorithm": "C51", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
                               "replay_ratio": 0.05, "num_atoms": 11, "dueling": True, "noisy": True, "n_step": 3,
-                              "prioritized": True, "model": SMALL},
+                              "prioritized": True, "beta": [[0, 0.4], [100, 1.0]], "model": SMALL},
                    "runner": {"algorithm": "IQN", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
                               "replay_ratio": 0.05, "epsilon": 0.4, "epsilon_per_env": True, "model": SMALL}},
     },

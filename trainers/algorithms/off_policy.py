@@ -258,6 +258,7 @@ class OffPolicy(Algorithm):
 
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         self.store.count_window()
+        self.table.at(clock.env_steps)  # here, so that it is right after a resume, too
         if self.feed is not None:
             phases = dict(self.phases() if phases is None else phases)
             phases["learn"] = self.feed.learning(phases["learn"])
@@ -266,7 +267,6 @@ class OffPolicy(Algorithm):
         if self.feed is not None:
             later = Clock(clock.iteration + 1, clock.env_steps + clock.batch, clock.batch)
             self.feed.look_ahead(self.plan(later).count("learn"))
-        self.table.at(clock.env_steps + clock.batch)
         return found
 
     def report(self) -> Figures:

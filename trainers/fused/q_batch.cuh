@@ -48,8 +48,7 @@ __device__ __forceinline__ void gather(Shared& shared, const Item& item, const S
     const int row = threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
     const Fate fate = fate_of(steps.done, item.slot, item.env());
-    Returns<true, false>(item, lane, steps.reward, nullptr)
-        .store(item, fate, row, lane, shared.reward, shared.discount);
+    gather_returns<true, false>(item, fate, row, lane, steps.reward, nullptr, shared.reward, shared.discount);
     if (lane == 0) {
         shared.action[row] = (int)steps.action[row_of<true>(item, item.slot)];
         shared.item_weight[row] = is_there ? item.weight : 0.0f;

@@ -239,7 +239,7 @@ def test_apex_epsilons(tmp_path, device):
     """0.4^(1 + 7 i / (N - 1)) of env i."""
     trainer = Trainer(read_config({
         "name": "acrobot", "policy": {"agent": {"algorithm": "DQN", "epsilon": 0.4, "epsilon_per_env": True}},
-        "trainer": {"num_envs": 8, "train_batch_size": 8, "total_timesteps": 80, "device": device},
+        "trainer": {"num_envs": 8, "train_batch_size": 8, "total_timesteps": 80, "device": device, "precision": "fp32"},
         "saving": {"basedir": str(tmp_path)},
     }))  # fmt: skip
     actor = trainer.rollout.groups["agent"].actor
