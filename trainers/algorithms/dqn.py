@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainers.algorithms.algorithm import START, Clock, Figures, State
+from trainers.algorithms.algorithm import Clock, Figures, State
 from trainers.algorithms.q_replay import FALLING, Losses, QReplay, QReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -163,11 +163,11 @@ class DQN(QReplay):
         found = super().phases()
         return found if self.learns_by is None else {"add": found["add"], "learn": self.learns_by.learn}
 
-    def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
-        if self.learns_by is not None:
-            phases = self.phases() if phases is None else phases
-            phases = self.learns_by.all_at_once(phases, self.config.updates_by(clock.env_steps), self.plan(clock))
-        return super().update(clock, phases)
+    def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
+        phases = super().prepare(clock, phases)
+        if self.learns_by is None:
+            return phases
+        return self.learns_by.all_at_once(phases, self.config.updates_by(clock.env_steps), self.plan(clock))
 
     def state(self) -> State:
         found = super().state()

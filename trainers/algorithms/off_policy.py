@@ -259,15 +259,19 @@ class OffPolicy(Algorithm):
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         self.store.count_window()
         self.table.at(clock.env_steps)  # here, so that it is right after a resume, too
-        if self.feed is not None:
-            phases = dict(self.phases() if phases is None else phases)
-            phases["learn"] = self.feed.learning(phases["learn"])
-            self.feed.begin(self.plan(clock).count("learn"))
+        phases = self.prepare(clock, self.phases() if phases is None else phases)
         found = super().update(clock, phases)
         if self.feed is not None:
             later = Clock(clock.iteration + 1, clock.env_steps + clock.batch, clock.batch)
             self.feed.look_ahead(self.plan(later).count("learn"))
         return found
+
+    def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
+        """The calls of this iteration's phases, once its rollout counts as kept."""
+        if self.feed is None:
+            return phases
+        self.feed.begin(self.plan(clock).count("learn"))
+        return {**phases, "learn": self.feed.learning(phases["learn"])}
 
     def report(self) -> Figures:
         return {} if self.store.tiered is None else self.store.tiered.counters()

@@ -1,9 +1,11 @@
 """Updates of DQN in one launch: in full float what torch's path makes, over several iterations."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from compile_only import CompileOnlyBackend
 
 from trainers.algorithms.dqn import DQNConfig
 from trainers.errors import NonFiniteError
@@ -54,7 +56,7 @@ SWITCHES = {
     "prioritised, 2 steps, copied": {"prioritized": True, "n_step": 2, "tau": 1.0, "target_update_freq": 3},
     "one layer, tanh": {
         "double": False, "huber_delta": None, "clip_grad_norm": False, "fc_dims": (20,), "activation": "tanh",
-        "tau": 0.7,
+        "tau": 0.7, "learning_starts": 0,
     },
 }  # fmt: skip
 
@@ -78,7 +80,8 @@ def test_updates_are_those_of_torch(switches, team, tmp_path, device):
     for name in theirs:
         assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-5), name
     ours, theirs = (one.algorithms["agent"] for one in (by_kernel, by_torch))
-    assert theirs.optimizer.tensors()["network.trunk.0.weight/step"] == 16
+    num_updates = 24 if "learning_starts" in switches else 16
+    assert theirs.optimizer.tensors()["network.trunk.0.weight/step"] == num_updates
     for state in ("optim", "target"):
         for name, tensor in theirs.state()[state].items():
             torch.testing.assert_close(ours.state()[state][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
@@ -186,3 +189,13 @@ def test_what_the_kernel_cannot_do_is_told(changed, words, monkeypatch):
     told = "trainer.precision is tf32, and the fused kernels' is bf16"
     assert plan_q(DQNConfig(**changed), spec, H100, "tf32") == told
     assert plan_q(DQNConfig(**changed), spec, CPU, "bf16") == "on a CPU it is faster than the fused kernels"
+
+
+@pytest.mark.parametrize(("arch", "in_cluster"), [("sm_90a", True), ("sm_80", False)])
+def test_it_compiles_for_gpus(tmp_path, arch, in_cluster):
+    if shutil.which("nvcc") is None:
+        pytest.skip("there is no nvcc here")
+    trainer = make_trainer(tmp_path, "cpu", prioritized=True)
+    trainer.env.backend = backend = CompileOnlyBackend("nvcc", arch)
+    FusedQLearner(trainer.algorithms["agent"], QShape((6, *WIDTHS, 3), BATCH, 16, 3, in_cluster, 2))
+    assert "q_learn" in backend.compiled
