@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -288,6 +288,14 @@ class ReplayStore:
         for name, table in self.tables.items():
             found |= {f"table_{name}_{word}": one for word, one in table.tensors().items()}
         return found
+
+    def why_not_restored(self, small: Mapping[str, torch.Tensor]) -> str | None:
+        """Why what a file has of `small` cannot be what a store like this wrote; None if it can."""
+        added, counted = (int(one) for one in small["head"].flatten()[[0, -1]])
+        window = self.layout.num_steps
+        if added % window == 0 and 0 <= added < 1 << 53 and 0 <= counted < 1 << 53:
+            return None
+        return f"head says that {added:,} steps of each env were kept, and they come by {window} at a time"
 
     def restored(self) -> None:
         """What `state` gave has been written to, `done` perhaps as it was when its steps were added. Waits for the

@@ -82,6 +82,11 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     checkpoint.check_files(into, saved)
     for file, tensors in into.items():
         checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+    for file, store in chunks.stores.items():
+        why = store.why_not_restored(saved.tensors[file]) if file in into else None
+        if why is not None:
+            place = saved.path / f"{file}.safetensors"
+            raise CheckpointError(f"{place}: {why}. It was changed by hand; saving.replay=false goes on without it.")
     generators = trainer.generators()
     reseed = new_of_ranks(saved.rng, generators, trainer.config.trainer.seed, iteration) if changes.of_ranks else None
     restore_generators = prepare_generators(saved.rng, saved.path / checkpoint.RNG, generators)

@@ -10,6 +10,7 @@ from trainers.commands.train import dry_run
 from trainers.replay import store
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.run import checkpoint
+from trainers.run.resume import restore
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
@@ -55,6 +56,20 @@ def test_a_run_that_goes_on_has_the_same_ring_and_learns_the_same_bits(make):
     assert files_of(resumed.run.checkpoints / "last") == files_of(whole.run.checkpoints / "last")
     there, here = ring_of(whole), ring_of(resumed)
     assert all(torch.equal(there[name], here[name]) for name in there)
+
+
+@pytest.mark.parametrize("head", [-3, -5, 12, 1 << 60])
+def test_a_count_of_steps_that_no_run_has_is_refused_before_anything_is_taken_over(make, head):
+    """40 steps were kept, 5 at a time; kernels index by what is said here."""
+    trainer = make(8)
+    trainer.train()
+    saved, before = checkpoint.load_checkpoint(trainer.run.checkpoints / "last"), ring_of(trainer)
+    assert saved.tensors[NAME]["head"].flatten()[0] == 40
+    saved.tensors[NAME]["head"][0] = head
+    words = rf"{NAME}\.safetensors: head says that {head:,} steps of each env were kept, and they come by 5 at a time\."
+    with pytest.raises(CheckpointError, match=words):
+        restore(trainer, saved)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ring_of(trainer).items())
 
 
 def test_a_run_without_its_store_begins_with_an_empty_one_and_says_so(make, capsys):
