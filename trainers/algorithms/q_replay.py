@@ -209,7 +209,8 @@ class QReplay(OffPolicy):
         counts = weight.sign()  # weights that make up for priorities are no parts of a mean
         number = self.number_of(counts)
         loss = (found.loss * weight).sum() / number
-        loss.backward()
+        # A NaN in it becomes one of the gradient, where the guard looks: Huber's slope of a NaN is 0.
+        (loss * (1.0 + 0.0 * loss.detach())).backward()
         with torch.no_grad():
             of_batch = {"q_mean": found.q, "td_error": (found.q - found.target).abs(), **found.more}
             figures = torch.stack([loss, *((one * counts).sum() / number for one in of_batch.values())])

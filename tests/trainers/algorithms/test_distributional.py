@@ -12,6 +12,7 @@ from torch import nn
 from trainers.algorithms.c51 import C51, C51Config, c51_loss, projected, support_of
 from trainers.algorithms.iqn import IQN, IQNConfig, cosines
 from trainers.algorithms.qrdqn import QRDQN, QRDQNConfig, losses_of_quantiles, quantile_loss
+from trainers.errors import NonFiniteError
 from trainers.networks.features import Inputs
 from trainers.networks.last_layers import Dueling, NoisyLinear, draw_noise, make_noise, noise_of, noisy_layers
 from trainers.networks.mlp import MLP
@@ -263,3 +264,21 @@ def test_what_it_cannot_do_is_told(tmp_path, policy, words):
     config = {"name": "cartpole", "trainer": trainer, "policy": {"agent": policy}, "saving": {"basedir": str(tmp_path)}}
     with pytest.raises(ConfigError, match="policy.agent." + re.escape(words)):
         read_config(config)
+
+
+@pytest.mark.parametrize("algorithm", ["DQN", "QRDQN", "IQN"])
+def test_a_loss_that_is_no_number_stops_the_run_also_where_its_slope_is_one(tmp_path, device, algorithm):
+    """Huber's slope of a NaN is 0, a quantile's finite."""
+    trainer = Trainer(read_config({
+        "name": "cartpole", "policy": {"agent": {"algorithm": algorithm, "learning_starts": 16, "batch_size": 8}},
+        "trainer": {"num_envs": 4, "train_batch_size": 16, "total_timesteps": 800, "device": device},
+        "saving": {"basedir": str(tmp_path)},
+    }))  # fmt: skip
+    for _ in range(2):
+        trainer.iterate()
+    trainer.guard.raise_if_halted(trainer.iteration)
+    with torch.no_grad():
+        next(trainer.algorithms["agent"].target.parameters()).fill_(torch.nan)
+    trainer.iterate()
+    with pytest.raises(NonFiniteError, match=r"policy 'agent': the gradient of '.*' became a NaN"):
+        trainer.guard.raise_if_halted(trainer.iteration)
