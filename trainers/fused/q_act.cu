@@ -36,7 +36,7 @@ __device__ __forceinline__ void hidden_layer(Shared& shared, const Element* rows
     __syncthreads();
 }
 
-//   weight0 .. bias2  the network's, layer by layer                                        read
+//   weight0, bias0, weight1, bias1, weight2, bias2  the network's, layer by layer          read
 //   observation       [env, column, feature]                                               read
 //   seed, env_step    name the draws                                                       read
 //   epsilon           [1]                                                                  read

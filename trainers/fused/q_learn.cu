@@ -69,7 +69,7 @@ __device__ __forceinline__ float over_warp(float sum, int lanes = 32)
 //   index            [BATCH]  leaves that were drawn, if it is                        written
 //   lowest           [TEAM]  the smallest that each block drew                        written
 //   priority_alpha, priority_epsilon  of new priorities
-//   weight0 .. bias2 the network's, layer by layer                                    read, written
+//   weight0, bias0, weight1, bias1, weight2, bias2  the network's, layer by layer     read, written
 //   target           [PARAMETERS]  the target network's, in the same order            read, written
 //   average, square  [PARAMETERS]  Adam's                                             read, written
 //   adam_steps       [2 LAYERS]  steps made, the same number for each tensor          read, written
