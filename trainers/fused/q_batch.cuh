@@ -64,48 +64,50 @@ __device__ __forceinline__ void gather(Shared& shared, const Item& item, const S
 
 // ---- forwards
 
-// A hidden layer of the network, of the rows and if it is DOUBLE of what came after them; and of the target network.
-template <int LAYER>
-__device__ __forceinline__ void hidden_layer(
-    Shared& shared, const Element* given, const Element* given_to_target, Element* out, Element* out_of_target)
+// What a layer of the network makes of the rows and, if it is DOUBLE, of what came after them; and what the target
+// network's makes of that. Calls take(by_target, row, column, sum) for each 16 by 16 of it, before its activation.
+template <int LAYER, typename Take>
+__device__ __forceinline__ void by_both_networks(
+    const Shared& shared, const Element* given, const Element* given_to_target, Take take)
 {
-    constexpr int IN_PITCH = pitch_of(in_of(LAYER)), OUT_PITCH = pitch_of(out_of(LAYER));
     constexpr int TILES = (DOUBLE ? 2 : 1) * ROW_TILES, ALL_TILES = TILES + ROW_TILES;
     for (int unit = threadIdx.x / 32; unit < ALL_TILES * padded(out_of(LAYER)) / 16; unit += WARPS) {
         const int column = unit / ALL_TILES * 16;
         const bool by_target = unit % ALL_TILES >= TILES;
         const int row = (unit % ALL_TILES - (by_target ? TILES : 0)) * 16;
         float sum[2][4];
-        multiply_rows<LAYER>(sum, (by_target ? given_to_target : given) + row * IN_PITCH,
+        multiply_rows<LAYER>(sum, (by_target ? given_to_target : given) + row * pitch_of(in_of(LAYER)),
                              shared.weight[by_target] + weights_at(LAYER), shared.bias[by_target] + biases_at(LAYER),
                              column);
-        Element* place = (by_target ? out_of_target : out) + row * OUT_PITCH + column;
-        for_each_pair(sum, [&](int r, int c, float low, float high) {
-            *(Pair*)(place + r * OUT_PITCH + c) = packed(activate(low), activate(high));
-        });
+        take(by_target, row, column, sum);
     }
     __syncthreads();
 }
 
+template <int LAYER>
+__device__ __forceinline__ void hidden_layer(
+    Shared& shared, const Element* given, const Element* given_to_target, Element* out, Element* out_of_target)
+{
+    constexpr int PITCH = pitch_of(out_of(LAYER));
+    by_both_networks<LAYER>(
+        shared, given, given_to_target, [&](bool by_target, int row, int column, const float(&sum)[2][4]) {
+            Element* place = (by_target ? out_of_target : out) + row * PITCH + column;
+            for_each_pair(sum, [&](int r, int c, float low, float high) {
+                *(Pair*)(place + r * PITCH + c) = packed(activate(low), activate(high));
+            });
+        });
+}
+
 __device__ __forceinline__ void last_layer(Shared& shared, const Element* given, const Element* given_to_target)
 {
-    constexpr int LAYER = LAYERS - 1, IN_PITCH = pitch_of(in_of(LAYER));
-    constexpr int TILES = (DOUBLE ? 2 : 1) * ROW_TILES, ALL_TILES = TILES + ROW_TILES;
-    for (int unit = threadIdx.x / 32; unit < ALL_TILES * padded(NUM_ACTIONS) / 16; unit += WARPS) {
-        const int column = unit / ALL_TILES * 16;
-        const bool by_target = unit % ALL_TILES >= TILES;
-        const int row = (unit % ALL_TILES - (by_target ? TILES : 0)) * 16;
-        float sum[2][4];
-        multiply_rows<LAYER>(sum, (by_target ? given_to_target : given) + row * IN_PITCH,
-                             shared.weight[by_target] + weights_at(LAYER), shared.bias[by_target] + biases_at(LAYER),
-                             column);
-        float* place = (by_target ? shared.q_of_target : shared.q) + row * Q_PITCH + column;
-        for_each_pair(sum, [&](int r, int c, float low, float high) {
-            place[r * Q_PITCH + c] = low;
-            place[r * Q_PITCH + c + 1] = high;
+    by_both_networks<LAYERS - 1>(
+        shared, given, given_to_target, [&](bool by_target, int row, int column, const float(&sum)[2][4]) {
+            float* place = (by_target ? shared.q_of_target : shared.q) + row * Q_PITCH + column;
+            for_each_pair(sum, [&](int r, int c, float low, float high) {
+                place[r * Q_PITCH + c] = low;
+                place[r * Q_PITCH + c + 1] = high;
+            });
         });
-    }
-    __syncthreads();
 }
 
 // ---- backwards
