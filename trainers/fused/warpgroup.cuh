@@ -6,6 +6,7 @@
 // tensor_core.cuh has them: sum[i] are the 16 x 8 of columns 8 i ..+7.
 // B, and A otherwise, lie in shared memory in blocks of 8 x 8 elements without gaps, 128 bytes each.
 #pragma once
+#include "bulk.cuh"
 #include "tensor_core.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -137,43 +138,5 @@ __device__ __forceinline__ void add_product_of_rows(
 }
 
 // ------------------------------------------------------------------------------------------ bulk copies
-
-// Counts bytes on their way into shared memory; one thread prepares it, before a barrier.
-__device__ __forceinline__ void prepare_arrival(unsigned long long* arrival)
-{
-    const unsigned place = (unsigned)__cvta_generic_to_shared(arrival);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-// Says how many bytes will come next; one thread does.
-__device__ __forceinline__ void expect_bytes(unsigned long long* arrival, int num_bytes)
-{
-    const unsigned place = (unsigned)__cvta_generic_to_shared(arrival);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(num_bytes) : "memory");
-}
-// One thread starts it; 16 divides the addresses and the number.
-__device__ __forceinline__ void start_bulk_copy(
-    void* shared, const void* global, int num_bytes, unsigned long long* arrival)
-{
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            (unsigned)__cvta_generic_to_shared(shared)),
-        "l"(__cvta_generic_to_global(global)), "r"(num_bytes), "r"((unsigned)__cvta_generic_to_shared(arrival))
-        : "memory");
-}
-// Waits until all bytes have come; `round` counts the times that this place was filled, from 0.
-__device__ __forceinline__ void wait_for_bytes(unsigned long long* arrival, int round)
-{
-    const unsigned place = (unsigned)__cvta_generic_to_shared(arrival);
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(place),
-        "r"(round & 1)
-        : "memory");
-}
 
 #endif

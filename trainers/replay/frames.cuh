@@ -20,7 +20,7 @@ __device__ __forceinline__ void gather_frames(const Item& item, const Fate& fate
     // Frames that are read: up to now's, and those of the next stack beyond.
     const int first_beyond = ahead - STACK + 1 > 1 ? ahead - STACK + 1 : 1;
     if (lane == 0) expect_bytes(arrival, (fate.reach + 1 + ahead - first_beyond + 1) * RUNS * BYTES);
-    __syncwarp(ALL_LANES);
+    __syncwarp();
     for (int unit = lane; unit < NUM_FRAMES * RUNS; unit += 32) {
         const int offset = unit / RUNS - (STACK - 1), run = unit % RUNS;
         if (offset < -fate.reach || offset > ahead || (offset > 0 && offset < first_beyond)) continue;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void gather_frames(const Item& item, const Fate& fate
         const bool is_side = offset == ahead && fate.code > 1;
         const unsigned char* from = is_side ? side + row_of<BY_AGENT>(item, fate.code - 2) * BYTES
                                             : field + row_of<BY_AGENT>(item, slot) * BYTES;
-        load_bytes(frames + (long long)unit * BYTES, from + (long long)run * BYTES, BYTES, arrival);
+        start_bulk_copy(frames + (long long)unit * BYTES, from + (long long)run * BYTES, BYTES, arrival);
     }
     const uint4 zero = {};
     for (int place = 0; place < STACK - 1; ++place) {  // ahead of the episode's start
@@ -46,9 +46,9 @@ __device__ __forceinline__ void gather_frames(const Item& item, const Fate& fate
         const int of_now = offset + STACK - 1, of_next = STACK - 1 - (ahead - offset);
         if (offset < -fate.reach || offset > ahead || (offset > 0 && offset < first_beyond)) continue;
         const unsigned char* frame = frames + (long long)unit * BYTES;
-        if (offset <= 0) store_bytes(now + (long long)(run * STACK + of_now) * BYTES, frame, BYTES);
-        if (of_next >= 0) store_bytes(next + (long long)(run * STACK + of_next) * BYTES, frame, BYTES);
+        if (offset <= 0) start_bulk_store(now + (long long)(run * STACK + of_now) * BYTES, frame, BYTES);
+        if (of_next >= 0) start_bulk_store(next + (long long)(run * STACK + of_next) * BYTES, frame, BYTES);
     }
-    end_stores();
-    __syncwarp(ALL_LANES);
+    finish_bulk_stores();
+    __syncwarp();
 }

@@ -317,7 +317,7 @@ class Table:
         if num_bytes:
             text.line("extern __shared__ __align__(128) unsigned char frames[];")
             text.line("__shared__ u64 arrival;")
-            text.line("if (threadIdx.x == 0) begin_arrival(&arrival);")
+            text.line("if (threadIdx.x == 0) prepare_arrival(&arrival);")
             text.line("__syncthreads();")
         text.line(f"for (long long unit = global_thread(); unit < (long long){num_items} * LANES;")
         text.line("     unit += num_global_threads()) {")
