@@ -97,11 +97,14 @@ class DQN(QReplay):
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        from trainers.fused.q_learner import find_q_learner
+
         super().__init__(config, group, guard, seed)
         self.noise = group.actor.noise
         self._redraw()
-        self.learns_by = self._find_kernel()
-        """Who makes the updates, if it is not torch."""
+        self.learns_by: DQN | FusedQLearner = find_q_learner(self) if type(self) is DQN else self
+        """Who makes updates: itself, by torch, or in its stead a kernel, where it can."""
+        self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
     @classmethod
     def finish(cls, config: DQNConfig, network: nn.Module, generator: torch.Generator | None) -> None:
@@ -146,28 +149,19 @@ class DQN(QReplay):
         with noise_of(policy, ours), noise_of(target_policy, theirs):
             return cls.losses_of(policy, target_policy, batch, config, generator)
 
-    def _find_kernel(self) -> FusedQLearner | None:
-        from trainers.fused.q_learner import FusedQLearner, plan_q
-
-        stage = self.group.actor.stage
-        if type(self) is not DQN:
-            return None
-        found = plan_q(self.config, self.group.spec, stage.limits, stage.precision, self.world.size)
-        if isinstance(found, str):
-            self.group.actor.why = self.group.actor.why or found
-            return None
-        self.path, self.shares_nothing = "fused", not found.meets_on_grid
-        return FusedQLearner(self, found)
-
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        found = super().phases()
-        return found if self.learns_by is None else {"add": found["add"], "learn": self.learns_by.learn}
+        return {"add": self.add, **self.learns_by.updates()}
+
+    def updates(self) -> Mapping[str, Callable[[], Figures]]:
+        """The phases that are updates."""
+        return {"learn": self.learn, "follow": self.follow}
+
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
+        """This iteration's phases, as `learns_by` makes its updates: here one after the other."""
+        return phases
 
     def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
-        phases = super().prepare(clock, phases)
-        if self.learns_by is None:
-            return phases
-        return self.learns_by.all_at_once(phases, self.config.updates_by(clock.env_steps), self.plan(clock))
+        return self.learns_by.at_once(super().prepare(clock, phases), clock)
 
     def state(self) -> State:
         found = super().state()

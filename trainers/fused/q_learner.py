@@ -25,7 +25,7 @@ from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
 
 if TYPE_CHECKING:
-    from trainers.algorithms.algorithm import Figures
+    from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.dqn import DQN, DQNConfig
     from trainers.experience.spec import GroupSpec
     from warpdrive.backends.base import Backend
@@ -123,6 +123,17 @@ def plan_q(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, n
     return fit_q(widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4)
 
 
+def find_q_learner(learner: DQN) -> DQN | FusedQLearner:
+    """Who makes its updates: the kernel, or itself, and then its actor says why."""
+    actor = learner.group.actor
+    stage = actor.stage
+    found = plan_q(learner.config, learner.group.spec, stage.limits, stage.precision, learner.world.size)
+    if isinstance(found, str):
+        actor.why = actor.why or found
+        return learner
+    return FusedQLearner(learner, found)
+
+
 def why_no_kernel(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
     """Why no kernel knows a policy's network, in words; None if some do."""
     if limits.capability is None and not fused.RUNS_ON_CPU:
@@ -194,8 +205,11 @@ class FusedQLearner:
         shape: of `plan_q`.
     """
 
+    path = "fused"
+
     def __init__(self, learner: DQN, shape: QShape) -> None:
         self.learner, self.shape = learner, shape
+        self.shares_nothing = not shape.meets_on_grid
         device, backend = learner.device, learner.group.rollout.env.backend
         numbers = partial(torch.zeros, device=device)
         size = shape.num_parameters
@@ -210,16 +224,12 @@ class FusedQLearner:
         self._share_memory()
         self.launch = self._prepare(backend, schedule)
 
-    def all_at_once(
-        self, phases: Mapping[str, Callable[[], Figures]], num_made: int, plan: Sequence[str]
-    ) -> dict[str, Callable[[], Figures]]:
-        """The phases of an iteration, of which the first "learn" makes all updates, and steps the target network.
+    def updates(self) -> dict[str, Callable[[], Figures]]:
+        return {"learn": self.learn}
 
-        Args:
-            num_made: updates that were due before.
-            plan: the phases, in order.
-        """
-        self.due(num_made, plan.count("learn"))
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> dict[str, Callable[[], Figures]]:
+        """The phases of an iteration, of which the first "learn" makes all updates, and steps the target network."""
+        self.due(self.learner.config.updates_by(clock.env_steps), self.learner.plan(clock).count("learn"))
         waiting = [phases["learn"]]
         return {**phases, "learn": lambda: waiting.pop()() if waiting else {}, "follow": dict}
 
