@@ -37,6 +37,11 @@ class Stage:
     """Names of policies that take their best action instead of trying others."""
 
 
+def of_torch(precision: str) -> str:
+    """The precision of torch's products, where kernels do not serve."""
+    return {"bf16": "tf32"}.get(precision, precision)
+
+
 class Actor:
     """Plays for the agents of one policy. Derive from it and write `prepare_step`:
 
@@ -66,8 +71,7 @@ class Actor:
 
     def told(self, precision: str, learns: bool) -> str:
         """What plays, and learns, in words."""
-        precision = {"bf16": "tf32"}.get(precision, precision)  # of torch's products where kernels do not serve
-        return f"{self.path} plays{' and learns' if learns else ''} in {precision}"
+        return f"{self.path} plays{' and learns' if learns else ''} in {of_torch(precision)}"
 
     def fields(self, num_steps: int) -> list[Field]:
         """What it writes besides actions. The mask is kept by itself."""

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainers.acting.actor import of_torch
+
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
+
+LEARNS = {"fused": "fused kernels learn in {precision}", "torch": "torch learns in {of_torch}"}
+"""By path, where another one plays."""
+
 
 def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
     """Which code ran, such as "fused" or "torch", by policy; None where it does not say."""
@@ -22,8 +28,9 @@ def told_paths(trainer: Trainer) -> list[str]:
 
 def _told(trainer: Trainer, name: str) -> str:
     actor, algorithm = trainer.rollout.groups[name].actor, trainer.algorithms.get(name)
-    learns_apart = algorithm is not None and (algorithm.path, actor.path) == ("fused", "torch")
-    found = actor.told(trainer.precision, learns=algorithm is not None and not learns_apart)
-    if learns_apart:
-        found += f", fused kernels learn in {trainer.precision}"
+    learns_alike = algorithm is not None and algorithm.path == actor.path
+    found = actor.told(trainer.precision, learns_alike)
+    if algorithm is not None and not learns_alike:
+        told = LEARNS.get(algorithm.path, f"{algorithm.path} learns")
+        found += ", " + told.format(precision=trainer.precision, of_torch=of_torch(trainer.precision))
     return found if actor.why is None else f"{found}: {actor.why}"

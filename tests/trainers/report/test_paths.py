@@ -48,10 +48,17 @@ def test_a_line_a_policy_says_who_plays_and_learns_and_why(name, path, why, prec
     assert told_paths(trainer_of(precision, **{name: actor_of(path, why)})) == [line]
 
 
-def test_kernels_that_learn_alone_are_told_beside_who_plays():
-    trainer = trainer_of(a=actor_of("torch", None))
-    trainer.algorithms["a"].path = "fused"
-    assert told_paths(trainer) == ["policy a: torch plays in tf32, fused kernels learn in bf16"]
+@pytest.mark.parametrize(
+    ("plays", "learns", "line"),
+    [
+        ("torch", "fused", "policy a: torch plays in tf32, fused kernels learn in bf16"),
+        ("fused", "torch", "policy a: fused kernels play in bf16, torch learns in tf32"),
+    ],
+)
+def test_who_learns_is_told_beside_who_plays_where_it_is_another(plays, learns, line):
+    trainer = trainer_of(a=actor_of(plays, None))
+    trainer.algorithms["a"].path = learns
+    assert told_paths(trainer) == [line]
 
 
 @pytest.mark.parametrize(
