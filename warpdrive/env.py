@@ -94,6 +94,8 @@ class Env:
     settable: Sequence[str] = ()
     lasting: Sequence[str] = ()
     """Arrays that no restart touches, as what is counted over all episodes of a run."""
+    bounds: Mapping[str, tuple[int, int]] = {}
+    """Array -> the least and the largest number in it, of those that kernels index by; see `why_impossible`."""
     figures: Mapping[str, str] = {}
     """Name of an array -> what its mean over episodes says, reported as `rollout/<name>` and `eval/<name>`."""
 
@@ -148,6 +150,20 @@ class Env:
         """
         return draw_positions(self, episode)
 
+    def why_impossible(self, state: Mapping[str, np.ndarray]) -> str | None:
+        """What of a state no play leads to, so that kernels might read and write elsewhere by it: a sentence without
+        its full stop; None if there is nothing. A checkpoint, which anybody may have written, is refused by it.
+
+        By default, what leaves `bounds`. An env whose numbers are packed, or belong together, adds what it must.
+
+        Args:
+            state: the env's arrays, [env, ...].
+        """
+        for name, (low, high) in self.bounds.items():
+            if (why := why_outside(name, state[name], low, high)) is not None:
+                return why
+        return None
+
     def check(self) -> None:
         """Raises EnvError where the definition contradicts itself."""
         place, expected = f"env '{self.name}'", 0
@@ -168,6 +184,8 @@ class Env:
         self._check_meanings(arrays)
         if unknown := [name for name in self.lasting if name not in arrays or name in layout.kept]:
             raise EnvError(f"{place}: lasting names '{unknown[0]}', which is no array of its own in arrays().")
+        if unknown := [name for name in self.bounds if name not in arrays]:
+            raise EnvError(f"{place}: bounds name '{unknown[0]}', which is not in arrays().")
         for name in self.figures:
             array = np.asarray(arrays.get(name))
             if array.shape or array.dtype != np.float32:
@@ -223,6 +241,16 @@ class Env:
                 raise EnvError(
                     f"{place}: settable names '{name}', but restarts take it from pool(). Leave it out of one of them."
                 )
+
+
+def why_outside(name: str, array: np.ndarray, low: float, high: float) -> str | None:
+    """Which number of an array [env, ...] is not from `low` to `high`, in words; None if all are."""
+    wrong = np.argwhere(~((array >= low) & (array <= high)))
+    if not len(wrong):
+        return None
+    env, *place = (int(i) for i in wrong[0])
+    of_place = f", place {place}" if place else ""
+    return f"'{name}' of env {env}{of_place} is {array[tuple(wrong[0])]}, and never but from {low} to {high}"
 
 
 def load_env(name: str | type[Env], config: Mapping[str, Any] | Any = None) -> Env:

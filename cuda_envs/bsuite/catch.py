@@ -49,6 +49,11 @@ class Catch(BsuiteEnv):
     def arrays(self) -> dict[str, np.ndarray]:
         return {**{name: np.zeros((), np.int32) for name in ("ball_x", "ball_y", "paddle_x")}, **self.counters()}
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        last_column = self.config.columns - 1
+        return {"ball_x": (0, last_column), "ball_y": (0, self.config.rows - 2), "paddle_x": (0, last_column)}
+
     def constants(self) -> dict[str, Any]:
         return {"NUM_ROWS": self.config.rows, "NUM_COLUMNS": self.config.columns}
 

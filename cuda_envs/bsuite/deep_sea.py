@@ -69,6 +69,11 @@ class DeepSea(BsuiteEnv):
         drawn = np.random.RandomState(self.config.mapping_seed).binomial(1, 0.5, (size, size))
         return {"right": drawn.astype(np.uint8)}
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        last = self.config.size - 1
+        return {"row": (0, last), "column": (0, last)}
+
     def constants(self) -> dict[str, Any]:
         cost = self.config.unscaled_move_cost / self.config.size
         return {

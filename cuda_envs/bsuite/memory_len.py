@@ -52,6 +52,10 @@ class MemoryLen(BsuiteEnv):
         bits = np.zeros(self.config.num_bits, np.uint8)
         return {"context": bits, "query": zero, "time_step": zero, **self.counters()}
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        return {"query": (0, self.config.num_bits - 1), "time_step": (0, self.config.memory_length)}
+
     def constants(self) -> dict[str, Any]:
         length = self.config.memory_length
         return {"MEMORY_LENGTH": length, "NUM_BITS": self.config.num_bits, "TIME_LEFT": time_left(length)}

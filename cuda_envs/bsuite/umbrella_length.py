@@ -48,6 +48,10 @@ class UmbrellaLength(BsuiteEnv):
         state = {name: np.zeros((), np.int32) for name in ("needs", "has", "time_step")}
         return {**state, "episode_return": np.zeros((), np.float32), **self.counters()}
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        return {"time_step": (0, self.config.chain_length - 1)}
+
     def constants(self) -> dict[str, Any]:
         length = self.config.chain_length
         return {

@@ -18,6 +18,10 @@ from warpdrive.errors import EnvError
 
 SIDE = 10
 """Rows and columns of every game."""
+CELL = (0, SIDE - 1)
+"""What a row or a column may be."""
+BOARD = (0, 2 ** (SIDE * SIDE // 2) - 1)
+"""What half a Board of minatar.cuh may be."""
 ACTIONS = ("nothing", "left", "up", "right", "down", "fire")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cuda_envs.minatar.minatar import MinatarEnv, RampingConfig, light, numbers
+from cuda_envs.minatar.minatar import CELL, MinatarEnv, RampingConfig, light, numbers
 
 
 class MinatarAsterix(MinatarEnv):
@@ -18,6 +18,7 @@ class MinatarAsterix(MinatarEnv):
     Config = RampingConfig
     channels = {"player": "#0072B2", "enemy": "#D55E00", "trail": "#8A8A8A", "gold": "#E69F00"}
     minimal = ("nothing", "left", "up", "right", "down")
+    bounds = {"player_x": CELL, "player_y": (1, 8)}
 
     def state(self) -> dict[str, np.ndarray]:
         timers = ("spawn_speed", "spawn_timer", "move_speed", "move_timer", "ramp_timer", "ramp_index")

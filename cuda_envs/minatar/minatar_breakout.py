@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cuda_envs.minatar.minatar import SIDE, MinatarEnv, light, numbers
+from cuda_envs.minatar.minatar import CELL, SIDE, MinatarEnv, light, numbers
 
 
 class MinatarBreakout(MinatarEnv):
@@ -14,6 +14,10 @@ class MinatarBreakout(MinatarEnv):
 
     channels = {"paddle": "#0072B2", "ball": "#F0E442", "trail": "#8A8A8A", "brick": "#D55E00"}
     minimal = ("nothing", "left", "right")
+    bounds = {
+        **dict.fromkeys(("paddle_x", "ball_x", "ball_y", "trail_x", "trail_y"), CELL),
+        **dict.fromkeys(("ball_dx", "ball_dy"), (-1, 1)), "brick": (0, 2 ** (3 * SIDE) - 1),
+    }  # fmt: skip
 
     def state(self) -> dict[str, np.ndarray]:
         moving = numbers("paddle_x", "ball_x", "ball_y", "ball_dx", "ball_dy", "trail_x", "trail_y")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cuda_envs.minatar.minatar import SIDE, MinatarConfig, MinatarEnv, light, numbers
+from cuda_envs.minatar.minatar import CELL, SIDE, MinatarConfig, MinatarEnv, light, numbers
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class MinatarFreeway(MinatarEnv):
         "speed 4": "#A67C1A", "speed 5": "#80560E",
     }  # fmt: skip
     minimal = ("nothing", "up", "down")
+    bounds = {"chicken_y": CELL, "car_x": CELL, "car_speed": (-5, 5)}
 
     def state(self) -> dict[str, np.ndarray]:
         cars = {name: np.zeros(8, np.int8) for name in ("car_x", "car_timer", "car_speed")}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cuda_envs.minatar.minatar import SIDE, MinatarEnv, RampingConfig, board, light, numbers
+from cuda_envs.minatar.minatar import BOARD, CELL, SIDE, MinatarEnv, RampingConfig, board, light, numbers
+from warpdrive.env import why_outside
 
 MOST_ENEMIES = 32
 NUM_DIVERS = 2
@@ -31,6 +32,10 @@ class MinatarSeaquest(MinatarEnv):
         "diver": "#B15928",
     }  # fmt: skip
     minimal = ("nothing", "left", "up", "right", "down", "fire")
+    bounds = {
+        "sub_x": CELL, "sub_y": (0, SIDE - 2), "num_enemies": (0, MOST_ENEMIES - 1), "oxygen": (-1, 200),
+        "num_aboard": (-(2**31), 6), "move_speed": (2, 5), "bullet": BOARD, "enemy_bullet": BOARD,
+    }  # fmt: skip
 
     def state(self) -> dict[str, np.ndarray]:
         timers = ("shot_timer", "spawn_speed", "spawn_timer", "diver_timer", "move_speed", "ramp_index")
@@ -46,6 +51,14 @@ class MinatarSeaquest(MinatarEnv):
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "MOST_ENEMIES": MOST_ENEMIES, "NUM_DIVERS": NUM_DIVERS}
+
+    def why_impossible(self, state: Mapping[str, np.ndarray]) -> str | None:
+        for name in ("enemy", "diver"):  # bits as minatar_seaquest.cu has them
+            swimmer = np.where(state[name] == -1, 0, state[name])
+            for what, place in (("column", swimmer & 15), ("row", swimmer >> 4 & 15)):
+                if (why := why_outside(f"{name}'s {what}", place, *CELL)) is not None:
+                    return why
+        return super().why_impossible(state)
 
     def image(self, episode: Mapping[str, np.ndarray]) -> np.ndarray:
         image = self.dark(episode)

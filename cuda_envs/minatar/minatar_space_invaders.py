@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cuda_envs.minatar.minatar import SIDE, MinatarEnv, RampingConfig, board, light, numbers
+from cuda_envs.minatar.minatar import BOARD, CELL, SIDE, MinatarEnv, RampingConfig, board, light, numbers
 
 
 class MinatarSpaceInvaders(MinatarEnv):
@@ -21,11 +21,17 @@ class MinatarSpaceInvaders(MinatarEnv):
         "bullet": "#F0E442", "alien bullet": "#D55E00",
     }  # fmt: skip
     minimal = ("nothing", "left", "right", "fire")
+    bounds = {"cannon_x": CELL, **dict.fromkeys(("alien", "bullet", "alien_bullet"), BOARD)}
 
     def state(self) -> dict[str, np.ndarray]:
         timers = ("shot_timer", "alien_move_timer", "alien_shot_timer", "move_interval")
         boards = {name: np.zeros(2, np.int64) for name in ("alien", "bullet", "alien_bullet")}
         return {**numbers("cannon_x", "alien_dx", *timers), **boards}
+
+    def why_impossible(self, state: Mapping[str, np.ndarray]) -> str | None:
+        if not state["alien"].any(-1).all():
+            return "'alien' has an env without any"
+        return super().why_impossible(state)
 
     def image(self, episode: Mapping[str, np.ndarray]) -> np.ndarray:
         image = self.dark(episode)

@@ -78,6 +78,7 @@ class Overcooked(Env):
     num_agents = 2
     settable = ("shaping",)
     figures = {"soups": "soups delivered in an episode"}
+    bounds = {"heading": (0, 3), "holds": (0, 3), "lies": (0, 3), "pot": (0, POT_EMPTY)}
 
     def __init__(self, config: OvercookedConfig | None = None) -> None:
         super().__init__(config)
@@ -138,6 +139,11 @@ class Overcooked(Env):
             "PAID_FOR_PLATE": float(config.paid_for_plate),
             "PAID_FOR_SOUP": float(config.paid_for_soup),
         }
+
+    def why_impossible(self, state: Mapping[str, np.ndarray]) -> str | None:
+        if not np.isin(state["cell"], self.cells_of(FLOOR)).all():
+            return "'cell' has a cook where there is no floor"
+        return super().why_impossible(state)
 
     def drawing(self, episode: Mapping[str, np.ndarray]) -> Drawing:
         num_rows, num_columns = self.ground.shape

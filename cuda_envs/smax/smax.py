@@ -154,6 +154,10 @@ class Smax(Env):
             "won": np.zeros((), np.float32),
         }
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        return {"unit_type": (0, len(UNIT_TYPES) - 1), "last_target": (-1, self.num_agents - 1)}
+
     def constants(self) -> dict[str, Any]:
         config, types = self.config, list(UNIT_TYPES.values())
         return {

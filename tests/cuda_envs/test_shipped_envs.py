@@ -27,12 +27,16 @@ PLAY_ALL = """
 import json, sys
 from warpdrive.backends import choose_backend
 from warpdrive.env import load_env
+from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.testing import run_trace
+from made_up_states import play_made_up
 
 backend = choose_backend("cpu", sanitize=tuple(sys.argv[1].split("+")))
 for name, config in json.loads(sys.argv[2]):
     print(name, config, flush=True)
-    run_trace(load_env(name, config), backend, num_envs=3, num_steps=10)
+    env = load_env(name, config)
+    run_trace(env, backend, num_envs=3, num_steps=10)
+    play_made_up(EnvWrapper(env, 3, backend=backend), 20)  # what is said to be possible reaches no memory of others
 """
 
 

@@ -13,6 +13,7 @@ from trainers.run.generators import new_of_ranks, prepare_generators
 from trainers.run.identity import Changes, changes_since
 from trainers.run.older_versions import acting_of_ring, is_of_ring
 from warpdrive.config import shown
+from warpdrive.data_manager import START
 from warpdrive.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     checkpoint.check_files(into, saved)
     for file, tensors in into.items():
         checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+    _check_state(trainer, saved)
     for file, store in chunks.stores.items():
         why = store.why_not_restored(saved.tensors[file]) if file in into else None
         if why is not None:
@@ -107,6 +109,16 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     trainer.saves.iteration = None  # not in this run's folder
     trainer.rollout.begin()
     return changes
+
+
+def _check_state(trainer: Trainer, saved: Checkpoint) -> None:
+    """Raises CheckpointError where envs hold what no play leads to: their kernels would index by it."""
+    held = {name: array.numpy() for name, array in saved.tensors[checkpoint.ENV].items()}
+    starts = {name.removeprefix(START): array for name, array in held.items() if name.startswith(START)}
+    for state in (held, held | starts):
+        if (why := trainer.env.env.why_impossible(state)) is not None:
+            place = saved.path / f"{checkpoint.ENV}.safetensors"
+            raise CheckpointError(f"{place}: {why}. It was changed by hand; use an older checkpoint.")
 
 
 def _empty(trainer: Trainer, saved: Checkpoint) -> dict[str, str]:

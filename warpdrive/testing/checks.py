@@ -109,6 +109,9 @@ def check_spaces(env: Env, backend: Backend, play: Play) -> str:
             f"env '{env.name}': env {index} was both terminated and truncated in step {trace.steps[frame]}. Choose one."
         )
     _check_masks(env, trace)
+    for frame, step in enumerate(trace.steps):
+        if (why := env.why_impossible({name: array[frame] for name, array in trace.items()})) is not None:
+            raise EnvError(f"env '{env.name}': in step {step} {why}. Widen its bounds, or mend the kernel.")
     return "observations and rewards are finite, observations inside their space; an episode ends one way"
 
 
