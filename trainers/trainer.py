@@ -237,8 +237,7 @@ class Trainer:
             if is_last or is_best or (freq and self.iteration % freq == 0):
                 reporter.flush()
                 if is_last:
-                    self.saves.free_room()
-                    reporter.saved(self.save())
+                    reporter.saved(self.saves.save_last())
                 else:
                     self.saves.save_if_possible()
             self.saves.poll()
@@ -248,9 +247,8 @@ class Trainer:
                 self.saves.save_if_possible(begin=True)
             elif caught is not None and not is_last:
                 reporter.flush()
-                self.saves.free_room()
                 is_saved = self.saves.iteration == self.iteration
-                place = self.run.checkpoints / checkpoint.LAST if is_saved else reporter.saved(self.save())
+                place = self.run.checkpoints / checkpoint.LAST if is_saved else reporter.saved(self.saves.save_last())
                 name = signal_name(caught)
                 self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
                 raise Stopped(caught)
@@ -309,10 +307,12 @@ class Trainer:
         """
         return self.saves.save()
 
-    def begin_save(self) -> Callable[[], Path]:
+    def begin_save(self, with_stores: bool = True) -> Callable[[], Path]:
         """Writes a checkpoint up to where training may go on; what it gives does the rest, see `begin_checkpoint`."""
         self.world.first(self.run.check_place)
         learned = self.learned()
+        if not with_stores:
+            learned = {file: tensors for file, tensors in learned.items() if file not in self.chunks.stores}
         check_finite(
             learned,
             f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
@@ -331,7 +331,7 @@ class Trainer:
         tensors = {**learned, checkpoint.ENV: checkpoint.arrays_of(self.env.data)}
         arguments = (self.run.checkpoints, self.env_steps, tensors, rng, progress)
         num_kept = self.config.saving.num_checkpoints
-        return checkpoint.begin_checkpoint(*arguments, num_kept, figure, self.world, self.chunks)
+        return checkpoint.begin_checkpoint(*arguments, num_kept, figure, self.world, self.chunks, with_stores)
 
     def num_bytes_of_checkpoint(self) -> int:
         """Of the disk, of all ranks together, for the last one."""

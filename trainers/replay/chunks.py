@@ -207,7 +207,7 @@ class Addition:
         """That all ranks write."""
         sizes = {name: sum(end - begin for begin, end in ranges) for name, ranges in self._ranges.items()}
         of_steps = sum(size * _step_bytes(self._chunks.stores[name]) for name, size in sizes.items())
-        return self._chunks.world.size * of_steps + self._chunks.bytes_of_others()
+        return self._chunks.world.size * of_steps + (self._chunks.bytes_of_others() if self else 0)
 
     @property
     def files(self) -> list[str]:

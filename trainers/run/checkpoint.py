@@ -32,7 +32,7 @@ from torch import nn
 
 from trainers.errors import NotSavedError
 from trainers.learning.distributed import World
-from trainers.replay.chunks import Chunks
+from trainers.replay.chunks import Addition, Chunks
 from trainers.replay.listing import REPLAY, Listing, listings_of
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
@@ -97,6 +97,7 @@ def begin_checkpoint(
     figure: Figure | None = None,
     world: World | None = None,
     chunks: Chunks | None = None,
+    with_stores: bool = True,
 ) -> Callable[[], Path]:
     """Writes a checkpoint into `folder`, up to where the tensors may change again. The disk need not have it by then:
     what is written waits in memory that the kernel gives back where it is needed, so that no copy is made here.
@@ -112,6 +113,7 @@ def begin_checkpoint(
         num_kept: how many of the newest stay; the best stays, too.
         figure: the metric by which the best is found, and its value now.
         chunks: what else there is, of which only what is new is written; its small tensors are among `tensors`.
+        with_stores: else nothing of it is written, and none of its tensors is there.
     Returns:
         What gives the checkpoint's folder.
     Raises:
@@ -121,7 +123,7 @@ def begin_checkpoint(
     world = world or World()
     place = folder / f"step_{env_steps:012d}"
     chunks = chunks or Chunks({})
-    added = chunks.begin(folder)
+    added = chunks.begin(folder) if with_stores else Addition(chunks, {}, {}, {})
     beside = world.first(lambda: disk.temporary(place))
     num_bytes = num_bytes_of_checkpoint(tensors, world) + added.num_bytes
     rng_content, progress = to_json(rng), json.loads(to_json(progress))  # they may change again, too

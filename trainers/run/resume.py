@@ -139,5 +139,5 @@ def _empty(trainer: Trainer, saved: Checkpoint) -> dict[str, str]:
             message = f"holds no steps of {name}, and this run has played some. Resume from it by a new process."
             raise CheckpointError(f"{saved.path}: {message}")
         saved.tensors.update(acting_of_ring(name, held))
-        empty[name] = "saving.replay is false" if is_asked else "it was saved with saving.replay: false"
+        empty[name] = "saving.replay is false" if is_asked else "it was saved without it"
     return empty

@@ -73,10 +73,23 @@ class Saves:
             return SAVE
         return None
 
-    def save(self) -> Path:
+    def save_last(self) -> Path:
+        """`save` at the end of a run, into the room that was reserved for it. Where the disk has none for all of it,
+        what was learned is saved without the experience that was kept."""
+        self.free_room()
+        try:
+            return self.trainer.save()
+        except NotSavedError as error:
+            if not self.trainer.chunks.stores:
+                raise
+            told = "Saving it without the experience that was kept: what is resumed from it begins with none."
+            self.run.say(f"warning: {error} {told}", style="yellow")
+        return self.save(with_stores=False)
+
+    def save(self, with_stores: bool = True) -> Path:
         """A checkpoint of now, whole on the disk before anything goes on. Raises what `Trainer.save` does."""
         self.world.first(self.wait)
-        place = self.world.first(self.trainer.begin_save())
+        place = self.world.first(self.trainer.begin_save(with_stores))
         self.iteration, self._since = self.trainer.iteration, self.now()
         self._noted()
         self.trainer.callbacks.saved(self.trainer, place)

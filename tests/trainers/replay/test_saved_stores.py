@@ -7,9 +7,10 @@ import torch
 from trainers_runs import config_of
 
 from trainers.commands.train import dry_run
+from trainers.errors import NotSavedError
 from trainers.replay import store
 from trainers.replay.chunks import REPLAY, Chunks
-from trainers.run import checkpoint
+from trainers.run import checkpoint, disk
 from trainers.run.resume import restore
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -72,6 +73,27 @@ def test_a_count_of_steps_that_no_run_has_is_refused_before_anything_is_taken_ov
     assert all(torch.equal(tensor, before[name]) for name, tensor in ring_of(trainer).items())
 
 
+def test_a_last_checkpoint_whose_store_finds_no_room_is_saved_without_it(make, monkeypatch, capsys):
+    """What was learned is not lost for what it was learned from; where that has no room either, the run fails."""
+    trainer, free = make(4), disk.free_bytes
+    store_bytes = trainer.chunks.num_bytes(20)
+    room = trainer.num_bytes_of_checkpoint() - store_bytes // 2
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: room)
+    trainer.train()
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(said) == 1 and "not saved: the disk is full" in said[0]
+    assert said[0].endswith("Saving it without the experience that was kept: what is resumed from it begins with none.")
+    place = trainer.run.checkpoints / "last"
+    assert f"{NAME}.safetensors" not in files_of(place) and f"policy.{NAME[7:]}.safetensors" in files_of(place)
+    assert not list(trainer.run.path.rglob(".tmp-*"))
+    monkeypatch.setattr(disk, "free_bytes", free)
+    resumed = make(8, resume=trainer.run.path)
+    assert "begins empty, as it was saved without it" in capsys.readouterr().out
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 0)
+    with pytest.raises(NotSavedError, match="the disk is full"):
+        resumed.train()
+
+
 def test_a_run_without_its_store_begins_with_an_empty_one_and_says_so(make, capsys):
     trainer = make(3, replay=False)
     trainer.train()
@@ -79,7 +101,7 @@ def test_a_run_without_its_store_begins_with_an_empty_one_and_says_so(make, caps
     assert f"{NAME}.safetensors" not in files_of(trainer.run.checkpoints / "last")
     resumed = make(resume=trainer.run.path)
     said = [line for line in capsys.readouterr().out.splitlines() if "begins empty" in line]
-    why = "it was saved with saving.replay: false: what was played before is not learned from again"
+    why = "it was saved without it: what was played before is not learned from again"
     assert said == [f"changed since then: {NAME} begins empty, as {why}"]
     assert resumed.stores[NAME].num_steps_added == 0
     resumed.train()

@@ -159,8 +159,8 @@ def test_signals_in_a_row_do_not_throw_the_work_away(tiny):
     stop_in_iteration(trainer, 2, signal.SIGTERM)
     begin_save = trainer.begin_save
 
-    def begin_and_be_hurried():
-        finish = begin_save()
+    def begin_and_be_hurried(*how):
+        finish = begin_save(*how)
         signal.raise_signal(signal.SIGTERM)
         return finish
 
