@@ -28,6 +28,8 @@ from warpdrive.version import __version__
 
 DIGEST = "sha256"
 DIGEST_SIZE = KEY_SIZE = 32
+MAX_ENTRY_BYTES = 256 << 20
+"""Kernels have some hundred KiB."""
 MAX_TRIES = 10
 """To keep a key where several processes try at once; after them it is taken for a place that keeps no secrets."""
 _log = logging.getLogger(__name__)
@@ -148,9 +150,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
+    if (content := _plain_file(path, MAX_ENTRY_BYTES)) is None:
         return False
     return hmac.compare_digest(_digest(path.name, content[:-DIGEST_SIZE]), content[-DIGEST_SIZE:])
 
@@ -213,15 +213,22 @@ def _kept_key(path: Path) -> bytes:
 
 def _read_key(path: Path) -> bytes | None:
     """None if it is missing, cut off, or another user's or readable by one: then it is no secret."""
+    content = _plain_file(path, KEY_SIZE, is_secret=True)
+    return content if content is not None and len(content) == KEY_SIZE else None
+
+
+def _plain_file(path: Path, max_bytes: int, is_secret: bool = False) -> bytes | None:
+    """What a file holds; None if it is missing, no plain file, or larger. Waits for no pipe's other end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        is_secret = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-        content = file.read(KEY_SIZE + 1) if is_secret else b""
-    return content if len(content) == KEY_SIZE else None
+        is_others = is_secret and (found.st_uid != os.getuid() or found.st_mode & 0o077)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > max_bytes or is_others:
+            return None
+        return file.read()
 
 
 def _say(line: str) -> None:

@@ -69,13 +69,18 @@ def forged(content):
     return content + hashlib.sha256(content).digest()
 
 
-@pytest.mark.parametrize("how", ["forged", "of another name", "of another key"])
+@pytest.mark.parametrize("how", ["forged", "of another name", "of another key", "a pipe", "without end"])
 def test_an_entry_that_somebody_else_put_there_is_built_again(tmp_path, how):
     path = cached("key", ".so", lambda: b"machine code")
     if how == "forged":
         path.write_bytes(forged(b"other code"))
     elif how == "of another name":
         shutil.copy(cached("other", ".so", lambda: b"other code"), path)
+    elif how == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif how == "without end":
+        os.truncate(path, 1 << 40)
     else:
         key = tmp_path / "state" / "warpdrive" / "cache.key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600 and key.stat().st_size == 32
