@@ -106,6 +106,7 @@ class Reporter:
         finally:
             self.display = None
             self.timing.end()
+            self.run.write_rest()
             with trainer.world.alone():  # uploads may take long
                 self.trackers.close()
 

@@ -238,6 +238,8 @@ def no_run_folder(basedir: Path, error: OSError) -> RunFolderError:
 
 def why_not_written(error: OSError, folder: Path, num_bytes: int | None = None) -> str:
     """Half a sentence that says why something, of so many bytes, could not be written into a folder."""
+    if error.errno == errno.EFBIG:
+        return "no file may become so large here (ulimit -f, or the file system's limit)"
     if error.errno not in FULL:
         return error.strerror or str(error) or type(error).__name__
     try:

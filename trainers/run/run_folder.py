@@ -268,8 +268,8 @@ class RunFolder:
             del self._unwritten[1:-1:2]
         self._append_unwritten()
 
-    def _append_unwritten(self) -> None:
-        path = self.path / METRICS
+    def _append_unwritten(self, path: Path | None = None) -> None:
+        path = path or self.path / METRICS
         while self._unwritten:
             append_jsonl(path, self._unwritten[0])
             del self._unwritten[0]
@@ -277,6 +277,18 @@ class RunFolder:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             _replace(path, "".join(lines[:-1:2] + lines[-1:]))
             self.say(f"metrics.jsonl reached {MAX_METRICS_BYTES >> 20} MiB: every second of its lines was taken out")
+
+    def write_rest(self) -> None:
+        """At the end of a run: reports that could not be written where they belong go into a file beside it."""
+        if self.is_silent or not self._unwritten:
+            return
+        self._write(self._append_unwritten)
+        number, path = len(self._unwritten), disk.free_name(self.path / "metrics-rest.jsonl")
+        if number:
+            self._write(lambda: self._append_unwritten(path))
+            told = f"are in {path.name}" if not self._unwritten else "are lost"
+            line = f"warning: {self.path}: {number} reports {told}, as {METRICS} could not be written"
+            self.say(line, style="yellow")
 
     def draw_learning_curve(self) -> Path | None:
         """learning_curve.png: mean returns over env steps, as `warpdrive plot` draws them.

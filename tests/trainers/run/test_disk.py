@@ -1,6 +1,7 @@
 """Files are whole or not there, and a run outlives a disk that is full and a reader that is gone."""
 
 import errno
+import json
 import os
 from unittest import mock
 
@@ -99,6 +100,7 @@ def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_
     assert disk.why_not_written(OSError(errno.EDQUOT, "x"), tmp_path, 1).startswith("the quota is used up: 0.0 MB")
     assert disk.why_not_written(OSError(errno.EIO, "Input/output error"), tmp_path, 1) == "Input/output error"
     monkeypatch.setattr(os, "statvfs", lambda _: mock.Mock(f_files=24, f_favail=1))
+    assert disk.why_not_written(OSError(errno.EFBIG, "x"), tmp_path).startswith("no file may become so large here (uli")
     full = disk.why_not_written(OSError(errno.ENOSPC, "x"), tmp_path)
     assert full == "the disk is full: 0.1 MB free on the disk, and room for 1 more files"
 
@@ -165,6 +167,24 @@ def test_a_log_that_is_none_is_named(tiny, capsys):
     (run.path / "log.txt").mkdir()
     run.say("a line")
     assert f"{run.path}: its logs cannot be written (log.txt: a folder, no file). Training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has_another_place", [True, False])
+def test_reports_that_never_find_their_place_go_beside_it_or_are_told_to_be_lost(
+    tiny, monkeypatch, capsys, has_another_place
+):
+    trainer = Trainer(tiny())
+    (trainer.run.path / "metrics.jsonl").mkdir()
+    if not has_another_place:
+        (trainer.run.path / "metrics-rest.jsonl").mkdir()
+        monkeypatch.setattr(disk, "free_name", lambda path: path)
+    trainer.train()
+    end = "are in metrics-rest.jsonl" if has_another_place else "are lost"
+    told = f"warning: {trainer.run.path}: 3 reports {end}, as metrics.jsonl could not be written\n"
+    assert told in capsys.readouterr().out
+    if has_another_place:
+        lines = (trainer.run.path / "metrics-rest.jsonl").read_text().splitlines()
+        assert [json.loads(line)["time/iterations"] for line in lines] == [1, 2, 3]
 
 
 def test_reports_that_wait_for_room_do_not_fill_the_memory(tiny, monkeypatch):
