@@ -26,6 +26,8 @@ class Field:
     """Steps more than the rollout has: 1 where what comes after the last step counts, too."""
     every: int = 1
     """Steps from one value to the next."""
+    below: int | None = None
+    """Of whole numbers: they are from 0 to less than this, and something is indexed by them."""
     is_watched: bool = False
     """Whether a NaN or an infinity in it ends the run; only of [T, E, A], of float32."""
 

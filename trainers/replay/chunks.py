@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import mmap
 import os
+import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy
 import torch
 
 from trainers.learning.distributed import World
@@ -67,6 +71,10 @@ class Store(Protocol):
     @property
     def layout(self) -> Any:
         """Whose `described()` is what two stores must agree on."""
+
+    @property
+    def bounds(self) -> Mapping[str, tuple[int, int]]:
+        """Of tensors that something is indexed by, the least and the most that may be in them."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """Those tensors, and others, which are written whole each time."""
@@ -165,7 +173,8 @@ class Chunks:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
             for part in listing.parts:
                 rows = _like(store, part.begin, part.end)
-                _check_tensors(folder / REPLAY, part, rows if cut is None else of_envs(rows, listing, "meta"))
+                rows = rows if cut is None else of_envs(rows, listing, "meta")
+                _check_tensors(folder / REPLAY, part, rows, store.bounds)
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
         """Fills the stores with what was checked; their small tensors are there already.
@@ -267,12 +276,25 @@ def check_sums(folder: Path, listing: Listing) -> None:
                 raise CheckpointError(f"{path}: damaged: it is not what was written. {WAYS_OUT}")
 
 
-def _check_tensors(folder: Path, part: Part, rows: Mapping[str, torch.Tensor]) -> None:
+def _check_tensors(
+    folder: Path, part: Part, rows: Mapping[str, torch.Tensor], bounds: Mapping[str, tuple[int, int]]
+) -> None:
     path = folder / part.name
     with _opened(path) as file:
         if not has_header_of(file, rows) or part.bytes != file.tell() + sum(one.nbytes for one in rows.values()):
             other = "holds other tensors than this run's store: its fields, envs or dtypes differ"
             raise CheckpointError(f"{path}: {other}. Take the config that it was saved with. {EMPTY}")
+        begin, places = file.tell(), json.loads(header_of(rows)[8:])
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            for name, (least, most) in bounds.items():
+                first, end = (begin + offset for offset in places[name]["data_offsets"])
+                dtype = torch.empty(0, dtype=rows[name].dtype).numpy().dtype
+                numbers = numpy.frombuffer(mapped, dtype, (end - first) // dtype.itemsize, first)
+                low, high = (int(one) for one in (numbers.min(), numbers.max()))
+                del numbers  # no map is closed that somebody looks at
+                if low < least or high > most:
+                    told = f"'{name}' holds {low if low < least else high}, and never but from {least} to {most}"
+                    raise CheckpointError(f"{path}: {told}. It was changed by hand. {EMPTY}")
 
 
 def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
@@ -324,8 +346,12 @@ def _moved(path: Path, folder: Path, begin: int, end: int) -> Part:
 
 
 def _are_there(folder: Path, parts: Iterable[Part]) -> bool:
-    """Somebody may have made room by hand; then all is written again."""
-    return all((folder / part.name).is_file() for part in parts)
+    """As long as they were. Somebody may have made room by hand, or cut one off; then all is written again."""
+    try:
+        found = [(folder / part.name).lstat() for part in parts]
+    except OSError:
+        return False
+    return all(stat.S_ISREG(one.st_mode) and one.st_size == part.bytes for one, part in zip(found, parts, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------- stores

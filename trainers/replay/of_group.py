@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from gymnasium import spaces
 
 from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
@@ -58,7 +59,8 @@ def fields_of(spec: GroupSpec, kept: Sequence[Field] = ()) -> list[Field]:
         array = spec.layout.observations[place.array]
         found.append(Field(f"observation_{i}", tuple(array.shape), torch_dtype(array.dtype), extra=1))
     acts = spec.layout.actions[spec.acts.array]
-    found += [Field("action", tuple(acts.shape), torch_dtype(acts.dtype)), Field("reward")]
+    num_actions = int(spec.action_space.n) if isinstance(spec.action_space, spaces.Discrete) else None
+    found += [Field("action", tuple(acts.shape), torch_dtype(acts.dtype), below=num_actions), Field("reward")]
     if spec.may_leave:
         found += [Field("active", dtype=torch.bool), Field("survived", dtype=torch.bool)]
     if spec.mask is not None:

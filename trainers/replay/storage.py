@@ -87,6 +87,8 @@ class Layout:
         """What JSON takes."""
         found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         fields = [{**dataclasses.asdict(one), "dtype": str(one.dtype).removeprefix("torch.")} for one in self.fields]
+        for one in fields:
+            del one["below"]  # says nothing of how it lies in a file
         return {**found, "fields": json.loads(json.dumps(fields))}
 
     @classmethod

@@ -14,6 +14,7 @@ from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import (
+    TRUNCATED,
     Layout,
     Run,
     Window,
@@ -34,6 +35,8 @@ from warpdrive.errors import ConfigError, ShapeError
 CHUNK_BYTES = 32 << 20
 LAST = "final_"
 """`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
+COUNTS_OF_TABLE = ("range", "oldest", "leaves", "uses")
+"""What a table keeps that is never below 0, and that it finds its way by."""
 
 
 class ReplayStore:
@@ -289,13 +292,27 @@ class ReplayStore:
             found |= {f"table_{name}_{word}": one for word, one in table.tensors().items()}
         return found
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Name -> the least and the most of the numbers in a ring by which something is indexed."""
+        found = {one.name: (0, one.below - 1) for one in self.layout if one.below is not None}
+        return {"done": (0, TRUNCATED + self.layout.num_sides - 1), **found}
+
     def why_not_restored(self, small: Mapping[str, torch.Tensor]) -> str | None:
         """Why what a file has of `small` cannot be what a store like this wrote; None if it can."""
         added, counted = (int(one) for one in small["head"].flatten()[[0, -1]])
-        window = self.layout.num_steps
-        if added % window == 0 and 0 <= added < 1 << 53 and 0 <= counted < 1 << 53:
-            return None
-        return f"head says that {added:,} steps of each env were kept, and they come by {window} at a time"
+        window, own = self.layout.num_steps, ("side_step", "num_truncated", "num_dropped")
+        counts = {*own, *(f"table_{table}_{word}" for table in self.tables for word in COUNTS_OF_TABLE)}
+        if added % window or not (0 <= added < 1 << 53 and 0 <= counted < 1 << 53):
+            return f"head says that {added:,} steps of each env were kept, and they come by {window} at a time"
+        for name in sorted(counts & small.keys()):
+            if small[name].min() < 0:
+                return f"{name} holds {int(small[name].min()):,}, and counts from 0 on"
+        for name in (f"table_{table}_range" for table in self.tables):
+            first, end = small[name].tolist() if name in small else (0, 0)
+            if not first <= end <= min(added, first + self.num_slots):
+                return f"{name} says that steps {first:,} to {end:,} may be drawn, of {added:,}"
+        return None
 
     def restored(self) -> None:
         """What `state` gave has been written to, `done` perhaps as it was when its steps were added. Waits for the

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers.replay.of_ranks import moved_stores, own_files
+from trainers.replay.of_ranks import EMPTY, moved_stores, own_files
 from trainers.run import checkpoint
 from trainers.run.checkpoint import Checkpoint
 from trainers.run.generators import new_of_ranks, prepare_generators
@@ -30,8 +30,10 @@ def resume_run(trainer: Trainer, path: Path) -> None:
             if place == candidates[-1]:
                 if place == checkpoint.place_of(path):
                     raise
-                found = str(error).removesuffix(" Use an older checkpoint.")
-                raise CheckpointError(f"{found} No checkpoint of this run is whole. Train anew.") from None
+                found, way_out = str(error).removesuffix(" Use an older checkpoint."), " Train anew."
+                if found.endswith(EMPTY):
+                    found, way_out = found.removesuffix(f" {EMPTY}"), f" {EMPTY}"
+                raise CheckpointError(f"{found} No checkpoint of this run is whole.{way_out}") from None
             run.say(f"warning: {error} Going back to the one before.", style="yellow")
             continue
         changes = restore(trainer, saved)

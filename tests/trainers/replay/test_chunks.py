@@ -32,7 +32,7 @@ class Standin:
             for name, (shape, dtype) in shapes.items()
         }
         self.tensors["memory"] = torch.zeros((num_slots // 2, NUM_ENVS), device=device)
-        self.layout = SimpleNamespace(described=lambda: {"num_slots": num_slots})
+        self.layout, self.bounds = SimpleNamespace(described=lambda: {"num_slots": num_slots}), {}
         self.head = torch.zeros(1, dtype=torch.int64, device=device)
 
     def add(self, num_steps):

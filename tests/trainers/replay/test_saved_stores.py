@@ -1,9 +1,11 @@
 """A run's checkpoints hold its replay store: it goes on bit for bit, or without it where that is asked for."""
 
+import os
 import random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from trainers_runs import config_of
 
 from trainers.commands.train import dry_run
@@ -11,7 +13,8 @@ from trainers.errors import NotSavedError
 from trainers.replay import store
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.run import checkpoint, disk
-from trainers.run.resume import restore
+from trainers.run.resume import load, restore
+from trainers.run.tensor_file import write_tensors
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
@@ -73,6 +76,51 @@ def test_a_count_of_steps_that_no_run_has_is_refused_before_anything_is_taken_ov
     assert all(torch.equal(tensor, before[name]) for name, tensor in ring_of(trainer).items())
 
 
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [
+        ("done", 255, "'done' holds 255, and never but from 0 to "),
+        ("action", -1, "'action' holds -1, and never but from 0 to 4"),
+        ("action", 5, "'action' holds 5, and never but from 0 to 4"),
+        ("side_step", -1, f"{NAME}.safetensors: side_step holds -1, and counts from 0 on"),
+        ("num_truncated", -7, f"{NAME}.safetensors: num_truncated holds -7, and counts from 0 on"),
+    ],
+)
+def test_numbers_that_lead_elsewhere_are_refused_by_name_before_anything_is_taken_over(make, name, number, words):
+    trainer = make(4)
+    trainer.train()
+    place = trainer.run.checkpoints / "last"
+    saved, before = checkpoint.load_checkpoint(place), ring_of(trainer)
+    file, words = trainer.run.checkpoints / REPLAY / saved.replay[NAME].parts[0].name, words.replace(".", r"\.")
+    if name in saved.tensors[NAME]:
+        saved.tensors[NAME][name].view(-1)[0] = number
+    else:
+        tensors = {one: tensor.clone() for one, tensor in load_file(file).items()}  # else of the file itself
+        tensors[name].view(-1)[0] = number
+        write_tensors(file, tensors)
+        words = rf"{file.name}: {words}"
+    with pytest.raises(CheckpointError, match=rf"{words}.*It was changed by hand.*saving\.replay=false goes on with"):
+        restore(trainer, saved)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ring_of(trainer).items())
+
+
+def test_a_file_that_was_cut_off_since_is_written_again(make):
+    """By the next save, whose checkpoint is whole then."""
+    trainer = make(6, model_params_save_freq=3)
+    save = trainer.begin_save
+
+    def cut_then_save(*how):
+        for file in (trainer.run.checkpoints / REPLAY).glob("*"):
+            os.truncate(file, file.stat().st_size // 2)
+        return save(*how)
+
+    trainer.begin_save = cut_then_save
+    trainer.train()
+    places = checkpoint.list_checkpoints(trainer.run.checkpoints)
+    assert [place.name[-3:] for place in places] == ["120", "240"]
+    load(trainer, places[-1])
+
+
 def test_a_last_checkpoint_whose_store_finds_no_room_is_saved_without_it(make, monkeypatch, capsys):
     """What was learned is not lost for what it was learned from; where that has no room either, the run fails."""
     trainer, free = make(4), disk.free_bytes
@@ -132,8 +180,8 @@ def test_a_flipped_bit_sends_a_run_back_or_on_without_its_store(make, capsys):
     with pytest.raises(CheckpointError) as caught:
         make(resume=trainer.run.path)
     assert str(caught.value) == (
-        f"{file}: damaged: it is not what was written. saving.replay=false goes on with an empty store. No checkpoint "
-        "of this run is whole. Train anew."
+        f"{file}: damaged: it is not what was written. No checkpoint of this run is whole. saving.replay=false goes on "
+        "with an empty store."
     )
     assert make(resume=trainer.run.path, replay=False).stores[NAME].num_steps_added == 0
 
