@@ -336,14 +336,26 @@ class Filed:
         self.restored(head)
         kept = tuple(parts)
         if self.folder.resolve() != folder.resolve():
-            kept = tuple(part for part in parts if part.begin < self.settled)
-            disk.make_folder(self.folder)
-            for part in kept:
-                _link(folder / part.name, self.folder / part.name)
+            kept = self._brought(folder, [part for part in parts if part.begin < self.settled])
         self.parts = kept
         size, first = self.division.chunk, self.division.first(head)
         there = {part.begin // size for part in kept}
         self.dropped = frozenset(range(first // size, self.settled // size)) - there
+
+    def _brought(self, folder: Path, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """Of files elsewhere those that this folder has now, too: the newest, as many as there is room for."""
+        kept: list[Part] = []
+        try:
+            disk.make_folder(self.folder)
+            for part in reversed(parts):
+                _link(folder / part.name, self.folder / part.name, part.bytes)
+                kept.insert(0, part)
+        except OSError as error:
+            lost = sum(part.end - part.begin for part in parts[: len(parts) - len(kept)])
+            why = disk.why_not_written(error, self.folder, self._num_bytes(0, lost))
+            self.say(f"warning: {self.folder}: {lost:,} steps of {self.name} are left behind: {why}.")
+            self.num_dropped += lost
+        return tuple(kept)
 
     def is_shared_in(self, folder: Path) -> bool:
         """Whether checkpoints whose files lie there share these."""
@@ -402,11 +414,16 @@ class Filed:
         }
 
 
-def _link(of: Path, to: Path) -> None:
+def _link(of: Path, to: Path, num_bytes: int) -> None:
     """Another name of the same file, where the disk is the same; else a copy."""
-    if to.exists():
+    if to.exists() and to.stat().st_size == num_bytes:
         return
+    beside = disk.temporary(to)
     try:
-        os.link(of, to)
-    except OSError:
-        shutil.copyfile(of, to)
+        try:
+            os.link(of, beside)
+        except OSError:
+            shutil.copyfile(of, beside)
+        os.replace(beside, to)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainers.replay.of_ranks import EMPTY, moved_stores, own_files
 from trainers.run import checkpoint
 from trainers.run.checkpoint import Checkpoint
+from trainers.run.checks import check_finite
 from trainers.run.generators import new_of_ranks, prepare_generators
 from trainers.run.identity import Changes, changes_since
 from trainers.run.older_versions import acting_of_ring, is_of_ring
@@ -85,6 +86,9 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     checkpoint.check_files(into, saved)
     for file, tensors in into.items():
         checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+    learned = [file for file in into if file not in chunks.stores and file != checkpoint.ENV]
+    read = {f"{saved.path / file}.safetensors": saved.tensors[file] for file in learned}
+    check_finite(read, "Use an older checkpoint.")
     _check_state(trainer, saved)
     for file, store in chunks.stores.items():
         why = store.why_not_restored(saved.tensors[file]) if file in into else None

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from programs import full_disk
 from replay_oracle import Kept, Played
 from trainers_runs import config_of
 
@@ -250,6 +251,38 @@ def test_a_checkpoint_of_another_run_is_taken_over_with_its_files(tmp_path, back
     shutil.rmtree(tmp_path / "there")
     assert_same(bits(other), expected)
     assert other.store.tiered.files.settled == kept.store.tiered.files.settled == 29 * 4
+
+
+def test_where_a_folder_of_its_own_is_full_the_newest_files_are_brought_and_the_others_told(
+    tmp_path, backend, monkeypatch
+):
+    kept = make(backend, "unused")
+    files = shared(kept, tmp_path / "there")
+    for _ in range(30):
+        kept.add()
+    place = save(tmp_path / "there", kept, files)
+    expected, other, said = bits(kept), make(backend, "unused", window=kept.window), []
+    other.store.tiered.files.say = said.append
+    room, copy = iter([True] * 5), shutil.copyfile
+
+    def link(of, to):
+        if not next(room, False):
+            full_disk()
+        copy(of, to)
+
+    monkeypatch.setattr(file_tier.os, "link", link)
+    monkeypatch.setattr(file_tier.shutil, "copyfile", lambda of, to: full_disk())
+    load(place, other, tmp_path / "here")
+    monkeypatch.undo()
+    folder = tmp_path / "here" / REPLAY
+    there = [(part.begin, part.end) for part in kept.store.tiered.files.parts if part.begin < 29 * 4]
+    brought = [(part.begin, part.end) for part in other.store.tiered.files.parts]
+    assert brought == there[-5:]
+    assert len(list(folder.iterdir())) == 5
+    lost = sum(end - begin for begin, end in there[:-5])
+    assert len(said) == 1 and said[0].startswith(f"warning: {folder}: {lost} steps of {NAME} are left behind: the disk")
+    begin = brought[0][0] - other.store.tiered.division.first(120)
+    assert torch.equal(bits(other)["action"][begin:], expected["action"][begin:])
 
 
 def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, backend, monkeypatch):
