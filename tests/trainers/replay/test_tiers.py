@@ -351,6 +351,14 @@ def test_what_tiers_cannot_hold_is_told_in_a_line(tiers, words):
     assert "\n" not in str(told.value)
 
 
+def test_what_a_runs_tiers_cannot_hold_is_told_of_its_policy():
+    policy = {"algorithm": "DQN", "tiers": {"device": "1KB", "pinned": "1GB"}}
+    trainer = {"total_timesteps": 1000, "device": "cpu"}
+    config = read_config({"name": "cartpole", "trainer": trainer, "policy": {"shared": policy}})
+    with pytest.raises(ConfigError, match=r"^policy\.shared\.tiers: of the device's 1\.0 KB"):
+        dry_run(config, print)
+
+
 @pytest.mark.parametrize(
     ("tiers", "words"),
     [
