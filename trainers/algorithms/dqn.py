@@ -119,6 +119,17 @@ class DQN(QReplay):
         return FusedQActor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
 
     @classmethod
+    def num_bytes(
+        cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str
+    ) -> dict[str, int]:
+        from trainers.fused.q_learner import bytes_of_q_learner
+        from trainers.run.num_bytes import WORK
+
+        found = super().num_bytes(config, actor, num_steps, num_envs, device)
+        of_kernel = bytes_of_q_learner(config, actor) if cls is DQN else None
+        return found if of_kernel is None else {**found, "kernel": of_kernel, WORK: 0}
+
+    @classmethod
     def num_atoms(cls, config: DQNConfig) -> int:
         """Numbers by which the network's last layer says an action's return."""
         return 1

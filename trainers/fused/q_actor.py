@@ -24,10 +24,18 @@ THREADS = 256
 class FusedQActor(EpsilonGreedyActor):
     """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's."""
 
+    def _why_no_kernel(self) -> str | None:
+        stage = self.stage
+        return why_no_kernel(self.policy.config, self.spec, stage.limits, stage.precision)
+
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        found = super().num_bytes(num_envs)
+        return found if self._why_no_kernel() else {name: found[name] for name in ("q and logits", "exponents")}
+
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
         stage, config = self.stage, self.policy.config
-        self.why = why_no_kernel(config, self.spec, stage.limits, stage.precision)
+        self.why = self._why_no_kernel()
         if self.why is not None:
             return
         self.path = "fused"

@@ -25,6 +25,7 @@ from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
 
 if TYPE_CHECKING:
+    from trainers.acting.actor import Actor
     from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.dqn import DQN, DQNConfig
     from trainers.experience.spec import GroupSpec
@@ -104,6 +105,12 @@ class QShape:
         floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 7) + 2 * 256 + self.threads // 32 + 1
         return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the device's memory that a learner takes besides what is the algorithm's."""
+        parts, sums = 16 * self.team * self.num_quads, 16 * self.team
+        return parts + sums + 2 * self.num_elements * self.element_bytes + 8 * self.num_biases + 8 * self.batch
+
     def constants(self) -> dict[str, Constant]:
         first, second = (*self.widths[1:-1], 0)[:2]
         return {
@@ -132,6 +139,12 @@ def find_q_learner(learner: DQN) -> DQN | FusedQLearner:
         actor.why = actor.why or found
         return learner
     return FusedQLearner(learner, found)
+
+
+def bytes_of_q_learner(config: DQNConfig, actor: Actor) -> int | None:
+    """What the learner of `find_q_learner` takes besides; None where the algorithm learns by itself."""
+    found = plan_q(config, actor.spec, actor.stage.limits, actor.stage.precision)
+    return None if isinstance(found, str) else found.num_bytes
 
 
 def why_no_kernel(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:

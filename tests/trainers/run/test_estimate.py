@@ -128,13 +128,20 @@ def test_it_sums_nothing_over_ranks_whose_hosts_have_no_sums(tmp_path, monkeypat
     assert estimate(config_of(tmp_path, "simple_spread", 4, {"shared": {"algorithm": "MAPPO", **NORMS}})).total > 0
 
 
-def test_estimate_of_fused_kernels_is_within_a_tenth_of_their_arrays(tmp_path):
+FUSED = {
+    "PPO": ("tag_gridworld", {"tagger": {"algorithm": "PPO", "model": {"fc_dims": [128, 128]}}, "runner": {}}),
+    "DQN": ("cartpole", {"shared": DQN | {"buffer_size": 4000, "model": {"fc_dims": [64, 64]}}}),
+}
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_estimate_of_fused_kernels_is_within_a_tenth_of_their_arrays(tmp_path, case):
     """They are all made at the start."""
-    policy = {"tagger": {"algorithm": "PPO", "model": {"fc_dims": [128, 128]}}, "runner": {}}
-    config = config_of(tmp_path, "tag_gridworld", 100, policy, precision="bf16")
+    name, policy = FUSED[case]
+    config = config_of(tmp_path, name, 100, policy, precision="bf16")
     found, before = estimate(config), live_tensors()
     trainer = Trainer(config, "a")
-    assert [group.actor.path for group in trainer.rollout.groups.values()] == ["fused", "fused"]
+    assert {one.path for one in trainer.algorithms.values()} == {"fused"}
     held = held_since(before)
     assert found.total - found.num_bytes["work of an update"] == pytest.approx(held, rel=0.1)
 
