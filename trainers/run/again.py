@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainers.learning.heartbeat import LAUNCH_FOLDER
@@ -51,7 +51,7 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
         if is_named.fullmatch(file.parent.name) and file.is_file() and not file.is_symlink():
             started[file.parent] = file.stat().st_mtime_ns, file.parent.name
     for folder in sorted(started, key=started.__getitem__, reverse=True):
-        if _meaning_of(folder, config.name, allow_import) != wanted:
+        if _meaning_of(folder, config, allow_import) != wanted:
             continue
         lock = lock_run(folder)  # refused while another process trains here; let go of on leaving
         if list_checkpoints(folder / "checkpoints"):
@@ -65,13 +65,29 @@ def _meaning(config: Config) -> dict[str, object]:
     return {key: value for key, value in flat(to_plain(config)).items() if not _WHERE_AND_HOW_LONG.fullmatch(key)}
 
 
-def _meaning_of(folder: Path, env: str, allow_import: bool) -> dict[str, object] | None:
-    """Of a run's config; None where it cannot be read, or is of another env: that is then not imported."""
+def _meaning_of(folder: Path, config: Config, allow_import: bool) -> dict[str, object] | None:
+    """Of a run's config; None where it cannot be read, or names what this one does not: that is then not imported."""
     path = folder / RESOLVED_CONFIG
     try:
-        return _meaning(read_config(path, allow_import=allow_import)) if load_yaml(path).get("name") == env else None
+        if not set(_names_in(load_yaml(path))) <= set(_names_in(to_plain(config))):
+            return None
+        return _meaning(read_config(path, allow_import=allow_import))
     except WarpDriveError:
         return None
+
+
+def _names_in(plain: Mapping[str, object]) -> Iterator[str]:
+    """The env, and whatever else is imported from outside: with a colon in it."""
+    yield str(plain.get("name"))
+    waiting = [plain.get("policy"), plain.get("callbacks")]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += [*one, *(value for key, value in one.items() if key != "model_ckpt_filepath")]
+        elif isinstance(one, Sequence) and not isinstance(one, str):
+            waiting += one
+        elif isinstance(one, str) and ":" in one:
+            yield one
 
 
 def with_restarts(

@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trainers.cli import main
 from trainers.learning.heartbeat import LAUNCH_FOLDER
-from trainers.run.again import RUN, tell_launcher, with_restarts
+from trainers.run.again import RUN, newest_run_of, tell_launcher, with_restarts
+from trainers.settings.read_config import read_config
 
 
 def starts(codes: list[int], max_restarts: int, run: Path, said: list[str]) -> list[Path | None]:
@@ -60,3 +62,29 @@ def test_restarts_that_make_no_sense_are_one_line(monkeypatch, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: command line: --max-restarts: expected a number from 0, got -1."
     assert second.endswith("--max-restarts: torchrun restarts its ranks. Tell it, and say --resume auto.")
+
+
+@pytest.mark.parametrize(
+    "asks_for",
+    [
+        {"name": "theirs:Env"},
+        {"policy": {"shared": {"algorithm": "theirs:Algorithm"}}},
+        {"policy": {"shared": {"model": {"type": "theirs:Network"}}}},
+        {"callbacks": ["theirs:Callback"]},
+        {"callbacks": [{"theirs:Callback": {"key": 1}}]},
+    ],
+    ids=["env", "algorithm", "network", "callback", "callback with keys"],
+)
+def test_the_newest_run_is_looked_for_without_importing_what_only_others_name(tmp_path, monkeypatch, asks_for):
+    """Who allows an import allows what the config names, not what lies beside its runs."""
+    (tmp_path / "theirs.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    ours = {"name": "cartpole", "trainer": {"total_timesteps": 1000}, "saving": {"basedir": str(tmp_path / "runs")}}
+    folder = tmp_path / "runs" / "a"
+    (folder / "checkpoints" / "step_000000000008").mkdir(parents=True)
+    resolved = folder / "config.resolved.yaml"
+    resolved.write_text(yaml.safe_dump(ours))
+    config = read_config(ours)
+    assert newest_run_of(config, allow_import=True) == folder
+    resolved.write_text(yaml.safe_dump(ours | asks_for))
+    assert newest_run_of(config, allow_import=True) is None
