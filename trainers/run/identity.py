@@ -84,7 +84,11 @@ def digests_of_sources(env: Env) -> dict[str, str]:
         text = kernels.read_text(errors="replace")
         files += [kernels, *Source(str(kernels), text, "", {}).included_files()]
     ours = {file.resolve() for file in files if file.resolve().parent != KERNELS_FOLDER}
-    return {f"{file.parent.name}/{file.name}": sha256(file.read_bytes()) for file in sorted(ours)}
+    found: dict[str, str] = {}
+    for file in sorted(ours):
+        names = ("/".join(file.parts[-number:]) for number in range(2, len(file.parts) + 1))
+        found[next(name for name in names if name not in found)] = sha256(file.read_bytes())
+    return found
 
 
 def _file_of(kind: type) -> Path | None:

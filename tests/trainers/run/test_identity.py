@@ -28,6 +28,19 @@ def test_an_envs_sources_are_its_classes_its_kernels_and_what_these_include():
     assert found["simple_tag/simple_tag.cu"] == hashlib.sha256(env.source.read_bytes()).hexdigest()
 
 
+def test_two_sources_whose_names_and_folders_are_alike_both_count(tmp_path, monkeypatch):
+    files = [tmp_path / place / "pong" / "pong.py" for place in ("a", "b")]
+    for number, file in enumerate(files):
+        file.parent.mkdir(parents=True)
+        file.write_text(str(number))
+    env, places = load_env("cartpole"), iter(files)
+    monkeypatch.setattr("trainers.run.identity._file_of", lambda kind: next(places, None))
+    found = digests_of_sources(env)
+    assert [found[name] for name in ("pong/pong.py", "b/pong/pong.py")] == [
+        hashlib.sha256(text).hexdigest() for text in (b"0", b"1")
+    ]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A folder with a config and the run `a` of it, of two iterations."""
