@@ -29,8 +29,9 @@ from report import NUM_REPEATS, ROOT, median, time_calls, time_graph, write_repo
 from throughput import pairs_of
 
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from trainers.learning.distributed import World, check_gpus, launch
+from trainers.learning.distributed import World, check_gpus
 from trainers.learning.graphs import WARM_UP
+from trainers.learning.launcher import launch
 from trainers.report.paths import path_of
 from trainers.settings.config import Config, TrainerConfig
 from trainers.settings.read_config import read_config

@@ -123,7 +123,7 @@ def _newest_run(config: Config, options: argparse.Namespace, is_rank: bool) -> P
 
 def _launch(config: Config, options: argparse.Namespace, resume: Path | None) -> int:
     """Trains by processes of their own; the exit code."""
-    from trainers.learning.distributed import launch
+    from trainers.learning.launcher import launch
     from trainers.run.again import with_restarts
 
     def start(run: Path | None, folder: Path) -> int:

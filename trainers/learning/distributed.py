@@ -11,24 +11,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
-import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainers.learning import messages
-from trainers.learning.heartbeat import HUNG, LAUNCH_FOLDER, LOST, Heartbeat
-from trainers.run.stop import Stopped, end_at_once, save_passed_on, signal_name
+from trainers.learning.heartbeat import LOST, Heartbeat
+from trainers.run.stop import Stopped, end_at_once
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
 
@@ -36,8 +32,6 @@ PATIENCE = datetime.timedelta(hours=1)
 """How long a rank waits for the others, which may be compiling kernels, or for the first to evaluate or to save."""
 GRACE = 2
 """Seconds that a rank has for its own last words after another one ended."""
-LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""What torchrun's launcher takes for itself, and passes on to the ranks."""
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Keeps NVLink multicast off: a process that dies with it on can leave the GPUs of its machine unusable."""
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -311,9 +305,9 @@ def join(settings: TrainerConfig) -> World:
     if size > 1 and _world.size == 1:
         rank = int(os.environ["RANK"])
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        _set_defaults(NO_MULTICAST)
+        set_defaults(NO_MULTICAST)
         if int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size:
-            _set_defaults(ON_LOOPBACK)
+            set_defaults(ON_LOOPBACK)
         if uses_gpu(settings):
             check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
             torch.cuda.set_device(local_rank)
@@ -347,104 +341,13 @@ def check_gpus(num_gpus: int) -> None:
         )
 
 
-def launch(
-    command: Sequence[str],
-    settings: TrainerConfig,
-    folder: Path | None = None,
-    variables: Mapping[str, str] | None = None,
-) -> int:
-    """Runs `python COMMAND` once for each of `num_gpus` ranks on this machine, as torchrun would.
-
-    Ctrl-C, SIGTERM and SIGHUP go to all ranks, which have time to end an iteration and to save; a third one ends this
-    process without them. SIGUSR1, which asks for a checkpoint, goes to all that train. A signal that is ignored here,
-    such as SIGHUP under nohup, stays ignored.
-
-    Args:
-        folder: where ranks leave word for this process ($WARPDRIVE_LAUNCH_FOLDER); one of its own if not given.
-        variables: of the environment, besides those of this process.
-    Returns:
-        The exit code of the run: that of the rank which failed first, by its own doing.
-    Raises:
-        BackendError: this machine has fewer GPUs.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from trainers.learning import loopback
-
-    num_ranks = settings.num_gpus
-    if uses_gpu(settings) or (num_ranks > 1 and "cpu" not in (settings.device, settings.env_backend)):
-        check_gpus(num_ranks)
-    with _restored_process(), save_passed_on(), tempfile.TemporaryDirectory() as logs:
-        folder = Path(logs) if folder is None else folder
-        os.environ.update({**(variables or {}), LAUNCH_FOLDER: str(folder)})
-        _set_defaults(NO_MULTICAST)
-        share = str(max(1, len(os.sched_getaffinity(0)) // num_ranks))
-        _set_defaults({"OMP_NUM_THREADS": share, "WARPDRIVE_NUM_THREADS": share, **ON_LOOPBACK})
-        _set_defaults({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"})  # seconds, from Ctrl-C to the end of the iteration
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num_ranks,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend=loopback.LOOPBACK,
-            local_addr=loopback.ADDRESS,
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-        )
-        heeded = (number for number in LAUNCHER_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
-        config.signals_to_handle = ",".join(number.name for number in heeded)
-        try:
-            elastic_launch(config, sys.executable)(*command)
-        except SignalException as stopped:
-            if isinstance(stopped.__context__, SignalException):  # the second: no rank could say what became of it
-                print(f"stopped by {signal_name(stopped.sigval)}", file=sys.stderr)
-            return 128 + stopped.sigval
-        except ChildFailedError as failed:
-            return 1 if (folder / HUNG).exists() else _told(failed.failures)
-    return 0
-
-
-def _told(failures: dict[int, Any]) -> int:
-    """The exit code of the rank that failed first, which had said why; unless it was killed: then that is said here."""
-
-    def order(rank: int) -> tuple[int, float]:
-        code = failures[rank].exitcode
-        killed_first = code < 0 and code != -signal.SIGTERM  # torchrun ends the others by SIGTERM
-        return (0 if killed_first else 1 if code > 0 and code != LOST else 2), failures[rank].timestamp
-
-    rank = min(failures, key=order)
-    if (code := failures[rank].exitcode) >= 0:
-        return code
-    name = signal_name(-code)
-    print(f"error: rank {rank} (process {failures[rank].pid}) was ended by {name}: so is the run.", file=sys.stderr)
-    return 1
-
-
-@contextlib.contextmanager
-def _restored_process() -> Iterator[None]:
-    """Silences torchrun's own log, which nobody can act on; gives signals, variables and the log back at the end."""
-    variables, disabled = dict(os.environ), logging.root.manager.disable
-    is_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in LAUNCHER_SIGNALS} if is_main else {}
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-        os.environ.clear()
-        os.environ.update(variables)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
 def _end_with_parent() -> None:
     """Asks Linux to stop this rank, by SIGTERM, if torchrun itself is killed: nobody would be left to end it."""
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def _set_defaults(variables: dict[str, str]) -> None:
+def set_defaults(variables: dict[str, str]) -> None:
+    """Of the environment, where nobody said otherwise."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)

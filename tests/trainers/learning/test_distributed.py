@@ -14,7 +14,8 @@ from launched_ranks import ranks_of
 from safetensors.torch import load_file
 
 from trainers.cli import main
-from trainers.learning.distributed import World, check_gpus, join, launch, uses_gpu
+from trainers.learning.distributed import World, check_gpus, join, uses_gpu
+from trainers.learning.launcher import launch
 from trainers.run.checkpoint import load_checkpoint
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError

@@ -5,8 +5,8 @@ import re
 import pytest
 from launched_ranks import IMPORTS
 
-from trainers.learning.distributed import launch
 from trainers.learning.heartbeat import LEFT, Beat, Judge
+from trainers.learning.launcher import launch
 from trainers.settings.config import TrainerConfig
 
 

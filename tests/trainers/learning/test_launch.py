@@ -13,7 +13,7 @@ import pytest
 from launched_ranks import IMPORTS, ranks_of
 from torch.distributed.launcher.api import LaunchConfig
 
-from trainers.learning.distributed import launch
+from trainers.learning.launcher import launch
 from trainers.settings.config import TrainerConfig
 
 pytestmark = pytest.mark.alone
@@ -116,7 +116,7 @@ def test_a_launch_turns_multicast_off_and_leaves_signals_and_variables_as_they_w
 STUBBORN = """
 import signal, sys
 from trainers.settings.config import TrainerConfig
-from trainers.learning.distributed import launch
+from trainers.learning.launcher import launch
 rank = r'''
 import os, signal, time
 signal.signal(signal.SIGINT, lambda *_: None)

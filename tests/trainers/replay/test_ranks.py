@@ -8,7 +8,7 @@ import torch
 from replay_ranks import ITERATIONS, config_for, held_by
 from safetensors.torch import load_file
 
-from trainers.learning.distributed import launch
+from trainers.learning.launcher import launch
 from trainers.replay import store as of_store
 from trainers.replay.chunks import REPLAY
 from trainers.run.checkpoint import load_checkpoint
