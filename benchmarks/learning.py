@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,18 +52,26 @@ class Task:
     """Whose mean return is the score."""
     at_least: float | None = None
     """What a seed must score; None: nothing is asked for."""
+    at_most: float | None = None
+    """What no seed may score: of what cannot be learned so."""
     num_of_ten: int = 9
     """Seeds of ten that must."""
     num_episodes: int = 100
     """Of an evaluation."""
     crosses: bool = False
     """Whether trained and untrained policies of its groups play each other, instead of a score."""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the config that are others, as train.py takes them."""
 
 
 TASKS = {
     "cartpole": Task("cartpole.yaml", at_least=495, num_of_ten=10),
     "cartpole_dqn": Task("cartpole_dqn.yaml", at_least=475, num_of_ten=10),
     "cartpole_r2d2": Task("cartpole_r2d2.yaml", at_least=475, num_of_ten=10),
+    "memory_len": Task("memory_len.yaml", at_least=0.9),
+    "memory_len_mlp": Task("memory_len.yaml", at_most=0.5, changed={"policy.agent.model": "{type: mlp}"}),
+    "catch": Task("catch.yaml", at_least=0.9),
+    "deep_sea": Task("catch.yaml", at_most=0.5, changed={"name": "deep_sea", "env.size": "10"}),
     "memory_len_r2d2": Task("memory_len_r2d2.yaml", at_least=0.9),
     "cartpole_c51": Task("cartpole_c51.yaml", at_least=475, num_of_ten=10),
     "cartpole_qrdqn": Task("cartpole_qrdqn.yaml", at_least=475, num_of_ten=10),
@@ -117,7 +125,7 @@ def main() -> int:
     task = TASKS.get(arguments.task)
     path = Path(arguments.config) if task is None else ROOT / "examples" / task.config
     path = path if path.exists() else ROOT / "examples" / path
-    overrides = [tuple(pair.split("=", 1)) for pair in arguments.overrides]
+    overrides = [*(task.changed.items() if task else ()), *(tuple(pair.split("=", 1)) for pair in arguments.overrides)]
     config = read_config(path, [("trainer.device", arguments.device), *overrides])
 
     runs = run_seeds(path, task, range(1, arguments.seeds + 1), arguments.device, arguments.jobs, overrides)
@@ -224,7 +232,8 @@ def summary(task: Task, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = np.array([run["score"][group] for run in runs])
         low, high = interval(values)
         found[group] = {"iqm": float(iqm(values)), "low": float(low), "high": float(high)}
-    return {"score": found, "at_least": task.at_least}
+    asked = {"at_least": task.at_least} if task.at_most is None else {"at_most": task.at_most}
+    return {"score": found, **asked}
 
 
 def standard_errors(runs: Sequence[Mapping[str, Any]], group: str) -> float:
@@ -241,9 +250,12 @@ def what_is_missed(task: Task, runs: Sequence[Mapping[str, Any]]) -> str | None:
         short = {group: value for group, value in short.items() if not value >= STANDARD_ERRORS}
         lacks = " and ".join(f"trained {group} gains {value:.1f}" for group, value in short.items())
         return f"{lacks} standard errors over an untrained one, expected {STANDARD_ERRORS}" if short else None
+    scores = {run["seed"]: run["score"][task.group] for run in runs}
+    if task.at_most is not None and (beyond := {seed: one for seed, one in scores.items() if one > task.at_most}):
+        list_of = ", ".join(f"seed {seed}: {score:.2f}" for seed, score in beyond.items())
+        return f"{len(beyond)} of {len(runs)} seeds scored more than {task.at_most:g} ({list_of})"
     if task.at_least is None:
         return None
-    scores = {run["seed"]: run["score"][task.group] for run in runs}
     missed = {seed: score for seed, score in scores.items() if not score >= task.at_least}
     num_allowed = len(runs) * (10 - task.num_of_ten) // 10
     if len(missed) <= num_allowed:

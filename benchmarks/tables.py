@@ -184,17 +184,20 @@ def learning() -> str:
 
 
 def scores() -> str:
-    """What the tasks of benchmarks/learning.py reached on a GPU; empty if none was measured."""
-    reports = [read(RESULTS, path.name) for path in sorted(RESULTS.glob("learning_*_cuda.json"))]
-    reports = [report for report in reports if "missed" in report["results"]]  # a config alone has no score
-    if not reports:
+    """What the tasks of benchmarks/learning.py reached, on a GPU and on a CPU; empty if none was measured."""
+    parts = []
+    for backend in ("cuda", "cpu"):
+        reports = [read(RESULTS, path.name) for path in sorted(RESULTS.glob(f"learning_*_{backend}.json"))]
+        reports = [report for report in reports if "missed" in report["results"]]  # a config alone has no score
+        if reports:
+            parts += [
+                f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds N`): "
+                "mean return of whole episodes, interquartile mean over the seeds with its 95 % interval; in Tag, what "
+                "a trained side gains over an untrained one against untrained opponents, in standard errors.",
+                table("task", "seeds", "env steps", "seconds a seed", "reached", "must", rows=map(_score, reports)),
+            ]
+    if not parts:
         return ""
-    parts = [
-        f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds N`): mean "
-        "return of whole episodes, interquartile mean over the seeds with its 95 % interval; in Tag, what a trained "
-        "side gains over an untrained one against untrained opponents, in standard errors.",
-        table("task", "seeds", "env steps", "seconds a seed", "reached", "must reach", rows=map(_score, reports)),
-    ]
     if (RESULTS / "both_paths.png").exists():
         parts.append(
             "Where no precision is named, fused kernels played and learned where they can; `_fp32` is "
@@ -216,11 +219,12 @@ def _score(report: dict) -> tuple:
         }
     else:
         reached = {f"{group} ": f"{value:.1f}" for group, value in found["standard_errors"].items()}
-    task = report["benchmark"].removeprefix("learning_").removesuffix("_cuda")
+    task = report["benchmark"].removeprefix("learning_").removesuffix(f"_{report['backend']}")
     seconds = sum(run["seconds"] for run in runs) / len(runs)
-    at_least = "" if found["at_least"] is None else f"{found['at_least']:g}"
+    must = "" if found.get("at_least") is None else f"reach {found['at_least']:g}"
+    must = f"stay below {found['at_most']:g}" if "at_most" in found else must
     told = ", ".join(group + value for group, value in reached.items())
-    return task, len(runs), f"{found['env_steps']:,}", f"{seconds:.0f}", told, at_least
+    return task, len(runs), f"{found['env_steps']:,}", f"{seconds:.0f}", told, must
 
 
 def defaults() -> str:

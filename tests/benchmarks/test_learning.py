@@ -31,11 +31,14 @@ def gains(*values: float) -> list[dict]:
         (ALL_TEN, scores(*[10.0] * 10), None),
         (ALL_TEN, scores(*[10.0] * 9, 3.0), "9 of 10 seeds reached 10, expected 10 (seed 10: 3.00)"),
         (replace(SCORED, at_least=None), scores(-1e9), None),
+        (Task("x.yaml", at_most=0.5), scores(0.5, -1.0), None),
+        (Task("x.yaml", at_most=0.5), scores(0.5, 0.6), "1 of 2 seeds scored more than 0.5 (seed 2: 0.60)"),
         (Task("x.yaml", crosses=True), gains(2.5), None),
         (Task("x.yaml", crosses=True), gains(2.0),
          "trained tagger gains 4.0 standard errors over an untrained one, expected 5"),
     ],
     ids=["one of ten may miss", "not two", "none of nine", "nan is missed", "all of ten", "not nine", "none asked for",
+         "none beyond", "one beyond",
          "five standard errors", "not four"],
 )  # fmt: skip
 def test_what_is_missed_is_told_with_each_seed(task, runs, missed):
@@ -50,7 +53,7 @@ def test_gain_is_counted_in_standard_errors_over_the_seeds():
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_config_of_every_task_is_right(task):
-    config = read_config(ROOT / "examples" / task.config)
+    config = read_config(ROOT / "examples" / task.config, list(task.changed.items()))
     assert task.crosses or task.group in config.policy or "shared" in config.policy
 
 
