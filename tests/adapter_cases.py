@@ -19,7 +19,10 @@ MANY_SPACES, CLIMBERS = "many_spaces.many_spaces:ManySpaces", "climbers.climbers
 ONE_ENV = [*list_envs(), SOCCER]
 """Every shipped env as it is."""
 
-LENGTH_OF = {"memory_len": "memory_length", "deep_sea": "size", "catch": "rows", "umbrella_length": "chain_length"}
+LENGTH_OF = {
+    "bit_flip": "num_bits", "catch": "rows", "deep_sea": "size", "memory_len": "memory_length",
+    "umbrella_length": "chain_length",
+}  # fmt: skip
 """Envs whose episodes are, but for a step, as long as another key than episode_length says."""
 
 

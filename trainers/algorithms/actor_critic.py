@@ -101,7 +101,7 @@ class ActorAndCritics(OffPolicy):
             return "squashes actions into their Box, and a number of this one has no bound. Give it one, or take PPO."
         if config.model.type == "gru":
             return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
-        return None
+        return super().why_not(config, spec)
 
     @classmethod
     def num_bytes(

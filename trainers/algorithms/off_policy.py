@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
+from trainers.replay.goals import why_no_goals
 from trainers.replay.tiers import TiersConfig
 from trainers.settings.config import PolicyConfig
 from warpdrive.config import Between, Count, Number, Positive, Size
@@ -41,6 +42,8 @@ class OffPolicyConfig(PolicyConfig):
 
     WINDOW_KEYS: ClassVar[Sequence[str]] = ("n_step",)
     """That say how many steps are learned from together."""
+    TAKES_GOALS: ClassVar[bool] = True
+    """Whether what is learned from are single steps of single agents, which another goal can be given."""
 
     buffer_size: Count = 100_000
     """Transitions that are kept, over all envs and agents, rounded up to whole iterations. Each of several GPUs keeps
@@ -65,6 +68,9 @@ class OffPolicyConfig(PolicyConfig):
     """Updates from one step of the target network to the next."""
     tau: Annotated[float, Between(0, 1)] = 0.01
     """How far the target network steps towards the network: 1 copies it."""
+    hindsight: Size = 0
+    """For each transition with its own goal, how many are learned from with one that the same episode came to later;
+    of envs with goals (see docs/write_an_env.md). 4 is usual; 0: none."""
     tiers: TiersConfig = field(default_factory=TiersConfig)
     """Where transitions are kept that the device has no room for."""
 
@@ -81,6 +87,9 @@ class OffPolicyConfig(PolicyConfig):
         if self.buffer_size < self.batch_size:
             message = f"{self.buffer_size} transitions are fewer than the {self.batch_size} of an update (batch_size)."
             yield "buffer_size", f"{message} Keep more, or learn from fewer."
+        if self.hindsight and (self.n_step > 1 or self.tiers or not self.TAKES_GOALS):
+            told = "other goals are for single steps of single agents, all of them on the device"
+            yield "hindsight", f"{told}. Set n_step: 1 and leave tiers out, or take DQN, SAC or TD3."
         for key, message in self.tiers.problems():
             yield f"tiers.{key}", message
         if self.tiers.admit.startswith("priority") and not self.prioritized:
@@ -166,9 +175,20 @@ class OffPolicy(Algorithm):
         else:
             self.feed = self.table.feed(self.batch_size, config.tiers.ahead)
             self._draw, self._batch = lambda: None, self.feed.batch  # `update` has each batch made
+        self._relabel: Callable[[], None] | None = None
+        if config.hindsight:
+            from trainers.replay.hindsight import Hindsight
+
+            env = group.rollout.env
+            goals = Hindsight(self.table, self._batch, env, group.spec, config.hindsight, self.generator)
+            self._relabel = goals.relabel
         if config.prioritized:
             self._priority = self._batch.weight.clone()
             self._update = self.table.prepare_update(self._batch.index, self._priority)
+
+    @classmethod
+    def why_not(cls, config: OffPolicyConfig, spec: GroupSpec) -> str | None:
+        return (why_no_goals(spec) if config.hindsight else None) or super().why_not(config, spec)
 
     @classmethod
     def kept(cls, config: OffPolicyConfig) -> Sequence[str]:
@@ -301,6 +321,8 @@ class OffPolicy(Algorithm):
     def draw(self) -> Samples:
         """This rank's `batch_size` transitions of the update, in memory that the next draw writes anew."""
         self._draw()
+        if self._relabel is not None:
+            self._relabel()
         return self.drawn()
 
     def drawn(self) -> Samples:

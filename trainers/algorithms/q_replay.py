@@ -162,7 +162,7 @@ class QReplay(OffPolicy):
 
     @classmethod
     def why_not(cls, config: QReplayConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec)
+        return why_no_q_values(config, spec) or super().why_not(config, spec)
 
     @classmethod
     def num_bytes(

@@ -47,6 +47,7 @@ class R2D2Config(QReplayConfig):
     """`policy.<name>:` with `algorithm: R2D2`."""
 
     MIN_STEPS: ClassVar[int] = 10
+    TAKES_GOALS: ClassVar[bool] = False
     WINDOW_KEYS: ClassVar[Sequence[str]] = ("burn_in", "length", "n_step")
 
     burn_in: Annotated[int, Between(0, 2_000)] = 10

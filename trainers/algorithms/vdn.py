@@ -37,6 +37,8 @@ class VDNConfig(QReplayConfig):
     """`policy.<name>:` with `algorithm: VDN`. A transition is one of the whole team: `buffer_size` and `batch_size`
     count env steps."""
 
+    TAKES_GOALS: ClassVar[bool] = False
+
     agent_id: bool = True
     """Whether each agent also sees which one of the policy's agents it is: they share a network, and may then differ in
     what they do."""
