@@ -77,6 +77,7 @@ SHARED_CONFIGS = {
     ActorCriticConfig: "A2C, PPO and MAPPO",
     OffPolicyConfig: "Algorithms that replay",
     QReplayConfig: "DQN, C51, QRDQN, IQN, R2D2, VDN and QMIX",
+    QSequencesConfig: "R2D2, VDN and QMIX",
     ActorAndCriticsConfig: "SAC, TD3 and DDPG",
 }
 """What several algorithms' configs derive from, and whose it is."""

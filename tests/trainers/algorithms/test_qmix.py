@@ -273,18 +273,12 @@ def test_a_gradient_of_the_mixer_that_is_no_number_is_named(make_scouts):
         trainer.guard.raise_if_halted(trainer.iteration)
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "words"),
-    [
-        ("pendulum", {}, "policy.agent.algorithm: QMIX chooses from one list of actions (Discrete), and these agents"),
-        ("simple_spread", {"type": "gru"}, "policy.agent.algorithm: QMIX learns from single steps, which a GRU cannot"),
-    ],
-)
-def test_what_it_cannot_learn_is_told(tmp_path, name, model, words):
-    policy, trainer = {"agent": {"algorithm": "QMIX", "model": model}}, {"total_timesteps": 100, "device": "cpu"}
-    config = {"name": name, "trainer": trainer, "policy": policy, "saving": {"basedir": str(tmp_path)}}
+def test_what_it_cannot_learn_is_told(tmp_path):
+    trainer = {"total_timesteps": 100, "device": "cpu"}
+    config = {"name": "pendulum", "trainer": trainer, "policy": {"agent": {"algorithm": "QMIX"}}}
+    words = "policy.agent.algorithm: QMIX chooses from one list of actions (Discrete), and these agents"
     with pytest.raises(ConfigError, match="^" + re.escape(words)):
-        read_config(config)
+        read_config({**config, "saving": {"basedir": str(tmp_path)}})
 
 
 @pytest.mark.parametrize(("algorithm", "num_iterations", "worth"), [("VDN", 50, 7.0), ("QMIX", 220, 8.0)])

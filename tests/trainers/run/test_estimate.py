@@ -90,6 +90,8 @@ CASES = {
                                     "runner": DQN | {"algorithm": "VDN"}}),
     "QMIX of agents that leave": ("many_spaces.many_spaces:ManySpaces", 100,
                                   {"scout": DQN | {"algorithm": "QMIX", "batch_size": 1024}, "worker": {}}),
+    "QMIX that remembers": ("tag_gridworld", 50, {"tagger": R2D2 | {"algorithm": "QMIX", "model": {"type": "gru"}},
+                                                  "runner": R2D2 | {"algorithm": "VDN", "model": {"type": "gru"}}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
     "Rainbow": ("cartpole", 20, {"shared": DQN | {"algorithm": "C51", "dueling": True, "noisy": True, "n_step": 3,
                                                   "prioritized": True, "replay_ratio": 0.01}}),
