@@ -108,6 +108,13 @@ RUNS = {
         "policy": {"shared": {"algorithm": "SAC", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
                               "replay_ratio": 0.05, "n_step": 3, "model": SMALL}},
     },
+    "masac": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"tagger": {"algorithm": "MASAC", "learning_starts": 40, "buffer_size": 90, "batch_size": 16,
+                              "replay_ratio": 0.05, "n_step": 2, "prioritized": True, "model": SMALL},
+                   "runner": {"lr": 1e-3, "model": SMALL}},
+    },
     "fused kernels": {
         "name": "cartpole",
         "trainer": {"precision": "bf16"},

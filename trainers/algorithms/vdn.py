@@ -13,52 +13,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from trainers.algorithms.algorithm import Figures
 from trainers.algorithms.dqn import dqn_loss, value_of_best
 from trainers.algorithms.q_learning import why_no_q_values
 from trainers.algorithms.q_replay import Losses, QReplay
 from trainers.algorithms.q_sequences import QSequencesConfig, actor_of, error_of_sequences, q_of_sequences
+from trainers.algorithms.team_replay import TeamReplay, TeamReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
     from torch import nn
 
     from trainers.acting.actor import Actor, Stage
-    from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
-    from trainers.networks.features import Features
     from trainers.networks.policy import Policy
-    from trainers.replay.batch import Batch
-    from trainers.replay.of_team import Team, TeamSamples, TeamSequences
+    from trainers.replay.of_team import TeamSamples, TeamSequences
     from trainers.replay.sequences import Sequences
-    from trainers.replay.storage import Layout, Window
-    from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
 
 @dataclass(frozen=True)
-class VDNConfig(QSequencesConfig):
+class VDNConfig(TeamReplayConfig, QSequencesConfig):
     """`policy.<name>:` with `algorithm: VDN`. A transition is one of the whole team: `buffer_size` and `batch_size`
     count env steps; with a GRU `batch_size` counts sequences of them."""
 
-    agent_id: bool = True
-    """Whether each agent also sees which one of the policy's agents it is: they share a network, and may then differ in
-    what they do."""
-
     def window(self) -> Transitions | Sequences:
-        from trainers.replay.windows import Transitions
-
-        if self.from_sequences:
-            return self.sequences("env")
-        return Transitions(n_step=self.n_step, gamma=self.gamma, axis="env")
+        return self.sequences("env") if self.from_sequences else super().window()
 
     def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
         if self.from_sequences:
             return self.capacity_of_sequences(1, num_steps, num_envs)
-        window = num_envs * num_steps
-        return -(-(self.buffer_size + self.n_step * num_envs) // window) * window
+        return super().capacity(spec, num_steps, num_envs)
 
 
 def mixed(
@@ -130,7 +116,7 @@ def team_target_of_sequences(
     return batch.reward + batch.discount * of_team
 
 
-class VDN(QReplay):
+class VDN(TeamReplay, QReplay):
     """Updates one policy, of a team, from what it kept of all rollouts."""
 
     FIGURES: ClassVar[Mapping[str, str]] = {
@@ -141,8 +127,6 @@ class VDN(QReplay):
     config: VDNConfig
 
     def __init__(self, config: VDNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        kept = [group.fields[name] for name in self.kept(config)]
-        self._team = self.team(config, group.spec, kept)
         super().__init__(config, group, guard, seed)
         guard.also_watch(group.name, [f"mixer.{name}" for name, _ in self.learned["mixer"].named_parameters()])
 
@@ -166,21 +150,8 @@ class VDN(QReplay):
         return Sum()
 
     @classmethod
-    def team(cls, config: VDNConfig, spec: GroupSpec, kept: Sequence[Field] = ()) -> Team:
-        """The policy's agents as one; `kept` as Team takes it."""
-        from trainers.replay.of_team import Team
-
-        return Team(spec, config.reads_state, kept)
-
-    @classmethod
     def kept(cls, config: VDNConfig) -> Sequence[str]:
         return config.kept
-
-    @classmethod
-    def team_of(cls, config: VDNConfig, actor: Actor, num_steps: int) -> Team:
-        """That of an actor's agents, with what is kept of it in rollouts of so many steps."""
-        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
-        return cls.team(config, actor.spec, kept)
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
@@ -189,34 +160,6 @@ class VDN(QReplay):
     @classmethod
     def why_not(cls, config: VDNConfig, spec: GroupSpec) -> str | None:
         return why_no_q_values(config, spec, from_sequences=True)
-
-    @classmethod
-    def fields(cls, config: VDNConfig, spec: GroupSpec) -> list[Field]:
-        return cls.team(config, spec).of_rollout()
-
-    @classmethod
-    def layout(cls, config: VDNConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
-        capacity = config.capacity(actor.spec, num_steps, num_envs)
-        return cls.team_of(config, actor, num_steps).layout(num_steps, num_envs, capacity)
-
-    def make_store(self, capacity: int, seed: int) -> ReplayStore:
-        return self._team.store(self.group, capacity, seed, self.config.tiers.tiers())
-
-    def window_of_rollout(self) -> Window:
-        return self._team.window(self.group)
-
-    @classmethod
-    def blank_batch(cls, config: VDNConfig, actor: Actor) -> TeamSamples | TeamSequences:
-        window = config.window()
-        team = cls.team_of(config, actor, window.period)
-        return cls.as_learned(team, config, team.blank_batch(window), actor.features)
-
-    @staticmethod
-    def as_learned(team: Team, config: VDNConfig, batch: Batch, features: Features) -> TeamSamples | TeamSequences:
-        """A batch as the networks take it."""
-        if config.from_sequences:
-            return team.sequences(batch, features, config.burn_in)
-        return team.samples(batch, features)
 
     @classmethod
     def losses_of(
@@ -242,15 +185,6 @@ class VDN(QReplay):
                 of_next = (every.detach(), of_target, target["mixer"])
                 aim = team_target_of_sequences(*of_next, batch, num, config.double)
         return Losses(dqn_loss(q, aim, config.huber_delta), q, aim, (q - aim).abs())
-
-    def add(self) -> Figures:
-        self._team.take_in(self.group)
-        return super().add()
-
-    def draw(self) -> TeamSamples | TeamSequences:
-        """The team's transitions or sequences of this update, in memory that the next draw writes anew."""
-        self._draw()
-        return self.as_learned(self._team, self.config, self._batch, self.group.features)
 
     def weight_of(self, batch: TeamSamples | TeamSequences) -> torch.Tensor:
         return batch.valid * batch.weight if self.config.from_sequences else batch.weight

@@ -31,7 +31,9 @@ class MonotoneMixer(nn.Module):
     are all negative learn nothing from it; beside the sum each of them always has a slope of 1 at least. Where slopes
     are to be smaller than that, the agents' values become so.
 
-    Drawn as an MLP is, but small: its second layer begins near zero, and so the mixer begins near VDN.
+    Drawn as an MLP is, but small: its second layer begins near zero, and so the mixer begins near VDN. What makes
+    weights sees the state's numbers less their mean and over their deviation, as a LayerNorm without weights gives
+    them: a state far out would else make slopes many times as large as others'.
 
     Args:
         num_agents: whose values are mixed.
@@ -62,6 +64,8 @@ class MonotoneMixer(nn.Module):
 
     def mixed(self, values: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """[N], what is added to the sum: the mixing network of the paper."""
+        if state.shape[-1] > 1:  # of one number nothing would be left
+            state = nn.functional.layer_norm(state, state.shape[-1:])
         weight_1 = self.weight_1(state).abs().unflatten(-1, (self.num_agents, self.width))
         hidden = torch.bmm(values.unsqueeze(1), weight_1).squeeze(1) + self.bias_1(state)
         weight_2 = self.weight_2(state).abs()

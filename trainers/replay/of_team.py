@@ -167,6 +167,14 @@ class Team:
         for k, final in enumerate(group.final_in_game):
             final.copy_(rollout.active_at_truncation(k)[:, agents])
 
+    def learned_from(
+        self, batch: Batch, features: Features, window: Transitions | Sequences
+    ) -> TeamSamples | TeamSequences:
+        """A batch of such items, as the group's networks take them."""
+        if isinstance(window, Sequences):
+            return self.sequences(batch, features, window.burn_in)
+        return self.samples(batch, features)
+
     def samples(self, batch: Batch, features: Features) -> TeamSamples:
         """A batch of envs, as the group's networks take them."""
         discount, weight, in_game, next_in_game = batch.discount, batch.weight, None, None

@@ -22,14 +22,15 @@ MIXERS = {"VDN": Sum, "QMIX": lambda: MonotoneMixer(3, 6, 5, torch.Generator().m
 
 
 class BesideTheSum(nn.Module):
-    """A mixer of TorchRL's, [..., A, 1] -> [..., 1], and the sum of the values that it mixes."""
+    """A mixer of TorchRL's, [..., A, 1] -> [..., 1], that sees a normalised state, and the sum of what it mixes."""
 
     def __init__(self, mixer):
         super().__init__()
         self.mixer = mixer
 
     def forward(self, values, state):
-        return self.mixer(values, state) + values.sum(-2)
+        deviation = (state.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return self.mixer(values, (state - state.mean(-1, keepdim=True)) / deviation) + values.sum(-2)
 
 
 def q_of(network):
@@ -156,6 +157,16 @@ def test_a_fresh_mixer_is_nearly_the_sum_with_slopes_for_values_far_from_zero():
         (gradient,) = torch.autograd.grad(total.sum(), values)
         assert gradient.min() >= 1.0 and gradient.max() < 3.0
         assert (total - 3 * far).abs().max() < 3 * abs(far)
+
+
+def test_a_mixers_slopes_are_those_of_a_state_of_usual_size_however_far_out_it_is():
+    """A state of one number is taken as it is."""
+    generator = torch.Generator().manual_seed(2)
+    mixer, state = MonotoneMixer(2, 6, 8, generator), torch.randn(50, 6, generator=generator)
+    values = torch.randn(50, 2, generator=generator)
+    torch.testing.assert_close(mixer(values, state), mixer(values, 100.0 * state + 7.0), rtol=0, atol=1e-3)
+    alone = MonotoneMixer(2, 1, 8, generator)
+    assert not torch.equal(alone(values, state[:, :1]), alone(values, state[:, 1:2]))
 
 
 SCOUTS = {"buffer_size": 60, "batch_size": 7, "learning_starts": 16, "replay_ratio": 0.25, "model": {"fc_dims": [8]}}

@@ -102,6 +102,8 @@ CASES = {
     "R2D2 that keeps much": ("tag_gridworld", 50, {"shared": R2D2 | {"buffer_size": 50_000, "batch_size": 8}}),
     "SAC": ("pendulum", 100, {"shared": DQN | {"algorithm": "SAC", "batch_size": 2048}}),
     "SAC of a list": ("cartpole", 100, {"shared": DQN | {"algorithm": "SAC", "model": {"fc_dims": [256, 256]}}}),
+    "MASAC": ("many_spaces.many_spaces:ManySpaces", 100,
+              {"scout": DQN | {"algorithm": "MASAC", "batch_size": 1024}, "worker": {}}),
     "TD3": ("pendulum", 100, {"shared": DQN | {"algorithm": "TD3", "batch_size": 2048, "normalize_observation": True}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
