@@ -27,6 +27,8 @@ from trainers.algorithms import ALGORITHMS, find_algorithm  # noqa: E402
 from trainers.algorithms.actor_critic import ActorAndCriticsConfig  # noqa: E402
 from trainers.algorithms.off_policy import OffPolicyConfig  # noqa: E402
 from trainers.algorithms.q_replay import QReplayConfig  # noqa: E402
+from trainers.algorithms.q_sequences import QSequencesConfig  # noqa: E402
+from trainers.algorithms.team_replay import TeamReplayConfig  # noqa: E402
 from trainers.networks import NETWORKS  # noqa: E402
 from trainers.replay.tiers import TiersConfig  # noqa: E402
 from trainers.settings.config import (  # noqa: E402
@@ -77,7 +79,9 @@ SHARED_CONFIGS = {
     ActorCriticConfig: "A2C, PPO and MAPPO",
     OffPolicyConfig: "Algorithms that replay",
     QReplayConfig: "DQN, C51, QRDQN, IQN, R2D2, VDN and QMIX",
-    ActorAndCriticsConfig: "SAC, TD3 and DDPG",
+    QSequencesConfig: "R2D2, VDN and QMIX",
+    TeamReplayConfig: "VDN, QMIX and MASAC",
+    ActorAndCriticsConfig: "SAC, MASAC, TD3 and DDPG",
 }
 """What several algorithms' configs derive from, and whose it is."""
 MODEL = "policy.<name>.model"

@@ -52,6 +52,17 @@ RUNS = {
                    "runner": {"algorithm": "VDN", "learning_starts": 40, "buffer_size": 90, "batch_size": 16,
                               "normalize_observation": True, "replay_ratio": 0.05, "model": SMALL}},
     },
+    "qmix that remembers": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"tagger": {"algorithm": "QMIX", "learning_starts": 200, "buffer_size": 300, "batch_size": 4,
+                              "burn_in": 5, "length": 5, "period": 5, "n_step": 2, "replay_ratio": 0.01,
+                              "epsilon": [[0, 1.0], [200, 0.4]], "prioritized": True,
+                              "model": {"type": "gru", "memory_size": 8, **SMALL}},
+                   "runner": {"algorithm": "VDN", "learning_starts": 200, "buffer_size": 300, "batch_size": 4,
+                              "burn_in": 3, "length": 5, "period": 4, "stored_state": False, "replay_ratio": 0.01,
+                              "model": {"type": "gru", "memory_size": 8, **SMALL}}},
+    },
     "distributions of returns": {
         "name": "tag_gridworld",
         "env": {"episode_length": 7},
@@ -96,6 +107,13 @@ RUNS = {
         "name": "cartpole",
         "policy": {"shared": {"algorithm": "SAC", "learning_starts": 40, "buffer_size": 300, "batch_size": 16,
                               "replay_ratio": 0.05, "n_step": 3, "model": SMALL}},
+    },
+    "masac": {
+        "name": "tag_gridworld",
+        "env": {"episode_length": 7},
+        "policy": {"tagger": {"algorithm": "MASAC", "learning_starts": 40, "buffer_size": 90, "batch_size": 16,
+                              "replay_ratio": 0.05, "n_step": 2, "prioritized": True, "model": SMALL},
+                   "runner": {"lr": 1e-3, "model": SMALL}},
     },
     "fused kernels": {
         "name": "cartpole",

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from trainers.settings.config import Config, PolicyConfig
     from warpdrive.env import Env
 
-NOT_ALGORITHMS = {"actor_critic", "algorithm", "off_policy", "on_policy", "q_learning", "q_replay"}
+NOT_ALGORITHMS = {"actor_critic", "algorithm", "off_policy", "on_policy", "q_learning", "q_replay", "q_sequences"}
+NOT_ALGORITHMS |= {"team_replay"}
 ALGORITHMS = sorted(
     file.stem.upper() for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_ALGORITHMS
 )

@@ -1,4 +1,5 @@
-"""What SAC, TD3 and DDPG share: critics that play no part, which value the actions of a policy that learns from them.
+"""What SAC, MASAC, TD3 and DDPG share: critics that play no part, which value the actions of a policy that learns from
+them.
 
 Critics are no part of the policy: what is exported and played does without them.
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from trainers.algorithms.algorithm import State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.features import Observation
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
+    from trainers.replay.of_team import TeamSamples
 
 CRITICS_SEED = 1 << 32
 """What a seed is raised by for the critics' weights."""
@@ -70,16 +72,30 @@ class ActorAndCritics(OffPolicy):
 
         import torch
 
-        from trainers.networks.critics import Critics
-
         super().__init__(config, group, guard, seed)
         generator = torch.Generator().manual_seed(seed + CRITICS_SEED)
-        self.critics = Critics(group.spec, config, config.num_critics, generator).to(self.device)
+        self.critics = self.make_critics(config, group.spec, generator).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.followers = [(self.target_critics, self.critics)]
         self.optimizer = self._adam(self.policy, self.scalars["lr"])
         critic_lr = self.scalars.get("critic_lr", self.scalars["lr"])
         self.critic_optimizer = self._adam(self.critics, critic_lr, "critics")
+
+    @classmethod
+    def make_critics(
+        cls, config: ActorAndCriticsConfig, spec: GroupSpec, generator: torch.Generator | None
+    ) -> torch.nn.Module:
+        """Drawn as make_network does."""
+        from trainers.networks.critics import Critics
+
+        return Critics(spec, config, config.num_critics, generator)
+
+    @classmethod
+    def blank_batch(cls, config: ActorAndCriticsConfig, actor: Actor) -> Any:
+        """Of NUM_ROWS items, all of them zeros; to count bytes by."""
+        from trainers.replay.of_group import blank_samples
+
+        return blank_samples(actor, config.window())
 
     def _adam(self, module: torch.nn.Module, lr: torch.Tensor, beside: str | None = None):
         from trainers.learning.optimiser import SafeAdam
@@ -109,14 +125,12 @@ class ActorAndCritics(OffPolicy):
     ) -> dict[str, int]:
         import torch
 
-        from trainers.networks.critics import Critics
-        from trainers.replay.of_group import blank_samples
         from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
 
         with torch.device("meta"):
-            critics = Critics(actor.spec, config, config.num_critics, None)
+            critics = cls.make_critics(config, actor.spec, None)
         networks = [runnable(one) for one in (actor.policy, actor.policy, critics, critics)]
-        batch = blank_samples(actor, config.window())
+        batch = cls.blank_batch(config, actor)
         with Counted() as counted:
             for losses in cls._passes(config, *networks, batch):
                 counted.backward(losses())
@@ -157,17 +171,22 @@ class ActorAndCritics(OffPolicy):
         loss.backward(inputs=optimizer.parameters)
         return optimizer.safe_step()
 
-    def _learn_critics(self, losses: torch.Tensor, q: torch.Tensor, target: torch.Tensor, batch: Samples) -> Mapping:
+    def _learn_critics(
+        self, losses: torch.Tensor, q: torch.Tensor, target: torch.Tensor, batch: Samples | TeamSamples
+    ) -> Mapping:
         """A step of the critics, the errors as priorities, and figures.
 
         Args:
-            losses, target: [N].
-            q: [critics, N].
+            losses, target: [N], or [N, A] of a team, whose mean over its agents counts.
+            q: [critics, N] or [critics, N, A].
         """
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
+        if losses.dim() > 1:
+            losses, error, q = losses.mean(-1), (q.detach() - target).abs().mean((0, 2)) * counts, q.mean(-1)
+        else:
+            error = (q.detach() - target).abs().mean(0) * counts
         loss = (losses * batch.weight).sum() / counts.sum().clamp_min(1.0)
         norm = self._step(self.critic_optimizer, loss)
-        error = (q.detach() - target).abs().mean(0) * counts
         self.keep_errors(error)
         return {
             "critic_loss": loss.detach(),

@@ -40,8 +40,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 class OffPolicyConfig(PolicyConfig):
     """What the configs of algorithms that replay have beyond it."""
 
-    WINDOW_KEYS: ClassVar[Sequence[str]] = ("n_step",)
-    """That say how many steps are learned from together."""
     TAKES_GOALS: ClassVar[bool] = True
     """Whether what is learned from are single steps of single agents, which another goal can be given."""
 
@@ -73,6 +71,11 @@ class OffPolicyConfig(PolicyConfig):
     of envs with goals (see docs/write_an_env.md). 4 is usual; 0: none."""
     tiers: TiersConfig = field(default_factory=TiersConfig)
     """Where transitions are kept that the device has no room for."""
+
+    @property
+    def window_keys(self) -> Sequence[str]:
+        """That say how many steps are learned from together."""
+        return ("n_step",)
 
     def updates_by(self, env_steps: int) -> int:
         """That are due after so many env steps."""
@@ -221,7 +224,7 @@ class OffPolicy(Algorithm):
         window, steps = config.window(), num_env_steps // num_envs
         needed = -(-window.behind // window.period) * window.period + window.ahead
         if steps < needed:
-            keys = ", ".join(f"{key} {getattr(config, key)}" for key in config.WINDOW_KEYS)
+            keys = ", ".join(f"{key} {getattr(config, key)}" for key in config.window_keys)
             told = f"what it learns from ({keys}) takes {needed:,} steps of an env, and this run has {steps:,} of each."
             return f"{told} Shorten it, train longer, or by fewer envs."
         if config.updates_by(num_env_steps):

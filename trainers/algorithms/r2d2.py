@@ -9,14 +9,14 @@ values: Pohlen et al. 2018, "Observe and look further: achieving consistent perf
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from trainers.algorithms.dqn import dqn_loss, dqn_target
 from trainers.algorithms.q_learning import why_no_q_values
-from trainers.algorithms.q_replay import Losses, QReplay, QReplayConfig
+from trainers.algorithms.q_replay import Losses, QReplay
+from trainers.algorithms.q_sequences import QSequencesConfig, actor_of, error_of_sequences, q_of_sequences
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
 from warpdrive.errors import ConfigError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
-    from trainers.networks.features import Observation
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import SampledSequences
     from trainers.replay.sequences import Sequences
@@ -43,21 +42,12 @@ class R2D2ModelConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class R2D2Config(QReplayConfig):
+class R2D2Config(QSequencesConfig):
     """`policy.<name>:` with `algorithm: R2D2`."""
 
     MIN_STEPS: ClassVar[int] = 10
     TAKES_GOALS: ClassVar[bool] = False
-    WINDOW_KEYS: ClassVar[Sequence[str]] = ("burn_in", "length", "n_step")
 
-    burn_in: Annotated[int, Between(0, 2_000)] = 10
-    """Steps of a sequence that bring its memory up to date, and are not learned from."""
-    length: Annotated[int, Between(1, 2_000)] = 20
-    """Steps of a sequence that are learned from, after these."""
-    period: Count = 10
-    """Steps of an env from the start of one sequence to that of the next."""
-    stored_state: bool = True
-    """Whether a sequence begins with what its player remembered then; false: with nothing."""
     n_step: Count = 5
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     prioritized: bool = True
@@ -66,8 +56,6 @@ class R2D2Config(QReplayConfig):
     """How much errors decide who is drawn: by (error + priority_epsilon)^alpha; 0: not at all."""
     beta: Annotated[Number, Between(0, 1)] = 0.6
     """How far weights of the loss make up for that; 1: for all of it. A schedule counts env steps."""
-    eta: Annotated[float, Between(0, 1)] = 0.9
-    """Weight of a sequence's largest error in what it is drawn by; the rest is that of its mean error."""
     value_rescaling: Annotated[float, Between(0)] | None = 1e-3
     """What is learned is h(value) = sign(value) (sqrt(|value| + 1) - 1) + value_rescaling * value, which makes large
     values small; None: the value itself."""
@@ -83,24 +71,15 @@ class R2D2Config(QReplayConfig):
     """How long the gradient of all the policy's parameters together may be."""
     model: R2D2ModelConfig = field(default_factory=R2D2ModelConfig)
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        yield from super().problems()
-        if self.model.sequence_length is not None:
-            message = f"R2D2's gradient runs through `length` ({self.length}) steps. Leave this out, or set length."
-            yield "model.sequence_length", message
+    @property
+    def from_sequences(self) -> bool:
+        return True
 
     def window(self) -> Sequences:
-        from trainers.replay.sequences import Sequences
-
-        return Sequences(self.length, self.burn_in, self.period, self.n_step, self.gamma, axis="agent")
+        return self.sequences("agent")
 
     def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
-        """Env steps, over all envs, that hold `buffer_size` transitions, and a sequence of each env at least: those
-        that are under way apart, and in whole periods."""
-        window = self.window()
-        num_kept = max(-(-self.buffer_size // (spec.num_agents * num_envs)), window.period)
-        whole = math.lcm(num_steps, window.period)
-        return -(-(num_kept + window.behind + window.ahead) // whole) * whole * num_envs
+        return self.capacity_of_sequences(spec.num_agents, num_steps, num_envs)
 
 
 def rescaled(value: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -144,39 +123,6 @@ def r2d2_target(
     return target if value_rescaling is None else rescaled(target, value_rescaling)
 
 
-def q_of_sequences(policy: Policy, batch: SampledSequences, config: R2D2Config) -> torch.Tensor:
-    """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it."""
-    import torch
-
-    num, observation, starts = config.burn_in, batch.observation, batch.starts
-    memory = batch.memory
-    if memory is None:
-        memory = torch.zeros(starts.shape[1], policy.memory_size, device=starts.device, dtype=batch.reward.dtype)
-    if num:
-        with torch.no_grad():
-            *_, memory = policy.unroll(rows_of(observation, slice(num)), None, memory, starts[:num])
-    q, *_ = policy.unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
-    return q
-
-
-def rows_of(observation: Observation, rows: slice) -> Observation:
-    """These rows of what is seen."""
-    if isinstance(observation, dict):
-        return {name: one[rows] for name, one in observation.items()}
-    return observation[rows]
-
-
-def error_of_sequences(error: torch.Tensor, counts: torch.Tensor, eta: float) -> torch.Tensor:
-    """[N]: eta of the largest error and 1 - eta of the mean error, of the steps that count.
-
-    Args:
-        error: [L, N] >= 0.
-        counts: [L, N], 1 or 0.
-    """
-    of_counting = error * counts
-    return eta * of_counting.amax(0) + (1.0 - eta) * of_counting.sum(0) / counts.sum(0).clamp_min(1.0)
-
-
 class R2D2(QReplay):
     """Updates one policy from sequences of what it kept of all rollouts."""
 
@@ -196,15 +142,11 @@ class R2D2(QReplay):
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        """Who keeps its memory where sequences may begin."""
-        from trainers.acting.epsilon_greedy import EpsilonGreedyActor
-
-        config = policy.config
-        return EpsilonGreedyActor(policy, spec, stage, keeps_every=math.gcd(config.period, config.burn_in))
+        return actor_of(policy, spec, stage)
 
     @classmethod
     def kept(cls, config: R2D2Config) -> Sequence[str]:
-        return ("memory",) if config.stored_state else ()
+        return config.kept
 
     @classmethod
     def why_not(cls, config: R2D2Config, spec: GroupSpec) -> str | None:

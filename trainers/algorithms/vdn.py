@@ -1,63 +1,70 @@
 """VDN: Q-learning of a team, whose value is the sum of its agents' values.
 
 Each agent acts by its own Q-values, of what it sees alone. What is learned is their sum, of what the team is paid: so
-each agent finds its own part in it. All that follows for values that are mixed otherwise is here, too (see QMIX).
+each agent finds its own part in it. All that follows for values that are mixed otherwise is here, too (see QMIX), and
+for agents that remember, who learn from sequences of the team's steps.
 
 Source: Sunehag et al. 2017, "Value-decomposition networks for cooperative multi-agent learning", arXiv:1706.05296.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from trainers.algorithms.algorithm import Figures
 from trainers.algorithms.dqn import dqn_loss, value_of_best
-from trainers.algorithms.q_replay import Losses, QReplay, QReplayConfig
+from trainers.algorithms.q_learning import why_no_q_values
+from trainers.algorithms.q_replay import Losses, QReplay
+from trainers.algorithms.q_sequences import QSequencesConfig, actor_of, error_of_sequences, q_of_sequences
+from trainers.algorithms.team_replay import TeamReplay, TeamReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
     from torch import nn
 
-    from trainers.acting.actor import Actor
-    from trainers.experience.field import Field
+    from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
-    from trainers.replay.of_team import Team, TeamSamples
-    from trainers.replay.storage import Layout, Window
-    from trainers.replay.store import ReplayStore
+    from trainers.replay.of_team import TeamSamples, TeamSequences
+    from trainers.replay.sequences import Sequences
     from trainers.replay.windows import Transitions
 
 
 @dataclass(frozen=True)
-class VDNConfig(QReplayConfig):
+class VDNConfig(TeamReplayConfig, QSequencesConfig):
     """`policy.<name>:` with `algorithm: VDN`. A transition is one of the whole team: `buffer_size` and `batch_size`
-    count env steps."""
+    count env steps; with a GRU `batch_size` counts sequences of them."""
 
-    TAKES_GOALS: ClassVar[bool] = False
-
-    agent_id: bool = True
-    """Whether each agent also sees which one of the policy's agents it is: they share a network, and may then differ in
-    what they do."""
-
-    def window(self) -> Transitions:
-        from trainers.replay.windows import Transitions
-
-        return Transitions(n_step=self.n_step, gamma=self.gamma, axis="env")
+    def window(self) -> Transitions | Sequences:
+        return self.sequences("env") if self.from_sequences else super().window()
 
     def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
-        window = num_envs * num_steps
-        return -(-(self.buffer_size + self.n_step * num_envs) // window) * window
+        if self.from_sequences:
+            return self.capacity_of_sequences(1, num_steps, num_envs)
+        return super().capacity(spec, num_steps, num_envs)
+
+
+def mixed(
+    mixer: nn.Module, value: torch.Tensor, in_game: torch.Tensor | None, state: torch.Tensor | None
+) -> torch.Tensor:
+    """[...]: the team's value of its agents' [..., A]; those that are not in the game add nothing.
+
+    Args:
+        in_game: [..., A], 1 or 0; None: all are.
+        state: [..., state], or None.
+    """
+    shape, value = value.shape[:-1], value if in_game is None else value * in_game
+    return mixer(value.flatten(0, -2), None if state is None else state.flatten(0, -2)).view(shape)
 
 
 def team_q(policy: Policy, mixer: nn.Module, batch: TeamSamples) -> torch.Tensor:
     """[N]: the team's value of what its agents did; agents that are not in the game add nothing."""
     q = policy.heads(batch.observation)["q"].unflatten(0, batch.action.shape)
     q = q.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-    return mixer(q if batch.in_game is None else q * batch.in_game, batch.state)
+    return mixed(mixer, q, batch.in_game, batch.state)
 
 
 def team_target(
@@ -67,12 +74,49 @@ def team_target(
     q_of_target = target_policy.heads(batch.next_observation)["q"].unflatten(0, batch.action.shape)
     q = policy.heads(batch.next_observation)["q"].unflatten(0, batch.action.shape) if double else q_of_target
     value = value_of_best(q, q_of_target, batch.next_mask, double)
-    if batch.next_in_game is not None:
-        value = value * batch.next_in_game
-    return batch.reward + batch.discount * target_mixer(value, batch.next_state)
+    return batch.reward + batch.discount * mixed(target_mixer, value, batch.next_in_game, batch.next_state)
 
 
-class VDN(QReplay):
+def team_q_of_sequences(q: torch.Tensor, mixer: nn.Module, batch: TeamSequences, burn_in: int) -> torch.Tensor:
+    """[L, N]: `team_q` in each step that is learned from.
+
+    Args:
+        q: [L + n_step, N, A, actions], of the rows after the burn-in.
+    """
+    steps = slice(burn_in, len(batch.action))
+    q = q[: len(batch.reward)].gather(-1, batch.action[steps].unsqueeze(-1)).squeeze(-1)
+    in_game, state = (None if one is None else one[steps] for one in (batch.in_game, batch.state))
+    return mixed(mixer, q, in_game, state)
+
+
+def team_target_of_sequences(
+    q: torch.Tensor,
+    q_of_target: torch.Tensor,
+    target_mixer: nn.Module,
+    batch: TeamSequences,
+    burn_in: int,
+    double: bool,
+) -> torch.Tensor:
+    """[L, N]: `team_target` in each step that is learned from.
+
+    Args:
+        q, q_of_target: [L + n_step, N, A, actions], of the rows after the burn-in.
+    """
+
+    def after(one: torch.Tensor | None, first: int = burn_in) -> torch.Tensor | None:
+        """Of rows from `first` on: that which follows each step, [L, N, ...]."""
+        if one is None:
+            return None
+        row = (batch.bootstrap - first).view(*batch.bootstrap.shape, *[1] * (one.dim() - 2))
+        return one.gather(0, row.expand(-1, -1, *one.shape[2:]))
+
+    of_target, of_mask = after(q_of_target), after(batch.mask, 0)
+    value = value_of_best(after(q) if double else of_target, of_target, of_mask, double)
+    of_team = mixed(target_mixer, value, after(batch.in_game, 0), after(batch.state, 0))
+    return batch.reward + batch.discount * of_team
+
+
+class VDN(TeamReplay, QReplay):
     """Updates one policy, of a team, from what it kept of all rollouts."""
 
     FIGURES: ClassVar[Mapping[str, str]] = {
@@ -83,7 +127,6 @@ class VDN(QReplay):
     config: VDNConfig
 
     def __init__(self, config: VDNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        self._team = self.team(config, group.spec)
         super().__init__(config, group, guard, seed)
         guard.also_watch(group.name, [f"mixer.{name}" for name, _ in self.learned["mixer"].named_parameters()])
 
@@ -107,53 +150,46 @@ class VDN(QReplay):
         return Sum()
 
     @classmethod
-    def team(cls, config: VDNConfig, spec: GroupSpec) -> Team:
-        """The policy's agents as one."""
-        from trainers.replay.of_team import Team
-
-        return Team(spec, config.reads_state)
+    def kept(cls, config: VDNConfig) -> Sequence[str]:
+        return config.kept
 
     @classmethod
-    def fields(cls, config: VDNConfig, spec: GroupSpec) -> list[Field]:
-        return cls.team(config, spec).of_rollout()
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+        return actor_of(policy, spec, stage)
 
     @classmethod
-    def layout(cls, config: VDNConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
-        capacity = config.capacity(actor.spec, num_steps, num_envs)
-        return cls.team(config, actor.spec).layout(num_steps, num_envs, capacity)
-
-    def make_store(self, capacity: int, seed: int) -> ReplayStore:
-        return self._team.store(self.group, capacity, seed, self.config.tiers.tiers())
-
-    def window_of_rollout(self) -> Window:
-        return self._team.window(self.group)
-
-    @classmethod
-    def blank_batch(cls, config: VDNConfig, actor: Actor) -> TeamSamples:
-        team = cls.team(config, actor.spec)
-        return team.samples(team.blank_batch(config.window()), actor.features)
+    def why_not(cls, config: VDNConfig, spec: GroupSpec) -> str | None:
+        return why_no_q_values(config, spec, from_sequences=True)
 
     @classmethod
     def losses_of(
         cls,
         learned: nn.Module,
         target: nn.Module,
-        batch: TeamSamples,
+        batch: TeamSamples | TeamSequences,
         config: VDNConfig,
         generator: torch.Generator | None = None,
     ) -> Losses:
         import torch
 
-        q = team_q(learned["policy"], learned["mixer"], batch)
-        with torch.no_grad():
-            aim = team_target(learned["policy"], target["policy"], target["mixer"], batch, config.double)
+        if not config.from_sequences:
+            q = team_q(learned["policy"], learned["mixer"], batch)
+            with torch.no_grad():
+                aim = team_target(learned["policy"], target["policy"], target["mixer"], batch, config.double)
+        else:
+            num, teams = config.burn_in, batch.action.shape[1:]
+            every = q_of_sequences(learned["policy"], batch, config).unflatten(1, teams)
+            q = team_q_of_sequences(every, learned["mixer"], batch, num)
+            with torch.no_grad():
+                of_target = q_of_sequences(target["policy"], batch, config).unflatten(1, teams)
+                of_next = (every.detach(), of_target, target["mixer"])
+                aim = team_target_of_sequences(*of_next, batch, num, config.double)
         return Losses(dqn_loss(q, aim, config.huber_delta), q, aim, (q - aim).abs())
 
-    def add(self) -> Figures:
-        self._team.take_in(self.group)
-        return super().add()
+    def weight_of(self, batch: TeamSamples | TeamSequences) -> torch.Tensor:
+        return batch.valid * batch.weight if self.config.from_sequences else batch.weight
 
-    def draw(self) -> TeamSamples:
-        """The team's transitions of this update, in memory that the next draw writes anew."""
-        self._draw()
-        return self._team.samples(self._batch, self.group.features)
+    def priority_of(self, error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        if self.config.from_sequences:
+            return error_of_sequences(error, counts, self.config.eta)
+        return super().priority_of(error, counts)

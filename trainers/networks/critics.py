@@ -11,7 +11,7 @@ from torch import nn
 
 from trainers.experience.spec import GroupSpec
 from trainers.networks import make_network
-from trainers.networks.features import Observation
+from trainers.networks.features import Inputs, Observation
 from trainers.networks.policy import inputs_of
 from trainers.settings.config import PolicyConfig
 
@@ -59,3 +59,55 @@ class Critics(nn.Module):
                 observation = torch.cat([observation, action], dim=-1)
         found = torch.stack([network(observation, None)["q"] for network in self.networks])
         return found.squeeze(-1) if self.is_of_box else found
+
+
+class CentralCritics(nn.Module):
+    """Several MLPs that value every action of an agent of a team by the whole state, the agent's number and what the
+    others do; each with weights of its own.
+
+    Args:
+        config: its `model` says the layers; `critic_fc_dims` how wide they are, else as the policy's.
+        num_state: numbers of the state.
+        number: of them.
+        generator: draws the weights; None where shapes are all that is wanted.
+
+    Source: Lowe et al. 2017, "Multi-agent actor-critic for mixed cooperative-competitive environments",
+    arXiv:1706.02275; that all actions of one agent are valued together is COMA's, Foerster et al. 2018,
+    arXiv:1705.08926.
+    """
+
+    def __init__(
+        self, spec: GroupSpec, config: PolicyConfig, num_state: int, number: int, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.num_actions = int(spec.action_space.n)
+        model = config.model
+        model = dataclasses.replace(model, type="mlp", fc_dims=model.critic_fc_dims or model.fc_dims)
+        inputs = Inputs(num_state + spec.num_agents * (1 + self.num_actions))
+        heads = {"q": self.num_actions}
+        self.networks = nn.ModuleList(make_network("mlp", model, inputs, heads, generator) for _ in range(number))
+
+    def forward(
+        self, state: torch.Tensor, action: torch.Tensor, in_game: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Q-values [critics, N, A, actions] of each agent's actions, as the others do what they do.
+
+        Args:
+            state: [N, num_state].
+            action: [N, A] int64. No agent's values depend on its own.
+            in_game: [N, A], 1 or 0; None: all are. Who is not has no number, and does nothing that the others' critics
+                see.
+        """
+        rows = self.rows(state, action, in_game)
+        return torch.stack([network(rows, None)["q"] for network in self.networks])
+
+    def rows(self, state: torch.Tensor, action: torch.Tensor, in_game: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, A, features], what they read: the state, the agent's number, the others' actions, each one-hot."""
+        (number, num_agents), numbers = action.shape, torch.eye(action.shape[1], device=state.device, dtype=state.dtype)
+        taken = (action.unsqueeze(-1) == torch.arange(self.num_actions, device=state.device)).to(state.dtype)
+        of_agent = numbers.expand(number, -1, -1)
+        if in_game is not None:
+            here = in_game.to(state.dtype).unsqueeze(-1)
+            taken, of_agent = taken * here, of_agent * here
+        others = taken.unsqueeze(1) * (1.0 - numbers).unsqueeze(-1)
+        return torch.cat([state.unsqueeze(1).expand(-1, num_agents, -1), of_agent, others.flatten(2)], dim=-1)

@@ -19,6 +19,7 @@ from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, central_features, torch_dtype
 from trainers.replay.batch import Batch
 from trainers.replay.of_group import fields_of, window_of
+from trainers.replay.sequences import Sequences
 from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Layout, Window, allocate
 from trainers.replay.store import LAST, ReplayStore
 from trainers.replay.tiers import Tier
@@ -59,6 +60,38 @@ class TeamSamples:
     """[N] float32: that a loss takes; 0 where nobody was in the game."""
 
 
+@dataclass(frozen=True)
+class TeamSequences:
+    """N sequences of the steps of whole teams of A agents, as recurrent networks take them: R rows of what is seen, of
+    which the last L + n_step follow what a memory is warmed up by; L steps are learned from."""
+
+    observation: Observation
+    """[R, N A, ...]: of one agent after the other."""
+    mask: torch.Tensor | None
+    """[R, N, A, actions] bool: what may be done; None: everything."""
+    starts: torch.Tensor
+    """[R, N A] bool, whether nothing is remembered in this row: an episode begins, or the agent is out of the game or
+    was."""
+    memory: torch.Tensor | None
+    """[N A, size], of who played, before the first row; None if it was not kept."""
+    action: torch.Tensor
+    """[R - n_step, N, A] int64."""
+    in_game: torch.Tensor | None
+    """[R, N, A] float32: 0 where an agent was not in the game; None: all were."""
+    state: torch.Tensor | None
+    """[R, N, state]: of the whole env, if it is kept."""
+    reward: torch.Tensor
+    """[L, N], the team's, of the steps that count, discounted and added up."""
+    discount: torch.Tensor
+    """[L, N], of what comes after them; 0 where nothing does, or nobody is left."""
+    bootstrap: torch.Tensor
+    """[L, N] int64: the row that comes after them."""
+    valid: torch.Tensor
+    """[L, N] float32: 0 where there is nothing to learn."""
+    weight: torch.Tensor
+    """[N] float32: that a loss takes."""
+
+
 class Team:
     """A policy's agents as one, and how a store keeps what they do.
 
@@ -66,10 +99,12 @@ class Team:
         spec: of the policy's agents.
         reads_state: whether the state of the whole env is kept: its global_state or else all observations side by side,
             as a central critic sees it (see CentralFeatures).
+        kept: fields of the actor that are kept besides.
     """
 
-    def __init__(self, spec: GroupSpec, reads_state: bool) -> None:
+    def __init__(self, spec: GroupSpec, reads_state: bool, kept: Sequence[Field] = ()) -> None:
         self.spec = spec
+        self.kept = kept
         self.state_arrays = central_features(spec.layout, spec.num_agents).arrays if reads_state else ()
         self._fields_of_state = [self._field_of_state(i, name) for i, name in enumerate(self.state_arrays)]
 
@@ -87,7 +122,7 @@ class Team:
 
     def stored(self) -> list[Field]:
         """What a store keeps of each step."""
-        found = [one for one in fields_of(self.spec) if one.name not in (REWARD, ACTIVE, SURVIVED)]
+        found = [one for one in fields_of(self.spec, self.kept) if one.name not in (REWARD, ACTIVE, SURVIVED)]
         found.append(Field(REWARD, axis="env"))
         if self.spec.may_leave:
             found.append(Field(IN_GAME, dtype=torch.bool, extra=1))
@@ -111,7 +146,7 @@ class Team:
     def window(self, group: GroupRollout) -> Window:
         """Where a rollout holds that: views."""
         rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
-        found = {**window_of(group), REWARD: group.reward_of_team}
+        found = {**window_of(group, self.kept), REWARD: group.reward_of_team}
         if self.spec.may_leave:
             del found[ACTIVE], found[SURVIVED]
             found |= {IN_GAME: rollout.active[:, :, agents], LAST + IN_GAME: group.final_in_game}
@@ -132,43 +167,86 @@ class Team:
         for k, final in enumerate(group.final_in_game):
             final.copy_(rollout.active_at_truncation(k)[:, agents])
 
+    def learned_from(
+        self, batch: Batch, features: Features, window: Transitions | Sequences
+    ) -> TeamSamples | TeamSequences:
+        """A batch of such items, as the group's networks take them."""
+        if isinstance(window, Sequences):
+            return self.sequences(batch, features, window.burn_in)
+        return self.samples(batch, features)
+
     def samples(self, batch: Batch, features: Features) -> TeamSamples:
         """A batch of envs, as the group's networks take them."""
-        num_agents, ids = self.spec.num_agents, None
-        if features.num_ids:
-            ids = torch.eye(num_agents, device=batch.index.device).repeat(len(batch.index), 1)
-
-        def seen(arrays: dict[str, torch.Tensor]) -> Observation:
-            parts = [arrays[f"observation_{i}"].flatten(0, 1) for i in range(len(features.places))]
-            return features.of_parts(parts, ids)
-
-        def state(arrays: dict[str, torch.Tensor]) -> torch.Tensor | None:
-            found = [_scaled(arrays[name]).flatten(1) for name in self._fields_of_state]
-            return torch.cat(found, dim=-1) if found else None
-
         discount, weight, in_game, next_in_game = batch.discount, batch.weight, None, None
         if self.spec.may_leave:
             in_game, next_in_game = (one[IN_GAME].float() for one in (batch.observation, batch.next_observation))
             discount, weight = discount * next_in_game.amax(-1), weight * in_game.amax(-1)
         return TeamSamples(
-            observation=seen(batch.observation),
+            observation=self._seen(features, batch.observation),
             action=batch.action,
             mask=batch.mask,
             in_game=in_game,
-            state=state(batch.observation),
+            state=self._state(batch.observation),
             reward=batch.reward,
             discount=discount,
-            next_observation=seen(batch.next_observation),
+            next_observation=self._seen(features, batch.next_observation),
             next_mask=batch.next_mask,
             next_in_game=next_in_game,
-            next_state=state(batch.next_observation),
+            next_state=self._state(batch.next_observation),
             weight=weight,
         )
 
-    def blank_batch(self, window: Transitions) -> Batch:
+    def sequences(self, batch: Batch, features: Features, burn_in: int) -> TeamSequences:
+        """A batch of sequences of envs, as the group's networks take them."""
+        num_agents, parts = self.spec.num_agents, batch.observation
+        starts = batch.starts.unsqueeze(-1).expand(-1, -1, num_agents)
+        discount, valid, in_game, memory = batch.discount, batch.valid, None, batch.fields.get("memory")
+        if self.spec.may_leave:
+            here, in_game = parts[IN_GAME], parts[IN_GAME].float()
+            starts = starts.clone()
+            starts[1:] |= ~(here[:-1] & here[1:])
+            anybody = in_game.amax(-1)
+            discount = discount * anybody.gather(0, batch.bootstrap)
+            valid = valid * anybody[burn_in : burn_in + len(valid)]
+        if memory is not None:  # one that is kept at each step is given of each row
+            memory = (memory[0] if memory.dim() > 3 else memory).flatten(0, 1)
+        return TeamSequences(
+            observation=self._seen(features, parts, agents=2),
+            mask=batch.mask,
+            starts=starts.flatten(1),
+            memory=memory,
+            action=batch.action,
+            in_game=in_game,
+            state=self._state(parts, agents=2),
+            reward=batch.reward,
+            discount=discount,
+            bootstrap=batch.bootstrap,
+            valid=valid,
+            weight=batch.weight,
+        )
+
+    def _seen(self, features: Features, arrays: dict[str, torch.Tensor], agents: int = 1) -> Observation:
+        """Of one agent after the other, of [N, A, ...] or [R, N, A, ...]; `agents` is the number of their axis."""
+        parts = [arrays[f"observation_{i}"].flatten(agents - 1, agents) for i in range(len(features.places))]
+        ids = None
+        if features.num_ids:
+            ids = torch.eye(self.spec.num_agents, device=parts[0].device)
+            ids = ids.repeat(*parts[0].shape[: agents - 1], parts[0].shape[agents - 1] // self.spec.num_agents, 1)
+        return features.of_parts(parts, ids)
+
+    def _state(self, arrays: dict[str, torch.Tensor], agents: int = 1) -> torch.Tensor | None:
+        """[N, state] or [R, N, state], likewise."""
+        found = [_scaled(arrays[name]).flatten(agents) for name in self._fields_of_state]
+        return torch.cat(found, dim=-1) if found else None
+
+    def blank_batch(self, window: Transitions | Sequences) -> Batch:
         """NUM_ROWS items, all of them zeros; to count bytes by."""
-        layout = self.layout(1, 1, window.behind + window.ahead + 1)
-        return window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+        num_steps = math.lcm(*(one.every for one in self.kept))
+        layout = self.layout(num_steps, 1, -(-(window.behind + window.ahead + 1) // num_steps) * num_steps)
+        batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+        if batch.bootstrap is not None:
+            batch.bootstrap.fill_(window.num_rows - 1)
+        return batch
 
     def _field_of_state(self, number: int, array: str) -> str:
         """The field that holds an array of the state: what the agents see, where they are all that see it."""

@@ -91,6 +91,8 @@ CASES = {
                                     "runner": DQN | {"algorithm": "VDN"}}),
     "QMIX of agents that leave": ("many_spaces.many_spaces:ManySpaces", 100,
                                   {"scout": DQN | {"algorithm": "QMIX", "batch_size": 1024}, "worker": {}}),
+    "QMIX that remembers": ("tag_gridworld", 50, {"tagger": R2D2 | {"algorithm": "QMIX", "model": {"type": "gru"}},
+                                                  "runner": R2D2 | {"algorithm": "VDN", "model": {"type": "gru"}}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
     "Rainbow": ("cartpole", 20, {"shared": DQN | {"algorithm": "C51", "dueling": True, "noisy": True, "n_step": 3,
                                                   "prioritized": True, "replay_ratio": 0.01}}),
@@ -101,6 +103,8 @@ CASES = {
     "R2D2 that keeps much": ("tag_gridworld", 50, {"shared": R2D2 | {"buffer_size": 50_000, "batch_size": 8}}),
     "SAC": ("pendulum", 100, {"shared": DQN | {"algorithm": "SAC", "batch_size": 2048}}),
     "SAC of a list": ("cartpole", 100, {"shared": DQN | {"algorithm": "SAC", "model": {"fc_dims": [256, 256]}}}),
+    "MASAC": ("many_spaces.many_spaces:ManySpaces", 100,
+              {"scout": DQN | {"algorithm": "MASAC", "batch_size": 1024}, "worker": {}}),
     "TD3": ("pendulum", 100, {"shared": DQN | {"algorithm": "TD3", "batch_size": 2048, "normalize_observation": True}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip

@@ -1,0 +1,137 @@
+"""What Q-learning from sequences shares, of single agents (R2D2) or of a team (VDN, QMIX) that remember: a sequence
+begins with what its player remembered then; its first steps bring that memory up to date, and the others are learned
+from.
+
+Source: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning" (R2D2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from trainers.algorithms.q_replay import QReplayConfig
+from warpdrive.config import Between, Count
+
+if TYPE_CHECKING:  # a config is checked before torch is loaded
+    import torch
+
+    from trainers.acting.actor import Stage
+    from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+    from trainers.experience.spec import GroupSpec
+    from trainers.networks.features import Observation
+    from trainers.networks.policy import Policy
+    from trainers.replay.of_group import SampledSequences
+    from trainers.replay.of_team import TeamSequences
+    from trainers.replay.sequences import Sequences
+
+
+@dataclass(frozen=True)
+class QSequencesConfig(QReplayConfig):
+    """What the configs of algorithms that learn from sequences have beyond it."""
+
+    SEQUENCE_KEYS: ClassVar[Sequence[str]] = ("burn_in", "length", "period", "stored_state", "eta")
+
+    burn_in: Annotated[int, Between(0, 2_000)] = 10
+    """Steps of a sequence that bring its memory up to date, and are not learned from. This and the keys that follow are
+    read by a network that remembers alone: model.type: gru."""
+    length: Annotated[int, Between(1, 2_000)] = 20
+    """Steps of a sequence that are learned from, after these."""
+    period: Count = 10
+    """Steps of an env from the start of one sequence to that of the next."""
+    stored_state: bool = True
+    """Whether a sequence begins with what its player remembered then; false: with nothing."""
+    eta: Annotated[float, Between(0, 1)] = 0.9
+    """Weight of a sequence's largest error in what it is drawn by; the rest is that of its mean error."""
+
+    @property
+    def from_sequences(self) -> bool:
+        """Whether sequences are learned from, and not single steps."""
+        return self.model.type == "gru"
+
+    @property
+    def window_keys(self) -> Sequence[str]:
+        return ("burn_in", "length", "n_step") if self.from_sequences else super().window_keys
+
+    @property
+    def keeps_every(self) -> int | None:
+        """Steps from one memory that its player keeps to the next: sequences may begin there."""
+        return math.gcd(self.period, self.burn_in) if self.from_sequences else None
+
+    @property
+    def kept(self) -> Sequence[str]:
+        """Fields of its player that a store keeps."""
+        return ("memory",) if self.from_sequences and self.stored_state else ()
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.from_sequences and self.model.sequence_length is not None:
+            message = f"{self.algorithm}'s gradient runs through `length` ({self.length}) steps."
+            yield "model.sequence_length", f"{message} Leave this out, or set length."
+        for name in () if self.from_sequences else self.SEQUENCE_KEYS:
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                message = f"{self.algorithm} learns from single steps with model.type: {self.model.type}."
+                yield name, f"{message} Leave this out, or take gru."
+
+    def sequences(self, axis: str) -> Sequences:
+        """What is learned from, where it remembers; items by "agent" or by "env"."""
+        from trainers.replay.sequences import Sequences
+
+        return Sequences(self.length, self.burn_in, self.period, self.n_step, self.gamma, axis=axis)
+
+    def capacity_of_sequences(self, num_items: int, num_steps: int, num_envs: int) -> int:
+        """Env steps, over all envs, that hold `buffer_size` transitions, and a sequence of each env at least: those
+        that are under way apart, and in whole periods.
+
+        Args:
+            num_items: of an env in each step: its agents, or 1 of a team.
+        """
+        window = self.window()
+        num_kept = max(-(-self.buffer_size // (num_items * num_envs)), window.period)
+        whole = math.lcm(num_steps, window.period)
+        return -(-(num_kept + window.behind + window.ahead) // whole) * whole * num_envs
+
+
+def actor_of(policy: Policy, spec: GroupSpec, stage: Stage) -> EpsilonGreedyActor:
+    """Who keeps its memory, if it has one, where sequences may begin."""
+    from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+
+    return EpsilonGreedyActor(policy, spec, stage, policy.config.keeps_every)
+
+
+def q_of_sequences(
+    policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig
+) -> torch.Tensor:
+    """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it; of a
+    team N counts the agents of all its items."""
+    import torch
+
+    num, observation, starts = config.burn_in, batch.observation, batch.starts
+    memory = batch.memory
+    if memory is None:
+        memory = torch.zeros(starts.shape[1], policy.memory_size, device=starts.device, dtype=batch.reward.dtype)
+    if num:
+        with torch.no_grad():
+            *_, memory = policy.unroll(rows_of(observation, slice(num)), None, memory, starts[:num])
+    q, *_ = policy.unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
+    return q
+
+
+def rows_of(observation: Observation, rows: slice) -> Observation:
+    """These rows of what is seen."""
+    if isinstance(observation, dict):
+        return {name: one[rows] for name, one in observation.items()}
+    return observation[rows]
+
+
+def error_of_sequences(error: torch.Tensor, counts: torch.Tensor, eta: float) -> torch.Tensor:
+    """[N]: eta of the largest error and 1 - eta of the mean error, of the steps that count.
+
+    Args:
+        error: [L, N] >= 0.
+        counts: [L, N], 1 or 0.
+    """
+    of_counting = error * counts
+    return eta * of_counting.amax(0) + (1.0 - eta) * of_counting.sum(0) / counts.sum(0).clamp_min(1.0)
