@@ -172,6 +172,7 @@ class Trainer:
             if store.tiered is not None:
                 store.tiered.files_of_run(name, self.run, config.saving.replay)
         self.chunks = Chunks(self.stores if config.saving.replay else {}, self.world)
+        self.chunks.say = self.run.say
         share_nothing = all(one.shares_nothing for one in self.algorithms.values())
         graphs = [list(ones.values()) for ones in self.phases.values()]
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)

@@ -19,9 +19,8 @@ import hashlib
 import json
 import mmap
 import os
-import stat
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,20 +39,19 @@ from trainers.replay.listing import (
     remove_unlisted,
 )
 from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
+from trainers.replay.stamps import Stamps
 from trainers.run import disk
 from trainers.run.checks import on_all_ranks
 from trainers.run.reading import check_folder, open_own
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, tell
 
 MAX_PARTS = 8
 """Files of one chunk, after which it is written anew as one."""
 
 Plan = tuple[tuple[Part, ...], list[tuple[int, int]]]
 """The files that still serve, and the steps that new ones are to hold."""
-
-
 
 
 class Store(Protocol):
@@ -91,7 +89,9 @@ class Chunks:
         self.stores, self.world = dict(stores), world or World()
         self.parts: dict[str, tuple[Part, ...]] = {}
         """Of the newest checkpoint that is whole, by store and rank; on the first rank."""
+        self.say: Callable[..., None] = lambda line, **how: tell(line)
         self._rings = {name: _ring(store) for name, store in self.stores.items()}
+        self._stamps: dict[str, Stamps] = {}
 
     def small(self, listings: Mapping[str, Listing] | None = None) -> dict[str, dict[str, torch.Tensor]]:
         """Live tensors that a checkpoint holds itself, by file.
@@ -108,23 +108,49 @@ class Chunks:
         kept: dict[str, tuple[Part, ...]] = {}
 
         def ranges_of(name: str, store: Store) -> list[tuple[int, int]]:
-            names = self.names(name)
+            names, files = self.names(name), shared.get(name)
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
                 self.parts.update(dict.fromkeys(names, ()))
                 self._rings[name] = _ring(store)
-            if name in shared:
-                self.parts[name] = shared[name].claim()
-            known = {one: self.parts.get(one, ()) for one in names}
-            if not all(_are_there(folder / REPLAY, parts) for parts in known.values()):
-                known = dict.fromkeys(names, ())
+            if files is not None:
+                self.parts[name] = files.claim()
+            known = self._whole(folder / REPLAY, names, store)
             for one, parts in known.items():  # all ranks have files of the same steps
-                kept[one], ranges = _to_write(store, parts, shared[name].settled if name in shared else 0)
+                kept[one], ranges = _to_write(store, parts, 0 if files is None else files.settled)
             return ranges
 
         shared = self.shared(folder)
         found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
         ranges = {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}
         return Addition(self, ranges, kept, shared)
+
+    def _whole(self, folder: Path, names: Sequence[str], store: Store) -> dict[str, tuple[Part, ...]]:
+        """Of all ranks' parts of a store, those that may go on: what was harmed meanwhile is told, and left out."""
+        first = first_step(store.num_steps_added, store.num_slots)
+        known = {name: tuple(one for one in self.parts.get(name, ()) if one.end > first) for name in names}
+        harmed = self.stamps_of(names[0]).why_harmed(folder, [part for parts in known.values() for part in parts])
+        if not harmed:
+            return known
+        files = self.shared(folder.parent).get(names[0])
+        settled = 0 if files is None else files.settled
+        of_harmed = [part for parts in known.values() for part in parts if part.name in harmed]
+        for part in of_harmed:
+            is_lost = part.end <= settled
+            then = "Its steps are dropped." if is_lost else "Its steps are written again."
+            self.say(f"warning: {folder / part.name}: {harmed[part.name]}. {then}", style="yellow")
+        if files is not None:
+            files.lose({*harmed})
+        lost = {part.begin for part in of_harmed}
+        begin = min((part.begin for part in of_harmed if part.end > settled), default=None)
+        return {
+            name: tuple(one for one in parts if one.begin not in lost and (begin is None or one.begin < begin))
+            for name, parts in known.items()
+        }
+
+    def stamps_of(self, name: str) -> Stamps:
+        """Of a store's files, of all ranks; a tier of files has its own."""
+        files = _files_of(self.stores[name])
+        return self._stamps.setdefault(name, Stamps()) if files is None else files.stamps
 
     def shared(self, folder: Path) -> dict[str, Any]:
         """By store, the tier of files that lie among those of checkpoints in a folder."""
@@ -190,6 +216,8 @@ class Chunks:
         for name in self.stores:
             serve = are_ours and name in listings and name not in moved
             self.parts |= {one: listings[one].parts if serve else () for one in self.names(name)}
+            for one in self.names(name) if serve else ():
+                self.stamps_of(name).note(folder / REPLAY, listings[one].parts)
 
 
 class Addition:
@@ -247,6 +275,7 @@ class Addition:
         for name, ranges in self._ranges.items():
             for one in self._chunks.names(name):
                 parts = tuple(_moved(beside / part_name(one, *steps), folder / REPLAY, *steps) for steps in ranges)
+                self._chunks.stamps_of(name).note(folder / REPLAY, parts)
                 parts = self._parts[one] = (*self._kept[one], *parts)
                 gaps = gaps_of(parts, *self._heads[name])
                 found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps)
@@ -343,15 +372,6 @@ def _moved(path: Path, folder: Path, begin: int, end: int) -> Part:
     part = Part(f"{path.stem}.{found[:16]}.safetensors", begin, end, path.stat().st_size, found)
     os.replace(path, folder / part.name)
     return part
-
-
-def _are_there(folder: Path, parts: Iterable[Part]) -> bool:
-    """As long as they were. Somebody may have made room by hand, or cut one off; then all is written again."""
-    try:
-        found = [(folder / part.name).lstat() for part in parts]
-    except OSError:
-        return False
-    return all(stat.S_ISREG(one.st_mode) and one.st_size == part.bytes for one, part in zip(found, parts, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------- stores

@@ -121,6 +121,36 @@ def test_a_file_that_was_cut_off_since_is_written_again(make):
     load(trainer, places[-1])
 
 
+@pytest.mark.parametrize("harm", ["flipped", "cut", "gone", "copied"])
+def test_a_save_tells_of_a_file_that_was_changed_since_and_writes_its_steps_again(make, harm, capsys):
+    """All checkpoints that list it are whole then. A copy with the same bytes is none that was changed."""
+    trainer = make(8)
+    for _ in range(2):
+        trainer.iterate()
+        place = trainer.save()
+    listed = checkpoint.load_checkpoint(place).replay[NAME].parts
+    file = trainer.run.checkpoints / REPLAY / listed[0].name
+    content = file.read_bytes()
+    file.unlink()
+    if harm != "gone":
+        file.write_bytes({"flipped": content[:-1] + bytes([content[-1] ^ 1]), "cut": content[:-9]}.get(harm, content))
+        os.utime(file, ns=(0, 0))  # however coarse this disk's clock is
+    capsys.readouterr()
+    trainer.iterate()
+    last = trainer.save()
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(said) == (harm != "copied")
+    words = {"flipped": "was changed since it was written.", "cut": f"{len(content) - 9} bytes of {len(content)}."}
+    words |= {"gone": "cannot be read any more (No such file or directory)."}
+    if said:
+        assert said[0].startswith(f"warning: {file}: ") and f"{words[harm]} Its steps are written again." in said[0]
+    for one in (place, last):
+        assert load(trainer, one).replay[NAME].parts[0] == listed[0]
+    trainer.iterate()
+    trainer.save()
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_a_last_checkpoint_whose_store_finds_no_room_is_saved_without_it(make, monkeypatch, capsys):
     """What was learned is not lost for what it was learned from; where that has no room either, the run fails."""
     trainer, free = make(4), disk.free_bytes

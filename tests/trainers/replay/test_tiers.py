@@ -285,6 +285,34 @@ def test_where_a_folder_of_its_own_is_full_the_newest_files_are_brought_and_the_
     assert torch.equal(bits(other)["action"][begin:], expected["action"][begin:])
 
 
+def test_a_save_drops_the_steps_of_a_file_that_was_changed_and_names_it(tmp_path, backend):
+    """They are in no memory any more; the others stay, and a store that is resumed from it has them."""
+    kept, said = make(backend, "unused"), []
+    files = shared(kept, tmp_path)
+    files.say = lambda line, **how: said.append(line)
+    kept.store.table("all", Uniform(), WINDOW)
+    for _ in range(20):
+        kept.add()
+    save(tmp_path, kept, files)
+    harmed = kept.store.tiered.files.parts[3]
+    path = tmp_path / REPLAY / harmed.name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    chunks.os.utime(path, ns=(0, 0))
+    kept.add()
+    place = save(tmp_path, kept, files)
+    assert said == [f"warning: {path}: was changed since it was written. Its steps are dropped."]
+    assert checkpoint.load_checkpoint(place).replay[NAME].gaps == ((harmed.begin, harmed.end),) == ((12, 16),)
+    assert harmed not in kept.store.tiered.files.parts
+    assert kept.store.tiered.counters()["dropped_steps"] == 4 * 3
+    other = make(backend, "unused", window=kept.window)
+    other.store.table("all", Uniform(), WINDOW)
+    load(place, other)
+    ours, theirs = bits(other), bits(kept)
+    for one in (ours, theirs):
+        one["done"][12:16] = 0
+    assert_same(ours, theirs)
+
+
 def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, backend, monkeypatch):
     """What was drawn of them counts for nothing, and checkpoints know of the gap."""
     kept, said = make(backend, "unused"), []
