@@ -216,6 +216,25 @@ def test_a_flipped_bit_sends_a_run_back_or_on_without_its_store(make, capsys):
     assert make(resume=trainer.run.path, replay=False).stores[NAME].num_steps_added == 0
 
 
+def test_where_a_store_alone_is_harmed_the_way_out_goes_on_with_the_rest(make):
+    """The older checkpoint is harmed elsewhere: what is said of both at once is what helps."""
+    trainer = make(4, model_params_save_freq=3)
+    trainer.train()
+    older, newer = checkpoint.list_checkpoints(trainer.run.checkpoints)
+    os.truncate(trainer.run.checkpoints / REPLAY / checkpoint.load_checkpoint(newer).replay[NAME].parts[-1].name, 9)
+    os.truncate(older / "policy.tagger.safetensors", 9)
+    with pytest.raises(CheckpointError) as caught:
+        make(resume=trainer.run.path)
+    assert str(caught.value).startswith(f"{older / 'policy.tagger.safetensors'}: damaged: 9 bytes of ")
+    assert str(caught.value).endswith(
+        "No checkpoint of this run is whole. saving.replay=false goes on with an empty store."
+    )
+    assert make(resume=trainer.run.path, replay=False).iteration == 4
+    os.truncate(newer / "policy.tagger.safetensors", 9)
+    with pytest.raises(CheckpointError, match=r"No checkpoint of this run is whole\. Train anew\.$"):
+        make(resume=trainer.run.path)
+
+
 def test_another_size_of_the_store_is_refused(make):
     trainer = make(1)
     trainer.train()
