@@ -40,6 +40,7 @@ from trainers.replay.listing import (
 )
 from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
 from trainers.replay.stamps import Stamps
+from trainers.replay.storage import why_not_kept
 from trainers.run import disk
 from trainers.run.checks import on_all_ranks
 from trainers.run.reading import check_folder, open_own
@@ -49,6 +50,9 @@ from warpdrive.errors import CheckpointError, tell
 
 MAX_PARTS = 8
 """Files of one chunk, after which it is written anew as one."""
+
+Rows = Mapping[str, torch.Tensor]
+_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 Plan = tuple[tuple[Part, ...], list[tuple[int, int]]]
 """The files that still serve, and the steps that new ones are to hold."""
@@ -182,12 +186,12 @@ class Chunks:
         sources = sources_of(self.stores, listings, self.world)
         on_all_ranks(self.world, lambda: [check_sums(folder, listing) for _, _, listing, _ in sources])
 
-    def check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+    def check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool = True) -> None:
         """Raises CheckpointError, on all ranks, if files that `check_sums` read hold another kind of store than the
-        run's."""
-        on_all_ranks(self.world, lambda: self._check_fits(folder, listings))
+        run's; or what no run keeps, which stops at a NaN."""
+        on_all_ranks(self.world, lambda: self._check_fits(folder, listings, is_of_run))
 
-    def _check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+    def _check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool) -> None:
         for name, store, listing, cut in sources_of(self.stores, listings, self.world):
             was, now = listing.layout, store.layout.described()
             may_differ = () if cut is None else ("num_envs",)
@@ -200,7 +204,7 @@ class Chunks:
             for part in listing.parts:
                 rows = _like(store, part.begin, part.end)
                 rows = rows if cut is None else of_envs(rows, listing, "meta")
-                _check_tensors(folder / REPLAY, part, rows, store.bounds)
+                _check_tensors(folder / REPLAY, part, rows, store.bounds, is_of_run)
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
         """Fills the stores with what was checked; their small tensors are there already.
@@ -306,7 +310,7 @@ def check_sums(folder: Path, listing: Listing) -> None:
 
 
 def _check_tensors(
-    folder: Path, part: Part, rows: Mapping[str, torch.Tensor], bounds: Mapping[str, tuple[int, int]]
+    folder: Path, part: Part, rows: Rows, bounds: Mapping[str, tuple[int, int]], are_finite: bool
 ) -> None:
     path = folder / part.name
     with _opened(path) as file:
@@ -314,16 +318,17 @@ def _check_tensors(
             other = "holds other tensors than this run's store: its fields, envs or dtypes differ"
             raise CheckpointError(f"{path}: {other}. Take the config that it was saved with. {EMPTY}")
         begin, places = file.tell(), json.loads(header_of(rows)[8:])
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            for name, (least, most) in bounds.items():
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+            for name, one in rows.items():
+                if not one.numel() or not (name in bounds or (are_finite and one.dtype in _FLOATS)):
+                    continue
                 first, end = (begin + offset for offset in places[name]["data_offsets"])
-                dtype = torch.empty(0, dtype=rows[name].dtype).numpy().dtype
-                numbers = numpy.frombuffer(mapped, dtype, (end - first) // dtype.itemsize, first)
-                low, high = (int(one) for one in (numbers.min(), numbers.max()))
+                dtype = torch.empty(0, dtype=one.dtype).numpy().dtype
+                numbers = torch.from_numpy(numpy.frombuffer(mapped, dtype, (end - first) // dtype.itemsize, first))
+                why = why_not_kept({name: numbers}, bounds)
                 del numbers  # no map is closed that somebody looks at
-                if low < least or high > most:
-                    told = f"'{name}' holds {low if low < least else high}, and never but from {least} to {most}"
-                    raise CheckpointError(f"{path}: {told}. It was changed by hand. {EMPTY}")
+                if why is not None:
+                    raise CheckpointError(f"{path}: {why}. It was changed by hand. {EMPTY}")
 
 
 def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:

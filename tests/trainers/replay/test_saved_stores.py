@@ -1,5 +1,6 @@
 """A run's checkpoints hold its replay store: it goes on bit for bit, or without it where that is asked for."""
 
+import math
 import os
 import random
 
@@ -83,6 +84,12 @@ def test_a_count_of_steps_that_no_run_has_is_refused_before_anything_is_taken_ov
         ("action", -1, "'action' holds -1, and never but from 0 to 4"),
         ("action", 5, "'action' holds 5, and never but from 0 to 4"),
         ("side_step", -1, f"{NAME}.safetensors: side_step holds -1, and counts from 0 on"),
+        ("reward", math.nan, "'reward' holds a NaN or an infinity"),
+        ("observation_0", math.inf, "'observation_0' holds a NaN or an infinity"),
+        ("side_observation_0", math.nan, f"{NAME}.safetensors: 'side_observation_0' holds a NaN or an infinity"),
+        ("pending.reward", math.nan, f"{NAME}.safetensors: 'pending.reward' holds a NaN or an infinity"),
+        ("pending.done", 255, f"{NAME}.safetensors: 'pending.done' holds 255, and never but from 0 to "),
+        ("pending.action", -1, f"{NAME}.safetensors: 'pending.action' holds -1, and never but from 0 to 4"),
         ("num_truncated", -7, f"{NAME}.safetensors: num_truncated holds -7, and counts from 0 on"),
     ],
 )
