@@ -201,6 +201,9 @@ class Chunks:
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             if listing.gaps and _files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
+            if cut is not None and getattr(store, "tiered", None) is not None:
+                told = f"{folder}: {name} was of another number of ranks, and tiers take over no other rank's envs"
+                raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
             for part in listing.parts:
                 rows = _like(store, part.begin, part.end)
                 rows = rows if cut is None else of_envs(rows, listing, "meta")
