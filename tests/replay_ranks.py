@@ -21,6 +21,7 @@ from trainers.learning.distributed import world
 from trainers.replay import chunks
 from trainers.replay import store as of_store
 from trainers.replay.handover import Handover
+from trainers.replay.storage import bytes_of
 from trainers.replay.store import ReplayStore
 from trainers.run.checks import check_ranks_agree
 from trainers.settings.config import Config
@@ -34,7 +35,7 @@ NUM_STEPS = 5
 
 
 def config_for(
-    run: str, num_ranks: int, basedir: Path, device: str, iterations: int = ITERATIONS, **changes: int
+    run: str, num_ranks: int, basedir: Path, device: str, iterations: int = ITERATIONS, **changes: object
 ) -> Config:
     """8 envs of 2 taggers, 5 steps an iteration. "all there is": DQN learns from the 9 steps of a full ring at once."""
     sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40 * iterations, "device": device, "seed": 3}
@@ -42,6 +43,8 @@ def config_for(
     config = copy.deepcopy(config_of("dqn", {**sizes, "num_gpus": num_ranks}, saving))
     config["env"] = {"num_taggers": 2, "grid_length": 4, "episode_length": 7}
     config["policy"]["runner"] = {"to_train": False}
+    if run == "tiers":
+        config["policy"]["tagger"] |= {"buffer_size": 480, "prioritized": False}
     if run == "all there is":
         sizes = {"buffer_size": 144, "batch_size": 144, "learning_starts": 80}
         config["policy"]["tagger"] |= {**sizes, "prioritized": False}
@@ -127,6 +130,28 @@ def all_go_back_where_one_finds_a_damaged_file(run: Path, folder: Path, device: 
     assert gone_back.iteration == ITERATIONS // 2, gone_back.iteration
 
 
+def tiers_are_each_ranks_own(folder: Path, device: str) -> None:
+    """Bits are those of stores that are all on the device; a run goes on with them; files lie apart."""
+    whole = Trainer(config_for("tiers", 2, folder / "tiers", device, 2 * ITERATIONS), "device")
+    whole.train()
+    layout = whole.stores["replay.tagger"].layout
+    of_rings, small = layout.sizes()
+    fixed = bytes_of({"done": of_rings.pop("done"), **small})
+    size = fixed + 3 * NUM_STEPS * bytes_of(of_rings) // layout.num_slots
+    tiers = {"policy__tagger__tiers": {"device": f"{size}B", "file": "1GB", "ahead": 2}}
+    stopped = Trainer(config_for("tiers", 2, folder / "tiers", device, ITERATIONS + 3, **tiers), "tiers")
+    stopped.train()
+    more = config_for("tiers", 2, folder / "tiers", device, 2 * ITERATIONS, **tiers)
+    resumed = Trainer(more, resume=stopped.run.path)
+    resumed.train()
+    files = resumed.stores["replay.tagger"].tiered.files
+    assert files.bytes_read and files.folder.name == f"rank_{world().rank}", files
+    assert len(list(files.folder.iterdir())) >= len(files.parts) > 0
+    there, here = (trainer.policies["tagger"].state_dict() for trainer in (whole, resumed))
+    for name, one in there.items():
+        assert torch.equal(one, here[name]), name
+
+
 def main(out: str, device: str) -> None:
     windows_go_from_one_rank_to_the_store_of_the_other(device)
     folder, rank = Path(out), world().rank
@@ -134,6 +159,7 @@ def main(out: str, device: str) -> None:
     def keep(run: str, trainer: Trainer) -> None:
         save_file(held_by(trainer), folder / f"{run}.{rank}.safetensors")
 
+    tiers_are_each_ranks_own(folder, device)
     trainer = Trainer(config_for("all there is", 2, folder / "all", device))
     trainer.train()
     keep("all there is", trainer)

@@ -170,8 +170,9 @@ class Trainer:
         self.stores = {f"{word}.{name}": s for name, one in self.algorithms.items() for word, s in one.stores().items()}
         for name, store in self.stores.items():
             if store.tiered is not None:
-                store.tiered.files_of_run(name, self.run, config.saving.replay)
+                store.tiered.files_of_run(name, self.run, config.saving.replay, self.world)
         self.chunks = Chunks(self.stores if config.saving.replay else {}, self.world)
+        self.chunks.say = self.run.say
         share_nothing = all(one.shares_nothing for one in self.algorithms.values())
         graphs = [list(ones.values()) for ones in self.phases.values()]
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)

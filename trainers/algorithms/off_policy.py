@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
+from trainers.errors import MemoryShortError
 from trainers.replay.goals import why_no_goals
 from trainers.replay.tiers import TiersConfig
 from trainers.settings.config import PolicyConfig
@@ -163,12 +164,15 @@ class OffPolicy(Algorithm):
         if self.world.size > 1 and not self.SEVERAL_RANKS:
             name = f"policy.{group.name}.algorithm: {config.algorithm}"
             raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1, or take DQN.")
-        if self.world.size > 1 and config.tiers:
-            raise ConfigError(f"policy.{group.name}.tiers: they are of one GPU. Leave it out, or set num_gpus: 1.")
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""
-        self.store = self.make_store(config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks, seed)
+        capacity = config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks
+        try:
+            self.store = self.make_store(capacity, seed)
+        except (ConfigError, MemoryShortError) as error:  # a store knows no policy by name
+            told = str(error)
+            raise type(error)(f"policy.{group.name}.{told}" if told.startswith("tiers") else told) from None
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.table = self.store.table("transitions", selector, config.window(), halted=halted, world=self.world)
         self._add = self.store.prepare_add(self.window_of_rollout())

@@ -19,9 +19,8 @@ import hashlib
 import json
 import mmap
 import os
-import stat
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,20 +39,23 @@ from trainers.replay.listing import (
     remove_unlisted,
 )
 from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
+from trainers.replay.stamps import Stamps
+from trainers.replay.storage import why_not_kept
 from trainers.run import disk
 from trainers.run.checks import on_all_ranks
 from trainers.run.reading import check_folder, open_own
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, tell
 
 MAX_PARTS = 8
 """Files of one chunk, after which it is written anew as one."""
 
+Rows = Mapping[str, torch.Tensor]
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+
 Plan = tuple[tuple[Part, ...], list[tuple[int, int]]]
 """The files that still serve, and the steps that new ones are to hold."""
-
-
 
 
 class Store(Protocol):
@@ -91,7 +93,9 @@ class Chunks:
         self.stores, self.world = dict(stores), world or World()
         self.parts: dict[str, tuple[Part, ...]] = {}
         """Of the newest checkpoint that is whole, by store and rank; on the first rank."""
+        self.say: Callable[..., None] = lambda line, **how: tell(line)
         self._rings = {name: _ring(store) for name, store in self.stores.items()}
+        self._stamps: dict[str, Stamps] = {}
 
     def small(self, listings: Mapping[str, Listing] | None = None) -> dict[str, dict[str, torch.Tensor]]:
         """Live tensors that a checkpoint holds itself, by file.
@@ -108,23 +112,49 @@ class Chunks:
         kept: dict[str, tuple[Part, ...]] = {}
 
         def ranges_of(name: str, store: Store) -> list[tuple[int, int]]:
-            names = self.names(name)
+            names, files = self.names(name), shared.get(name)
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
                 self.parts.update(dict.fromkeys(names, ()))
                 self._rings[name] = _ring(store)
-            if name in shared:
-                self.parts[name] = shared[name].claim()
-            known = {one: self.parts.get(one, ()) for one in names}
-            if not all(_are_there(folder / REPLAY, parts) for parts in known.values()):
-                known = dict.fromkeys(names, ())
+            if files is not None:
+                self.parts[name] = files.claim()
+            known = self._whole(folder / REPLAY, names, store)
             for one, parts in known.items():  # all ranks have files of the same steps
-                kept[one], ranges = _to_write(store, parts, shared[name].settled if name in shared else 0)
+                kept[one], ranges = _to_write(store, parts, 0 if files is None else files.settled)
             return ranges
 
         shared = self.shared(folder)
         found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
         ranges = {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}
         return Addition(self, ranges, kept, shared)
+
+    def _whole(self, folder: Path, names: Sequence[str], store: Store) -> dict[str, tuple[Part, ...]]:
+        """Of all ranks' parts of a store, those that may go on: what was harmed meanwhile is told, and left out."""
+        first = first_step(store.num_steps_added, store.num_slots)
+        known = {name: tuple(one for one in self.parts.get(name, ()) if one.end > first) for name in names}
+        harmed = self.stamps_of(names[0]).why_harmed(folder, [part for parts in known.values() for part in parts])
+        if not harmed:
+            return known
+        files = self.shared(folder.parent).get(names[0])
+        settled = 0 if files is None else files.settled
+        of_harmed = [part for parts in known.values() for part in parts if part.name in harmed]
+        for part in of_harmed:
+            is_lost = part.end <= settled
+            then = "Its steps are dropped." if is_lost else "Its steps are written again."
+            self.say(f"warning: {folder / part.name}: {harmed[part.name]}. {then}", style="yellow")
+        if files is not None:
+            files.lose({*harmed})
+        lost = {part.begin for part in of_harmed}
+        begin = min((part.begin for part in of_harmed if part.end > settled), default=None)
+        return {
+            name: tuple(one for one in parts if one.begin not in lost and (begin is None or one.begin < begin))
+            for name, parts in known.items()
+        }
+
+    def stamps_of(self, name: str) -> Stamps:
+        """Of a store's files, of all ranks; a tier of files has its own."""
+        files = _files_of(self.stores[name])
+        return self._stamps.setdefault(name, Stamps()) if files is None else files.stamps
 
     def shared(self, folder: Path) -> dict[str, Any]:
         """By store, the tier of files that lie among those of checkpoints in a folder."""
@@ -156,12 +186,12 @@ class Chunks:
         sources = sources_of(self.stores, listings, self.world)
         on_all_ranks(self.world, lambda: [check_sums(folder, listing) for _, _, listing, _ in sources])
 
-    def check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+    def check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool = True) -> None:
         """Raises CheckpointError, on all ranks, if files that `check_sums` read hold another kind of store than the
-        run's."""
-        on_all_ranks(self.world, lambda: self._check_fits(folder, listings))
+        run's; or what no run keeps, which stops at a NaN."""
+        on_all_ranks(self.world, lambda: self._check_fits(folder, listings, is_of_run))
 
-    def _check_fits(self, folder: Path, listings: Mapping[str, Listing]) -> None:
+    def _check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool) -> None:
         for name, store, listing, cut in sources_of(self.stores, listings, self.world):
             was, now = listing.layout, store.layout.described()
             may_differ = () if cut is None else ("num_envs",)
@@ -171,10 +201,13 @@ class Chunks:
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             if listing.gaps and _files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
+            if cut is not None and getattr(store, "tiered", None) is not None:
+                told = f"{folder}: {name} was of another number of ranks, and tiers take over no other rank's envs"
+                raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
             for part in listing.parts:
                 rows = _like(store, part.begin, part.end)
                 rows = rows if cut is None else of_envs(rows, listing, "meta")
-                _check_tensors(folder / REPLAY, part, rows, store.bounds)
+                _check_tensors(folder / REPLAY, part, rows, store.bounds, is_of_run)
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
         """Fills the stores with what was checked; their small tensors are there already.
@@ -190,6 +223,8 @@ class Chunks:
         for name in self.stores:
             serve = are_ours and name in listings and name not in moved
             self.parts |= {one: listings[one].parts if serve else () for one in self.names(name)}
+            for one in self.names(name) if serve else ():
+                self.stamps_of(name).note(folder / REPLAY, listings[one].parts)
 
 
 class Addition:
@@ -247,6 +282,7 @@ class Addition:
         for name, ranges in self._ranges.items():
             for one in self._chunks.names(name):
                 parts = tuple(_moved(beside / part_name(one, *steps), folder / REPLAY, *steps) for steps in ranges)
+                self._chunks.stamps_of(name).note(folder / REPLAY, parts)
                 parts = self._parts[one] = (*self._kept[one], *parts)
                 gaps = gaps_of(parts, *self._heads[name])
                 found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps)
@@ -277,7 +313,7 @@ def check_sums(folder: Path, listing: Listing) -> None:
 
 
 def _check_tensors(
-    folder: Path, part: Part, rows: Mapping[str, torch.Tensor], bounds: Mapping[str, tuple[int, int]]
+    folder: Path, part: Part, rows: Rows, bounds: Mapping[str, tuple[int, int]], are_finite: bool
 ) -> None:
     path = folder / part.name
     with _opened(path) as file:
@@ -285,16 +321,17 @@ def _check_tensors(
             other = "holds other tensors than this run's store: its fields, envs or dtypes differ"
             raise CheckpointError(f"{path}: {other}. Take the config that it was saved with. {EMPTY}")
         begin, places = file.tell(), json.loads(header_of(rows)[8:])
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            for name, (least, most) in bounds.items():
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+            for name, one in rows.items():
+                if not one.numel() or not (name in bounds or (are_finite and one.dtype in _FLOATS)):
+                    continue
                 first, end = (begin + offset for offset in places[name]["data_offsets"])
-                dtype = torch.empty(0, dtype=rows[name].dtype).numpy().dtype
-                numbers = numpy.frombuffer(mapped, dtype, (end - first) // dtype.itemsize, first)
-                low, high = (int(one) for one in (numbers.min(), numbers.max()))
+                dtype = torch.empty(0, dtype=one.dtype).numpy().dtype
+                numbers = torch.from_numpy(numpy.frombuffer(mapped, dtype, (end - first) // dtype.itemsize, first))
+                why = why_not_kept({name: numbers}, bounds)
                 del numbers  # no map is closed that somebody looks at
-                if low < least or high > most:
-                    told = f"'{name}' holds {low if low < least else high}, and never but from {least} to {most}"
-                    raise CheckpointError(f"{path}: {told}. It was changed by hand. {EMPTY}")
+                if why is not None:
+                    raise CheckpointError(f"{path}: {why}. It was changed by hand. {EMPTY}")
 
 
 def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
@@ -343,15 +380,6 @@ def _moved(path: Path, folder: Path, begin: int, end: int) -> Part:
     part = Part(f"{path.stem}.{found[:16]}.safetensors", begin, end, path.stat().st_size, found)
     os.replace(path, folder / part.name)
     return part
-
-
-def _are_there(folder: Path, parts: Iterable[Part]) -> bool:
-    """As long as they were. Somebody may have made room by hand, or cut one off; then all is written again."""
-    try:
-        found = [(folder / part.name).lstat() for part in parts]
-    except OSError:
-        return False
-    return all(stat.S_ISREG(one.st_mode) and one.st_size == part.bytes for one, part in zip(found, parts, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------- stores

@@ -112,7 +112,7 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
     store = ReplayStore.of_layout(layout, backend, seed)
     chunks, listings = Chunks({STEPS: store}), {STEPS: listing}
     check_sums(folder, listing)
-    chunks.check_fits(folder, listings)
+    chunks.check_fits(folder, listings, is_of_run=False)
     content = read(folder / SMALL)
     if sha256(content) != small:
         raise CheckpointError(f"{folder / SMALL}: damaged: it is not what was written. {way_out}")

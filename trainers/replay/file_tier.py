@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from trainers.replay.listing import Part, listed_in, part_name
+from trainers.replay.stamps import Stamps
 from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
 from trainers.run import disk
@@ -76,6 +77,7 @@ class Filed:
     bytes_written: int = 0
     bytes_admitted: int = 0
     bytes_read: int = 0
+    stamps: Stamps = field(default_factory=Stamps)
     _trouble: str | None = None
     _is_told: bool = False
     _waiting: list[_Waiting] = field(default_factory=list)
@@ -180,6 +182,7 @@ class Filed:
                 part, beside = self._written(start, end)
                 with self._lock:  # who removes files meets both, or none
                     os.replace(beside, self.folder / part.name)
+                    self.stamps.note(self.folder, [part])
                     known = [one for one in self.parts if one.name != part.name]
                     self.parts = tuple(sorted([*known, part], key=lambda one: one.begin))
                 self._is_told = False
@@ -367,6 +370,16 @@ class Filed:
         with self._lock:
             self.claimed = frozenset(part.name for part in self.parts)
             return self.parts
+
+    def lose(self, names: set[str]) -> None:
+        """Files that are not what was written: what they hold counts for nothing from now on."""
+        with self._lock:
+            gone = [part for part in self.parts if part.name in names]
+            self.parts = tuple(part for part in self.parts if part.name not in names)
+            self.claimed -= names
+            for part in gone:
+                self._maps.pop(part.name, None)
+                self.num_dropped += part.end - part.begin
 
     def saved(self, parts: Sequence[Part]) -> None:
         """A checkpoint that holds these is whole; some it may have written while the writer did so, too."""

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.replay.of_ranks import WAYS_OUT
 from trainers.run.manifest import MANIFEST, read_manifest
 from warpdrive.errors import CheckpointError
 
@@ -74,7 +73,7 @@ def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
     try:
         listings = {name: _listing_of(one) for name, one in found.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path}: '{REPLAY}' says nothing of use. {WAYS_OUT}") from None
+        raise CheckpointError(f"{path}: '{REPLAY}' says nothing of use. Use an older checkpoint.") from None
     return listings
 
 

@@ -154,6 +154,26 @@ class Layout:
         return of_rings, small
 
 
+def why_not_kept(tensors: Mapping[str, torch.Tensor], bounds: Mapping[str, tuple[int, int]]) -> str | None:
+    """Why one of these cannot be what a run's store keeps; None if all can.
+
+    Args:
+        bounds: of some of them, the least and the most that may be in them. Of numbers with a point all are finite, as
+            a run stops at a NaN.
+    """
+    for name, one in tensors.items():
+        if not one.numel() or not (name in bounds or one.is_floating_point()):
+            continue
+        low, high = (extreme.item() for extreme in one.aminmax())
+        if one.is_floating_point():
+            if not (math.isfinite(low) and math.isfinite(high)):
+                return f"'{name}' holds a NaN or an infinity"
+        elif low < bounds[name][0] or high > bounds[name][1]:
+            wrong = low if low < bounds[name][0] else high
+            return f"'{name}' holds {wrong}, and never but from {bounds[name][0]} to {bounds[name][1]}"
+    return None
+
+
 def forget_lost_sides(done: torch.Tensor, side_step: torch.Tensor, num_steps: int) -> None:
     """Truncations whose row of the sides was given away since lose their future, in place, as add_steps has it.
 

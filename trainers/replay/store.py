@@ -10,6 +10,7 @@ import torch
 from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
 from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.of_ranks import PENDING
 from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
@@ -23,6 +24,7 @@ from trainers.replay.storage import (
     forget_lost_sides,
     lies_side_by_side,
     run_of,
+    why_not_kept,
 )
 from trainers.replay.table import Table
 from trainers.replay.tiered import Tiered, hot_sizes
@@ -33,6 +35,8 @@ from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError, ShapeError
 
 CHUNK_BYTES = 32 << 20
+SIDE = "side_"
+"""Begins the names of what truncated episodes saw last, as it is kept; and of the steps after which it was."""
 LAST = "final_"
 """`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
 COUNTS_OF_TABLE = ("range", "oldest", "leaves", "uses")
@@ -312,7 +316,8 @@ class ReplayStore:
             first, end = small[name].tolist() if name in small else (0, 0)
             if not first <= end <= min(added, first + self.num_slots):
                 return f"{name} says that steps {first:,} to {end:,} may be drawn, of {added:,}"
-        return None
+        of_steps = {name: one for name, one in small.items() if name.startswith((PENDING, SIDE))}
+        return why_not_kept(of_steps, {f"{PENDING}{name}": ends for name, ends in self.bounds.items()})
 
     def restored(self) -> None:
         """What `state` gave has been written to, `done` perhaps as it was when its steps were added. Waits for the

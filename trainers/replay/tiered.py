@@ -19,6 +19,7 @@ from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
 
 if TYPE_CHECKING:
+    from trainers.learning.distributed import World
     from trainers.run.run_folder import RunFolder
 
 Rows = dict[str, torch.Tensor]
@@ -48,8 +49,8 @@ class Tiered:
         free, needed = free_bytes(torch.device("cpu")), bytes_of(sizes)
         if free is not None and needed > free:
             raise MemoryShortError(
-                f"tiers: {needed / 2**30:.2f} GiB of pinned memory are needed, and {free / 2**30:.2f} GiB can be had. "
-                "Give pinned less, and files more."
+                f"tiers.pinned: {needed / 2**30:.2f} GiB of pinned memory are needed, and {free / 2**30:.2f} GiB can "
+                "be had. Give pinned less, and files more."
             )
         self.warm: Rows = {name: pinned(shape, dtype, backend, self) for name, (shape, dtype) in sizes.items()}
         self.side = torch.cuda.Stream(backend.device) if backend.name == "cuda" else None
@@ -210,8 +211,9 @@ class Tiered:
         if self.files is not None:
             self.files.restored(head)
 
-    def files_of_run(self, name: str, run: RunFolder, are_saved: bool) -> None:
+    def files_of_run(self, name: str, run: RunFolder, are_saved: bool, world: World) -> None:
         """Says where files go: among those of the run's checkpoints, if these hold the store and no folder was given.
+        Each of several ranks has a folder of its own.
 
         Args:
             name: of the store in checkpoints.
@@ -221,10 +223,12 @@ class Tiered:
         folder, is_shared = self.division.file.folder, False
         if folder is not None:
             place = Path(folder) / run.path.name
-        elif are_saved:
+        elif are_saved and world.size == 1:
             place, is_shared = run.checkpoints / REPLAY, True
         else:
             place = run.path / REPLAY
+        if world.size > 1:
+            place /= f"rank_{world.rank}"
         for path in () if is_shared else place.glob(f"{name}.*.safetensors"):
             path.unlink()  # of a process before this one: checkpoints have what is needed
         self.files.files_in(place, name, is_shared, lambda line: run.say(line, style="yellow"))
@@ -260,8 +264,8 @@ def pinned(shape: Sequence[int], dtype: torch.dtype, backend: Backend, owner: ob
         code = int(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
         if code != 0:
             raise MemoryShortError(
-                f"tiers: {tensor.nbytes / 2**30:.2f} GiB of host memory could not be pinned (CUDA error {code}). Give "
-                "pinned less, and files more."
+                f"tiers.pinned: {tensor.nbytes / 2**30:.2f} GiB of host memory could not be pinned (CUDA error "
+                f"{code}). Give pinned less, and files more."
             )
         weakref.finalize(owner, _unpin, tensor).atexit = False
     return tensor

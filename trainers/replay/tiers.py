@@ -190,8 +190,9 @@ class Division:
         hot = max(0, device.num_bytes - fixed) // (step * steps) * steps
         if hot < MIN_WINDOWS * steps:
             raise ConfigError(
-                f"tiers: of the device's {_printed(device.num_bytes)} {_printed(fixed)} are needed whatever goes down, "
-                f"and the rest holds fewer than {MIN_WINDOWS} windows of {steps} steps. Give it at least {least}B."
+                f"tiers.device: of the device's {_printed(device.num_bytes)} {_printed(fixed)} are needed whatever "
+                f"goes down, and the rest holds fewer than {MIN_WINDOWS} windows of {steps} steps. Give it at least "
+                f"{least}B."
             )
         chunk = min(steps_per_chunk, slots) if file is not None else 0
         kept = 0 if pinned is None else pinned.num_bytes // (step * (chunk or steps)) * (chunk or steps)
@@ -205,14 +206,15 @@ class Division:
         if kept < least_chunks * chunk:
             needed = least_chunks * chunk * step
             raise ConfigError(
-                f"tiers: what goes into files waits in pinned memory, {least_chunks} chunks of {chunk} steps at least. "
-                f"Give pinned {needed}B or more, or leave it out."
+                f"tiers.pinned: what goes into files waits in pinned memory, {least_chunks} chunks of {chunk} steps at "
+                f"least. Give pinned {needed}B or more, or leave it out."
             )
         one = dataclasses.replace(one, warm=min(kept, -(-max(below, least_chunks * chunk) // chunk) * chunk))
         if one.file_bytes > file.num_bytes:
             raise ConfigError(
-                f"tiers: files of {_printed(file.num_bytes)} are to hold {_printed(one.file_bytes)}: what is left of "
-                f"{slots:,} steps of each env. Give them more room, admit fewer chunks, or lower the store's capacity."
+                f"tiers.file: files of {_printed(file.num_bytes)} are to hold {_printed(one.file_bytes)}: what is left "
+                f"of {slots:,} steps of each env. Give them more room, admit fewer chunks, or lower the store's "
+                "capacity."
             )
         return one
 

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 def resume_run(trainer: Trainer, path: Path) -> None:
     """Restores the newest checkpoint that is whole, of a run folder or the one given; says which are not."""
-    candidates, run = checkpoint.candidates(path), trainer.run
+    candidates, run, is_store_alone = checkpoint.candidates(path), trainer.run, False
     for place in candidates:
         try:
             saved = load(trainer, place)
         except CheckpointError as error:
+            if place == candidates[-1] == checkpoint.place_of(path):
+                raise
+            found = str(error).removesuffix(" Use an older checkpoint.")
+            is_store_alone |= found.endswith(EMPTY)  # of this one the rest is whole
             if place == candidates[-1]:
-                if place == checkpoint.place_of(path):
-                    raise
-                found, way_out = str(error).removesuffix(" Use an older checkpoint."), " Train anew."
-                if found.endswith(EMPTY):
-                    found, way_out = found.removesuffix(f" {EMPTY}"), f" {EMPTY}"
-                raise CheckpointError(f"{found} No checkpoint of this run is whole.{way_out}") from None
+                found, way_out = found.removesuffix(f" {EMPTY}"), EMPTY if is_store_alone else "Train anew."
+                raise CheckpointError(f"{found} No checkpoint of this run is whole. {way_out}") from None
             run.say(f"warning: {error} Going back to the one before.", style="yellow")
             continue
         changes = restore(trainer, saved)

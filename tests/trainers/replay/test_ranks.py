@@ -14,7 +14,7 @@ from trainers.replay.chunks import REPLAY
 from trainers.run.checkpoint import load_checkpoint
 from trainers.settings.config import TrainerConfig
 from trainers.trainer import Trainer
-from warpdrive.errors import ConfigError
+from warpdrive.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.alone
 
@@ -130,3 +130,12 @@ def test_two_ranks_go_on_with_what_one_kept(made):
 def test_a_batch_that_ranks_cannot_share_is_told(tmp_path):
     with pytest.raises(ConfigError, match="15 transitions cannot be shared out evenly over num_gpus: 2. .*: 14 and 16"):
         config_for("dqn", 2, tmp_path, "cpu", policy__tagger__batch_size=15)
+
+
+def test_tiers_of_another_number_of_ranks_are_refused_and_the_way_out_works(made):
+    folder, device, *_ = made
+    run = folder / "tiers" / "tiers"
+    tiers = {"policy__tagger__tiers": {"device": "20KB", "file": "1GB"}}
+    with pytest.raises(CheckpointError, match=rf"{NAME} was of another number of ranks.* Leave num_gpus as it was\."):
+        Trainer(config_for("tiers", 1, folder / "tiers", device, **tiers), resume=run)
+    assert Trainer(config_for("tiers", 1, folder / "tiers", device), resume=run).stores[NAME].num_steps_added > 0

@@ -1,5 +1,6 @@
 """A run's checkpoints hold its replay store: it goes on bit for bit, or without it where that is asked for."""
 
+import math
 import os
 import random
 
@@ -83,6 +84,12 @@ def test_a_count_of_steps_that_no_run_has_is_refused_before_anything_is_taken_ov
         ("action", -1, "'action' holds -1, and never but from 0 to 4"),
         ("action", 5, "'action' holds 5, and never but from 0 to 4"),
         ("side_step", -1, f"{NAME}.safetensors: side_step holds -1, and counts from 0 on"),
+        ("reward", math.nan, "'reward' holds a NaN or an infinity"),
+        ("observation_0", math.inf, "'observation_0' holds a NaN or an infinity"),
+        ("side_observation_0", math.nan, f"{NAME}.safetensors: 'side_observation_0' holds a NaN or an infinity"),
+        ("pending.reward", math.nan, f"{NAME}.safetensors: 'pending.reward' holds a NaN or an infinity"),
+        ("pending.done", 255, f"{NAME}.safetensors: 'pending.done' holds 255, and never but from 0 to "),
+        ("pending.action", -1, f"{NAME}.safetensors: 'pending.action' holds -1, and never but from 0 to 4"),
         ("num_truncated", -7, f"{NAME}.safetensors: num_truncated holds -7, and counts from 0 on"),
     ],
 )
@@ -119,6 +126,36 @@ def test_a_file_that_was_cut_off_since_is_written_again(make):
     places = checkpoint.list_checkpoints(trainer.run.checkpoints)
     assert [place.name[-3:] for place in places] == ["120", "240"]
     load(trainer, places[-1])
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "gone", "copied"])
+def test_a_save_tells_of_a_file_that_was_changed_since_and_writes_its_steps_again(make, harm, capsys):
+    """All checkpoints that list it are whole then. A copy with the same bytes is none that was changed."""
+    trainer = make(8)
+    for _ in range(2):
+        trainer.iterate()
+        place = trainer.save()
+    listed = checkpoint.load_checkpoint(place).replay[NAME].parts
+    file = trainer.run.checkpoints / REPLAY / listed[0].name
+    content = file.read_bytes()
+    file.unlink()
+    if harm != "gone":
+        file.write_bytes({"flipped": content[:-1] + bytes([content[-1] ^ 1]), "cut": content[:-9]}.get(harm, content))
+        os.utime(file, ns=(0, 0))  # however coarse this disk's clock is
+    capsys.readouterr()
+    trainer.iterate()
+    last = trainer.save()
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(said) == (harm != "copied")
+    words = {"flipped": "was changed since it was written.", "cut": f"{len(content) - 9} bytes of {len(content)}."}
+    words |= {"gone": "cannot be read any more (No such file or directory)."}
+    if said:
+        assert said[0].startswith(f"warning: {file}: ") and f"{words[harm]} Its steps are written again." in said[0]
+    for one in (place, last):
+        assert load(trainer, one).replay[NAME].parts[0] == listed[0]
+    trainer.iterate()
+    trainer.save()
+    assert "warning" not in capsys.readouterr().out
 
 
 def test_a_last_checkpoint_whose_store_finds_no_room_is_saved_without_it(make, monkeypatch, capsys):
@@ -184,6 +221,25 @@ def test_a_flipped_bit_sends_a_run_back_or_on_without_its_store(make, capsys):
         "with an empty store."
     )
     assert make(resume=trainer.run.path, replay=False).stores[NAME].num_steps_added == 0
+
+
+def test_where_a_store_alone_is_harmed_the_way_out_goes_on_with_the_rest(make):
+    """The older checkpoint is harmed elsewhere: what is said of both at once is what helps."""
+    trainer = make(4, model_params_save_freq=3)
+    trainer.train()
+    older, newer = checkpoint.list_checkpoints(trainer.run.checkpoints)
+    os.truncate(trainer.run.checkpoints / REPLAY / checkpoint.load_checkpoint(newer).replay[NAME].parts[-1].name, 9)
+    os.truncate(older / "policy.tagger.safetensors", 9)
+    with pytest.raises(CheckpointError) as caught:
+        make(resume=trainer.run.path)
+    assert str(caught.value).startswith(f"{older / 'policy.tagger.safetensors'}: damaged: 9 bytes of ")
+    assert str(caught.value).endswith(
+        "No checkpoint of this run is whole. saving.replay=false goes on with an empty store."
+    )
+    assert make(resume=trainer.run.path, replay=False).iteration == 4
+    os.truncate(newer / "policy.tagger.safetensors", 9)
+    with pytest.raises(CheckpointError, match=r"No checkpoint of this run is whole\. Train anew\.$"):
+        make(resume=trainer.run.path)
 
 
 def test_another_size_of_the_store_is_refused(make):

@@ -285,6 +285,34 @@ def test_where_a_folder_of_its_own_is_full_the_newest_files_are_brought_and_the_
     assert torch.equal(bits(other)["action"][begin:], expected["action"][begin:])
 
 
+def test_a_save_drops_the_steps_of_a_file_that_was_changed_and_names_it(tmp_path, backend):
+    """They are in no memory any more; the others stay, and a store that is resumed from it has them."""
+    kept, said = make(backend, "unused"), []
+    files = shared(kept, tmp_path)
+    files.say = lambda line, **how: said.append(line)
+    kept.store.table("all", Uniform(), WINDOW)
+    for _ in range(20):
+        kept.add()
+    save(tmp_path, kept, files)
+    harmed = kept.store.tiered.files.parts[3]
+    path = tmp_path / REPLAY / harmed.name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    chunks.os.utime(path, ns=(0, 0))
+    kept.add()
+    place = save(tmp_path, kept, files)
+    assert said == [f"warning: {path}: was changed since it was written. Its steps are dropped."]
+    assert checkpoint.load_checkpoint(place).replay[NAME].gaps == ((harmed.begin, harmed.end),) == ((12, 16),)
+    assert harmed not in kept.store.tiered.files.parts
+    assert kept.store.tiered.counters()["dropped_steps"] == 4 * 3
+    other = make(backend, "unused", window=kept.window)
+    other.store.table("all", Uniform(), WINDOW)
+    load(place, other)
+    ours, theirs = bits(other), bits(kept)
+    for one in (ours, theirs):
+        one["done"][12:16] = 0
+    assert_same(ours, theirs)
+
+
 def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, backend, monkeypatch):
     """What was drawn of them counts for nothing, and checkpoints know of the gap."""
     kept, said = make(backend, "unused"), []
@@ -355,7 +383,7 @@ def test_what_a_runs_tiers_cannot_hold_is_told_of_its_policy():
     policy = {"algorithm": "DQN", "tiers": {"device": "1KB", "pinned": "1GB"}}
     trainer = {"total_timesteps": 1000, "device": "cpu"}
     config = read_config({"name": "cartpole", "trainer": trainer, "policy": {"shared": policy}})
-    with pytest.raises(ConfigError, match=r"^policy\.shared\.tiers: of the device's 1\.0 KB"):
+    with pytest.raises(ConfigError, match=r"^policy\.shared\.tiers\.device: of the device's 1\.0 KB"):
         dry_run(config, print)
 
 
@@ -435,3 +463,40 @@ def test_a_run_learns_the_same_bits_and_goes_on_with_them_and_tells_of_its_tiers
     assert figures["file_steps"] > 0 and f'"train/tagger/file_steps": {figures["file_steps"]}' in (
         resumed.run.path / "metrics.jsonl"
     ).read_text()
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("r2d2", "tagger"), ("qmix", "tagger"), ("qmix", "runner")])
+def test_sequences_and_teams_learn_the_same_bits_and_go_on_with_them(tmp_path, device, kind, policy):
+    """R2D2, QMIX and VDN. Of 30 steps or more of 8 envs, 15 are on the device and 10 in host memory, the others in
+    files."""
+    num_kept = 8 * 30 * (10 if kind == "r2d2" else 1)  # a team is one, and a tagger one of ten
+
+    def run(iterations, tiers=None, resume=None, **saving) -> Trainer:
+        sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40 * iterations, "device": device, "seed": 3}
+        config = config_of(kind, sizes, {"basedir": str(tmp_path), "metrics_log_freq": 6, **saving})
+        own = {"buffer_size": num_kept, "prioritized": False, "replay_ratio": 0.05, "tiers": tiers or {}}
+        policies = {name: {**one, "to_train": name == policy} for name, one in config["policy"].items()}
+        policies[policy] |= own
+        return Trainer(read_config({**config, "policy": policies}), resume=resume)
+
+    def files_of(trainer):
+        place = trainer.run.checkpoints / "last"
+        return {name: (place / f"{name}.{policy}.safetensors").read_bytes() for name in ("policy", "optim")}
+
+    whole = run(16)
+    before = {name: one.clone() for name, one in whole.policies[policy].state_dict().items()}
+    whole.train()
+    assert any(not torch.equal(one, before[name]) for name, one in whole.policies[policy].state_dict().items())
+    of_rings, small = whole.stores[f"replay.{policy}"].layout.sizes()
+    fixed = store_module.bytes_of({"done": of_rings.pop("done"), **small})
+    step = store_module.bytes_of(of_rings) // whole.stores[f"replay.{policy}"].num_slots
+    tiers = {"device": f"{fixed + 15 * step}B", "file": "1GB", "ahead": 2}
+    stopped = run(13, tiers)
+    stopped.train()
+    resumed = run(16, tiers, resume=stopped.run.path)
+    division = resumed.stores[f"replay.{policy}"].tiered.division
+    assert (division.hot, division.warm, division.chunk) == (15, 10, 5)
+    resumed.train()
+    assert files_of(resumed) == files_of(whole)
+    figures = resumed.algorithms[policy].report()
+    assert figures["file_steps"] > 0 and figures["fetched"] == 6 and figures["bytes_read"] > 0
