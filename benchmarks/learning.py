@@ -96,6 +96,7 @@ TASKS = {
     "simple_spread_mappo": Task("simple_spread_mappo.yaml"),
     "simple_spread_vdn": Task("simple_spread_vdn.yaml"),
     "simple_spread_qmix": Task("simple_spread_qmix.yaml"),
+    "simple_spread_masac": Task("simple_spread_masac.yaml"),
     "simple_tag": Task("simple_tag.yaml", "adversary", at_least=15),
     "simple_tag_qmix": Task("simple_tag_qmix.yaml", "adversary", at_least=15),
     "minatar_breakout": Task("minatar_breakout.yaml", at_least=28),

@@ -73,7 +73,7 @@ def team_soft_value(
     probs = log_probs.exp()
     with torch.no_grad():
         action = (probs / noise).argmax(-1)  # the first of exponential clocks that run at these rates
-    q = critics(state, action, in_game).amin(0)
+        q = critics(state, action, in_game).amin(0)
     return (probs * (q - alpha * log_probs)).sum(-1), -(probs * log_probs).sum(-1)
 
 
