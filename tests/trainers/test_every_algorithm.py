@@ -1,0 +1,135 @@
+"""Every algorithm does what PPO does: a table of algorithms and features, each cell of which is a test or a reason."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from trainers_runs import reports_of
+
+from trainers.algorithms import ALGORITHMS, find_algorithm
+from trainers.algorithms.off_policy import OffPolicy
+from trainers.cli import main
+from trainers.errors import NonFiniteError
+from trainers.run import checkpoint
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+
+SMALL = {"lr": 1e-3, "model": {"fc_dims": [8]}}
+REPLAY = {"learning_starts": 80, "buffer_size": 400, "batch_size": 16, "replay_ratio": 0.05} | SMALL
+SEQUENCES = {"burn_in": 2, "length": 4, "period": 2, "n_step": 1, "model": {"type": "gru", "memory_size": 8}}
+POLICIES = {
+    **{name: SMALL for name in ("A2C", "IMPALA", "MAPPO", "PPO", "PQN")},
+    **{name: REPLAY for name in ("C51", "DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
+    "R2D2": REPLAY | SEQUENCES,
+}
+"""A new algorithm needs its row: what its policy says beside its name."""
+OF_BOXES = ("DDPG", "TD3")
+NUM_ENVS, NUM_STEPS, NUM_ITERATIONS = 8, 10, 4
+
+
+def config_of(name, folder):
+    """It beside PPO in one run: two taggers, or adversaries, and who runs from them."""
+    is_of_box = name in OF_BOXES
+    first, second = ("adversary", "agent") if is_of_box else ("tagger", "runner")
+    size = NUM_ENVS * NUM_STEPS
+    env = {"continuous_actions": True} if is_of_box else {"num_taggers": 2}
+    return {
+        "name": "simple_tag" if is_of_box else "tag_gridworld",
+        "env": {**env, "episode_length": 7},
+        "trainer": {"num_envs": NUM_ENVS, "train_batch_size": size, "total_timesteps": NUM_ITERATIONS * size, "seed": 3,
+                    "device": "cpu"},
+        "policy": {first: {"algorithm": name, **POLICIES[name]}, second: {"algorithm": "PPO", **SMALL}},
+        "saving": {"basedir": str(folder), "metrics_log_freq": 2, "model_params_save_freq": 2},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A function that trains an algorithm once for all tests, and copies its run."""
+    made = {}
+
+    def copy(name, folder):
+        if name not in made:
+            trainer = Trainer(read_config(config_of(name, tmp_path_factory.mktemp(name))))
+            trainer.train()
+            made[name] = trainer.run.path
+        return shutil.copytree(made[name], folder / made[name].name, symlinks=True)
+
+    return copy
+
+
+def hashes(place):
+    manifest = json.loads((place / checkpoint.MANIFEST).read_text())
+    return {name: file["sha256"] for name, file in manifest["files"].items()}
+
+
+def test_every_algorithm_has_a_row():
+    assert sorted(POLICIES) == ALGORITHMS
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_learns_beside_ppo(name, runs, tmp_path):
+    run = runs(name, tmp_path)
+    policies = list(config_of(name, tmp_path)["policy"])
+    learned = find_algorithm(name)[0].FIGURES
+    last = reports_of(run)[-1]
+    assert all(f"train/{policies[0]}/{figure}" in last for figure in learned), [*last]
+    first, end = checkpoint.list_checkpoints(run / "checkpoints")[-2:]
+    for policy in policies:
+        before, after = (checkpoint.load_tensors(one / f"policy.{policy}.safetensors") for one in (first, end))
+        assert any(not torch.equal(one, after[word]) for word, one in before.items()), policy
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_that_goes_on_is_the_run_bit_for_bit(name, runs, tmp_path):
+    run = runs(name, tmp_path)
+    halfway, end = checkpoint.list_checkpoints(run / "checkpoints")[-2:]
+    expected = hashes(end)
+    Trainer(read_config(config_of(name, tmp_path)), resume=halfway).train()
+    assert hashes(end) == expected
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_is_scored_shown_and_exported(name, runs, tmp_path, capsys):
+    run = runs(name, tmp_path)
+    policy = next(iter(config_of(name, tmp_path)["policy"]))
+    assert main(["eval", str(run), "--episodes", "5", "--device", "cpu"]) == 0
+    assert main(["render", str(run), "--device", "cpu", "--output", str(tmp_path / "a.html")]) == 0
+    file = tmp_path / "a.pt2"
+    assert main(["export", str(run), "--policy", policy, "--format", "torch", "--output", str(file)]) == 0
+    assert capsys.readouterr().err == ""
+    assert file.stat().st_size and (tmp_path / "a.html").stat().st_size
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_nan_stops_it_and_is_told_of_its_policy(name, tmp_path):
+    trainer = Trainer(read_config(config_of(name, tmp_path)))
+    policy = next(iter(trainer.policies))
+    for _ in range(2):
+        trainer.iterate()
+    next(trainer.policies[policy].parameters()).data.view(-1)[0] = float("nan")
+    before = {word: one.detach().clone() for word, one in trainer.policies[policy].named_parameters()}
+    with pytest.raises(NonFiniteError, match=policy):
+        for _ in range(2):
+            trainer.iterate()
+            trainer.guard.raise_if_halted(trainer.iteration)
+    after = dict(trainer.policies[policy].named_parameters())
+    assert all(torch.equal(one.nan_to_num(), after[word].nan_to_num()) for word, one in before.items())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_is_planned_without_being_run(name, tmp_path, capsys):
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(config_of(name, tmp_path / "runs")))
+    assert main(["train", "--config", str(config), "--dry-run"]) == 0
+    assert "MiB" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_several_gpus_share_its_updates_or_it_says_that_they_do_not(name):
+    """tests/trainers/learning and tests/trainers/replay/test_ranks.py try those that do on two ranks."""
+    kind = find_algorithm(name)[0]
+    alone = {"DDPG", "MASAC", "QMIX", "R2D2", "SAC", "TD3", "VDN"}
+    assert (issubclass(kind, OffPolicy) and not kind.SEVERAL_RANKS) == (name in alone)
