@@ -72,12 +72,13 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
 def _export_datasets(options: argparse.Namespace) -> int:
     from trainers.replay.dataset import export_dataset
+    from trainers.replay.of_ranks import is_of_rank
     from trainers.run.checkpoint import candidates, load_checkpoint, run_folder_of
     from trainers.run.disk import from_here
 
     run_folder = run_folder_of(Path(options.run_folder))
     saved = load_checkpoint(candidates(Path(options.run_folder))[0])
-    stores = {name.removeprefix("replay."): name for name in saved.replay}
+    stores = {name.removeprefix("replay."): name for name in saved.replay if not is_of_rank(name)}
     if not stores:
         raise ConfigError(f"{saved.path}: holds no replay store. DQN has one, unless saving.replay is false.")
     if options.policy is not None and options.policy not in stores:

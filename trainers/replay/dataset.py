@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ import torch
 
 from trainers.errors import RunFolderError
 from trainers.replay.chunks import Chunks, check_sums
-from trainers.replay.listing import REPLAY, Listing, listing_to_json, listings_of
+from trainers.replay.listing import REPLAY, Listing, Part, listing_to_json, listings_of, part_name
+from trainers.replay.of_ranks import joined_by_envs, name_on, num_ranks_of
 from trainers.replay.storage import Layout
 from trainers.replay.store import ReplayStore
 from trainers.run import disk
@@ -56,7 +57,7 @@ def write_dataset(store: ReplayStore, folder: Path) -> None:
 
 
 def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
-    """The steps that a checkpoint holds of a store, as a dataset.
+    """The steps that a checkpoint holds of a store, as a dataset. Those of several ranks become one, of all their envs.
 
     Args:
         name: of the store: "replay.<policy>".
@@ -64,23 +65,51 @@ def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
         CheckpointError: a file of it is missing or damaged.
         RunFolderError: the folder is there already, or cannot be written.
     """
-    listing, place = saved.replay[name], saved.path.parent
-    if name not in saved.tensors:
-        raise CheckpointError(f"{saved.path / name}.safetensors: is not in the checkpoint. Use an older checkpoint.")
+    place, names = saved.path.parent, [name_on(name, rank) for rank in range(num_ranks_of(name, saved.replay))]
+    for one in names:
+        if one not in saved.tensors:
+            raise CheckpointError(f"{saved.path / one}.safetensors: is not in the checkpoint. Use an older checkpoint.")
+        try:
+            Layout.of_description(saved.replay[one].layout)
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{saved.path}: its manifest describes no store. Use an older checkpoint.") from None
+        if saved.replay[one].gaps:
+            raise CheckpointError(f"{saved.path}: of {one} files hold not all steps, as a dataset must. Admit all.")
+        check_sums(place, saved.replay[one])
+    listings = [saved.replay[one] for one in names]
+    if len({(one.num_steps, *((part.begin, part.end) for part in one.parts)) for one in listings}) > 1:
+        raise CheckpointError(f"{saved.path}: the ranks of {name} held other steps. Use an older checkpoint.")
     try:
-        Layout.of_description(listing.layout)
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{saved.path}: its manifest describes no store. Use an older checkpoint.") from None
-    if listing.gaps:
-        raise CheckpointError(f"{saved.path}: of {name} files hold not all steps, as a dataset must. Admit all.")
-    check_sums(place, listing)
+        small = joined_by_envs([_of_steps(saved.tensors[one]) for one in names])
+    except (KeyError, RuntimeError):
+        raise CheckpointError(f"{saved.path}: the ranks of {name} do not fit. Use an older checkpoint.") from None
+    num_envs = sum(one.layout["num_envs"] for one in listings)
     with _written(folder) as beside:
-        parts = tuple(replace(one, name=f"{STEPS}{one.name.removeprefix(name)}") for one in listing.parts)
-        for theirs, ours in zip(listing.parts, parts, strict=True):
-            shutil.copyfile(place / REPLAY / theirs.name, beside / REPLAY / ours.name)
-            disk.flush(beside / REPLAY / ours.name)
-        _write_rest(beside, replace(listing, parts=parts), saved.tensors[name])
+        parts = tuple(_part_of(place, ones, beside) for ones in zip(*(one.parts for one in listings), strict=True))
+        listing = replace(listings[0], parts=parts, layout={**listings[0].layout, "num_envs": num_envs})
+        _write_rest(beside, listing, small)
     return listing
+
+
+def _part_of(place: Path, parts: Sequence[Part], beside: Path) -> Part:
+    """One file of a dataset, of those with the same steps of each rank, in whose order their envs are."""
+    path = beside / REPLAY / part_name(STEPS, parts[0].begin, parts[0].end)
+    if len(parts) == 1:
+        shutil.copyfile(place / REPLAY / parts[0].name, path)
+        found = parts[0].sha256
+    else:
+        files = [place / REPLAY / one.name for one in parts]
+        ranks = [tensors_of(file, read(file, one.bytes)) for file, one in zip(files, parts, strict=True)]
+        write_tensors(path, joined_by_envs(ranks))
+        found = sha256(path.read_bytes())
+    disk.flush(path)
+    part = replace(parts[0], name=part_name(STEPS, parts[0].begin, parts[0].end, found), sha256=found)
+    os.replace(path, path.with_name(part.name))
+    return replace(part, bytes=path.with_name(part.name).stat().st_size)
+
+
+def _of_steps(small: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one for name, one in small.items() if not name.startswith(OF_TABLE)}
 
 
 def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
@@ -143,8 +172,7 @@ def _written(folder: Path) -> Iterator[Path]:
 
 
 def _write_rest(beside: Path, listing: Listing, small: Mapping[str, torch.Tensor]) -> None:
-    small = {name: one for name, one in small.items() if not name.startswith(OF_TABLE)}
-    write_tensors(beside / SMALL, small)
+    write_tensors(beside / SMALL, _of_steps(small))
     disk.flush(beside / SMALL)
     disk.flush_folder(beside / REPLAY)
     told = {"format": FORMAT, "version": __version__, REPLAY: {STEPS: listing_to_json(listing)}}

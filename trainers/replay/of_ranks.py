@@ -181,6 +181,19 @@ def small_of(
     return found
 
 
+def joined_by_envs(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The tensors of all ranks' stores, tables apart, as those of one with all envs.
+
+    Raises:
+        KeyError, RuntimeError: they are no such tensors.
+    """
+    found = {}
+    for name, one in parts[0].items():
+        axis = _ENV_AXIS.get(name, 1)
+        found[name] = one if axis is None else torch.cat([part[name] for part in parts], axis)
+    return found
+
+
 def _joined(ones: Sequence[torch.Tensor], cuts: Sequence[Cut], axis: int) -> torch.Tensor:
     parts = [ones[cut.rank].narrow(axis, cut.theirs.start, cut.theirs.stop - cut.theirs.start) for cut in cuts]
     return torch.cat(parts, axis)

@@ -8,12 +8,17 @@ import torch
 from replay_ranks import ITERATIONS, config_for, held_by
 from safetensors.torch import load_file
 
+from trainers.cli import main
 from trainers.learning.launcher import launch
 from trainers.replay import store as of_store
 from trainers.replay.chunks import REPLAY
+from trainers.replay.dataset import read_dataset
+from trainers.replay.selectors import Uniform
+from trainers.replay.windows import Transitions
 from trainers.run.checkpoint import load_checkpoint
 from trainers.settings.config import TrainerConfig
 from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
 from warpdrive.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.alone
@@ -139,3 +144,17 @@ def test_tiers_of_another_number_of_ranks_are_refused_and_the_way_out_works(made
     with pytest.raises(CheckpointError, match=rf"{NAME} was of another number of ranks.* Leave num_gpus as it was\."):
         Trainer(config_for("tiers", 1, folder / "tiers", device, **tiers), resume=run)
     assert Trainer(config_for("tiers", 1, folder / "tiers", device), resume=run).stores[NAME].num_steps_added > 0
+
+
+def test_a_dataset_of_two_ranks_is_one_of_all_their_envs(made, tmp_path, capsys):
+    folder, device, *_ = made
+    run = folder / "two" / "whole"
+    assert main(["export", str(run), "--format", "dataset", "--output", str(tmp_path / "found")]) == 0
+    assert " steps of 8 envs, " in capsys.readouterr().out
+    held = read_dataset(tmp_path / "found", choose_backend(device=device))
+    parts = [steps_of(one) for one in ranks(folder, "half")]  # what came later was set aside
+    first = held.num_steps_added - held.num_slots + 1
+    slots = torch.arange(first, held.num_steps_added) % held.num_slots
+    for name, tensor in steps_of({f"store.{name}": one.cpu() for name, one in held.state().items()}).items():
+        assert torch.equal(tensor[slots], torch.cat([part[name] for part in parts], 1)[slots]), name
+    assert held.table("all", Uniform(), Transitions()).draw(16).weight.tolist() == [1.0] * 16

@@ -5,8 +5,10 @@ import pytest
 import torch
 from replay_oracle import Kept, Played
 
+from trainers.experience.field import Field
 from trainers.replay.selectors import Uniform
 from trainers.replay.sequences import Sequences
+from trainers.replay.store import ReplayStore
 
 GAMMA = 0.9
 CASES = {
@@ -65,3 +67,48 @@ def is_start(played: Played, begin: int, r: int, env: int, agents: int | slice) 
     is_in = (before["active"] & before["survived"])[env, agents]
     ended = bool(before["terminated"][env] or before["truncated"][env])
     return (~is_in | ended) & (r > 0)
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_sequences_begin_and_end_where_slices_of_torchrl_do(backend, length):
+    """Random episodes of 1 to 12 steps: which sequences lie in one of them, and how long the others go on in theirs."""
+    torchrl = pytest.importorskip("torchrl.data", reason="TorchRL, the oracle, is not installed")
+    from tensordict import TensorDict
+
+    random, num_steps = np.random.default_rng(11), 120
+    ends = np.zeros(num_steps, bool)
+    at = np.cumsum(random.integers(1, 13, num_steps))
+    ends[at[at < num_steps]] = True
+    is_truncated = random.random(num_steps) < 0.5
+    ring = ReplayStore([Field("seen", extra=1), Field("reward")], 1, 1, 4, num_steps + 4, backend)
+    table = ring.table("all", Uniform(), Sequences(length, 0, 1, axis="agent"))
+    for begin in range(0, num_steps, 4):
+        now = slice(begin, begin + 4)
+        seen = torch.arange(begin, begin + 5.0, device=backend.device).view(5, 1, 1)
+        flags = {"terminated": ends[now] & ~is_truncated[now], "truncated": ends[now] & is_truncated[now]}
+        flags = {name: torch.from_numpy(one).view(4, 1).to(backend.device) for name, one in flags.items()}
+        ring.add({"seen": seen, "final_seen": seen[1:], "reward": seen[:4], **flags})
+    batch = table.draw(num_steps - length + 1)  # of as many as there are: each once
+    first, starts = batch.observation["seen"][0].flatten().long().tolist(), batch.starts[1:length].cpu()
+    assert sorted(first) == list(range(num_steps - length + 1))
+    ours = {s: length if not row.any() else int(row.int().argmax()) + 1 for s, row in zip(first, starts.T, strict=True)}
+
+    def slices(is_strict: bool) -> dict[int, int]:
+        """Drawn often enough that each is among them: first step -> steps."""
+        torch.manual_seed(3)
+        sampler = torchrl.replay_buffers.SliceSampler(slice_len=length, strict_length=is_strict, end_key="done")
+        buffer = torchrl.ReplayBuffer(storage=torchrl.LazyTensorStorage(num_steps), sampler=sampler)
+        buffer.extend(TensorDict({"step": torch.arange(num_steps), "done": torch.from_numpy(ends)}, [num_steps]))
+        found: dict[int, int] = {}
+        for _ in range(20):
+            step, info = buffer.sample(length * 200, return_info=True)
+            stops = info[("next", "truncated")].flatten().nonzero().flatten() + 1
+            for part in step["step"].tensor_split(stops[stops < len(step["step"])]):
+                found[int(part[0])] = len(part)
+        return found
+
+    strict, loose = slices(True), slices(False)
+    assert strict == {step: count for step, count in ours.items() if count == length} and len(strict) > 20
+    shorter = {step: count for step, count in loose.items() if count < length}
+    assert shorter.items() <= ours.items() | {(s, num_steps - s) for s in range(num_steps - length, num_steps)}
+    assert bool(shorter)
