@@ -53,6 +53,13 @@ RUNS = {
     "a team's": {**MANY_SPACES,
                  "policy": {"scout": {"algorithm": "QMIX", "learning_starts": 0, "n_step": 3, "prioritized": True,
                                       "replay_ratio": 0.01, "buffer_size": 40_000}, "worker": {}}},
+    "a team's sequences": {**MANY_SPACES,
+                           "policy": {"scout": {"algorithm": "QMIX", "learning_starts": 0, "prioritized": True,
+                                                "replay_ratio": 0.01, "buffer_size": 40_000, "burn_in": 5, "length": 5,
+                                                "period": 5, "model": {"type": "gru"}}, "worker": {}}},
+    "a team's critics": {**MANY_SPACES, "policy": {"scout": {"algorithm": "MASAC", "learning_starts": 0,
+                                                             "replay_ratio": 0.01, "buffer_size": 40_000},
+                                                   "worker": {}}},
     "distributions of what is kept": {**TAG, "policy": {
         "tagger": {"algorithm": "C51", "learning_starts": 0, "n_step": 3, "noisy": True, "dueling": True,
                    "prioritized": True, "replay_ratio": 0.01, "buffer_size": 40_000},
