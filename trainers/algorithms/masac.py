@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from trainers.algorithms.actor_critic import critic_losses, mean_of
+from trainers.algorithms.actor_critic import critic_losses
 from trainers.algorithms.algorithm import Figures
-from trainers.algorithms.sac import SAC, SACConfig, log_probs_of, target_entropy_of, temperature_losses
+from trainers.algorithms.sac import SAC, SACConfig, log_probs_of
 from trainers.algorithms.team_replay import TeamReplay, TeamReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -127,14 +127,7 @@ class MASAC(TeamReplay, SAC):
         counts = batch.weight.sign().unsqueeze(-1).expand(value.shape)
         if batch.in_game is not None:
             counts = counts * batch.in_game
-        loss = mean_of(-value, counts)
-        norm = self._step(self.optimizer, loss)
-        if self.temperature_optimizer is not None:
-            target_entropy = target_entropy_of(self.config, self.group.spec, batch.mask)
-            losses = temperature_losses(self.temperature["log"], entropy, target_entropy)
-            self._step(self.temperature_optimizer, mean_of(losses, counts))
-        of_policy = {"actor_loss": loss.detach(), "entropy": mean_of(entropy.detach(), counts), "alpha": alpha}
-        return {**found, **of_policy, "grad_norm": norm}
+        return {**found, **self._learn_policy(value, entropy, counts, batch.mask), "alpha": alpha}
 
     def _noise(self, batch: TeamSamples) -> torch.Tensor:
         """Draws for the actions of a batch's agents."""

@@ -178,15 +178,25 @@ class SAC(ActorAndCritics):
         )
         seen = (batch.observation, batch.mask)
         value, entropy = soft_value(self.policy, self.critics, *seen, alpha, self._deviate(batch))
-        counts = batch.weight.sign()
+        return {**found, **self._learn_policy(value, entropy, batch.weight.sign(), batch.mask), "alpha": alpha}
+
+    def _learn_policy(
+        self, value: torch.Tensor, entropy: torch.Tensor, counts: torch.Tensor, mask: torch.Tensor | None
+    ) -> Figures:
+        """A step of the policy up its `value`, and one of the temperature by its `entropy`.
+
+        Args:
+            value, entropy: of `soft_value`, [...].
+            counts: [...], 1 where they count, else 0.
+            mask: [..., actions] bool, what could be done; None: everything.
+        """
         loss = mean_of(-value, counts)
         norm = self._step(self.optimizer, loss)
         if self.temperature_optimizer is not None:
-            target_entropy = target_entropy_of(self.config, self.group.spec, batch.mask)
+            target_entropy = target_entropy_of(self.config, self.group.spec, mask)
             losses = temperature_losses(self.temperature["log"], entropy, target_entropy)
             self._step(self.temperature_optimizer, mean_of(losses, counts))
-        of_policy = {"actor_loss": loss.detach(), "entropy": mean_of(entropy.detach(), counts), "alpha": alpha}
-        return {**found, **of_policy, "grad_norm": norm}
+        return {"actor_loss": loss.detach(), "entropy": mean_of(entropy.detach(), counts), "grad_norm": norm}
 
     def _deviate(self, batch: Samples) -> torch.Tensor | None:
         """Draws for an action of a Box in each transition."""
