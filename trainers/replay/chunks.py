@@ -20,7 +20,7 @@ import json
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,11 +32,13 @@ from trainers.replay.listing import (
     REPLAY,
     Listing,
     Part,
+    cut_at_chunks,
     first_step,
     gaps_of,
     listing_to_json,
     part_name,
     remove_unlisted,
+    without,
 )
 from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
 from trainers.replay.stamps import Stamps
@@ -121,6 +123,8 @@ class Chunks:
             known = self._whole(folder / REPLAY, names, store)
             for one, parts in known.items():  # all ranks have files of the same steps
                 kept[one], ranges = _to_write(store, parts, 0 if files is None else files.settled)
+            if files is None and (apart := _files_of(store)) is not None and self.world.size == 1:
+                ranges = without(ranges, apart.lost(store.num_steps_added))
             return ranges
 
         shared = self.shared(folder)
@@ -395,15 +399,7 @@ def _to_write(store: Store, known: Sequence[Part], settled: int) -> Plan:
     if len(opened) >= MAX_PARTS and begin < head:
         begin = max(first, opened[0].begin)
         kept = [part for part in kept if part not in opened]
-    return tuple(kept), list(_cut(begin, head, size, store.num_slots))
-
-
-def _cut(begin: int, end: int, size: int, num_slots: int) -> Iterator[tuple[int, int]]:
-    """At the ends of chunks, and where slots begin again."""
-    while begin < end:
-        stop = min(end, (begin // size + 1) * size, (begin // num_slots + 1) * num_slots)
-        yield begin, stop
-        begin = stop
+    return tuple(kept), list(cut_at_chunks(begin, head, size, store.num_slots))
 
 
 def _rows(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -351,7 +350,7 @@ class Filed:
         try:
             disk.make_folder(self.folder)
             for part in reversed(parts):
-                _link(folder / part.name, self.folder / part.name, part.bytes)
+                disk.link(folder / part.name, self.folder / part.name, part.bytes)
                 kept.insert(0, part)
         except OSError as error:
             lost = sum(part.end - part.begin for part in parts[: len(parts) - len(kept)])
@@ -418,6 +417,18 @@ class Filed:
         """In files, of these steps."""
         return sum(max(0, min(part.end, end) - max(part.begin, first)) for part in self.parts)
 
+    def lost(self, head: int) -> list[tuple[int, int]]:
+        """Of `head` steps, those that are in memory no more and in no file."""
+        with self._lock:
+            parts = self.parts
+        end, spans = self.division.warm_from(head), []
+        at = min(self.division.first(head), end)
+        for part in parts:
+            if at < min(part.begin, end):
+                spans.append((at, min(part.begin, end)))
+            at = max(at, part.end)
+        return spans + [(at, end)] * (at < end)
+
     def counters(self) -> Mapping[str, float]:
         return {
             "dropped_steps": self.num_dropped * self.layout.num_envs,
@@ -425,18 +436,3 @@ class Filed:
             "bytes_admitted": self.bytes_admitted,
             "bytes_read": self.bytes_read,
         }
-
-
-def _link(of: Path, to: Path, num_bytes: int) -> None:
-    """Another name of the same file, where the disk is the same; else a copy."""
-    if to.exists() and to.stat().st_size == num_bytes:
-        return
-    beside = disk.temporary(to)
-    try:
-        try:
-            os.link(of, beside)
-        except OSError:
-            shutil.copyfile(of, beside)
-        os.replace(beside, to)
-    finally:
-        beside.unlink(missing_ok=True)

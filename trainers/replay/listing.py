@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,22 @@ def gaps_of(parts: Sequence[Part], num_steps: int, num_slots: int) -> tuple[tupl
     ends = [first_step(num_steps, num_slots), *(part.end for part in parts)]
     begins = [*(part.begin for part in parts), num_steps]
     return tuple((end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end)
+
+
+def cut_at_chunks(begin: int, end: int, size: int, num_slots: int) -> Iterator[tuple[int, int]]:
+    """These steps in pieces that end where chunks of `size` steps do, and where slots begin again."""
+    while begin < end:
+        stop = min(end, (begin // size + 1) * size, (begin // num_slots + 1) * num_slots)
+        yield begin, stop
+        begin = stop
+
+
+def without(ranges: Sequence[tuple[int, int]], lost: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of these spans of steps."""
+    for first, last in lost:
+        cut = [((begin, min(end, first)), (max(begin, last), end)) for begin, end in ranges]
+        ranges = [one for pair in cut for one in pair if one[0] < one[1]]
+    return list(ranges)
 
 
 def remove_unlisted(folder: Path, spared: Iterable[str] = ()) -> None:

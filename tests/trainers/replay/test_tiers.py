@@ -271,7 +271,7 @@ def test_where_a_folder_of_its_own_is_full_the_newest_files_are_brought_and_the_
         copy(of, to)
 
     monkeypatch.setattr(file_tier.os, "link", link)
-    monkeypatch.setattr(file_tier.shutil, "copyfile", lambda of, to: full_disk())
+    monkeypatch.setattr(shutil, "copyfile", lambda of, to: full_disk())
     load(place, other, tmp_path / "here")
     monkeypatch.undo()
     folder = tmp_path / "here" / REPLAY
@@ -313,10 +313,12 @@ def test_a_save_drops_the_steps_of_a_file_that_was_changed_and_names_it(tmp_path
     assert_same(ours, theirs)
 
 
-def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, backend, monkeypatch):
-    """What was drawn of them counts for nothing, and checkpoints know of the gap."""
-    kept, said = make(backend, "unused"), []
-    files = shared(kept, tmp_path)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, backend, monkeypatch, is_shared):
+    """What was drawn of them counts for nothing, and checkpoints know of the gap, whether files are theirs or not."""
+    kept, said = make(backend, tmp_path / REPLAY), []
+    files = shared(kept, tmp_path) if is_shared else Chunks({NAME: kept.store})
+    kept.store.tiered.files.name = NAME
     kept.store.tiered.files.say = said.append
     table = kept.store.table("all", Uniform(), WINDOW)
     write = file_tier.write_tensors
@@ -338,7 +340,7 @@ def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, b
     lost = (steps > 8 * 4 - 3) & (steps <= 13 * 4)  # chunks 8 to 12, of which an item needs 4 steps in a row
     assert torch.equal(batch["weight"] == 0.0, lost) and lost.any() and not lost.all()
     assert kept.store.tiered.counters()["dropped_steps"] == 5 * 4 * 3
-    place = save(tmp_path, kept, files)
+    place = save(tmp_path if is_shared else tmp_path / "run", kept, files)
     assert checkpoint.load_checkpoint(place).replay[NAME].gaps == ((32, 52),)
     other = make(backend, "unused", window=kept.window)
     other.store.table("all", Uniform(), WINDOW)
