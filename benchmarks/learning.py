@@ -52,8 +52,6 @@ class Task:
     """Whose mean return is the score."""
     at_least: float | None = None
     """What a seed must score; None: nothing is asked for."""
-    at_most: float | None = None
-    """What no seed may score: of what cannot be learned so."""
     num_of_ten: int = 9
     """Seeds of ten that must."""
     num_episodes: int = 100
@@ -62,6 +60,8 @@ class Task:
     """Of the env's, which is the score in place of returns."""
     crosses: bool = False
     """Whether trained and untrained policies of its groups play each other, instead of a score."""
+    at_most: float | None = None
+    """What no seed may score: of what cannot be learned so."""
     changed: Mapping[str, str] = field(default_factory=dict)
     """Keys of the config that are others, as train.py takes them."""
 

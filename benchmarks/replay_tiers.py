@@ -150,6 +150,8 @@ def measure(
             "us_an_update": round(1e6 * seconds / losses[num_windows + 1 :].numel(), 1),
         }
         if tiered is not None:
+            if kind == "file":
+                tiered.files.flush()  # a file that is being written is admitted already
             after = tiered.counters()
             result |= {name: after[name] - before[name] for name in ("fetched", "stalls")}
             result["stalled"] = round((after["stall_seconds"] - before["stall_seconds"]) / seconds, 4)

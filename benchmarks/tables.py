@@ -194,7 +194,7 @@ def scores() -> str:
                 f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds N`): "
                 "mean return of whole episodes, interquartile mean over the seeds with its 95 % interval; in Tag, what "
                 "a trained side gains over an untrained one against untrained opponents, in standard errors.",
-                table("task", "seeds", "env steps", "seconds a seed", "reached", "must", rows=map(_score, reports)),
+                table("task", "seeds", "env steps", "seconds a seed", "reached", "must reach", rows=map(_score, reports)),
             ]
     if not parts:
         return ""
@@ -219,10 +219,10 @@ def _score(report: dict) -> tuple:
         }
     else:
         reached = {f"{group} ": f"{value:.1f}" for group, value in found["standard_errors"].items()}
-    task = report["benchmark"].removeprefix("learning_").removesuffix(f"_{report['backend']}")
+    task = report["benchmark"].removeprefix("learning_").rpartition("_")[0]
     seconds = sum(run["seconds"] for run in runs) / len(runs)
-    must = "" if found.get("at_least") is None else f"reach {found['at_least']:g}"
-    must = f"stay below {found['at_most']:g}" if "at_most" in found else must
+    must = "" if found.get("at_least") is None else f"{found['at_least']:g}"
+    must = f"at most {found['at_most']:g}" if "at_most" in found else must
     told = ", ".join(group + value for group, value in reached.items())
     return task, len(runs), f"{found['env_steps']:,}", f"{seconds:.0f}", told, must
 

@@ -57,6 +57,6 @@ class BitFlip(Env):
         shapes = [
             cells(one_of(rows, {"0": LIGHT, "1": DARK})),
             texts(-0.8, 0.0, "goal", 0.4, align="right"),
-            texts(-0.8, 1.0, "bits", 0.4, align="right"),
+            texts(-0.8, 1.0, "bits", 0.4, align="right", group="agent"),
         ]
         return Drawing(shapes, bounds=(-2.5, -1, self.config.num_bits, 2))
