@@ -183,6 +183,9 @@ def learning() -> str:
     )
 
 
+SCORE_COLUMNS = ("task", "seeds", "env steps", "seconds a seed", "reached", "must reach")
+
+
 def scores() -> str:
     """What the tasks of benchmarks/learning.py reached, on a GPU and on a CPU; empty if none was measured."""
     parts = []
@@ -194,7 +197,7 @@ def scores() -> str:
                 f"**What is learned**, {reports[0]['device']} (`python benchmarks/learning.py --task TASK --seeds N`): "
                 "mean return of whole episodes, interquartile mean over the seeds with its 95 % interval; in Tag, what "
                 "a trained side gains over an untrained one against untrained opponents, in standard errors.",
-                table("task", "seeds", "env steps", "seconds a seed", "reached", "must reach", rows=map(_score, reports)),
+                table(*SCORE_COLUMNS, rows=map(_score, reports)),
             ]
     if not parts:
         return ""
