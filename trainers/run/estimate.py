@@ -100,9 +100,10 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
             of_rank = config.policy[name].of_rank(settings.num_gpus)
             try:
                 needed = kinds[name].num_bytes(of_rank, actor, num_steps, num_envs, device)
-            except ConfigError as error:  # of what knows no policy by name, as a replay store does not
-                told = str(error)
-                raise ConfigError(told if told.startswith("policy.") else f"policy.{name}.{told}") from None
+            except ConfigError as error:
+                if not str(error).startswith("tiers"):
+                    raise
+                raise ConfigError(f"policy.{name}.{error}") from None  # a replay store knows no policy by name
             works.append(needed.pop(WORK, 0))
             found.add_bytes(name, needed)
     # CUDA graphs keep theirs each; else what one left is used by the next.
