@@ -18,7 +18,6 @@ from trainers.replay.store import ReplayStore
 from warpdrive.env_wrapper import EnvWrapper
 
 
-
 def record(folder: Path, size: int = 20, num_episodes: int = 5) -> float:
     """Writes so many episodes, one after the other; returns the return of each."""
     definition = DeepSea(DeepSeaConfig(size=size))
