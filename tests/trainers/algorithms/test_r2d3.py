@@ -58,7 +58,8 @@ def test_a_mixed_batch_by_hand():
         action=ones.long(), reward=ones, discount=ones, bootstrap=ones.long(), valid=ones, weight=torch.ones(3),
     )  # fmt: skip
     names = ("action", "reward", "discount", "bootstrap", "valid", "weight")
-    twice = {"observation": {"image": torch.full((3, 3, 4), 2.0)}, **{name: 2 * getattr(played, name) for name in names}}
+    twice = {name: 2 * getattr(played, name) for name in names}
+    twice["observation"] = {"image": torch.full((3, 3, 4), 2.0)}
     demos = replace(played, memory=None, starts=~played.starts, **twice)
     found = mixed(torch.tensor([False, True, False]), demos, played)
     assert found.reward.tolist() == [[1, 2, 1], [1, 2, 1]] and found.weight.tolist() == [1, 2, 1]
@@ -120,7 +121,7 @@ def test_an_error_becomes_the_priority_of_who_was_drawn_in_the_store_it_came_fro
 def test_a_run_that_goes_on_draws_the_same_demonstrations(make):
     trainer = make()
     trainer.train()
-    halfway, end = checkpoint.list_checkpoints(trainer.run.path / "checkpoints")[-2:]
+    halfway, _ = checkpoint.list_checkpoints(trainer.run.path / "checkpoints")[-2:]
     resumed = make(resume=halfway)
     resumed.train()
     ours, theirs = (one.algorithms["agent"] for one in (trainer, resumed))
