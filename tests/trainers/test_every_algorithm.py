@@ -1,7 +1,10 @@
 """Every algorithm does what PPO does: a table of algorithms and features, each cell of which is a test or a reason."""
 
+import functools
 import json
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.algorithms.off_policy import OffPolicy
 from trainers.cli import main
 from trainers.errors import NonFiniteError
+from trainers.replay.dataset import write_dataset
 from trainers.run import checkpoint
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -21,11 +25,22 @@ SEQUENCES = {"burn_in": 2, "length": 4, "period": 2, "n_step": 1, "model": {"typ
 POLICIES = {
     **{name: SMALL for name in ("A2C", "IMPALA", "MAPPO", "PPO", "PQN")},
     **{name: REPLAY for name in ("C51", "DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
-    "R2D2": REPLAY | SEQUENCES,
+    **{name: REPLAY | SEQUENCES for name in ("R2D2", "R2D3")},
 }
 """A new algorithm needs its row: what its policy says beside its name."""
 OF_BOXES = ("DDPG", "TD3")
 NUM_ENVS, NUM_STEPS, NUM_ITERATIONS = 8, 10, 4
+
+
+@functools.cache
+def demonstrations():
+    """A folder with what taggers of DQN did in two iterations of this run."""
+    folder = tempfile.TemporaryDirectory()
+    trainer = Trainer(read_config(config_of("DQN", Path(folder.name))))
+    for _ in range(2):
+        trainer.iterate()
+    write_dataset(trainer.stores["replay.tagger"], Path(folder.name) / "dataset")
+    return folder  # which is there as long as somebody has it
 
 
 def config_of(name, folder):
@@ -33,13 +48,14 @@ def config_of(name, folder):
     is_of_box = name in OF_BOXES
     first, second = ("adversary", "agent") if is_of_box else ("tagger", "runner")
     size = NUM_ENVS * NUM_STEPS
+    shown = {"demonstrations": f"{demonstrations().name}/dataset"} if name == "R2D3" else {}
     env = {"continuous_actions": True} if is_of_box else {"num_taggers": 2}
     return {
         "name": "simple_tag" if is_of_box else "tag_gridworld",
         "env": {**env, "episode_length": 7},
         "trainer": {"num_envs": NUM_ENVS, "train_batch_size": size, "total_timesteps": NUM_ITERATIONS * size, "seed": 3,
                     "device": "cpu"},
-        "policy": {first: {"algorithm": name, **POLICIES[name]}, second: {"algorithm": "PPO", **SMALL}},
+        "policy": {first: {"algorithm": name, **POLICIES[name], **shown}, second: {"algorithm": "PPO", **SMALL}},
         "saving": {"basedir": str(folder), "metrics_log_freq": 2, "model_params_save_freq": 2},
     }  # fmt: skip
 
@@ -131,5 +147,5 @@ def test_it_is_planned_without_being_run(name, tmp_path, capsys):
 def test_several_gpus_share_its_updates_or_it_says_that_they_do_not(name):
     """tests/trainers/learning and tests/trainers/replay/test_ranks.py try those that do on two ranks."""
     kind = find_algorithm(name)[0]
-    alone = {"DDPG", "MASAC", "QMIX", "R2D2", "SAC", "TD3", "VDN"}
+    alone = {"DDPG", "MASAC", "QMIX", "R2D2", "R2D3", "SAC", "TD3", "VDN"}
     assert (issubclass(kind, OffPolicy) and not kind.SEVERAL_RANKS) == (name in alone)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 DATASET, SMALL, STEPS = "dataset.json", "store.safetensors", "steps"
 FORMAT = 1
+WAY_OUT = "Is it a dataset that this version can read? Export it anew."
 OF_TABLE = "table_"
 """Begins the names of tensors that say how a run drew; who reads a dataset draws anew."""
 
@@ -125,7 +126,33 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
         MemoryShortError: there is less memory than the steps take.
     """
     folder = Path(os.path.realpath(folder))
-    file, way_out = folder / DATASET, "Is it a dataset that this version can read? Export it anew."
+    listing, layout, small = _told_of(folder)
+    store = ReplayStore.of_layout(layout, backend, seed)
+    chunks, listings = Chunks({STEPS: store}), {STEPS: listing}
+    check_sums(folder, listing)
+    chunks.check_fits(folder, listings, is_of_run=False)
+    content = read(folder / SMALL)
+    if sha256(content) != small:
+        raise CheckpointError(f"{folder / SMALL}: damaged: it is not what was written. {WAY_OUT}")
+    chunks.restore(folder, listings, are_ours=False)
+    restore_tensors(chunks.small(listings)[STEPS], tensors_of(folder / SMALL, content), folder / SMALL)
+    store.restored()
+    return store
+
+
+def layout_of_dataset(folder: Path) -> tuple[Layout, int]:
+    """What a dataset's steps are, and how many of each env it holds; of its files `dataset.json` alone is read.
+
+    Raises:
+        CheckpointError: that is missing, damaged or unknown.
+    """
+    listing, layout, _ = _told_of(Path(os.path.realpath(folder)))
+    return layout, min(listing.num_steps, layout.num_slots)
+
+
+def _told_of(folder: Path) -> tuple[Listing, Layout, str]:
+    """What `dataset.json` says: which files there are, of what, and the sum of the small one."""
+    file = folder / DATASET
     content = read(file, max_bytes=MAX_JSON_BYTES)
     try:
         told = json.loads(content)
@@ -137,18 +164,8 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
         if layout.num_slots != listing.num_slots:
             raise ValueError("slots")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{file}: damaged, or of another format. {way_out}") from None
-    store = ReplayStore.of_layout(layout, backend, seed)
-    chunks, listings = Chunks({STEPS: store}), {STEPS: listing}
-    check_sums(folder, listing)
-    chunks.check_fits(folder, listings, is_of_run=False)
-    content = read(folder / SMALL)
-    if sha256(content) != small:
-        raise CheckpointError(f"{folder / SMALL}: damaged: it is not what was written. {way_out}")
-    chunks.restore(folder, listings, are_ours=False)
-    restore_tensors(chunks.small(listings)[STEPS], tensors_of(folder / SMALL, content), folder / SMALL)
-    store.restored()
-    return store
+        raise CheckpointError(f"{file}: damaged, or of another format. {WAY_OUT}") from None
+    return listing, layout, small
 
 
 @contextlib.contextmanager

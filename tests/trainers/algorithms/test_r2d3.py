@@ -1,0 +1,146 @@
+"""R2D3: how demonstrations are mixed in, that nothing overwrites them, what they are drawn by, what is refused."""
+
+import math
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.algorithms.r2d3 import mixed
+from trainers.replay.of_group import SampledSequences
+from trainers.run import checkpoint
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+SIZE, NUM_EPISODES, RATIO = 6, 5, 0.25
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    """Five episodes of who knows the way: 6 steps each, and the last pays 1 - 0.01 / 6."""
+    folder = tmp_path_factory.mktemp("demonstrations") / "deep_sea"
+    record = runpy.run_path(str(ROOT / "examples" / "deep_sea" / "demonstrations.py"))["record"]
+    assert record(folder, SIZE, NUM_EPISODES) == pytest.approx(1.0 - 0.01)
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path, device, dataset):
+    """A function that makes a run of 4 envs, an episode an iteration; an item is an episode."""
+
+    def make(resume: Path | None = None, num_iterations: int = 4, env: dict | None = None, **policy: object) -> Trainer:
+        small = {"burn_in": 0, "length": SIZE, "period": SIZE, "n_step": 1, "batch_size": 64, "buffer_size": 96}
+        small |= {"learning_starts": 0, "replay_ratio": 0.1, "model": {"fc_dims": [8], "memory_size": 6}}
+        small |= {"demonstrations": str(dataset), "demo_ratio": RATIO}
+        size = 4 * SIZE
+        config = {
+            "name": "deep_sea",
+            "env": {"size": SIZE, **(env or {})},
+            "trainer": {"num_envs": 4, "train_batch_size": size, "total_timesteps": num_iterations * size,
+                        "device": device, "precision": "fp32"},
+            "policy": {"agent": {"algorithm": "R2D3", **small, **policy}},
+            "saving": {"basedir": str(tmp_path), "metrics_log_freq": 1, "model_params_save_freq": 2},
+        }  # fmt: skip
+        return Trainer(read_config(config), resume=resume)
+
+    return make
+
+
+def test_a_mixed_batch_by_hand():
+    """Item 1 of three is a demonstration, and begins with nothing remembered."""
+    ones = torch.ones(2, 3)
+    played = SampledSequences(
+        observation={"image": torch.ones(3, 3, 4)}, mask=None, starts=ones.bool(), memory=torch.ones(3, 5),
+        action=ones.long(), reward=ones, discount=ones, bootstrap=ones.long(), valid=ones, weight=torch.ones(3),
+    )  # fmt: skip
+    names = ("action", "reward", "discount", "bootstrap", "valid", "weight")
+    twice = {name: 2 * getattr(played, name) for name in names}
+    twice["observation"] = {"image": torch.full((3, 3, 4), 2.0)}
+    demos = replace(played, memory=None, starts=~played.starts, **twice)
+    found = mixed(torch.tensor([False, True, False]), demos, played)
+    assert found.reward.tolist() == [[1, 2, 1], [1, 2, 1]] and found.weight.tolist() == [1, 2, 1]
+    assert found.observation["image"][:, :, 0].tolist() == [[1, 2, 1]] * 3 and found.mask is None
+    assert found.memory[:, 0].tolist() == [1, 0, 1] and found.starts[0].tolist() == [True, False, True]
+    assert all(getattr(found, name)[0].tolist() == [1, 2, 1] for name in ("action", "discount", "bootstrap", "valid"))
+
+
+def test_the_share_of_demonstrations_is_their_ratio_and_each_is_a_way_to_the_treasure(make):
+    """Of 64 * 100 items a quarter, within 4 standard deviations of a binomial's; only they are paid 1 - 0.01 / 6."""
+    trainer = make(epsilon=0.0)
+    trainer.iterate()
+    algorithm, number, paid = trainer.algorithms["agent"], 0, 0
+    for _ in range(100):
+        batch = algorithm.draw()
+        is_demo = algorithm._is_demo
+        number += int(is_demo.sum())
+        paid += int((batch.reward[-1] > 0.9)[is_demo].sum())
+        assert torch.equal(batch.memory[is_demo], torch.zeros_like(batch.memory[is_demo]))
+    assert abs(number - 6400 * RATIO) < 4 * math.sqrt(6400 * RATIO * (1 - RATIO))
+    assert paid == number
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_the_ends_of_the_ratio_are_none_and_all(make, ratio):
+    trainer = make(demo_ratio=ratio)
+    trainer.iterate()
+    trainer.algorithms["agent"].draw()
+    assert trainer.algorithms["agent"]._is_demo.float().mean().item() == ratio
+
+
+def test_demonstrations_are_never_overwritten(make):
+    """The own store of 24 steps an env is full after four iterations; eight go by."""
+    trainer = make(num_iterations=8)
+    store = trainer.algorithms["agent"].demonstrations
+    before = {name: one.clone() for name, one in {**store.tensors, **store.small}.items()}
+    trainer.train()
+    assert all(torch.equal(one, before[name]) for name, one in {**store.tensors, **store.small}.items())
+    assert int(store.small["head"][0]) == NUM_EPISODES * SIZE
+
+
+def test_an_error_becomes_the_priority_of_who_was_drawn_in_the_store_it_came_from(make):
+    """(7 + 0)^1 in units of 2^-20 for demonstrations and what was played; those that were not drawn keep theirs."""
+    trainer = make(alpha=1.0, priority_epsilon=0.0, batch_size=5)
+    trainer.iterate()
+    algorithm = trainer.algorithms["agent"]
+    algorithm.draw()
+    algorithm._is_demo.copy_(torch.tensor([True, False, False, True, False]))
+    tables = {True: (algorithm.demo_table, algorithm._demos), False: (algorithm.table, algorithm._batch)}
+    before = {which: table.selector.tree.leaves.clone() for which, (table, _) in tables.items()}
+    algorithm.keep_errors(torch.full((5,), 7.0, device=before[True].device))
+    for which, (table, batch) in tables.items():
+        expected = before[which].clone()
+        expected[batch.index[algorithm._is_demo == which]] = 7 << 20
+        assert torch.equal(table.selector.tree.leaves, expected)
+        table.raise_if_refused()
+
+
+def test_a_run_that_goes_on_draws_the_same_demonstrations(make):
+    trainer = make()
+    trainer.train()
+    halfway, _ = checkpoint.list_checkpoints(trainer.run.path / "checkpoints")[-2:]
+    resumed = make(resume=halfway)
+    resumed.train()
+    ours, theirs = (one.algorithms["agent"] for one in (trainer, resumed))
+    for name, one in ours.demo_table.tensors().items():
+        assert torch.equal(one, theirs.demo_table.tensors()[name]), name
+    for one, other in zip(ours.policy.parameters(), theirs.policy.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"demonstrations": ""}, r"demonstrations: R2D3 learns from a dataset, too, and none is named"),
+        ({"demonstrations": "/nowhere"}, r"cannot read its demonstrations: .*nowhere"),
+        ({"env": {"size": 7}}, r"hold \[6, 6\] torch.uint8 as 'observation_0', and this env \[7, 7\]"),
+        ({"length": 36, "buffer_size": 400}, r"takes 36 steps of an env, and they have 30"),
+        ({"period": 5, "buffer_size": 400}, r"period 5 does not divide their 36 slots"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_a_line(make, changes, told):
+    with pytest.raises(ConfigError, match=told):
+        make(**changes)
