@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_draws_the_same_demonstrations(make):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"demonstrations": ""}, r"demonstrations: R2D3 learns from a dataset, too, and none is named"),
+        ({"demonstrations": None}, r"demonstrations: R2D3 learns from a dataset, too, and none is named"),
         ({"demonstrations": "/nowhere"}, r"cannot read its demonstrations: .*nowhere"),
         ({"env": {"size": 7}}, r"hold \[6, 6\] torch.uint8 as 'observation_0', and this env \[7, 7\]"),
         ({"length": 36, "buffer_size": 400}, r"takes 36 steps of an env, and they have 30"),
