@@ -58,6 +58,8 @@ def why_no_demonstrations(config: R2D3Config, spec: GroupSpec) -> str | None:
     from trainers.replay.dataset import layout_of_dataset
     from trainers.replay.of_group import fields_of
 
+    if not config.demonstrations:
+        return None  # `problems` tells
     try:
         layout, num_steps = layout_of_dataset(Path(config.demonstrations))
     except WarpDriveError as error:
