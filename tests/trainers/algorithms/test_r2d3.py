@@ -83,9 +83,9 @@ def test_the_share_of_demonstrations_is_their_ratio_and_each_is_a_way_to_the_tre
     assert paid == number
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_the_ends_of_the_ratio_are_none_and_all(make, ratio):
-    trainer = make(demo_ratio=ratio)
+@pytest.mark.parametrize(("ratio", "prioritized"), [(0.0, True), (1.0, True), (1.0, False)])
+def test_the_ends_of_the_ratio_are_none_and_all(make, ratio, prioritized):
+    trainer = make(demo_ratio=ratio, prioritized=prioritized)
     trainer.iterate()
     trainer.algorithms["agent"].draw()
     assert trainer.algorithms["agent"]._is_demo.float().mean().item() == ratio
