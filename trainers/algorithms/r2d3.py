@@ -40,8 +40,8 @@ OF_STEPS = ("starts", "action", "reward", "discount", "bootstrap", "valid")
 class R2D3Config(R2D2Config):
     """`policy.<name>:` with `algorithm: R2D3`."""
 
-    demonstrations: str = ""
-    """Folder of a dataset of this env, which says what was played; see docs/replay.md. What its player remembered is
+    demonstrations: str | None = None
+    """Folder of a dataset of this env, with what was played (see docs/replay.md). What its player remembered is
     not read: its sequences begin with an empty memory."""
     demo_ratio: Annotated[float, Between(0, 1)] = 0.25
     """Probability that an item of a batch is a demonstration."""
@@ -58,6 +58,8 @@ def why_no_demonstrations(config: R2D3Config, spec: GroupSpec) -> str | None:
     from trainers.replay.dataset import layout_of_dataset
     from trainers.replay.of_group import fields_of
 
+    if not config.demonstrations:
+        return None  # `problems` tells
     try:
         layout, num_steps = layout_of_dataset(Path(config.demonstrations))
     except WarpDriveError as error:

@@ -83,9 +83,9 @@ def test_the_share_of_demonstrations_is_their_ratio_and_each_is_a_way_to_the_tre
     assert paid == number
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_the_ends_of_the_ratio_are_none_and_all(make, ratio):
-    trainer = make(demo_ratio=ratio)
+@pytest.mark.parametrize(("ratio", "prioritized"), [(0.0, True), (1.0, True), (1.0, False)])
+def test_the_ends_of_the_ratio_are_none_and_all(make, ratio, prioritized):
+    trainer = make(demo_ratio=ratio, prioritized=prioritized)
     trainer.iterate()
     trainer.algorithms["agent"].draw()
     assert trainer.algorithms["agent"]._is_demo.float().mean().item() == ratio
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_draws_the_same_demonstrations(make):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"demonstrations": ""}, r"demonstrations: R2D3 learns from a dataset, too, and none is named"),
+        ({"demonstrations": None}, r"demonstrations: R2D3 learns from a dataset, too, and none is named"),
         ({"demonstrations": "/nowhere"}, r"cannot read its demonstrations: .*nowhere"),
         ({"env": {"size": 7}}, r"hold \[6, 6\] torch.uint8 as 'observation_0', and this env \[7, 7\]"),
         ({"length": 36, "buffer_size": 400}, r"takes 36 steps of an env, and they have 30"),
