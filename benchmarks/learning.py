@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,6 +63,8 @@ class Task:
     """Whether trained and untrained policies of its groups play each other, instead of a score."""
     at_most: float | None = None
     """What no seed may score: of what cannot be learned so."""
+    demonstrations: str | None = None
+    """A script of examples/ that writes the dataset which the config's policy `agent` learns from."""
     changed: Mapping[str, str] = field(default_factory=dict)
     """Keys of the config that are others, as train.py takes them."""
 
@@ -77,6 +80,11 @@ TASKS = {
     "catch": Task("catch.yaml", at_least=0.9),
     "deep_sea_10": Task("catch.yaml", changed={"name": "deep_sea", "env.size": "10"}),
     "deep_sea_20": Task("catch.yaml", at_most=0.5, changed={"name": "deep_sea", "env.size": "20"}),
+    "deep_sea_r2d3": Task("deep_sea/deep_sea_r2d3.yaml", at_least=0.9, demonstrations="deep_sea/demonstrations.py"),
+    "deep_sea_r2d2": Task(
+        "deep_sea/deep_sea_r2d3.yaml", at_most=0.5, demonstrations="deep_sea/demonstrations.py",
+        changed={"policy.agent.demo_ratio": "0"},
+    ),
     "memory_len_r2d2": Task("memory_len_r2d2.yaml", at_least=0.9),
     "cartpole_c51": Task("cartpole_c51.yaml", at_least=475, num_of_ten=10),
     "cartpole_qrdqn": Task("cartpole_qrdqn.yaml", at_least=475, num_of_ten=10),
@@ -131,7 +139,16 @@ def main() -> int:
     task = TASKS.get(arguments.task)
     path = Path(arguments.config) if task is None else ROOT / "examples" / task.config
     path = path if path.exists() else ROOT / "examples" / path
+    with tempfile.TemporaryDirectory() as folder:
+        return learn(arguments, task, path, Path(folder) / "dataset")
+
+
+def learn(arguments: argparse.Namespace, task: Task | None, path: Path, dataset: Path) -> int:
+    """Trains, plays, draws and writes; the exit code."""
     overrides = [*(task.changed.items() if task else ()), *(tuple(pair.split("=", 1)) for pair in arguments.overrides)]
+    if task is not None and task.demonstrations is not None:
+        subprocess.run([sys.executable, ROOT / "examples" / task.demonstrations, dataset], check=True)
+        overrides.append(("policy.agent.demonstrations", str(dataset)))
     config = read_config(path, [("trainer.device", arguments.device), *overrides])
 
     runs = run_seeds(path, task, range(1, arguments.seeds + 1), arguments.device, arguments.jobs, overrides)
