@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +54,12 @@ def test_gain_is_counted_in_standard_errors_over_the_seeds():
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_config_of_every_task_is_right(task):
-    config = read_config(ROOT / "examples" / task.config, list(task.changed.items()))
+def test_config_of_every_task_is_right(task, tmp_path):
+    changed = dict(task.changed)
+    if task.demonstrations is not None:
+        subprocess.run([sys.executable, ROOT / "examples" / task.demonstrations, tmp_path / "dataset"], check=True)
+        changed["policy.agent.demonstrations"] = str(tmp_path / "dataset")
+    config = read_config(ROOT / "examples" / task.config, list(changed.items()))
     assert task.crosses or task.group in config.policy or "shared" in config.policy
 
 
