@@ -210,9 +210,20 @@ def resumes(folder: Path, iterations: int = 4) -> dict[str, Any]:
     return {"configs": len(differing), "same_bits": sum(not one for one in differing.values()), "differing": differing}
 
 
+def _demonstrations_for(file: Path, folder: Path) -> list[tuple[str, str]]:
+    """What a config asks for that learns from them, once the script beside it has written them."""
+    if not (script := file.with_name("demonstrations.py")).exists():
+        return []
+    dataset = folder / f"{file.stem}_dataset"
+    if not dataset.exists():
+        subprocess.run([sys.executable, script, dataset], check=True, stdout=subprocess.DEVNULL)
+    return [("policy.agent.demonstrations", str(dataset))]
+
+
 def _smaller(file: Path, folder: Path, iterations: int) -> Config:
     """Its config with 8 envs, and a few steps of them, all of which are learned from."""
-    whole = read_config(file, allow_import=True)
+    demonstrations = _demonstrations_for(file, folder)
+    whole = read_config(file, demonstrations, allow_import=True)
     lengths = [one.model.sequence_length for one in whole.policy.values() if one.model.type == "gru"]
     num_steps = min(whole.trainer.num_steps, max([20, *(one or whole.trainer.num_steps for one in lengths)]))
     for length in filter(None, lengths):
@@ -228,7 +239,7 @@ def _smaller(file: Path, folder: Path, iterations: int) -> Config:
             changes[f"policy.{name}"] = {"learning_starts": 8 * num_steps, "replay_ratio": 0.05}
         elif getattr(one, "num_minibatches", None):
             changes[f"policy.{name}"] = {"num_minibatches": 2}
-    overrides = [(f"{part}.{key}", str(x)) for part in changes for key, x in changes[part].items()]
+    overrides = [*demonstrations, *((f"{part}.{key}", str(x)) for part in changes for key, x in changes[part].items())]
     return read_config(file, overrides, allow_import=True)
 
 
