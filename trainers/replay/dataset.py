@@ -21,7 +21,7 @@ import torch
 
 from trainers.errors import RunFolderError
 from trainers.replay.chunks import Chunks, check_sums
-from trainers.replay.listing import REPLAY, Listing, Part, listing_to_json, listings_of, part_name
+from trainers.replay.listing import DATASET, REPLAY, Listing, Part, listing_to_json, listings_of, part_name
 from trainers.replay.of_ranks import joined_by_envs, name_on, num_ranks_of
 from trainers.replay.storage import Layout
 from trainers.replay.store import ReplayStore
@@ -36,7 +36,7 @@ from warpdrive.version import __version__
 if TYPE_CHECKING:
     from warpdrive.backends.base import Backend
 
-DATASET, SMALL, STEPS = "dataset.json", "store.safetensors", "steps"
+SMALL, STEPS = "store.safetensors", "steps"
 FORMAT = 1
 WAY_OUT = "Is it a dataset that this version can read? Export it anew."
 OF_TABLE = "table_"

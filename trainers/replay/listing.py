@@ -11,6 +11,8 @@ from typing import Any
 from trainers.run.manifest import MANIFEST, read_manifest
 from warpdrive.errors import CheckpointError
 
+DATASET = "dataset.json"
+"""What says which files a dataset has."""
 REPLAY = "replay"
 """The folder, and the key of manifests."""
 _NAME = re.compile(r"[^/]+\.[0-9]{12,}-[0-9]{12,}\.[0-9a-f]{16}\.safetensors")

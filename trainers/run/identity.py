@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainers.replay.listing import DATASET
 from trainers.run.manifest import sha256
 from trainers.settings.config import Config
 from warpdrive.backends.base import KERNELS_FOLDER, Source
@@ -68,6 +69,7 @@ def identity_of(config: Config, env: Env, device: str, num_ranks: int) -> dict[s
         "name": config.name,
         **{f"env.{key}": value for key, value in to_plain(env.config).items()},
         **{f"{SOURCE}{name}": digest for name, digest in digests_of_sources(env).items()},
+        **digests_of_datasets(config),
         "trainer.num_envs": settings.num_envs,
         "trainer.train_batch_size": settings.train_batch_size,
         "trainer.seed": settings.seed,
@@ -89,6 +91,13 @@ def digests_of_sources(env: Env) -> dict[str, str]:
         names = ("/".join(file.parts[-number:]) for number in range(2, len(file.parts) + 1))
         found[next(name for name in names if name not in found)] = sha256(file.read_bytes())
     return found
+
+
+def digests_of_datasets(config: Config) -> dict[str, str]:
+    """`dataset.<policy>`: SHA-256 of what says which files a dataset has that the policy learns from."""
+    folders = {name: getattr(policy, "demonstrations", None) for name, policy in config.policy.items()}
+    files = {name: Path(folder, DATASET) for name, folder in folders.items() if folder}
+    return {f"dataset.{name}": sha256(file.read_bytes()) for name, file in files.items() if file.is_file()}
 
 
 def _file_of(kind: type) -> Path | None:

@@ -1,7 +1,9 @@
 """R2D3: how demonstrations are mixed in, that nothing overwrites them, what they are drawn by, what is refused."""
 
+import json
 import math
 import runpy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import torch
 from trainers.algorithms.r2d3 import mixed
 from trainers.replay.of_group import SampledSequences
 from trainers.run import checkpoint
+from trainers.run.manifest import sha256, to_json
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.errors import ConfigError
+from warpdrive.errors import CheckpointError, ConfigError
 
 ROOT = Path(__file__).parents[3]
 SIZE, NUM_EPISODES, RATIO = 6, 5, 0.25
@@ -144,3 +147,17 @@ def test_a_run_that_goes_on_draws_the_same_demonstrations(make):
 def test_what_cannot_be_learned_from_is_a_line(make, changes, told):
     with pytest.raises(ConfigError, match=told):
         make(**changes)
+
+
+def test_a_run_does_not_go_on_with_other_demonstrations_unless_it_is_told_to(make, dataset, tmp_path):
+    """Of as many steps: their priorities would be taken for those of what was there before."""
+    folder = shutil.copytree(dataset, tmp_path / "demonstrations")
+    trainer = make(num_iterations=2, demonstrations=str(folder))
+    trainer.train()
+    make(trainer.run.path, demonstrations=str(dataset))  # the same, in another place
+    told = json.loads((folder / "dataset.json").read_text())
+    told["exported"] = "another day"
+    del told["sha256"]
+    (folder / "dataset.json").write_bytes(to_json({**told, "sha256": sha256(to_json(told))}))
+    with pytest.raises(CheckpointError, match=r"dataset\.agent was '[0-9a-f]+\.*'? in the run that was saved, and is"):
+        make(trainer.run.path, demonstrations=str(folder))
