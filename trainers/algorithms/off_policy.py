@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
+    from trainers.replay.batch import Batch
     from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
     from trainers.replay.sequences import Sequences
@@ -334,9 +335,13 @@ class OffPolicy(Algorithm):
 
     def drawn(self) -> Samples:
         """Those that were drawn last, for another phase of the same update."""
+        return self.samples(self._batch)
+
+    def samples(self, batch: Batch) -> Samples:
+        """What a draw of its table gave, as its networks take it."""
         from trainers.replay.of_group import samples_of
 
-        return samples_of(self._batch, self.group.features, self.group.spec.num_agents)
+        return samples_of(batch, self.group.features, self.group.spec.num_agents)
 
     def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:
         """How many transitions all ranks learn from, at least 1, by `counts` [N] of this one: 0 where one does not."""

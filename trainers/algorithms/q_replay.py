@@ -6,9 +6,9 @@ What differs is what a batch is and what of it is learned: single steps (DQN), s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
+    from trainers.replay.batch import Batch
+    from trainers.replay.rated import Rated
 
 FALLING = Schedule(((0, 1.0), (50_000, 0.05)))
 
@@ -44,6 +46,15 @@ class QReplayConfig(OffPolicyConfig):
     """Errors above this count linearly instead of squared; None: all squared."""
     max_grad_norm: Positive = 10.0
     """How long the gradient of all that is learned together may be."""
+    initial_priority: Literal["largest", "error"] = "largest"
+    """What new transitions are drawn by, where they are drawn by priorities: by the largest so far; or by their own
+    error, as the network has it when they are kept, as Ape-X's actors say it."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.initial_priority == "error" and (not self.prioritized or self.tiers or self.window().period > 1):
+            told = "errors of new transitions are for single steps on the device, drawn by priorities"
+            yield "initial_priority", f"{told}. Set prioritized: true, leave tiers and a gru out, or take largest."
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,11 @@ class QReplay(OffPolicy):
         parameters = [{"params": list(self.learned.parameters())}]
         self.optimizer = SafeAdam(self.learned, parameters, self.scalars["lr"], guard, group.name, max_norm)
         self.epsilon = begin_epsilon(self)
+        self._rated: Rated | None = None
+        if config.initial_priority == "error":
+            from trainers.replay.rated import Rated
+
+            self._rated = Rated(self.table, group.shape[0])
 
     @classmethod
     def learned_with(
@@ -180,12 +196,22 @@ class QReplay(OffPolicy):
             batch = cls.blank_batch(config, actor)
             found = cls.losses_of_update(network, target, batch, config, torch.Generator())
             counted.backward(found.loss.sum())
+        more, work = {}, counted.most_of(config.batch_size)
+        if config.initial_priority == "error":
+            from trainers.replay.rated import bytes_of_rated
+
+            window, layout = config.window(), cls.layout(config, actor, num_steps, num_envs)
+            number = num_steps * num_envs * (1 if window.axis == "env" else actor.spec.num_agents)
+            with Counted() as counted, torch.no_grad():
+                cls.losses_of(network, target, cls.blank_batch(config, actor), config, torch.Generator())
+            more, work = {"rated": bytes_of_rated(window, layout, number)}, max(work, counted.most_of(number))
         return {
             **super().num_bytes(config, actor, num_steps, num_envs, device),
+            **more,
             "learned beside it": bytes_of(learned) - bytes_of(policy),
             "target": bytes_of(learned),
             "optimiser": 2 * bytes_of(learned, buffers=False),
-            WORK: counted.most_of(config.batch_size),
+            WORK: work,
         }
 
     def state(self) -> State:
@@ -198,6 +224,21 @@ class QReplay(OffPolicy):
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         found = super().update(clock, phases)
         return {**found, "epsilon": set_epsilon(self, clock)}
+
+    def add(self) -> Figures:
+        found = super().add()
+        if self._rated is not None:
+            self._rated.rate(self._errors_of)
+        return found
+
+    def _errors_of(self, batch: Batch) -> torch.Tensor:
+        """[N], what a batch's items would be drawn again by if they had been learned from."""
+        import torch
+
+        batch = self.samples(batch)
+        with torch.no_grad():
+            found = self.losses_of(self.learned, self.target, batch, self.config, self.generator)
+            return self.priority_of(found.error, self.weight_of(batch).sign())
 
     def learn(self) -> Figures:
         import torch

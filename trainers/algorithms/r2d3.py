@@ -28,10 +28,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import SampledSequences
 
-KEPT_PRIORITY = -1.0
-"""What is given to an item that keeps the priority it has: trees write nothing that is below 0."""
-
-
 OF_STEPS = ("starts", "action", "reward", "discount", "bootstrap", "valid")
 """What sequences have of each step, whatever is seen."""
 
@@ -184,9 +180,11 @@ class R2D3(R2D2):
     def keep_errors(self, error: torch.Tensor) -> None:
         if not self.config.prioritized:
             return
+        from trainers.replay.rated import KEPT
+
         error = error.detach()
-        self._priority.copy_(error.masked_fill(self._is_demo, KEPT_PRIORITY))
-        self._demo_priority.copy_(error.masked_fill(~self._is_demo, KEPT_PRIORITY))
+        self._priority.copy_(error.masked_fill(self._is_demo, KEPT))
+        self._demo_priority.copy_(error.masked_fill(~self._is_demo, KEPT))
         for update, table in ((self._update, self.table), (self._update_demos, self.demo_table)):
             update()
             table.selector.tree.refuse_nothing()  # those that keep theirs are no mistake

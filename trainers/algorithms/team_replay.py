@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
+    from trainers.replay.batch import Batch
     from trainers.replay.of_team import Team, TeamSamples, TeamSequences
     from trainers.replay.sequences import Sequences
     from trainers.replay.storage import Layout, Window
@@ -91,5 +92,5 @@ class TeamReplay(OffPolicy):
         self._team.take_in(self.group)
         return super().add()
 
-    def drawn(self) -> TeamSamples | TeamSequences:
-        return self._team.learned_from(self._batch, self.group.features, self.config.window())
+    def samples(self, batch: Batch) -> TeamSamples | TeamSequences:
+        return self._team.learned_from(batch, self.group.features, self.config.window())

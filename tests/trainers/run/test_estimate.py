@@ -86,6 +86,7 @@ CASES = {
     "recurrent": ("cartpole", 200, {"shared": {"algorithm": "PPO", "model": GRU}}),
     "DQN that learns from many": ("cartpole", 200, {"shared": DQN | {"batch_size": 4096, "prioritized": True}}),
     "DQN that keeps much": ("tag_gridworld", 100, {"shared": DQN | {"normalize_observation": True}}),
+    "DQN that rates": ("cartpole", 50, {"shared": DQN | {"prioritized": True, "initial_priority": "error"}}),
     "DQN with goals": ("bit_flip", 50, {"shared": DQN | {"hindsight": 4}}),
     "QMIX": ("tag_gridworld", 100, {"tagger": DQN | {"algorithm": "QMIX", "prioritized": True, "batch_size": 512},
                                     "runner": DQN | {"algorithm": "VDN"}}),
