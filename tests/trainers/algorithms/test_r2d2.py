@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from recurrent_cases import Recurrent
 
 from trainers.algorithms.q_learning import exponents_of_envs
 from trainers.algorithms.r2d2 import (
@@ -82,21 +82,6 @@ BURN_IN, LENGTH, N_STEP, NUM_ITEMS, GAMMA = 3, 6, 5, 4, 0.9
 CONFIG = R2D2Config(burn_in=BURN_IN, length=LENGTH, period=1, n_step=N_STEP, gamma=GAMMA)
 
 
-class Recurrent(nn.Module):
-    """A cell and a layer, in float64; one step at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.layer, self.memory_size = nn.GRUCell(3, 5).double(), nn.Linear(5, 3).double(), 5
-
-    def unroll(self, observation, critic_input, memory, starts):
-        found = []
-        for seen, start in zip(observation, starts, strict=True):
-            memory = self.cell(seen, torch.where(start.unsqueeze(-1), 0.0, memory))
-            found.append(self.layer(memory))
-        return torch.stack(found), None, memory
-
-
 @pytest.fixture
 def steps() -> SimpleNamespace:
     """Steps of NUM_ITEMS envs; episodes end in the burn-in and after it, one by a truncation; which is told of a step
@@ -147,7 +132,7 @@ def returns_of(steps: SimpleNamespace, r: int, i: int) -> tuple[float, float, fl
 @pytest.mark.parametrize("stored", [True, False])
 def test_losses_and_gradients_are_those_of_a_plain_loop(steps, stored):
     """Item by item and step by step in Python, in float64; resets in the burn-in and after it, and truncations."""
-    policy, target = Recurrent(), Recurrent()
+    policy, target = Recurrent(3), Recurrent(3)
     batch = batch_of(steps) if stored else replace(batch_of(steps), memory=None)
     assert 0 < batch.valid.mean() < 1 and batch.starts[1:BURN_IN].any() and batch.starts[BURN_IN + 1 :].any()
     of_batch = R2D2.losses_of(policy, target, batch, CONFIG)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recurrent_cases import Recurrent
 from torch import nn
 
 from trainers.algorithms.q_sequences import error_of_sequences, q_of_sequences
@@ -21,21 +22,6 @@ ROWS = BURN_IN + LENGTH + N_STEP
 SEQUENCES = {"burn_in": BURN_IN, "length": LENGTH, "period": 1, "n_step": N_STEP, "gamma": GAMMA}
 CONFIG = QMIXConfig(**SEQUENCES, huber_delta=None, model=ModelConfig(type="gru"))
 MIXERS = {"VDN": Sum, "QMIX": lambda: MonotoneMixer(NUM_AGENTS, 4, 5, torch.Generator().manual_seed(1)).double()}
-
-
-class Recurrent(nn.Module):
-    """A cell and a layer, in float64; one step at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.layer, self.memory_size = nn.GRUCell(3, 5).double(), nn.Linear(5, 2).double(), 5
-
-    def unroll(self, observation, critic_input, memory, starts):
-        found = []
-        for seen, start in zip(observation, starts, strict=True):
-            memory = self.cell(seen, torch.where(start.unsqueeze(-1), 0.0, memory))
-            found.append(self.layer(memory))
-        return torch.stack(found), None, memory
 
 
 def batch_of() -> TeamSequences:
@@ -65,7 +51,7 @@ def batch_of() -> TeamSequences:
 def test_losses_and_gradients_are_those_of_a_plain_loop(algorithm, change, double):
     """Item by item, agent by agent and step by step, in float64."""
     batch, config = replace(batch_of(), **change), replace(CONFIG, double=double)
-    learned, target = (nn.ModuleDict({"policy": Recurrent(), "mixer": MIXERS[algorithm]()}) for _ in range(2))
+    learned, target = (nn.ModuleDict({"policy": Recurrent(2), "mixer": MIXERS[algorithm]()}) for _ in range(2))
     found = VDN.losses_of(learned, target, batch, config)
     assert not found.target.requires_grad
     gradient = torch.autograd.grad((found.loss * batch.valid * batch.weight).sum(), list(learned.parameters()))

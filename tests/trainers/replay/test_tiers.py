@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import itertools
-import re
 import shutil
 import threading
 
@@ -11,19 +10,15 @@ import pytest
 import torch
 from programs import full_disk
 from replay_oracle import Kept, Played
-from trainers_runs import config_of
 
-from trainers.commands.train import dry_run
 from trainers.replay import chunks, file_tier
 from trainers.replay import store as store_module
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.replay.selectors import Newest, Prioritized, Uniform, WithoutReplacement
 from trainers.replay.sequences import Sequences
-from trainers.replay.tiers import Device, File, Pinned, TiersConfig, bytes_of_text
+from trainers.replay.tiers import Device, File, Pinned
 from trainers.replay.windows import Transitions
 from trainers.run import checkpoint
-from trainers.settings.read_config import read_config
-from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.errors import ConfigError
 
@@ -352,71 +347,6 @@ def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, b
     assert_same(ours, theirs)
 
 
-# ------------------------------------------------------------------------------------------------- in configs
-
-LAYOUT = store_module.Layout.of([store_module.Field("reward")], 2, 1, 4, 800, 4)
-"""100 windows of 4 steps: a step takes 8 bytes and 2 of `done`; besides there are 2,448 bytes."""
-
-
-@pytest.mark.parametrize(
-    ("tiers", "words"),
-    [
-        ([Device("9KB")], None),
-        ([Device(2000), Pinned("1GB")], "the rest holds fewer than 3 windows of 4 steps. Give it at least "),
-        ([Device("4KB")], "tiers: they hold 184 steps of each env, and the store keeps 400. Give pinned memory, add"),
-        ([Device("4KB"), Pinned(1600)], "they hold 384 steps of each env, and the store keeps 400. Give pinned more,"),
-        ([Device("4KB"), Pinned(32), File("x", "1GB")], "waits in pinned memory, 2 chunks of 4 steps at least. Give "),
-        ([Device("4KB"), Pinned(64), File("x", "1GB", "stride:4")], "5 chunks of 4 steps at least. Give pinned 160B"),
-        ([Device("4KB"), File("x", "1KB")], "files of 1.0 KB are to hold 2.2 KB: what is left of 400 steps of each"),
-        ([Pinned("1GB"), Device("4KB")], "tiers: Pinned, Device. Give Device, then Pinned or File or both, each once"),
-        ([Device("much"), Pinned("1GB")], "'much' is no size. Write a number and its unit, such as 80GB or 512MiB."),
-    ],
-)
-def test_what_tiers_cannot_hold_is_told_in_a_line(tiers, words):
-    if words is None:
-        assert store_module.division_of(LAYOUT, tiers) is None
-        return
-    with pytest.raises(ConfigError, match=re.escape(words)) as told:
-        store_module.division_of(LAYOUT, tiers)
-    assert "\n" not in str(told.value)
-
-
-def test_what_a_runs_tiers_cannot_hold_is_told_of_its_policy():
-    policy = {"algorithm": "DQN", "tiers": {"device": "1KB", "pinned": "1GB"}}
-    trainer = {"total_timesteps": 1000, "device": "cpu"}
-    config = read_config({"name": "cartpole", "trainer": trainer, "policy": {"shared": policy}})
-    with pytest.raises(ConfigError, match=r"^policy\.shared\.tiers\.device: of the device's 1\.0 KB"):
-        dry_run(config, print)
-
-
-@pytest.mark.parametrize(
-    ("tiers", "words"),
-    [
-        ({"pinned": "1GB"}, "tiers.pinned: it holds what the device has no room for. Say how much that is by device"),
-        ({"device": "1GB"}, "tiers.device: what it has no room for needs pinned or file. Give one, or leave device"),
-        ({"device": "much", "file": "1GB"}, "tiers.device: expected a size, such as 80GB or 512MiB"),
-        ({"device": "1GB", "pinned": "1GB", "folder": "x"}, "tiers.folder: it is about files, and there are none."),
-        ({"device": "1GB", "file": "1GB", "admit": "some"}, "tiers.admit: expected all, stride:4 or priority:4"),
-        ({"device": "1GB", "file": "1GB", "admit": "priority:2"}, "tiers.admit: transitions have no priorities. Set"),
-        ({"device": "1GB", "file": "1GB", "ahead": 1}, "tiers.ahead: files are read while two batches wait at least."),
-        ({"device": "1GB", "file": "1GB", "ahead": 99}, "tiers.ahead: expected a whole number from 1 to 16"),
-        ({"gpu": "1GB"}, "tiers.gpu: unknown key"),
-    ],
-)
-def test_a_mistake_in_a_config_is_told_with_its_key(tiers, words):
-    config = config_of("dqn", {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40}, {})
-    tagger = {**config["policy"]["tagger"], "prioritized": False, "tiers": tiers}
-    with pytest.raises(ConfigError, match=re.escape(f"policy.tagger.{words}")) as told:
-        read_config({**config, "policy": {**config["policy"], "tagger": tagger}})
-    assert "\n" not in str(told.value)
-
-
-def test_sizes_are_read_as_they_are_written():
-    sizes = {"80GB": 80 * 10**9, "1.5 MiB": 3 << 19, "64K": 64_000, "7": 7, "2tb": 2 * 10**12}
-    assert {text: bytes_of_text(text) for text in sizes} == sizes
-    assert not TiersConfig() and TiersConfig(device="1GB", pinned="2GB").tiers() == [Device("1GB"), Pinned("2GB")]
-
-
 @pytest.mark.parametrize("selector", [WithoutReplacement, Newest])
 def test_a_selector_that_knows_of_no_gaps_is_refused_where_there_are_some(tmp_path, selector):
     store = make(choose_backend("cpu"), tmp_path, "stride:2").store
@@ -425,80 +355,3 @@ def test_a_selector_that_knows_of_no_gaps_is_refused_where_there_are_some(tmp_pa
         return
     with pytest.raises(ConfigError, match=r"WithoutReplacement draws any step, .* draw by Uniform or Prioritized\.$"):
         store.table("all", selector(), WINDOW)
-
-
-# ---------------------------------------------------------------------------------------------------- in runs
-
-
-def test_a_run_learns_the_same_bits_and_goes_on_with_them_and_tells_of_its_tiers(tmp_path, device, capsys):
-    """5 steps of 8 envs an iteration, in a ring of 55, of which 15 are on the device and 10 in host memory."""
-
-    def run(iterations, tiers=None, resume=None, **saving) -> Trainer:
-        sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40 * iterations, "device": device, "seed": 3}
-        config = config_of("dqn", sizes, {"basedir": str(tmp_path), "metrics_log_freq": 6, **saving})
-        tagger = {**config["policy"]["tagger"], "buffer_size": 4000, "prioritized": False, "tiers": tiers or {}}
-        runner = {**config["policy"]["runner"], "to_train": False}
-        return Trainer(read_config({**config, "policy": {"tagger": tagger, "runner": runner}}), resume=resume)
-
-    def files_of(trainer):
-        place = trainer.run.checkpoints / "last"
-        return {name: (place / name).read_bytes() for name in ("policy.tagger.safetensors", "optim.tagger.safetensors")}
-
-    whole = run(12)
-    whole.train()
-    step = 8 * (10 * (45 * 4 + 4 + 4) + 0)
-    fixed = whole.stores["replay.tagger"].layout.num_bytes - 55 * step
-    tiers = {"device": f"{fixed + 15 * step}B", "file": "1GB", "ahead": 2}
-    stopped = run(8, tiers, model_params_save_freq=3)
-    assert dry_run(stopped.config, print) == 0
-    lines = capsys.readouterr().out
-    assert "replay.tagger: 0.1 MiB of steps in pinned memory, the first after 2 iterations, about " in lines
-    assert "replay.tagger: 0.7 MiB of steps in files, the first after 2 iterations, about " in lines
-    stopped.train()
-    resumed = run(12, tiers, resume=stopped.run.path)
-    division = resumed.stores["replay.tagger"].tiered.division
-    assert (division.hot, division.warm, division.chunk) == (15, 10, 5)
-    resumed.train()
-    assert files_of(resumed) == files_of(whole)
-    figures = resumed.algorithms["tagger"].report()
-    assert figures.keys() == type(resumed.algorithms["tagger"]).FIGURES_OF_TIERS.keys()
-    assert figures["file_steps"] > 0 and f'"train/tagger/file_steps": {figures["file_steps"]}' in (
-        resumed.run.path / "metrics.jsonl"
-    ).read_text()
-
-
-@pytest.mark.parametrize(("kind", "policy"), [("r2d2", "tagger"), ("qmix", "tagger"), ("qmix", "runner")])
-def test_sequences_and_teams_learn_the_same_bits_and_go_on_with_them(tmp_path, device, kind, policy):
-    """R2D2, QMIX and VDN. Of 30 steps or more of 8 envs, 15 are on the device and 10 in host memory, the others in
-    files."""
-    num_kept = 8 * 30 * (10 if kind == "r2d2" else 1)  # a team is one, and a tagger one of ten
-
-    def run(iterations, tiers=None, resume=None, **saving) -> Trainer:
-        sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40 * iterations, "device": device, "seed": 3}
-        config = config_of(kind, sizes, {"basedir": str(tmp_path), "metrics_log_freq": 6, **saving})
-        own = {"buffer_size": num_kept, "prioritized": False, "replay_ratio": 0.05, "tiers": tiers or {}}
-        policies = {name: {**one, "to_train": name == policy} for name, one in config["policy"].items()}
-        policies[policy] |= own
-        return Trainer(read_config({**config, "policy": policies}), resume=resume)
-
-    def files_of(trainer):
-        place = trainer.run.checkpoints / "last"
-        return {name: (place / f"{name}.{policy}.safetensors").read_bytes() for name in ("policy", "optim")}
-
-    whole = run(16)
-    before = {name: one.clone() for name, one in whole.policies[policy].state_dict().items()}
-    whole.train()
-    assert any(not torch.equal(one, before[name]) for name, one in whole.policies[policy].state_dict().items())
-    of_rings, small = whole.stores[f"replay.{policy}"].layout.sizes()
-    fixed = store_module.bytes_of({"done": of_rings.pop("done"), **small})
-    step = store_module.bytes_of(of_rings) // whole.stores[f"replay.{policy}"].num_slots
-    tiers = {"device": f"{fixed + 15 * step}B", "file": "1GB", "ahead": 2}
-    stopped = run(13, tiers)
-    stopped.train()
-    resumed = run(16, tiers, resume=stopped.run.path)
-    division = resumed.stores[f"replay.{policy}"].tiered.division
-    assert (division.hot, division.warm, division.chunk) == (15, 10, 5)
-    resumed.train()
-    assert files_of(resumed) == files_of(whole)
-    figures = resumed.algorithms[policy].report()
-    assert figures["file_steps"] > 0 and figures["fetched"] == 6 and figures["bytes_read"] > 0

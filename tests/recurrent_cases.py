@@ -1,0 +1,19 @@
+"""A network that remembers, small enough to be written out by a loop."""
+
+import torch
+from torch import nn
+
+
+class Recurrent(nn.Module):
+    """A cell and a layer, in float64; one step at a time."""
+
+    def __init__(self, num_actions: int) -> None:
+        super().__init__()
+        self.cell, self.layer, self.memory_size = nn.GRUCell(3, 5).double(), nn.Linear(5, num_actions).double(), 5
+
+    def unroll(self, observation, critic_input, memory, starts):
+        found = []
+        for seen, start in zip(observation, starts, strict=True):
+            memory = self.cell(seen, torch.where(start.unsqueeze(-1), 0.0, memory))
+            found.append(self.layer(memory))
+        return torch.stack(found), None, memory
