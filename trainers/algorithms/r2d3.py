@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.r2d2 import R2D2, R2D2Config
 from warpdrive.config import Between
-from warpdrive.errors import WarpDriveError
+from warpdrive.errors import ConfigError, WarpDriveError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -125,6 +125,11 @@ class R2D3(R2D2):
         super().__init__(config, group, guard, seed)
         backend = group.rollout.env.backend
         self.demonstrations = read_dataset(Path(config.demonstrations), backend, seed)
+        least, most = (int(one) for one in self.demonstrations.tensors["action"].aminmax())
+        last = int(group.spec.action_space.n) - 1
+        if least < 0 or most > last:
+            told = f"'action' holds {least if least < 0 else most}, and never but from 0 to {last}"
+            raise ConfigError(f"policy.{group.name}.demonstrations: {config.demonstrations}: {told}. Record it anew.")
         selector, halted = config.selector(), guard.flag_of(group.name)
         self.demo_table = self.demonstrations.table("demonstrations", selector, config.window(), halted=halted)
         for call in self.demo_table.added:  # all of them came in before there was a table

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainers.algorithms.r2d3 import mixed
+from trainers.replay import dataset as dataset_module
 from trainers.replay.of_group import SampledSequences
 from trainers.run import checkpoint
 from trainers.run.manifest import sha256, to_json
@@ -161,3 +162,17 @@ def test_a_run_does_not_go_on_with_other_demonstrations_unless_it_is_told_to(mak
     (folder / "dataset.json").write_bytes(to_json({**told, "sha256": sha256(to_json(told))}))
     with pytest.raises(CheckpointError, match=r"dataset\.agent was '[0-9a-f]+\.*'? in the run that was saved, and is"):
         make(trainer.run.path, demonstrations=str(folder))
+
+
+@pytest.mark.parametrize("action", [-1, 2])
+def test_a_demonstration_of_what_cannot_be_done_is_refused(make, monkeypatch, action):
+    read = dataset_module.read_dataset
+
+    def forged(*how):
+        store = read(*how)
+        store.tensors["action"][3] = action
+        return store
+
+    monkeypatch.setattr(dataset_module, "read_dataset", forged)
+    with pytest.raises(ConfigError, match=rf"policy\.agent\.demonstrations: .*'action' holds {action}, and never but"):
+        make()
