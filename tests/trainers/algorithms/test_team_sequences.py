@@ -134,7 +134,7 @@ def test_who_learns_remembers_what_who_played_did(make_trainer, period, every):
                 expected, k = 0.0, 0
                 while k < 3 and (k == 0 or not ended[step + t + k - 1][env]):
                     expected, k = expected + GAMMA**k * paid[step + t + k][env].item(), k + 1
-                if batch.discount[t, i] == pytest.approx(GAMMA**3):
+                if batch.discount[t, i].item() == pytest.approx(GAMMA**3):
                     assert batch.reward[t, i].item() == pytest.approx(expected, abs=1e-5)
     assert seen > 40 and differ > 0 and left > 5
 

@@ -81,7 +81,7 @@ def test_a_goal_is_the_transitions_own_or_what_its_episode_came_to_then_or_later
             num_other += 1
             is_reached = achieved[i] == goal
             assert after["reward"][i] == (0.0 if is_reached else -1.0)
-            assert after["discount"][i] == pytest.approx(0.0 if is_reached else algorithm.config.gamma)
+            assert after["discount"][i].item() == pytest.approx(0.0 if is_reached else algorithm.config.gamma)
             if len(later) == 2:
                 num_long += 1
                 num_first += goal == later[0]
