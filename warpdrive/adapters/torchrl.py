@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,26 +98,28 @@ class WarpDriveTorchRLEnv:
         self._check_open()
         if not self._is_reset:
             raise EnvError("step() before reset(). Call reset() first.")
-        self._take_actions(tensordict)
-        written = {name: torch.empty_like(self.wrapper.data[name]) for name in self._written}
-        self.wrapper.advance(**written)
-        self._last = arrays = {**self._unwritten, **written}
-        return self._tell(arrays, is_step=True)
+        with self._in_order():
+            self._take_actions(tensordict)
+            written = {name: torch.empty_like(self.wrapper.data[name]) for name in self._written}
+            self.wrapper.advance(**written)
+            self._last = arrays = {**self._unwritten, **written}
+            return self._tell(arrays, is_step=True)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self._check_open()
         where = None if tensordict is None else tensordict.get("_reset", None)
         data, kept = self.wrapper.data, self.wrapper.layout.kept
-        if where is None or not self._is_reset:
-            self.wrapper.reset(seed=self._seed_to_come)
-            self._seed_to_come = None
-            arrays = {name: data[name].clone() for name in kept}
-        else:
-            arrays = {name: self._last[name].clone() for name in kept}
-            self.wrapper.restart(where.reshape(self.wrapper.num_envs).contiguous(), **arrays)
-        self._is_reset = True
-        self._last = arrays
-        return self._tell(arrays, is_step=False)
+        with self._in_order():
+            if where is None or not self._is_reset:
+                self.wrapper.reset(seed=self._seed_to_come)
+                self._seed_to_come = None
+                arrays = {name: data[name].clone() for name in kept}
+            else:
+                arrays = {name: self._last[name].clone() for name in kept}
+                self.wrapper.restart(where.reshape(self.wrapper.num_envs).contiguous(), **arrays)
+            self._is_reset = True
+            self._last = arrays
+            return self._tell(arrays, is_step=False)
 
     def _set_seed(self, seed: int | None) -> None:
         """Of all envs, from the next reset on."""
@@ -133,6 +136,19 @@ class WarpDriveTorchRLEnv:
     def _check_open(self) -> None:
         if self.wrapper is None:
             raise EnvError("the env is closed. Make another.")
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Collectors enter a stream of their own on a GPU: kernels wait for what it wrote, and it waits for them."""
+        ours = getattr(self.wrapper.backend, "stream", None)
+        theirs = torch.cuda.current_stream(self.wrapper.device) if ours is not None else None
+        if ours == theirs:
+            yield
+            return
+        ours.wait_stream(theirs)
+        with torch.cuda.stream(ours):
+            yield
+        theirs.wait_stream(ours)
 
     def _take_actions(self, tensordict: TensorDictBase) -> None:
         for name, place in self.wrapper.layout.action.items():

@@ -148,6 +148,24 @@ def test_a_collector_gathers_what_was_played(device):
     collector.shutdown(close_env=False)
 
 
+def test_work_on_another_stream_is_waited_for_and_waits(device):
+    """The action is written, and what was seen is read, on a stream that is busy for a while first."""
+    env = torchrl_env("pendulum", NUM_ENVS, device)
+    if device == "cpu":
+        pytest.skip("a CPU has no streams")
+    seen = []
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            env.set_seed(7)
+            told = env.reset()
+            torch.cuda._sleep(100_000_000)  # clocks
+            told["action"] = torch.linspace(-2, 2, NUM_ENVS, device=device).view(-1, 1)
+            seen.append((told["observation"] * 1, env.step(told)["next", "observation"] * 1))
+    torch.cuda.synchronize()
+    (before, after), (other_before, other_after) = seen
+    assert torch.equal(before, other_before) and torch.equal(after, other_after) and not torch.equal(before, after)
+
+
 def test_an_action_that_does_not_fit_is_named_with_its_group():
     env = torchrl_env(MANY_SPACES, NUM_ENVS, "cpu")
     tensordict = env.rand_action(env.reset())
