@@ -180,20 +180,19 @@ class ActorAndCritics(OffPolicy):
             losses, target: [N], or [N, A] of a team, whose mean over its agents counts.
             q: [critics, N] or [critics, N, A].
         """
+        import torch
+
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
         if losses.dim() > 1:
             losses, error, q = losses.mean(-1), (q.detach() - target).abs().mean((0, 2)) * counts, q.mean(-1)
         else:
             error = (q.detach() - target).abs().mean(0) * counts
-        loss = (losses * batch.weight).sum() / counts.sum().clamp_min(1.0)
+        number = counts.sum().clamp_min(1.0)
+        loss = (losses * batch.weight).sum() / number
         norm = self._step(self.critic_optimizer, loss)
         self.keep_errors(error)
-        return {
-            "critic_loss": loss.detach(),
-            "q_mean": mean_of(q.detach().mean(0), counts),
-            "td_error": mean_of(error, counts),
-            "critic_grad_norm": norm,
-        }
+        q_mean, td_error = (torch.stack([q.detach().mean(0), error]) * counts).sum(-1).div(number).unbind()
+        return {"critic_loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "critic_grad_norm": norm}
 
 
 FIGURES = {

@@ -322,8 +322,7 @@ class OffPolicy(Algorithm):
 
         with torch.no_grad():
             for target, network in self.followers:
-                for ours, theirs in zip(target.parameters(), network.parameters(), strict=True):
-                    ours.lerp_(theirs, self.config.tau)
+                torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.config.tau)
         return {}
 
     def draw(self) -> Samples:

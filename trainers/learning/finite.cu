@@ -89,3 +89,82 @@ extern "C" __global__ void first_nonfinite_final_double(
 {
     search_final(values, truncated, halted, first, num_rows, width, num_agents, num_steps);
 }
+
+// What was found is kept: by a policy, unless it had found something before, and for all policies, which `halted` stops.
+// These are launched with one block, and are many an update: each stands for a dozen of torch's launches.
+
+constexpr long long NOTHING_FOUND = 1LL << 62;
+
+__device__ __forceinline__ void keep(long long row, long long* first, float* flag, float* halted)
+{
+    if (flag[0] != 0.0f || row == NOTHING_FOUND) return;
+    if (row < first[0]) first[0] = row;
+    flag[0] = halted[0] = 1.0f;
+}
+
+//   row     [1]  the first bad one, or NOTHING_FOUND                     read
+//   first   [1]  of this tensor                                          read, written
+//   flag    [1]  the policy's                                            read, written
+//   halted  [1]                                                          written
+extern "C" __global__ void keep_row(const long long* row, long long* first, float* flag, float* halted)
+{
+    if (global_thread() == 0) keep(row[0], first, flag, halted);
+}
+
+// Of a gradient: how long it is, what it is shortened by, whether it is finite, and whether a step may be made.
+//   norms      [parameter]  of each parameter's gradient                 read
+//   first_row               what the first parameter is called
+//   max_norm                a longer gradient is shortened to it
+//   stopped    [1]          not 0: no step                               read
+//   norm       [1]          of all of it                                 written
+//   scale      [1]          what it is multiplied by                     written
+//   skip       [1]          not 0: no step                               written
+extern "C" __global__ void keep_gradient(
+    const float* norms, int num_parameters, long long first_row, float max_norm, const float* stopped, long long* first,
+    float* flag, float* halted, float* norm, float* scale, float* skip)
+{
+    constexpr int MOST = 256;
+    __shared__ float some[MOST];
+    double sum = 0.0;  // thread 0 adds up, always in the same order
+    int bad = -1;
+    for (int start = 0; start < num_parameters; start += MOST) {
+        const int number = min(MOST, num_parameters - start);
+        for (int i = threadIdx.x; i < number; i += blockDim.x) some[i] = norms[start + i];
+        __syncthreads();
+        for (int i = 0; threadIdx.x == 0 && i < number; ++i) {
+            if (bad < 0 && !isfinite(some[i])) bad = start + i;
+            sum += (double)some[i] * some[i];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x != 0) return;
+    const float whole = (float)sqrt(sum);
+    if (bad < 0 && !isfinite(whole)) bad = 0;
+    keep(bad < 0 ? NOTHING_FOUND : first_row + bad, first, flag, halted);
+    norm[0] = whole;
+    scale[0] = fminf(max_norm / (whole + 1e-6f), 1.0f);
+    skip[0] = fmaxf(stopped[0], flag[0]);
+}
+
+// What any search found halts all policies.
+//   first       [place]                                                  read
+//   halted      [1]                                                      read, written
+//   flags       [policy]                                                 written
+//   num_halted  [1]       iterations since it was found                  read, written
+//   begun                 iterations that have begun since the last call
+extern "C" __global__ void halt_all(
+    const long long* first, int num_places, float* halted, float* flags, int num_policies, long long* num_halted,
+    int begun)
+{
+    __shared__ int is_found;
+    if (threadIdx.x == 0) is_found = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_places; i += blockDim.x) {
+        if (first[i] != NOTHING_FOUND) is_found = 1;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_policies; i += blockDim.x) flags[i] = is_found;
+    if (threadIdx.x != 0) return;
+    if (halted[0] != 0.0f) num_halted[0] += begun;
+    halted[0] = is_found;
+}

@@ -41,13 +41,27 @@ class _Place:
     names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class GradientCheck:
+    """A launch that looks at a gradient, and what it finds on the device. It reads `norms`; all else it writes."""
+
+    norms: torch.Tensor
+    """[parameters], of each parameter's gradient."""
+    norm: torch.Tensor
+    """Of all of it, before it is shortened."""
+    scale: torch.Tensor
+    """What shortens it."""
+    skip: torch.Tensor
+    """Not 0: no step may be made."""
+    look: Callable[[], None]
+
+
 class Guard:
     """Watches observations, rewards, values, losses and gradients of a run.
 
     guard.check_rollout()                 # after collect
     guard.check_loss("tagger", losses, index)
-    guard.check_gradient("tagger", parameters, norm)
-    optimizer.found_inf = guard.flag_of("tagger")  # a fused optimiser then skips its step
+    check = guard.prepare_gradient("tagger", ...)  # what an optimiser calls before its step
     guard.raise_if_halted(iteration)      # waits for the device
 
     In PPO the first bad minibatch stops what would follow; the minibatches before it were learned from. Other policies
@@ -87,16 +101,18 @@ class Guard:
         """By place, the first row where something was found; the last is for what another rank found."""
         self._num_halted = torch.zeros(1, dtype=torch.int64, device=env.device)
         """Iterations begun since the one in which something was found."""
+        self._one_block = LaunchShape(1, (64 if self.halted.is_cuda else 1, 1))
+        self._kept: dict[tuple[str, str], tuple[torch.Tensor, Callable[[], None]]] = {}
+        self._halts: dict[int, Callable[[], None]] = {}
         self._searches = [
             self._prepare_search(place, i) for i, place in enumerate(self._places[: self._num_of_rollout])
         ]
 
     def check_rollout(self) -> None:
         """Looks at what came of this rollout: one pass over it, on the device. Call it once an iteration."""
-        self._num_halted += self.halted.long()
         for search in self._searches:
             search()
-        self._halt_all()
+        self._halt_all(1)
 
     def check_loss(self, policy: str, losses: torch.Tensor, index: torch.Tensor) -> None:
         """Looks at the loss of each sample.
@@ -105,8 +121,8 @@ class Guard:
             losses: [N].
             index: [N] rows of [T, E, agents of the policy], as in Samples.
         """
-        rows = torch.where(torch.isfinite(losses.detach()), NOTHING_FOUND, index)
-        self._keep("loss", policy, rows.min())
+        losses = losses.detach()
+        self._keep("loss", policy, torch.where(losses - losses == 0, NOTHING_FOUND, index).amin())
 
     def check_statistics(self, policy: str) -> None:
         """Looks at whether all that a policy's running statistics took in was finite."""
@@ -118,27 +134,30 @@ class Guard:
         """Parameters that learn with a policy and are none of its own, such as critics'.
 
         Returns:
-            The number of the first of them, for `check_gradient`.
+            The number of the first of them, for `prepare_gradient`.
         """
         number = self._number_of("gradient", policy)
         place = self._places[number]
         self._places[number] = replace(place, names=(*place.names, *names))
         return len(place.names)
 
-    def check_gradient(
-        self, policy: str, parameters: list[torch.nn.Parameter], norm: torch.Tensor, first: int = 0
-    ) -> None:
-        """Looks at the gradient, before it is shortened: at its norm, and at each parameter's.
+    def prepare_gradient(
+        self, policy: str, num_parameters: int, stopped: torch.Tensor, max_norm: float, first: int = 0
+    ) -> GradientCheck:
+        """What looks at a gradient once a step, at each parameter's.
 
         Args:
-            parameters: all of the policy's, in order; or others that learn with it, the `first` as `also_watch` said.
-            norm: of the whole gradient.
+            num_parameters: of the policy, in order; or of others that learn with it, the `first` as `also_watch` said.
+            stopped: [1], not 0: no step may be made.
+            max_norm: to which a longer gradient is shortened.
         """
-        sums = torch.stack([p.grad.sum() if p.grad is not None else norm.new_zeros(()) for p in parameters])
-        bad = ~torch.isfinite(sums)
-        is_good = torch.isfinite(norm) & ~bad.any()
-        row = torch.where(is_good, NOTHING_FOUND, first + bad.int().argmax())  # 0 where none is bad alone
-        self._keep("gradient", policy, row)
+        norms, norm, scale, skip = (self.halted.new_zeros(number) for number in (num_parameters, 1, 1, 1))
+        look = self._functions.prepare(
+            "keep_gradient", self._one_block, norms=norms, num_parameters=num_parameters, first_row=first,
+            max_norm=max_norm, stopped=stopped, first=self.place_of("gradient", policy), flag=self.flag_of(policy),
+            halted=self.halted, norm=norm, scale=scale, skip=skip,
+        )  # fmt: skip
+        return GradientCheck(norms, norm[0], scale[0], skip[0], look)
 
     def place_of(self, tensor: str, policy: str) -> torch.Tensor:
         """[1] int64, the first bad row of a policy's "loss" or "gradient", for kernels that look themselves.
@@ -163,7 +182,7 @@ class Guard:
     def take_over(self, halted: torch.Tensor) -> None:
         """[1], more than 0 if any rank is halted: then this one is, too."""
         self._first[-1:].copy_(torch.where(halted > 0, 0, NOTHING_FOUND))
-        self._halt_all()
+        self._halt_all(0)
 
     def clear(self) -> None:
         """Forgets what was found: the run goes on from a checkpoint."""
@@ -283,14 +302,19 @@ class Guard:
         return next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))
 
     def _keep(self, tensor: str, policy: str, row: torch.Tensor) -> None:
-        slot, flag = self._first[self._number_of(tensor, policy)], self.flag_of(policy)[0]
-        slot.copy_(torch.where(flag == 0, torch.minimum(slot, row.to(torch.int64)), slot))
-        flag.copy_(torch.maximum(flag, (slot != NOTHING_FOUND).float()))
-        self._latch()
+        if (tensor, policy) not in self._kept:
+            place = torch.zeros(1, dtype=torch.int64, device=self.halted.device)
+            first, flag = self.place_of(tensor, policy), self.flag_of(policy)
+            found = {"row": place, "first": first, "flag": flag, "halted": self.halted}
+            self._kept[tensor, policy] = place, self._functions.prepare("keep_row", self._one_block, **found)
+        place, keep = self._kept[tensor, policy]
+        place.copy_(row)
+        keep()
 
-    def _halt_all(self) -> None:
-        self._latch()
-        self._flags.copy_(self.halted.expand_as(self._flags))
-
-    def _latch(self) -> None:
-        self.halted.copy_(self.has_found())
+    def _halt_all(self, begun: int) -> None:
+        if begun not in self._halts:
+            self._halts[begun] = self._functions.prepare(
+                "halt_all", self._one_block, first=self._first, num_places=len(self._first), halted=self.halted,
+                flags=self._flags, num_policies=len(self._flags), num_halted=self._num_halted, begun=begun,
+            )  # fmt: skip
+        self._halts[begun]()

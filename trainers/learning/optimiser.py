@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -55,7 +56,8 @@ class SafeAdam(torch.optim.Adam):
         """[1], not 0: no more steps in this iteration."""
         self.grad_scale = None
         self._warned_capturable_if_run_uncaptured = True  # it runs uncaptured first, and that is meant
-        self.found_inf = self._skip = torch.zeros((), device=lr.device)  # what Adam's kernel stops for
+        self.check = guard.prepare_gradient(policy, len(self.parameters), self.stopped, max_norm, self._first)
+        self.found_inf = self.check.skip  # what Adam's kernel stops for
 
     def begin(self) -> None:
         """An iteration begins: steps are made again."""
@@ -87,14 +89,15 @@ class SafeAdam(torch.optim.Adam):
         Returns:
             The gradient's norm before it was shortened.
         """
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        # Before a NaN of one makes all of them NaN.
-        self.guard.check_gradient(self.policy, self.parameters, norm, self._first)
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_norm, norm)
-        torch.maximum(self.stopped[0], self.guard.flag_of(self.policy)[0], out=self._skip)
+        check, gradients = self.check, [p.grad for p in self.parameters if p.grad is not None]
+        norms, none = iter(torch._foreach_norm(gradients)), check.norm.new_zeros(())
+        torch.stack([none if p.grad is None else next(norms) for p in self.parameters], out=check.norms)
+        check.look()  # before a NaN of one makes all of them NaN
+        if self.max_norm < math.inf:
+            torch._foreach_mul_(gradients, check.scale)
         self.step()
         self.zero_grad(set_to_none=True)
-        return norm
+        return check.norm.clone()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What it remembers, as "<parameter>/<what>"; zeros before its first step."""

@@ -194,6 +194,27 @@ def test_a_bad_gradient_stops_the_run_and_names_the_parameter(make_faulty, algor
     )
 
 
+def test_a_gradient_is_as_long_as_its_parts_are_together_and_the_first_bad_one_is_told(make_faulty):
+    guard = make_faulty("PPO").guard
+    place, flag = guard.place_of("gradient", "others"), guard.flag_of("others")
+    stopped = torch.zeros(1, device=flag.device)
+    check = guard.prepare_gradient("others", 600, stopped, max_norm=2.0, first=7)
+    check.norms[5], check.norms[590] = 3.0, 4.0
+    check.look()
+    assert check.norm.item() == 5.0 and check.scale.item() == pytest.approx(0.4) and check.skip.item() == 0.0
+    stopped.fill_(1.0)
+    check.norms.mul_(0.2)
+    check.look()
+    assert check.scale.item() == 1.0 and check.skip.item() == 1.0 and flag.item() == guard.halted.item() == 0.0
+    stopped.zero_()
+    check.norms[[300, 400]] = torch.tensor([torch.inf, torch.nan], device=flag.device)
+    check.look()
+    assert place.item() == 7 + 300 and check.skip.item() == flag.item() == guard.halted.item() == 1.0
+    check.norms[0] = torch.nan  # what follows from what was found
+    check.look()
+    assert place.item() == 7 + 300 and guard.flag_of("first").item() == 0.0
+
+
 def test_from_the_first_bad_minibatch_on_ppo_makes_no_step(make_faulty):
     """8 minibatches: a row of the third is bad. The two before it were learned from."""
     trainer = make_faulty("PPO", graphs=False)
