@@ -15,12 +15,13 @@ python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf3
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from report import NUM_REPEATS, median, write_report
+from report import NUM_REPEATS, write_report
 
 from trainers.report.paths import path_of
 from trainers.report.throughput import temporary_trainer
@@ -79,7 +80,7 @@ def measure(trainer: Trainer, seconds: float, repeats: int) -> dict[str, Any]:
         taken.append((time.perf_counter() - begun) / number)
     env_steps = trainer.clock.env_steps - before
     updates = policy.updates_by(trainer.clock.env_steps) - policy.updates_by(before)
-    each = median(taken)
+    each = statistics.median(taken)
     updates_a_second = updates / (repeats * number) / each
     return {
         "us_an_iteration": round(1e6 * each, 2),
