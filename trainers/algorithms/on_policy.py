@@ -288,13 +288,17 @@ class OnPolicy(Algorithm):
         """
         group = self.group
         index = group.index_of(units).flatten()
-        number, weight = len(index), 1.0
-        if group.active is not None:
-            weight = group.active.reshape(-1)[index]
-            number = weight.sum()
+        weight = None if group.active is None else group.active.reshape(-1)[index]
+        return self.moments_of(group.advantage.view(-1)[index], weight)
+
+    def moments_of(
+        self, advantage: torch.Tensor, weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
+        """The same of advantages [N], of which those count whose `weight` [N] is not 0; None: all."""
+        number = len(advantage) if weight is None else weight.sum()
         if not self.config.normalize_advantage:
             return _at_least_one(self.world.total(number)), 0.0, 1.0
-        advantage, divisor = group.advantage.view(-1)[index], _at_least_one(number)
+        divisor, weight = _at_least_one(number), 1.0 if weight is None else weight
         mean = (advantage * weight).sum() / divisor
         variance = ((advantage - mean).square() * weight).sum() / divisor  # one sample has a deviation too: 0
         if self.world.size > 1:
