@@ -4,20 +4,20 @@ of times, and each is clipped against the policy that played it.
 A rollout is kept with what its policy thought of it: log-probabilities, advantages, targets of the critic.
 
 Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347; Queeney et al. 2021,
-"Generalized Proximal Policy Optimization with Sample Reuse", arXiv:2111.00072, on learning from several policies' steps;
+"Generalized Proximal Policy Optimization with Sample Reuse", arXiv:2111.00072, on steps of several policies;
 Cassirer et al. 2021, "Reverb: a framework for experience replay", arXiv:2102.04736, the limit of uses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Clock, Figures
-from trainers.algorithms.on_policy import OnPolicy
-from trainers.algorithms.ppo import PPO, PPOConfig
+from trainers.algorithms.on_policy import MAX_SAMPLES, OnPolicy, bytes_of_whole
+from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from warpdrive.config import Count
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
+    from trainers.networks.features import Features
     from trainers.networks.policy import Policy
     from trainers.replay.batch import Batch
     from trainers.replay.storage import Layout
@@ -49,8 +50,8 @@ class OFFPPOConfig(PPOConfig):
     num_rollouts: Count = 4
     """Rollouts that are kept and drawn from, the newest among them: a transition was played at most so many iterations
     less one ago."""
-    max_times_sampled: Count = 8
-    """How often a transition may be learned from, at most."""
+    max_times_sampled: Count = 4
+    """How often a transition may be learned from, at most: num_epochs or more."""
     clip_value: bool = False
     """Whether the value is kept near what it was when the transition was played: within clip_param of it."""
 
@@ -113,15 +114,18 @@ class OFFPPO(PPO):
     ) -> dict[str, int]:
         from trainers.replay.storage import bytes_of
         from trainers.replay.sum_tree import bytes_of_tree
+        from trainers.run.num_bytes import WORK
 
         layout = cls.layout(config, actor, num_steps, num_envs)
-        num_items = layout.num_slots * num_envs * layout.num_agents
-        batch = -(-num_items // config.num_rollouts // config.num_minibatches)
+        num_samples = num_steps * num_envs * layout.num_agents
+        batch = -(-num_samples // config.num_minibatches)
+        whole = bytes_of_whole(config, actor, num_samples, min(num_samples, MAX_SAMPLES[device]))
         return {
             **super().num_bytes(config, actor, num_steps, num_envs, device),
             "replay": layout.num_bytes,
-            "use counts": bytes_of_tree(num_items, counts_uses=True),
+            "use counts": bytes_of_tree(config.num_rollouts * num_samples, counts_uses=True),
             "batch": bytes_of(_window().sizes(layout, batch)),
+            WORK: max(_bytes_of_learning(actor, batch), whole),
         }
 
     @classmethod
@@ -161,8 +165,11 @@ class OFFPPO(PPO):
             self._tell(samples)
             yield samples
 
-    def chunks(self, units: Samples) -> Iterator[Samples]:
-        yield units
+    def chunks(self, units: Samples | torch.Tensor) -> Iterator[Samples]:
+        """A batch as it is; of the rollout, whose observations statistics are made of, parts as PPO's."""
+        from trainers.experience.samples import Samples
+
+        return iter([units]) if isinstance(units, Samples) else super().chunks(units)
 
     def moments(self, units: Samples) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
         return self.moments_of(units.advantage, units.weight)
@@ -171,29 +178,8 @@ class OFFPPO(PPO):
         return samples.target
 
     def samples(self, batch: Batch) -> Samples:
-        """What a draw of its table gave, as PPO's losses take it: values and targets in the critic's unit of now."""
-        from trainers.experience.samples import Samples
-        from trainers.replay.of_group import samples_of
-
-        group, norm, kept = self.group, self.policy.value_norm, batch.fields
-        found = samples_of(batch, group.features, group.spec.num_agents)
-        target, value = kept["target"], kept["target"] - kept["advantage"]
-        if norm is not None:
-            target, value = norm.normalise(target), norm.normalise(value)
-        return Samples(
-            observation=found.observation,
-            critic_input=None,
-            action=found.action,
-            log_prob=kept["log_prob"],
-            value=value,
-            advantage=kept["advantage"],
-            mask=found.mask,
-            weight=found.weight,
-            memory=None,
-            starts=None,
-            index=batch.index % math.prod(group.shape),  # of the rollout that it was played in
-            target=target,
-        )
+        """What a draw of its table gave."""
+        return samples_of_kept(batch, self.policy, self.group.features, self.group.shape)
 
     def _tell(self, samples: Samples) -> None:
         import torch
@@ -203,6 +189,56 @@ class OFFPPO(PPO):
         age = (self.store.small["head"][0] - 1 - slot) % num_slots // num_steps
         counts = samples.weight.sign()
         self._told += torch.stack([torch.ones_like(counts), counts, counts * age]).sum(-1)
+
+
+def samples_of_kept(batch: Batch, policy: Policy, features: Features, shape: Sequence[int]) -> Samples:
+    """A draw, as PPO's losses take it: values and targets in the critic's unit of now.
+
+    Args:
+        shape: [T, E, A] of a rollout.
+    """
+    from trainers.experience.samples import Samples
+    from trainers.replay.of_group import samples_of
+
+    found, norm, kept = samples_of(batch, features, shape[-1]), policy.value_norm, batch.fields
+    target, value = kept["target"], kept["target"] - kept["advantage"]
+    if norm is not None:
+        target, value = norm.normalise(target), norm.normalise(value)
+    return Samples(
+        observation=found.observation,
+        critic_input=None,
+        action=found.action,
+        log_prob=kept["log_prob"],
+        value=value,
+        advantage=kept["advantage"],
+        mask=found.mask,
+        weight=found.weight,
+        memory=None,
+        starts=None,
+        index=batch.index % math.prod(shape),  # of the rollout that it was played in
+        target=target,
+    )
+
+
+def _bytes_of_learning(actor: Actor, num_samples: int) -> int:
+    """The most in memory while a gradient is made from so many."""
+    import torch
+
+    from trainers.replay.of_group import layout_of
+    from trainers.replay.storage import allocate
+    from trainers.run.num_bytes import NUM_ROWS, Counted, runnable
+
+    policy, num_agents = runnable(actor.policy), actor.spec.num_agents
+    layout, window = layout_of(actor.spec, 1, 1, 2, _kept_besides()), _window()
+    batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+    with Counted() as counted:
+        samples = samples_of_kept(batch, policy, actor.features, (1, 1, num_agents))
+        log_prob, entropy, value = policy.evaluate(samples)
+        advantage = (samples.advantage - 0.0) / 1.0
+        losses = ppo_loss(log_prob, samples.log_prob, advantage, 1.0)[0] - entropy
+        losses = losses + value_loss(value, samples.value, samples.target, 1.0)
+        counted.backward((losses * samples.weight).sum())
+    return counted.most_of(num_samples)
 
 
 def _window() -> Transitions:

@@ -95,6 +95,8 @@ CASES = {
     "QMIX that remembers": ("tag_gridworld", 50, {"tagger": R2D2 | {"algorithm": "QMIX", "model": {"type": "gru"}},
                                                   "runner": R2D2 | {"algorithm": "VDN", "model": {"type": "gru"}}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
+    "OFFPPO": ("tag_gridworld", 100, {"shared": {"algorithm": "OFFPPO", "num_rollouts": 8}}),
+    "OFFPPO of a Box": ("pendulum", 300, {"shared": {"algorithm": "OFFPPO", "num_minibatches": 1, **NORMS}}),
     "Rainbow": ("cartpole", 20, {"shared": DQN | {"algorithm": "C51", "dueling": True, "noisy": True, "n_step": 3,
                                                   "prioritized": True, "replay_ratio": 0.01}}),
     "QRDQN": ("tag_gridworld", 100, {"shared": DQN | {"algorithm": "QRDQN"}}),
