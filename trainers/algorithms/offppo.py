@@ -154,7 +154,7 @@ class OFFPPO(PPO):
     def learn(self) -> Figures:
         self._told.zero_()
         figures = super().learn()
-        drawn, counted, age = self._told.unbind()
+        drawn, counted, age = self.world.total(self._told).unbind()
         return {**figures, "age": age / counted.clamp_min(1.0), "counted": counted / drawn}
 
     def minibatches(self) -> Iterator[Samples]:
