@@ -100,6 +100,7 @@ TASKS = {
     "pendulum": Task("pendulum.yaml", at_least=-180, num_episodes=500),
     "pendulum_sac": Task("pendulum_sac.yaml", at_least=-160, num_of_ten=10, num_episodes=500),
     "pendulum_td3": Task("pendulum_td3.yaml", at_least=-160, num_of_ten=10, num_episodes=500),
+    "pendulum_td3_distributional": Task("pendulum_td3_distributional.yaml", at_least=-160, num_episodes=500),
     "cartpole_sac": Task("cartpole_sac.yaml", at_least=475, num_of_ten=10),
     "simple_spread": Task("simple_spread.yaml"),
     "simple_spread_mappo": Task("simple_spread_mappo.yaml"),

@@ -151,8 +151,8 @@ class TD3(ActorAndCritics):
         **actor_critic.FIGURES,
         "critic_loss": "squared error of the critics, or cross entropy of those that are distributional, added up over "
         "them, mean over the last update's transitions",
-        "outermost": "probability that critics give v_min and v_max together: where it is large, widen them; 0 of those "
-        "that are not distributional",
+        "outermost": "probability that critics give v_min and v_max together: where it is large, widen them; 0 of "
+        "those that are not distributional",
         "exploration_noise": "standard deviation of what is added to actions in the next rollout, in half Boxes",
     }
     config: TD3Config

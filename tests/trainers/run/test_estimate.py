@@ -109,6 +109,8 @@ CASES = {
     "MASAC": ("many_spaces.many_spaces:ManySpaces", 100,
               {"scout": DQN | {"algorithm": "MASAC", "batch_size": 1024}, "worker": {}}),
     "TD3": ("pendulum", 100, {"shared": DQN | {"algorithm": "TD3", "batch_size": 2048, "normalize_observation": True}}),
+    "TD3 of returns' probabilities": ("pendulum", 100, {"shared": DQN | {"algorithm": "TD3", "batch_size": 512,
+                                                                         "distributional": True}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
 
