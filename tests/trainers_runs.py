@@ -98,8 +98,8 @@ RUNS = {
     "offppo": {
         "name": "tag_continuous",
         "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
-        "policy": {"tagger": {"algorithm": "OFFPPO", "lr": 1e-3, "num_minibatches": 2, "num_rollouts": 3, "model": SMALL,
-                              **NORMALISED},
+        "policy": {"tagger": {"algorithm": "OFFPPO", "lr": 1e-3, "num_minibatches": 2, "num_rollouts": 3,
+                              "model": SMALL, **NORMALISED},
                    "runner": {"algorithm": "OFFPPO", "lr": 1e-3, "num_minibatches": 3, "num_rollouts": 2,
                               "max_times_sampled": 9, "model": SMALL}},
     },
