@@ -72,6 +72,7 @@ class Task:
 TASKS = {
     "cartpole": Task("cartpole.yaml", at_least=495, num_of_ten=10),
     "cartpole_dqn": Task("cartpole_dqn.yaml", at_least=475, num_of_ten=10),
+    "cartpole_offppo": Task("cartpole_offppo.yaml", at_least=475, num_of_ten=10),
     "cartpole_r2d2": Task("cartpole_r2d2.yaml", at_least=475, num_of_ten=10),
     "bit_flip": Task("bit_flip.yaml", at_least=0.95, figure="solved"),
     "bit_flip_without": Task("bit_flip.yaml", at_most=0.05, figure="solved", changed={"policy.agent.hindsight": "0"}),
@@ -99,6 +100,7 @@ TASKS = {
     "pendulum": Task("pendulum.yaml", at_least=-180, num_episodes=500),
     "pendulum_sac": Task("pendulum_sac.yaml", at_least=-160, num_of_ten=10, num_episodes=500),
     "pendulum_td3": Task("pendulum_td3.yaml", at_least=-160, num_of_ten=10, num_episodes=500),
+    "pendulum_td3_distributional": Task("pendulum_td3_distributional.yaml", at_least=-160, num_episodes=500),
     "cartpole_sac": Task("cartpole_sac.yaml", at_least=475, num_of_ten=10),
     "simple_spread": Task("simple_spread.yaml"),
     "simple_spread_mappo": Task("simple_spread_mappo.yaml"),

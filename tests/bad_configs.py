@@ -98,11 +98,11 @@ CONFIGS = [
     changed("num_tagers", "num_taggers", "num_tagers",
             "tag.yaml:3: env.num_tagers: unknown key. Did you mean 'num_taggers'? (known: {keys})"),
     changed("clip_range", "lr: 1e-3", "clip_range: 0.1",
-            "tag.yaml:10: policy.tagger.clip_range: unknown key, here 'clip_param': it is MAPPO's and PPO's, and the "
-            "algorithm is A2C. Leave it out, or change that."),
+            "tag.yaml:10: policy.tagger.clip_range: unknown key, here 'clip_param': it is MAPPO's, OFFPPO's and "
+            "PPO's, and the algorithm is A2C. Leave it out, or change that."),
     changed("num_epochs", "lr: 1e-3", "num_epochs: 4",
-            "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's, PPO's and PQN's, and the algorithm is "
-            "A2C. Leave it out, or change that."),
+            "tag.yaml:10: policy.tagger.num_epochs: unknown key: it is MAPPO's, OFFPPO's, PPO's and "
+            "PQN's, and the algorithm is A2C. Leave it out, or change that."),
     changed("batch_size", "train_batch_size", "batch_size",
             "tag.yaml:6: trainer.batch_size: unknown key: it means the minibatch in one library and "
             "the whole batch in another. Did you mean 'trainer.train_batch_size' (env steps of an "
@@ -153,7 +153,7 @@ CONFIGS = [
             "tag.yaml:9: trainer.device: names one GPU beside num_gpus: 2. Each process takes its own: say cuda."),
     changed("PP0", "A2C", "PP0",
         "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, C51, DDPG, DQN, "
-        "IMPALA, IQN, MAPPO, MASAC, PPO, PQN, QMIX, QRDQN, R2D2, R2D3, SAC, TD3, VDN)"),
+        "IMPALA, IQN, MAPPO, MASAC, OFFPPO, PPO, PQN, QMIX, QRDQN, R2D2, R2D3, SAC, TD3, VDN)"),
     changed("schedule", "1e-3", "[[1000, 1e-3], [500, 1e-4]]",
             RATE + "schedule steps must increase, but 500 follows 1000."),
     changed("25001", "25000", "25001",

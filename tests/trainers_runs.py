@@ -95,6 +95,14 @@ RUNS = {
                               "normalize_reward": True},
                    "runner": {"algorithm": "IMPALA", "lr": 1e-3, "num_minibatches": 2, "model": SMALL}},
     },
+    "offppo": {
+        "name": "tag_continuous",
+        "env": {"num_taggers": 2, "num_runners": 3, "episode_length": 17, "tagging_distance": 0.2},
+        "policy": {"tagger": {"algorithm": "OFFPPO", "lr": 1e-3, "num_minibatches": 2, "num_rollouts": 3,
+                              "model": SMALL, **NORMALISED},
+                   "runner": {"algorithm": "OFFPPO", "lr": 1e-3, "num_minibatches": 3, "num_rollouts": 2,
+                              "max_times_sampled": 9, "model": SMALL}},
+    },
     "sac and td3": {
         "name": "simple_tag",
         "env": {"continuous_actions": True, "episode_length": 7},

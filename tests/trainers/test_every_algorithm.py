@@ -23,7 +23,7 @@ SMALL = {"lr": 1e-3, "model": {"fc_dims": [8]}}
 REPLAY = {"learning_starts": 80, "buffer_size": 400, "batch_size": 16, "replay_ratio": 0.05} | SMALL
 SEQUENCES = {"burn_in": 2, "length": 4, "period": 2, "n_step": 1, "model": {"type": "gru", "memory_size": 8}}
 POLICIES = {
-    **{name: SMALL for name in ("A2C", "IMPALA", "MAPPO", "PPO", "PQN")},
+    **{name: SMALL for name in ("A2C", "IMPALA", "MAPPO", "OFFPPO", "PPO", "PQN")},
     **{name: REPLAY for name in ("C51", "DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
     **{name: REPLAY | SEQUENCES for name in ("R2D2", "R2D3")},
 }

@@ -56,8 +56,9 @@ def projected(
         support: [atoms], evenly apart.
     """
     moved = (reward.unsqueeze(-1) + discount.unsqueeze(-1) * support).clamp(support[0], support[-1])
-    distance = (moved.unsqueeze(-2) - support.unsqueeze(-1)).abs() / (support[1] - support[0])  # [N, atom, from]
-    return ((1.0 - distance).clamp_min(0.0) * probability.unsqueeze(-2)).sum(-1)
+    share = moved.unsqueeze(-2) - support.unsqueeze(-1)  # [N, atom, from]; large: all that follows is done in place
+    share.abs_().div_(support[1] - support[0]).neg_().add_(1.0).clamp_min_(0.0)
+    return share.mul_(probability.unsqueeze(-2)).sum(-1)
 
 
 def c51_loss(log_probability: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

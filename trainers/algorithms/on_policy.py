@@ -141,12 +141,7 @@ class OnPolicy(Algorithm):
         length = (policy.network.sequence_length or num_steps) if policy.memory_size else 1
         minibatch, unit = -(-num_samples // num_minibatches), length * num_agents if policy.memory_size else 1
         chunk, of_end = (min(number, max(unit, MAX_SAMPLES[device])) for number in (minibatch, num_samples))
-        # Of the whole rollout: what targets are summed up with.
-        whole = 16 * num_samples if config.normalize_return else 0
-        if config.normalize_observation:
-            making, own, taking = _bytes_of_statistics(actor, length)
-            ending = of_end * max(taking, making + own * (of_end < num_samples))  # with the samples before, if any
-            whole = max(whole, ending + 8 * num_samples)
+        whole = bytes_of_whole(config, actor, num_samples, of_end, length)
         of_kernels = bytes_of_learner(actor, num_steps, num_envs, config.num_epochs, num_minibatches)
         if of_kernels is not None:
             return {**found, **of_kernels, WORK: whole}
@@ -288,13 +283,17 @@ class OnPolicy(Algorithm):
         """
         group = self.group
         index = group.index_of(units).flatten()
-        number, weight = len(index), 1.0
-        if group.active is not None:
-            weight = group.active.reshape(-1)[index]
-            number = weight.sum()
+        weight = None if group.active is None else group.active.reshape(-1)[index]
+        return self.moments_of(group.advantage.view(-1)[index], weight)
+
+    def moments_of(
+        self, advantage: torch.Tensor, weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
+        """The same of advantages [N], of which those count whose `weight` [N] is not 0; None: all."""
+        number = len(advantage) if weight is None else weight.sum()
         if not self.config.normalize_advantage:
             return _at_least_one(self.world.total(number)), 0.0, 1.0
-        advantage, divisor = group.advantage.view(-1)[index], _at_least_one(number)
+        divisor, weight = _at_least_one(number), 1.0 if weight is None else weight
         mean = (advantage * weight).sum() / divisor
         variance = ((advantage - mean).square() * weight).sum() / divisor  # one sample has a deviation too: 0
         if self.world.size > 1:
@@ -347,6 +346,21 @@ class OnPolicy(Algorithm):
                 if policy.critic_norm is not None:
                     policy.critic_norm.update(samples.critic_input.flatten(0, -2), samples.weight)
             self.guard.check_statistics(group.name)
+
+
+def bytes_of_whole(config: ActorCriticConfig, actor: Actor, num_samples: int, chunk: int, length: int = 1) -> int:
+    """Of the whole rollout: what its targets are summed up with, and statistics of what was seen.
+
+    Args:
+        chunk: samples that are in memory at once.
+        length: steps of a sequence.
+    """
+    whole = 16 * num_samples if config.normalize_return else 0
+    if not config.normalize_observation:
+        return whole
+    making, own, taking = _bytes_of_statistics(actor, length)
+    ending = chunk * max(taking, making + own * (chunk < num_samples))  # with the samples before, if any
+    return max(whole, ending + 8 * num_samples)
 
 
 def _bytes_of_statistics(actor: Actor, length: int) -> tuple[int, int, int]:

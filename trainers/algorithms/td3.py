@@ -1,6 +1,10 @@
 """TD3: a policy that climbs the Q-values of one of two critics, learned from transitions that are kept.
 
-Source: Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods", arXiv:1802.09477.
+Its critics may say how likely each return is, by the probabilities of atoms, as C51 does.
+
+Source: Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods", arXiv:1802.09477;
+Barth-Maron et al. 2018, "Distributed distributional deterministic policy gradients", arXiv:1804.08617; Seo et al. 2025,
+"FastTD3: simple, fast, and capable reinforcement learning for humanoid control", arXiv:2505.22642, two such critics.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trainers.algorithms import actor_critic
 from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, mean_of, normalised
 from trainers.algorithms.algorithm import START, Clock, Figures, State
+from trainers.algorithms.c51 import c51_loss, projected, support_of
 from warpdrive.config import Between, Count, Number, Schedule, value_at
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -48,9 +53,22 @@ class TD3Config(ActorAndCriticsConfig):
     """How large that may be."""
     target_update_freq: Count = 2
     """Updates from one step of the target networks to the next."""
+    distributional: bool = False
+    """Whether critics learn how likely each return is, on atoms, instead of its mean alone."""
+    num_atoms: Annotated[int, Between(2, 1000)] = 101
+    """Returns that have a probability then, from v_min to v_max."""
+    v_min: float = -100.0
+    """The lowest discounted return that can be told from lower ones."""
+    v_max: float = 100.0
+    """The highest."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
+        if self.v_min >= self.v_max:
+            yield "v_min", f"{self.v_min:g} is not below v_max: {self.v_max:g}. Returns lie between them."
+        for key in ("num_atoms", "v_min", "v_max"):
+            if not self.distributional and getattr(self, key) != getattr(TD3Config, key):
+                yield key, "critics that give Q-values alone do not read it. Set distributional: true, or leave it out."
         if self.model.log_std_init:
             yield "model.log_std_init", f"{self.algorithm} draws no actions. Set exploration_noise, or leave it out."
 
@@ -90,6 +108,36 @@ def critic_pass(
     return critic_losses(q, target), q, target
 
 
+def distributional_pass(
+    target_policy: Policy,
+    critics: Critics,
+    target_critics: Critics,
+    batch: Samples,
+    noise: torch.Tensor | None,
+    config: TD3Config,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of critics that give the logits of atoms: losses are cross entropies, Q-values means. What a return
+    should be is by the target critic whose mean is the smallest, of each transition. Fourth, the probability [N] that
+    critics give the first and the last atom together."""
+    import torch
+
+    support = critics.support
+    with torch.no_grad():
+        following = batch.next_observation
+        action = target_action(target_policy, following, noise, config)
+        after = target_critics.outputs(normalised(target_policy, following), action).softmax(-1)
+        smallest = (after * support).sum(-1).argmin(0)
+        after = after[smallest, torch.arange(len(smallest), device=smallest.device)]
+        target = projected(after, batch.reward, batch.discount, support)
+    seen = normalised(target_policy, batch.observation)
+    log_probability = critics.outputs(seen, target_policy.head.parts_of(batch.action)).log_softmax(-1)
+    with torch.no_grad():
+        probability = log_probability.exp()
+        q, aim = ((one * support).sum(-1) for one in (probability, target))
+        outermost = (probability[..., 0] + probability[..., -1]).mean(0)
+    return c51_loss(log_probability, target).sum(0), q, aim, outermost
+
+
 def actor_losses(policy: Policy, critics: Critics, observation: Any) -> torch.Tensor:
     """[N]: less than the value that the first critic gives what the policy does."""
     action = policy.head.parts(policy.heads(observation)["policy"])
@@ -101,6 +149,10 @@ class TD3(ActorAndCritics):
 
     FIGURES = {
         **actor_critic.FIGURES,
+        "critic_loss": "squared error of the critics, or cross entropy of those that are distributional, added up over "
+        "them, mean over the last update's transitions",
+        "outermost": "probability that critics give v_min and v_max together: where it is large, widen them; 0 of "
+        "those that are not distributional",
         "exploration_noise": "standard deviation of what is added to actions in the next rollout, in half Boxes",
     }
     config: TD3Config
@@ -114,6 +166,15 @@ class TD3(ActorAndCritics):
         self.followers = [*self.followers, (self.target, self.policy)]
         group.actor.set_noise(float(value_at(config.exploration_noise, 0)))
         self._of_policy: Figures = {}
+
+    @classmethod
+    def make_critics(cls, config: TD3Config, spec: GroupSpec, generator: torch.Generator | None) -> Critics:
+        import torch
+
+        from trainers.networks.critics import Critics
+
+        support = support_of(config, torch.empty(())) if config.distributional else None
+        return Critics(spec, config, config.num_critics, generator, support)
 
     @classmethod
     def head(cls, config: TD3Config, space: Any) -> Head:
@@ -176,8 +237,11 @@ class TD3(ActorAndCritics):
         batch, config, noise = self.draw(), self.config, None
         if config.target_noise:
             noise = torch.randn(batch.action.shape, generator=self.generator, device=self.device)
-        found = critic_pass(self.target, self.critics, self.target_critics, batch, noise, config)
-        return self._learn_critics(*found, batch)
+        networks = (self.target, self.critics, self.target_critics)
+        if not config.distributional:
+            return {**self._learn_critics(*critic_pass(*networks, batch, noise, config), batch), "outermost": 0.0}
+        *found, outermost = distributional_pass(*networks, batch, noise, config)
+        return {**self._learn_critics(*found, batch), "outermost": mean_of(outermost, batch.weight.sign())}
 
     def improve(self) -> Figures:
         """One update of the policy, from the transitions that the critics learned from last."""
@@ -199,7 +263,8 @@ class TD3(ActorAndCritics):
         import torch
 
         noise = torch.zeros_like(batch.action) if config.target_noise else None
+        learned_by = distributional_pass if config.distributional else critic_pass
         return [
-            lambda: critic_pass(target_policy, critics, target_critics, batch, noise, config)[0].sum(),
+            lambda: learned_by(target_policy, critics, target_critics, batch, noise, config)[0].sum(),
             lambda: actor_losses(policy, critics, batch.observation).sum(),
         ]

@@ -42,6 +42,8 @@ class Samples:
     """[L, M] bool, whether an episode starts with this step."""
     index: torch.Tensor
     """[N] int64, of the rows of [T, E, A]."""
+    target: torch.Tensor | None = None
+    """[N], what the value should have been, in the critic's unit; None where the algorithm has it by `index`."""
 
 
 def blank_samples(actor: Actor, length: int) -> Samples:

@@ -27,15 +27,25 @@ class Critics(nn.Module):
         config: its `model` says the networks; `critic_fc_dims` how wide they are, else as the policy's.
         number: of them.
         generator: draws the weights; None where shapes are all that is wanted.
+        support: [atoms], of a Box: returns of which each network gives the logits, in place of a Q-value; which is then
+            their mean.
     """
 
-    def __init__(self, spec: GroupSpec, config: PolicyConfig, number: int, generator: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        spec: GroupSpec,
+        config: PolicyConfig,
+        number: int,
+        generator: torch.Generator | None,
+        support: torch.Tensor | None = None,
+    ) -> None:
         super().__init__()
         model, inputs = config.model, inputs_of(spec, config)
         if model.critic_fc_dims is not None:
             model = dataclasses.replace(model, fc_dims=model.critic_fc_dims, critic_fc_dims=None)
         self.is_of_box = not hasattr(spec.action_space, "n")
-        num_outputs = 1
+        self.register_buffer("support", support, persistent=False)  # the config says it
+        num_outputs = 1 if support is None else len(support)
         if self.is_of_box:
             taken = spaces.Box(-1.0, 1.0, spec.action_space.shape, np.float32)
             num_features = inputs.num_features + taken.shape[0]
@@ -52,13 +62,19 @@ class Critics(nn.Module):
             observation: [N, ...], normalised as for the policy's network.
             action: [N, n] in parts of the Box; None where the space is Discrete.
         """
+        found = self.outputs(observation, action)
+        if self.support is not None:
+            return (found.softmax(-1) * self.support).sum(-1)
+        return found.squeeze(-1) if self.is_of_box else found
+
+    def outputs(self, observation: Observation, action: torch.Tensor | None = None) -> torch.Tensor:
+        """What the networks give, [critics, N, outputs]: a Q-value of each action, of a Box one or the logits."""
         if self.is_of_box:
             if isinstance(observation, dict):
                 observation = observation | {TAKEN: action}
             else:
                 observation = torch.cat([observation, action], dim=-1)
-        found = torch.stack([network(observation, None)["q"] for network in self.networks])
-        return found.squeeze(-1) if self.is_of_box else found
+        return torch.stack([network(observation, None)["q"] for network in self.networks])
 
 
 class CentralCritics(nn.Module):

@@ -69,6 +69,11 @@ RUNS = {
                                   "policy": {"scout": {"algorithm": "SAC", "learning_starts": 0, "replay_ratio": 0.01},
                                              "worker": {"algorithm": "TD3", "learning_starts": 0,
                                                         "replay_ratio": 0.01}}},
+    "what is used a few times": {**MANY_SPACES, "policy": {
+        "scout": {"algorithm": "OFFPPO", "num_epochs": 2, "num_minibatches": 2, "target_kl": 0.1, **STATISTICS},
+        "worker": {"algorithm": "OFFPPO", "num_minibatches": 2}}},
+    "critics of returns' probabilities": {"name": "pendulum", "policy": {
+        "shared": {"algorithm": "TD3", "learning_starts": 0, "replay_ratio": 0.01, "distributional": True}}},
     "draws of an update": {"name": "pendulum",
                            "policy": {"shared": {"algorithm": "SAC", "learning_starts": 0, "replay_ratio": 0.01}}},
     "fused kernels": {

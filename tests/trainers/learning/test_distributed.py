@@ -31,7 +31,7 @@ WHOLE = [f"{name}, whole" for name in (*NAMES, "fused kernels")]
 """Runs whose updates do not depend on the order of samples."""
 DOUBLE = [f"{name}, double" for name in NAMES]
 """Likewise; fused kernels never learn in double precision."""
-CUT = ["ppo with all statistics", "agents that leave", "fused kernels"]
+CUT = ["ppo with all statistics", "agents that leave", "fused kernels", "offppo"]
 """Runs of several minibatches an epoch: each rank makes its own."""
 
 needs_two_gpus = pytest.mark.skipif(

@@ -95,6 +95,8 @@ CASES = {
     "QMIX that remembers": ("tag_gridworld", 50, {"tagger": R2D2 | {"algorithm": "QMIX", "model": {"type": "gru"}},
                                                   "runner": R2D2 | {"algorithm": "VDN", "model": {"type": "gru"}}}),
     "IMPALA with a lag": ("acrobot", 100, {"shared": {"algorithm": "IMPALA", "policy_lag": 8}}),
+    "OFFPPO": ("tag_gridworld", 100, {"shared": {"algorithm": "OFFPPO", "num_rollouts": 8}}),
+    "OFFPPO of a Box": ("pendulum", 300, {"shared": {"algorithm": "OFFPPO", "num_minibatches": 1, **NORMS}}),
     "Rainbow": ("cartpole", 20, {"shared": DQN | {"algorithm": "C51", "dueling": True, "noisy": True, "n_step": 3,
                                                   "prioritized": True, "replay_ratio": 0.01}}),
     "QRDQN": ("tag_gridworld", 100, {"shared": DQN | {"algorithm": "QRDQN"}}),
@@ -107,6 +109,8 @@ CASES = {
     "MASAC": ("many_spaces.many_spaces:ManySpaces", 100,
               {"scout": DQN | {"algorithm": "MASAC", "batch_size": 1024}, "worker": {}}),
     "TD3": ("pendulum", 100, {"shared": DQN | {"algorithm": "TD3", "batch_size": 2048, "normalize_observation": True}}),
+    "TD3 of returns' probabilities": ("pendulum", 100, {"shared": DQN | {"algorithm": "TD3", "batch_size": 512,
+                                                                         "distributional": True}}),
     "cnn": ("corners:Corners", 200, {"agent": {"algorithm": "PPO", "model": {"type": "cnn", "dense_dim": 16}}}),
 }  # fmt: skip
 
