@@ -26,7 +26,7 @@ from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
 from trainers.run import disk
 from trainers.run.tensor_file import header_of, write_tensors
-from warpdrive.errors import CheckpointError, ConfigError, tell
+from warpdrive.errors import ConfigError, tell
 
 Rows = dict[str, torch.Tensor]
 NUM_READERS = 4
@@ -137,7 +137,7 @@ class Filed:
         self._waiting = [one for one in self._waiting if one.writing is None or not one.writing.done()]
         if self._trouble is not None:
             if not self._is_told:
-                self.say(f"warning: {self._trouble} Training goes on without them. Make room: the next may fit.")
+                self.say(f"warning: {self._trouble}")
             self._trouble, self._is_told = None, True
 
     def is_written(self, step: int) -> bool:
@@ -188,7 +188,8 @@ class Filed:
             self._remove_expired()
         except OSError as error:
             why = disk.why_not_written(error, self.folder, self._num_bytes(start, end))
-            self._trouble = f"{self.folder}: steps of {self.name} were dropped: {why}."
+            dropped = f"{self.folder}: steps of {self.name} were dropped: {why}"
+            self._trouble = f"{dropped}. Training goes on without them. Make room: the next may fit."
             self.num_dropped += end - start
 
     def _drop(self, chunks: frozenset[int]) -> None:
@@ -265,16 +266,19 @@ class Filed:
             into: by field, [W, M, ...].
             places: [N] int64 of 0 to W * M - 1, where each goes.
         """
-        with self._lock:
-            parts = self.parts
-        begins, ends = (torch.tensor([getattr(part, one) for part in parts]) for one in ("begin", "end"))
-        number = torch.searchsorted(begins, steps, right=True) - 1
-        lost = number < 0
-        lost[~lost] = steps[~lost] >= ends[number[~lost]]
-        (found,) = (~lost).nonzero(as_tuple=True)
-        found = found[number[found].argsort(stable=True)]  # those of a file side by side
-        of_parts, counts = number[found].unique_consecutive(return_counts=True)
-        spans = list(zip(of_parts.tolist(), counts.tolist(), strict=True))
+        while True:
+            with self._lock:
+                parts = self.parts
+            begins, ends = (torch.tensor([getattr(part, one) for part in parts]) for one in ("begin", "end"))
+            number = torch.searchsorted(begins, steps, right=True) - 1
+            lost = number < 0
+            lost[~lost] = steps[~lost] >= ends[number[~lost]]
+            (found,) = (~lost).nonzero(as_tuple=True)
+            found = found[number[found].argsort(stable=True)]  # those of a file side by side
+            of_parts, counts = number[found].unique_consecutive(return_counts=True)
+            spans = list(zip(of_parts.tolist(), counts.tolist(), strict=True))
+            if all([self._mapped(parts[one]) is not None for one, _ in spans]):  # else without those that are gone
+                break
         for name, to in into.items():
             field_of = self.layout[name]
             of_env, every = field_of.axis == "env", field_of.every
@@ -300,13 +304,16 @@ class Filed:
             parts = [part for part in self.parts if part.end > begin and part.begin < end]
         for part in parts:
             first, last = max(begin, part.begin), min(end, part.end)
-            of = self._mapped(part)[name].view(dtype).view(-1, *shape[1:])
+            if (mapped := self._mapped(part)) is None:
+                continue
+            of = mapped[name].view(dtype).view(-1, *shape[1:])
             to = found[first // every - begin // every : last // every - begin // every]
             to.copy_(of[first // every - part.begin // every : last // every - part.begin // every])
         return found
 
-    def _mapped(self, part: Part) -> Rows:
-        """By field, [steps / every, bytes] uint8: memory that the kernel reads from the file as it is asked for."""
+    def _mapped(self, part: Part) -> Rows | None:
+        """By field, [steps / every, bytes] uint8: memory that the kernel reads from the file as it is asked for. None:
+        the file cannot be read any more, and its steps are lost."""
         with self._lock:
             if part.name in self._maps:
                 return self._maps[part.name]
@@ -320,9 +327,9 @@ class Filed:
         try:
             whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
         except RuntimeError:
-            raise CheckpointError(
-                f"{path}: cannot be read any more, and the run learns from it. Put it back, and resume the run."
-            ) from None
+            self.lose({part.name})
+            self._trouble = f"{path}: cannot be read any more. Training goes on without its steps."
+            return None
         for name, said in json.loads(header[8:]).items():
             begin, end = (len(header) + offset for offset in said["data_offsets"])
             found[name] = whole[begin:end].view(len(like[name]), -1)

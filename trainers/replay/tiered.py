@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +17,12 @@ from trainers.replay.file_tier import Filed
 from trainers.replay.listing import REPLAY
 from trainers.replay.storage import Layout, Sizes, bytes_of
 from trainers.replay.tiers import Division
+from trainers.run import disk
 from trainers.run.free_memory import free_bytes
+from trainers.run.lock import FolderHold, hold_folder
+from trainers.run.reading import check_folder
 from warpdrive.backends.base import Backend
+from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainers.learning.distributed import World
@@ -217,20 +223,31 @@ class Tiered:
 
         Args:
             name: of the store in checkpoints.
+        Raises:
+            ConfigError: another process has files there.
+            CheckpointError: there is a link, or a file.
         """
         if self.files is None:
             return
         folder, is_shared = self.division.file.folder, False
         if folder is not None:
-            place = Path(folder) / run.path.name
-        elif are_saved and world.size == 1:
-            place, is_shared = run.checkpoints / REPLAY, True
-        else:
-            place = run.path / REPLAY
-        if world.size > 1:
-            place /= f"rank_{world.rank}"
-        for path in () if is_shared else place.glob(f"{name}.*.safetensors"):
-            path.unlink()  # of a process before this one: checkpoints have what is needed
+            # A place that no config can choose: of a run that was sent by somebody, it says the folder.
+            place = Path(folder) / f"{run.path.name}-{hashlib.sha256(bytes(run.path.resolve())).hexdigest()[:8]}"
+            if run.is_resumed and not place.is_dir():
+                told = f"warning: {name}: this run has had no files in {folder}, so they lie in its own folder."
+                run.say(f"{told} To have them there, make the folder {place}, and resume it.", style="yellow")
+                folder = None
+        if folder is None:
+            is_shared = are_saved and world.size == 1
+            place = (run.checkpoints if is_shared else run.path) / REPLAY
+        places = [place, place / f"rank_{world.rank}"][: world.size]
+        for place in places:
+            if os.path.lexists(place):
+                check_folder(place)
+        if not is_shared:
+            self._hold = _hold(place)
+            for path in place.glob(f"{name}.*.safetensors"):
+                path.unlink()  # of a process before this one: checkpoints have what is needed
         self.files.files_in(place, name, is_shared, lambda line: run.say(line, style="yellow"))
 
     def _every(self, name: str) -> int:
@@ -251,6 +268,18 @@ class Tiered:
             "stall_seconds": self.stall_seconds + (0.0 if self.files is None else self.files.stall_seconds),
         }
         return found | ({} if self.files is None else self.files.counters())
+
+
+def _hold(folder: Path) -> FolderHold | None:
+    """Keeps other processes from having their files there."""
+    try:
+        disk.make_folder(folder)
+        return hold_folder(folder)
+    except BlockingIOError:
+        message = f"{folder}: another process has the files of its tiers here"
+        raise ConfigError(f"{message}. Wait until it has ended, or give another tiers.folder.") from None
+    except OSError:  # a disk that is full or knows no locks: what cannot be written is told when it is tried
+        return None
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype, backend: Backend, owner: object) -> torch.Tensor:

@@ -104,6 +104,36 @@ def lock_run(folder: Path) -> RunLock:
     return lock
 
 
+class FolderHold:
+    """Held as long as this object lives, or its process. See `hold_folder`."""
+
+    def __init__(self, descriptor: int) -> None:
+        weakref.finalize(self, os.close, descriptor)
+
+
+_holds: weakref.WeakValueDictionary[tuple[int, int, int], FolderHold] = weakref.WeakValueDictionary()
+"""By device, inode and process."""
+
+
+def hold_folder(folder: Path) -> FolderHold:
+    """Keeps other processes from holding it; of one process everybody may.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it is a link or no folder, or its file system has no locks.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    name = (found.st_dev, found.st_ino, os.getpid())
+    if (ours := _holds.get(name)) is not None:
+        os.close(descriptor)
+        return ours
+    hold = FolderHold(descriptor)  # closes it, whatever comes
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _holds[name] = hold
+    return hold
+
+
 def _inode(path: Path) -> tuple[int, int] | None:
     try:
         found = path.lstat()

@@ -76,6 +76,7 @@ class RunFolder:
     ) -> None:
         make_folder = functools.partial(_make_folder, Path(config.saving.basedir), name, config)
         self.path = world().first(make_folder) if resumed is None else resumed
+        self.is_resumed = resumed is not None
         self.is_silent = world().rank > 0
         self._lock: RunLock | None = None
         self._is_told, self._is_read = False, True

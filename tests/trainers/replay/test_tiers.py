@@ -355,3 +355,23 @@ def test_a_selector_that_knows_of_no_gaps_is_refused_where_there_are_some(tmp_pa
         return
     with pytest.raises(ConfigError, match=r"WithoutReplacement draws any step, .* draw by Uniform or Prioritized\.$"):
         store.table("all", selector(), WINDOW)
+
+
+def test_steps_of_a_file_that_is_gone_are_drawn_no_more_and_it_is_told(tmp_path, backend):
+    kept, said = make(backend, tmp_path), []
+    files = kept.store.tiered.files
+    files.say = said.append
+    table = kept.store.table("all", Uniform(), WINDOW)
+    for _ in range(24):
+        kept.add()
+    files.flush()
+    gone = files.parts[5]
+    (tmp_path / gone.name).unlink()
+    batch = drawn(table, 60)
+    steps = kept.store.num_steps_added - 96 + torch.remainder(batch["index"] // 6 - kept.store.num_steps_added, 96)
+    # what begins in it, one step before (which it needs the first of) or two after, as what an item needs lies in it
+    lost = (steps > gone.begin - 3) & (steps <= gone.end)
+    assert torch.equal(batch["weight"] == 0.0, lost) and lost.any() and not lost.all()
+    kept.add()
+    assert said == [f"warning: {tmp_path / gone.name}: cannot be read any more. Training goes on without its steps."]
+    assert gone not in files.parts and kept.store.tiered.counters()["dropped_steps"] == 4 * 3

@@ -1,6 +1,10 @@
 """What a run's config says of tiers, and that it learns the same bits with them."""
 
+import fcntl
+import gc
+import os
 import re
+import shutil
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from trainers.replay import store as store_module
 from trainers.replay.tiers import Device, File, Pinned, TiersConfig, bytes_of_text
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.errors import ConfigError
+from warpdrive.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +162,63 @@ def test_sequences_and_teams_learn_the_same_bits_and_go_on_with_them(tmp_path, d
     assert files_of(resumed) == files_of(whole)
     figures = resumed.algorithms[policy].report()
     assert figures["file_steps"] > 0 and figures["fetched"] == 6 and figures["bytes_read"] > 0
+
+
+def run_with_files_in(folder, basedir, resume=None, name="same", **more) -> Trainer:
+    """DQN of 8 envs in 5 steps an iteration, whose steps leave the device after 15."""
+    sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": more.pop("length", 480), "device": "cpu"}
+    config = config_of("dqn", sizes, {"basedir": str(basedir), "model_params_save_freq": 3})
+    tiers = {"device": "360KB", "file": "1GB", "ahead": 2, **({} if folder is None else {"folder": str(folder)})}
+    tagger = {**config["policy"]["tagger"], "buffer_size": 4000, "prioritized": False, "tiers": tiers, **more}
+    runner = {**config["policy"]["runner"], "to_train": False}
+    config = read_config({**config, "policy": {"tagger": tagger, "runner": runner}})
+    return Trainer(config, run_name=name if resume is None else None, resume=resume)
+
+
+def everything_in(folder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_runs_of_one_name_have_files_of_their_own_and_a_run_that_was_sent_by_somebody_has_its_own_folder(
+    tmp_path, capsys
+):
+    first, second = (run_with_files_in(tmp_path / "scratch", tmp_path / name) for name in ("one", "other"))
+    first.train()
+    before = everything_in(tmp_path / "scratch")
+    assert len(before) > 5
+    second.train()
+    assert before.items() <= everything_in(tmp_path / "scratch").items()
+    assert sum(1 for _ in (tmp_path / "scratch").iterdir()) == 2
+    # A run whose config names the folder in which another has its files, as it is called.
+    victim = run_with_files_in(None, tmp_path / "one", name="victim")
+    victim.train()
+    before = everything_in(victim.run.path)
+    sent = shutil.copytree(second.run.path, tmp_path / "sent" / "replay")
+    resolved = sent / "config.resolved.yaml"
+    resolved.write_text(resolved.read_text().replace(str(tmp_path / "scratch"), str(victim.run.checkpoints)))
+    capsys.readouterr()
+    run_with_files_in(victim.run.checkpoints, tmp_path / "sent", sent, length=720).train()
+    assert everything_in(victim.run.path) == before
+    told = f"warning: replay.tagger: this run has had no files in {victim.run.checkpoints}, so they lie in its own"
+    assert told in capsys.readouterr().out
+    assert list((sent / "checkpoints" / "replay").glob("replay.tagger.*"))
+
+
+def test_a_place_of_files_that_another_process_has_or_that_is_a_link_is_left_alone(tmp_path):
+    trained = run_with_files_in(tmp_path / "scratch", tmp_path)
+    trained.train()
+    path = trained.run.path
+    del trained
+    (place,) = (tmp_path / "scratch").iterdir()
+    gc.collect()
+    other = os.open(place, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(ConfigError, match=re.escape(f"{place}: another process has the files of its tiers here. Wait")):
+        run_with_files_in(tmp_path / "scratch", tmp_path, path)
+    os.close(other)
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    before = everything_in(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=f"^{re.escape(str(place))}: is a link"):
+        run_with_files_in(tmp_path / "scratch", tmp_path, path)
+    assert everything_in(tmp_path / "elsewhere") == before
