@@ -38,6 +38,7 @@ from trainers.settings.config import (  # noqa: E402
     EvaluationConfig,
     ModelConfig,
     PolicyConfig,
+    PopulationConfig,
     SavingConfig,
     TrainerConfig,
 )
@@ -63,7 +64,8 @@ policy:
 ```
 
 At the top stand `name`, which is the env, a shipped one or `"my_package.soccer:Soccer"`; `env`, its own config; the
-sections `trainer`, `policy`, `saving` and `evaluation`; and `callbacks`, a list of [your own](callbacks.md).
+sections `trainer`, `policy`, `saving`, `evaluation` and `population`; and `callbacks`, a list of
+[your own](callbacks.md).
 
 A *schedule* is a list of points, `[[step, value], ...]`: the number goes in straight lines from one to the next, by env
 steps over all envs, and stays as it is before the first and after the last. An empty default: nothing is given.
@@ -74,6 +76,7 @@ SECTIONS = (
     ("policy.<name>", PolicyConfig, "Of every algorithm. `<name>` is `shared`, or each group of the env's agents."),
     ("saving", SavingConfig, "What is written, and how often; [runs.md](runs.md) tells what it is."),
     ("evaluation", EvaluationConfig, ""),
+    ("population", PopulationConfig, ""),
 )
 SHARED_CONFIGS = {
     ActorCriticConfig: "A2C, PPO and MAPPO",

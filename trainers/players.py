@@ -144,7 +144,8 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
     if not run.exists():
         others = [path.name for path in run.parent.iterdir() if path.is_dir()] if run.parent.is_dir() else []
         raise CheckpointError(f"{run}: no such run.{did_you_mean(run.name, others)}")
-    if (run / RESOLVED_CONFIG).exists() and not list_checkpoints(run / "checkpoints"):
+    is_one = (run / RESOLVED_CONFIG).exists() and not (run / "member_0").is_dir()
+    if is_one and not list_checkpoints(run / "checkpoints"):
         raise CheckpointError(
             f"{run}: holds no checkpoint, so there are no policies to play. A run saves one at its end, and before if "
             "saving.model_params_save_freq says so."

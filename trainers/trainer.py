@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import KernelError
+from warpdrive.errors import ConfigError, KernelError
 
 
 class Trainer:
@@ -75,6 +76,7 @@ class Trainer:
         profile: whether a few iterations are traced by torch.profiler, into the run folder's profile/.
         callbacks: what is called between iterations, besides what the config names.
         allow_changed: whether the run to go on with may have had another env, other sources of it or other networks.
+        is_quiet: whether what it says is in its folder's log.txt alone.
     Raises:
         CheckpointError: there is nothing to resume from, or it is of another kind of run.
         ConfigError: `trainer.num_gpus` is not how many ranks there are.
@@ -94,8 +96,12 @@ class Trainer:
         profile: bool = False,
         callbacks: Sequence[Callback] = (),
         allow_changed: bool = False,
+        is_quiet: bool = False,
     ) -> None:
         check_run_name(run_name)
+        if config.population.size > 1:
+            message = f"population.size: {config.population.size}: a Trainer is one run"
+            raise ConfigError(f"{message}. Make a trainers.population.Population, or set it to 1.")
         self.config, self.allow_changed = config, allow_changed
         self.callbacks = Callbacks(config.callbacks, callbacks)
         settings = config.trainer
@@ -111,7 +117,7 @@ class Trainer:
         resumed = None if resume is None else checkpoint.run_folder_to_resume(resume)
         generator = torch.Generator().manual_seed(settings.seed)
         self.policies = {name: self._make_policy(env, name, generator, resume is None) for name in agents}
-        self.run = RunFolder(config, run_name, source, command, resumed)
+        self.run = RunFolder(config, run_name, source, command, resumed, is_quiet)
         self.run.say(why_this_device(self.backend), style="bold")
         self.run.write_machine(self.backend)
         seed_everything(settings.seed)
@@ -180,6 +186,8 @@ class Trainer:
 
         self._play = self._graphed(self._collect)
         self.timing = Timing(self.env.device, self._collect)
+        self.plays_alone = True
+        """Whether no other run plays at the same time: else nothing is timed within a rollout."""
         self._play_in_parts = self._graphed(self.timing.collect_in_parts, warm_up=0, beside=self._play)
         self.evaluation = None
         if config.evaluation.eval_freq and self.world.rank == 0:
@@ -207,52 +215,66 @@ class Trainer:
         self.reporter.announce()
         self.saves.wait()  # a run that was ended at once may have left one behind
         started_at, started_iteration = time.perf_counter(), self.iteration
+        with (
+            self.explains_faults(),
+            self.run.locked(),
+            StopSignals(self.config.saving.grace_seconds, self.saves.now, heeds_save=True) as stop,
+            self.world.watched(),
+            dumps_crash(self),
+            self.reporter.live(),
+            self.saves.kept(),
+        ):
+            while self.is_under_way:
+                self.look_after(self.iterate() if self.profile is None else self.profile.iterate())
+                self.heed(self.world.agree_on(self.saves.asked(stop)))
+        self.reporter.conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
+
+    @contextlib.contextmanager
+    def explains_faults(self) -> Iterator[None]:
+        """While it is entered, a fault of the device is told with what is known of the run."""
         try:
-            with (
-                self.run.locked(),
-                StopSignals(self.config.saving.grace_seconds, self.saves.now, heeds_save=True) as stop,
-                self.world.watched(),
-                dumps_crash(self),
-                self.reporter.live(),
-                self.saves.kept(),
-            ):
-                self._train(stop)
+            yield
         except Exception as error:
             if not is_device_fault(error):
                 raise
             raise KernelError(self._describe_fault(error)) from error
-        self.reporter.conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
 
-    def _train(self, stop: StopSignals) -> None:
+    @property
+    def is_under_way(self) -> bool:
+        """Whether iterations are left."""
+        return self.iteration < self.num_iterations
+
+    def look_after(self, figures: Mapping[str, Mapping[str, torch.Tensor | float]]) -> None:
+        """After an iteration, by what it gave: callbacks, and a report and a checkpoint where they are due."""
         saving, reporter = self.config.saving, self.reporter
-        while self.iteration < self.num_iterations:
-            figures = self.iterate() if self.profile is None else self.profile.iterate()
-            reporter.advance()
-            self.callbacks.iterated(self)
-            is_last, is_best = self.iteration == self.num_iterations, False
-            if self.iteration % saving.metrics_log_freq == 0 or is_last:
-                looked_at = {name: {**found, **self.algorithms[name].report()} for name, found in figures.items()}
-                is_best = reporter.begin_report(looked_at)
-                is_last = self.iteration == self.num_iterations
-            freq = saving.model_params_save_freq
-            if is_last or is_best or (freq and self.iteration % freq == 0):
-                reporter.flush()
-                if is_last:
-                    reporter.saved(self.saves.save_last())
-                else:
-                    self.saves.save_if_possible()
-            self.saves.poll()
-            caught = self.world.agree_on(self.saves.asked(stop))
-            if caught == SAVE and not is_last:
-                reporter.flush()
-                self.saves.save_if_possible(begin=True)
-            elif caught is not None and not is_last:
-                reporter.flush()
-                is_saved = self.saves.iteration == self.iteration
-                place = self.run.checkpoints / checkpoint.LAST if is_saved else reporter.saved(self.saves.save_last())
-                name = signal_name(caught)
-                self.run.say(f"stopped by {name} after {self.env_steps:,} env steps, checkpoint: {place}")
-                raise Stopped(caught)
+        reporter.advance()
+        self.callbacks.iterated(self)
+        is_best = False
+        if self.iteration % saving.metrics_log_freq == 0 or not self.is_under_way:
+            looked_at = {name: {**found, **self.algorithms[name].report()} for name, found in figures.items()}
+            is_best = reporter.begin_report(looked_at)
+        freq, is_last = saving.model_params_save_freq, not self.is_under_way
+        if is_last or is_best or (freq and self.iteration % freq == 0):
+            reporter.flush()
+            if is_last:
+                reporter.saved(self.saves.save_last())
+            else:
+                self.saves.save_if_possible()
+        self.saves.poll()
+
+    def heed(self, caught: int | None) -> None:
+        """Saves, if that was asked for; or saves and stops, raising Stopped, if a signal was caught. Not after the last
+        iteration, which is saved."""
+        if caught is None or not self.is_under_way:
+            return
+        self.reporter.flush()
+        if caught == SAVE:
+            self.saves.save_if_possible(begin=True)
+            return
+        is_saved = self.saves.iteration == self.iteration
+        place = self.run.checkpoints / checkpoint.LAST if is_saved else self.reporter.saved(self.saves.save_last())
+        self.run.say(f"stopped by {signal_name(caught)} after {self.env_steps:,} env steps, checkpoint: {place}")
+        raise Stopped(caught)
 
     def stop(self) -> None:
         """For callbacks: makes the iteration under way the last. A run that is resumed goes on."""
@@ -269,7 +291,7 @@ class Trainer:
         if is_first:
             prepare_look(self.rollout)
         timing.begin_iteration()
-        in_parts = not self.reporter.waits_for_parts and timing.asks_for_parts()
+        in_parts = self.plays_alone and not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
         timing.end_rollout()
         if is_first:
@@ -374,10 +396,19 @@ class Trainer:
         """
         return restore(self, load(self, path))
 
+    @property
+    def graph_of_rollout(self) -> Graphed:
+        """What an iteration replays first."""
+        return self._play
+
+    @property
+    def graphs_of_updates(self) -> list[Graphed]:
+        """What it may replay then."""
+        return [one for phases in self.phases.values() for one in phases.values()]
+
     def forget_graphs(self) -> None:
         """What was captured is captured anew."""
-        phases = [one for phases in self.phases.values() for one in phases.values()]
-        for graphed in (self._play, self._play_in_parts, *phases):
+        for graphed in (self._play, self._play_in_parts, *self.graphs_of_updates):
             graphed.forget()
 
     def _make_policy(self, env: Env, name: str, generator: torch.Generator, reads_file: bool) -> Policy:

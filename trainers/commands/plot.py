@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help=".png, .svg or .pdf; if not given, learning_curve.png and .svg, of one run in its folder",
+        help=".png, .svg or .pdf; if not given, learning_curve.png and .svg, of one run or population in its folder",
     )
 
 
@@ -27,13 +27,15 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     import sys
 
     from trainers.players import check_at_least
+    from trainers.population import members_in
     from trainers.report import plot
     from warpdrive.errors import ConfigError, tell
 
     refuse_overrides("plot", overrides)
     check_at_least(1, "--smooth", options.smooth)
-    places = list({Path(one).resolve(): Path(one) for one in options.runs}.values())
-    paths = _paths(options.output, places)
+    given = [path for one in options.runs for path in (members_in(Path(one)) or [Path(one)])]
+    places = list({path.resolve(): path for path in given}.values())
+    paths = _paths(options.output, [Path(options.runs[0])] if len(options.runs) == 1 else places)
     runs, errors = [], []
     for place in places:
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trainers.run.disk import check_runs_folder
 from trainers.run.stop import save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
-from trainers.settings.config import Config, check_run_name
+from trainers.settings.config import Config, PopulationConfig, check_run_name
 from warpdrive.errors import ConfigError, tell
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     resume = _resumed(options)
     if resume is None or options.config is not None:
         path = needed_config(options, folder)
+    elif (resume / "member_0").is_dir():
+        path = resume / "config.resolved.yaml"
     else:
         path = _resolved_config_of(resume)
     if is_rank:
@@ -63,15 +65,26 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     if resume is None:
         check_runs_folder(Path(config.saving.basedir))
+    if config.population.size > 1 and (options.resume == AUTO or options.max_restarts):
+        option = "--resume auto" if options.resume == AUTO else "--max-restarts"
+        raise ConfigError(f"command line: {option}: knows single runs. Resume a population by its folder.")
     if options.resume == AUTO and not _is_launched():
         resume = _newest_run(config, options, is_rank)
     if (config.trainer.num_gpus > 1 or options.max_restarts) and not is_rank:
         return _launch(config, options, resume)
 
-    from trainers.trainer import Trainer
-
     source = path.read_text(encoding="utf-8-sig") if resume is None else None
     asked = {name: True for name in ("track", "profile", "allow_changed") if getattr(options, name)}
+    if config.population.size > 1:
+        from trainers.population import Population
+
+        if "profile" in asked:
+            raise ConfigError("command line: --profile: traces one run. Set population.size=1.")
+        Population(config, None if resume else options.run_name, source, options.typed, resume, **asked).train()
+        return 0
+
+    from trainers.trainer import Trainer
+
     trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
     if _is_launched():
         from trainers.run.again import tell_launcher
@@ -151,6 +164,9 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     from warpdrive.env import load_env
 
     settings = config.trainer
+    if config.population.size > 1:
+        say(f"of a population of {config.population.size}, this is one")
+        config = dataclasses.replace(config, population=PopulationConfig())
     if settings.num_gpus > 1:
         share = {"num_envs": settings.num_envs // settings.num_gpus, "num_gpus": 1}
         share["train_batch_size"] = settings.train_batch_size // settings.num_gpus

@@ -96,7 +96,7 @@ class Reporter:
         self._begun_iteration = self.reported_iteration = trainer.iteration
         self._waiting, self._log_seconds = None, 0.0
         self.trackers.open(trainer.env_steps)
-        if not self.run.is_silent and LiveDisplay.fits(console):
+        if not self.run.is_silent and not self.run.is_quiet and LiveDisplay.fits(console):
             batch = self.config.trainer.train_batch_size
             self.display = LiveDisplay(console, self._title(), batch, trainer.num_iterations, trainer.iteration)
         self.timing.begin_interval()

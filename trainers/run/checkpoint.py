@@ -319,6 +319,8 @@ def run_folder_of(path: Path) -> Path:
             "taken over by policy.<name>.model.model_ckpt_filepath."
         )
     read(folder / RESOLVED_CONFIG, max_bytes=MAX_FILE_BYTES)
+    if (folder / "member_0").is_dir():
+        raise CheckpointError(f"{folder}: holds a population. Name one of its runs, such as {folder}/member_0.")
     if not list_checkpoints(folder / CHECKPOINTS):
         raise CheckpointError(f"{folder}: holds no checkpoint. Train anew.")
     check_folder(folder / CHECKPOINTS)

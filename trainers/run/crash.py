@@ -98,8 +98,9 @@ def _tensors_of(
         rollout = trainer.rollout
         of_rollout = {name: rollout.data[name][:, env] for name in rollout.data.names()}
         for name, group in rollout.groups.items():
-            for what in ("value", "log_prob", "advantage"):
-                of_rollout[f"{what}.{name}"] = getattr(group, what)[:, env]
+            for what, one in group.tensors.items():
+                if what in group.fields and one.dim() > 1 and one.shape[1] == trainer.env.num_envs:
+                    of_rollout[f"{what}.{name}"] = one[:, env]
         files["rollout"] = of_rollout
     if policy in trainer.policies:
         one = trainer.policies[policy]

@@ -64,6 +64,7 @@ class RunFolder:
         source: the text of the config file, kept as it was.
         command: what was typed.
         resumed: the folder of a run to go on with; nothing is written into it before `accept`.
+        is_quiet: whether its lines are in log.txt alone.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class RunFolder:
         source: str | None = None,
         command: Sequence[str] = (),
         resumed: Path | None = None,
+        is_quiet: bool = False,
     ) -> None:
-        make_folder = functools.partial(_make_folder, Path(config.saving.basedir), name, config)
+        make_folder = functools.partial(make_run_folder, Path(config.saving.basedir), name, config)
         self.path = world().first(make_folder) if resumed is None else resumed
         self.is_resumed = resumed is not None
-        self.is_silent = world().rank > 0
+        self.is_silent, self.is_quiet = world().rank > 0, is_quiet
         self._lock: RunLock | None = None
         self._is_told, self._is_read = False, True
         self._unwritten: list[Mapping[str, float]] = []
@@ -204,7 +206,8 @@ class RunFolder:
         if self.is_silent:
             return
         line = printable(line, keep="\n\t")
-        self._print(line, style)
+        if not self.is_quiet:
+            self._print(line, style)
         self.note(line)
 
     def note(self, line: str) -> None:
@@ -368,7 +371,8 @@ def _replace(path: Path, text: str) -> None:
     disk.replace(path, text.encode())
 
 
-def _make_folder(basedir: Path, name: str | None, config: Config) -> Path:
+def make_run_folder(basedir: Path, name: str | None, config: Config) -> Path:
+    """A new folder of that name, or of one made of the config; numbered, if there is one."""
     check_run_name(name)
     if name is None:
         algorithms = "-".join(dict.fromkeys(class_name(one.algorithm).lower() for one in config.policy.values()))

@@ -298,6 +298,15 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class PopulationConfig:
+    """The keys of `population`."""
+
+    size: Annotated[int, Whole(1, 10_000)] = 1
+    """Runs of this config side by side on one device, each with a seed of its own: trainer.seed, and so many after it;
+    see [runs.md](runs.md)."""
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run, checked: every part fits the others."""
 
@@ -310,6 +319,7 @@ class Config:
     """By name: `shared` for all agents, or one per group of the env."""
     saving: SavingConfig = field(default_factory=SavingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     callbacks: tuple[str | Mapping[str, Mapping[str, Any]], ...] = ()
     """What else is called between iterations: "my_package.curriculum:Harder", or {that: its arguments}."""
 

@@ -23,6 +23,7 @@ from trainers.settings.config import (
     EvaluationConfig,
     ModelConfig,
     PolicyConfig,
+    PopulationConfig,
     SavingConfig,
     TrainerConfig,
     hints_for,
@@ -76,6 +77,7 @@ class _Reader:
             "trainer": _keys(TrainerConfig),
             "saving": _keys(SavingConfig),
             "evaluation": _keys(EvaluationConfig),
+            "population": _keys(PopulationConfig),
             "policy.<name>": sorted({key for one in self.configs.values() for key in _keys(one)}),
             "policy.<name>.model": _keys(ModelConfig),
         }
@@ -88,6 +90,7 @@ class _Reader:
         trainer = self._part("trainer", TrainerConfig)
         saving = self._part("saving", SavingConfig)
         evaluation = self._part("evaluation", EvaluationConfig)
+        population = self._part("population", PopulationConfig)
         callbacks = self._callbacks()
         if env is not None and SHARED in env.groups:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
@@ -96,6 +99,8 @@ class _Reader:
         if trainer is not None:
             trainer = _with_batch(trainer, [one for one in policy.values() if one is not None])
             self._check_trainer(trainer, env)
+            if population is not None and population.size > 1 and trainer.num_gpus > 1:
+                self._add("runs side by side are on one GPU. Set trainer.num_gpus: 1.", "population", "size")
         if env is not None:
             for name, one in policy.items():
                 if one is not None and is_outside(one.model.type) and (name in env.groups or name == SHARED):
@@ -109,7 +114,8 @@ class _Reader:
             known = metrics_to_go_by([*policy, *env.groups], env.groups, evaluation, env.figures)
             self._check_best_metric(saving, known)
         self.problems.raise_if_any()
-        return Config(self.top["name"], self.top.get("env") or {}, trainer, policy, saving, evaluation, callbacks)
+        parts = (trainer, policy, saving, evaluation, population, callbacks)
+        return Config(self.top["name"], self.top.get("env") or {}, *parts)
 
     def _add(self, message: str, *keys: str) -> None:
         """Keeps what is wrong with a key."""

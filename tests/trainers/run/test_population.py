@@ -1,0 +1,130 @@
+"""Runs side by side learn what each learns by itself."""
+
+import os
+import signal
+
+import pytest
+import torch
+from trainers_runs import config_of
+
+from trainers.cli import main
+from trainers.errors import NonFiniteError
+from trainers.population import Population, config_of_member, members_in
+from trainers.report.statistics import returns_by_group
+from trainers.run.checkpoint import load_tensors
+from trainers.run.stop import Stopped
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError, ConfigError
+
+SIZE = 3
+LEARNED = ("policy.tagger.safetensors", "optim.tagger.safetensors", "env.safetensors")
+
+
+def config(tmp_path, device, kind="dqn", iterations=8, size=SIZE, **policy):
+    """4 steps of 8 envs an iteration."""
+    sizes = {"num_envs": 8, "train_batch_size": 32, "total_timesteps": 32 * iterations, "device": device, "seed": 5}
+    given = config_of(kind, sizes, {"basedir": str(tmp_path), "metrics_log_freq": 2})
+    given["policy"] = {"tagger": {**given["policy"]["tagger"], **policy}, "runner": given["policy"]["runner"]}
+    given["policy"]["runner"] |= {"to_train": False}
+    return read_config({**given, "population": {"size": size}})
+
+
+def learned(path) -> dict[str, bytes]:
+    return {name: (path / "checkpoints" / "last" / name).read_bytes() for name in LEARNED}
+
+
+@pytest.mark.parametrize("kind", ["dqn", "a2c"])
+def test_a_member_learns_what_a_run_of_its_config_learns_bit_for_bit(tmp_path, device, kind):
+    said = []
+    population = Population(config(tmp_path, device, kind, 12), "together", say=said.append)
+    population.train()
+    found = [learned(member.run.path) for member in population.members]
+    assert [path.name for path in members_in(tmp_path / "together")] == ["member_0", "member_1", "member_2"]
+    for number in (0, 2):
+        alone = Trainer(config_of_member(config(tmp_path, device, kind, 12), number, tmp_path), "alone")
+        assert alone.config.trainer.seed == 5 + number
+        alone.train()
+        assert found[number] == learned(alone.run.path)
+    assert found[0] != found[1] != found[2]
+    last = [returns_by_group(member.run.metrics[-1]) for member in population.members]
+    last = [member.run.metrics[-1][names["tagger"]] for names, member in zip(last, population.members, strict=True)]
+    low, high = min(range(SIZE), key=last.__getitem__), max(range(SIZE), key=last.__getitem__)
+    whose = f"({last[low]:+.3f} of member {low} to {last[high]:+.3f} of member {high})"
+    assert sum(line.startswith("trained 1,152 env steps in ") for line in said) == 1
+    assert sum(line.startswith("env steps ") for line in said) == 6
+    assert f"tagger {sum(last) / SIZE:+.3f} {whose}" in said
+
+
+def test_it_stops_by_a_signal_with_every_member_saved_and_goes_on_to_the_same_bits(tmp_path, device):
+    whole = Population(config(tmp_path, device), "whole", say=lambda line: None)
+    whole.train()
+
+    def stop(line):
+        if line.startswith("env steps          128 "):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = Population(config(tmp_path, device), "stopped", say=stop)
+    with pytest.raises(Stopped):
+        stopped.train()
+    assert {member.env_steps for member in stopped.members} == {128}
+    resumed = Population(config(tmp_path, device), resume=tmp_path / "stopped", say=lambda line: None)
+    resumed.train()
+    for one, other in zip(resumed.members, whole.members, strict=True):
+        assert one.env_steps == 256 and learned(one.run.path) == learned(other.run.path)
+
+
+def test_a_member_that_meets_a_nan_ends_and_the_others_go_on(tmp_path, device):
+    whole = Population(config(tmp_path, device), "whole", say=lambda line: None)
+    whole.train()
+    said = []
+    harmed = Population(config(tmp_path, device), "harmed", say=said.append)
+    with torch.no_grad():
+        next(harmed.members[1].policies["tagger"].parameters()).fill_(torch.nan)
+    with pytest.raises(NonFiniteError):
+        harmed.train()
+    crash = load_tensors(harmed.members[1].run.path / "crash" / "rollout.safetensors")
+    assert crash["q_value.tagger"].isnan().any()
+    assert list(harmed.failed) == [1] and sum(line.startswith("member 1 ends here: ") for line in said) == 1
+    for number in (0, 2):
+        assert learned(harmed.members[number].run.path) == learned(whole.members[number].run.path)
+
+
+def test_what_is_no_population_or_one_run_is_told_in_a_line(tmp_path):
+    given = config(tmp_path, "cpu", iterations=1)
+    with pytest.raises(ConfigError, match=r"^population\.size: 3: a Trainer is one run\. Make a trainers\.population"):
+        Trainer(given)
+    Population(given, "three", say=lambda line: None).train()
+    with pytest.raises(ConfigError, match=r"^population\.size: 2 members were asked for, and .*three holds 3\."):
+        Population(config(tmp_path, "cpu", size=2), resume=tmp_path / "three")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CheckpointError, match=r"none: holds no population\. Give its folder, or that of a run\.$"):
+        Population(given, resume=tmp_path / "none")
+    several = {"num_gpus": 2, "num_envs": 4, "train_batch_size": 8, "total_timesteps": 8}
+    with pytest.raises(ConfigError, match=r"population\.size: runs side by side are on one GPU\. Set trainer\."):
+        read_config({"name": "cartpole", "trainer": several, "population": {"size": 2}})
+
+
+def test_commands_take_a_member_and_training_the_whole(tmp_path, capsys):
+    given = ["trainer.device=cpu", "trainer.num_envs=4", "trainer.train_batch_size=16", "population.size=2"]
+    given += [f"saving.basedir={tmp_path}", "policy.agent.num_minibatches=1", "trainer.total_timesteps=32"]
+    path = tmp_path / "pole.yaml"
+    path.write_text("name: cartpole\npolicy: {agent: {algorithm: PPO}}\n")
+    train = ["train", "--config", str(path)]
+    assert main([*train, "--run-name", "two", *given]) == 0
+    two = tmp_path / "two"
+    assert (two / "config.yaml").read_text() == path.read_text()
+    assert main(["train", "--resume", str(two), "--total-timesteps", "48"]) == 0
+    assert capsys.readouterr().out.count("trained 32 env steps") == 1  # 16 of each
+    assert main(["train", "--resume", str(two / "member_1"), "--total-timesteps", "64"]) == 0
+    assert main(["eval", str(two / "member_1"), "--episodes", "2"]) == 0
+    assert main(["plot", str(two)]) == 0 and (two / "learning_curve.png").is_file()
+    capsys.readouterr()
+    for command, words in (
+        (["eval", str(two)], f"{two}: holds a population. Name one of its runs, such as {two}/member_0."),
+        ([*train, *given, "--profile"], "command line: --profile: traces one run. Set population.size=1."),
+        ([*train, *given, "--max-restarts", "1"], "command line: --max-restarts: knows single runs. Resume a"),
+        ([*train, *given, "--resume", "auto"], "command line: --resume auto: knows single runs. Resume a population"),
+    ):
+        assert main(command) != 0
+        assert capsys.readouterr().err.startswith(f"error: {words}")

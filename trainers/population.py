@@ -1,0 +1,207 @@
+"""Population: runs of one config side by side on one device, each with a seed of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainers.errors import NonFiniteError
+from trainers.learning.graphs import SideBySide
+from trainers.report.statistics import returns_by_group
+from trainers.run import disk
+from trainers.run.checkpoint import RESOLVED_CONFIG
+from trainers.run.crash import dumps_crash
+from trainers.run.lock import lock_run
+from trainers.run.run_folder import make_run_folder
+from trainers.run.stop import SAVE, Stopped, StopSignals
+from trainers.settings.config import Config, PopulationConfig
+from trainers.trainer import Trainer
+from warpdrive.config_file import dump_yaml
+from warpdrive.errors import CheckpointError, ConfigError, tell
+
+_MEMBER = re.compile(r"member_([0-9]+)")
+
+
+def members_in(folder: Path) -> list[Path]:
+    """The runs of a population's folder, in order; none if it is no such folder."""
+    found = [path for path in Path(folder).glob("member_*") if _MEMBER.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(_MEMBER.fullmatch(path.name)[1]))
+
+
+def config_of_member(config: Config, number: int, folder: Path) -> Config:
+    """That of a run by itself: member i has seed `trainer.seed` + i."""
+    trainer = dataclasses.replace(config.trainer, seed=config.trainer.seed + number)
+    saving = dataclasses.replace(config.saving, basedir=str(folder))
+    return dataclasses.replace(config, trainer=trainer, saving=saving, population=PopulationConfig())
+
+
+class Population:
+    """`population.size` runs, each in a folder of its own: all that may be done with a run may be done with a member.
+
+    population = Population(read_config("pole.yaml", [("population.size", "8")]))
+    population.train()
+    population.members[3].policies        # as of any Trainer
+
+    What a member learns is what a run with its config learns, bit for bit: members share nothing but the device. On a
+    GPU, those whose updates are kernels of this project play and learn at the same time, since one of them often takes
+    a few multiprocessors; others do so one after the other, an iteration each.
+
+    A member that meets a NaN ends, and the others go on.
+
+    Args:
+        config: see `read_config`.
+        name: of the folder, made of the config's if not given.
+        source: the text of the config file, kept in the folder.
+        command: what was typed.
+        resume: the folder of a population to go on with.
+        track, allow_changed: see `Trainer`.
+        say: is told how it goes.
+    Raises:
+        CheckpointError: there is nothing to resume from.
+        RunFolderError: another process trains there.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str | None = None,
+        source: str | None = None,
+        command: Sequence[str] = (),
+        resume: Path | None = None,
+        track: bool = False,
+        allow_changed: bool = False,
+        say: Callable[[str], None] = tell,
+    ) -> None:
+        self.config, self.say = config, say
+        if resume is None:
+            self.path = make_run_folder(Path(config.saving.basedir), name, config)
+            (self.path / "config.yaml").write_text(dump_yaml(config) if source is None else source, encoding="utf-8")
+        else:
+            self.path = Path(resume)
+            check_members(self.path, config.population.size)
+        self._lock = lock_run(self.path)
+        with disk.temporary(self.path / RESOLVED_CONFIG).open("w", encoding="utf-8") as file:
+            file.write(dump_yaml(config))
+        disk.temporary(self.path / RESOLVED_CONFIG).replace(self.path / RESOLVED_CONFIG)
+        self.members: list[Trainer] = []
+        for number in range(config.population.size):
+            place = self.path / f"member_{number}"
+            one = config_of_member(config, number, self.path)
+            where = {"run_name": place.name} if resume is None else {"resume": place}
+            options = {"track": track, "allow_changed": allow_changed, "is_quiet": True}
+            self.members.append(Trainer(one, source=source, command=command, **where, **options))
+        self.failed: dict[int, NonFiniteError] = {}
+        """By number, members that met a NaN."""
+        self._told = min(member.iteration for member in self.members)
+        """Iterations of each that were told of."""
+        algorithms = [one for member in self.members for one in member.algorithms.values()]
+        graphs = [[member.graph_of_rollout, *member.graphs_of_updates] for member in self.members]
+        share_nothing = all(one.shares_nothing for one in algorithms)
+        self.side_by_side = SideBySide(graphs, self.members[0].backend, share_nothing)
+        if self.side_by_side.is_enabled:
+            for member in self.members:
+                member.plays_alone = False
+
+    def train(self) -> None:
+        """Runs all iterations that are left of all members; reports, saves and stops as `Trainer.train` does.
+
+        Raises:
+            Stopped: a signal ended it; every member is saved.
+            NonFiniteError: of the first member that met a NaN, once the others are done.
+        """
+        first = self.members[0]
+        self.say(f"a population of {len(self.members)} in {self.path}; each says what it does in its log.txt")
+        started, begun = time.perf_counter(), sum(member.env_steps for member in self.members)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(first.explains_faults())
+            saving = first.config.saving
+            stop = stack.enter_context(StopSignals(saving.grace_seconds, first.saves.now, heeds_save=True))
+            for member in self.members:
+                member.reporter.announce()
+                member.saves.wait()
+                for one in (member.run.locked(), member.reporter.live(), member.saves.kept()):
+                    stack.enter_context(one)
+            while self.under_way:
+                self._iterate(stop)
+        seconds = time.perf_counter() - started
+        for number, member in enumerate(self.members):
+            if number not in self.failed:
+                member.reporter.conclude(seconds, member.iteration)
+        env_steps = sum(member.env_steps for member in self.members) - begun
+        self.say(f"trained {env_steps:,} env steps in {seconds:.1f} s ({env_steps / seconds:,.0f} env steps/s)")
+        for line in self._lines():
+            self.say(line)
+        if self.failed:
+            raise next(iter(self.failed.values()))
+
+    @property
+    def under_way(self) -> list[Trainer]:
+        """Members that have iterations left."""
+        return [m for number, m in enumerate(self.members) if m.is_under_way and number not in self.failed]
+
+    def _iterate(self, stop: StopSignals) -> None:
+        """One iteration of each member that is under way."""
+        playing = self.under_way
+        if len(playing) == len(self.members) and self.side_by_side.is_at_once:
+            figures = self.side_by_side([member.iterate for member in playing])
+        else:
+            figures = [member.iterate() for member in playing]
+        for member, found in zip(playing, figures, strict=True):
+            try:
+                with dumps_crash(member):
+                    member.look_after(found)
+            except NonFiniteError as error:
+                number = self.members.index(member)
+                self.failed[number] = error
+                self.say(f"member {number} ends here: {error}")
+        self._report()
+        asked = [member.saves.asked(stop) for member in playing]  # of one signal to save the first alone hears
+        caught = stop.caught if stop.caught is not None else (SAVE if SAVE in asked else None)
+        stopped = None
+        for member in self.under_way:
+            try:
+                member.heed(caught)
+            except Stopped as error:
+                stopped = error
+        if stopped is not None:
+            self.say(f"stopped after {playing[0].env_steps:,} env steps of each, all saved in {self.path}")
+            raise stopped
+
+    def _report(self) -> None:
+        """A line, once all members have reported."""
+        reported = [m.reporter.reported_iteration for n, m in enumerate(self.members) if n not in self.failed]
+        if not reported or min(reported) <= self._told:
+            return
+        self._told = min(reported)
+        first = next(m for number, m in enumerate(self.members) if number not in self.failed)
+        env_steps = self._told * first.config.trainer.train_batch_size
+        self.say(f"env steps {env_steps:12,} of each  " + "  ".join(self._lines()))
+
+    def _lines(self) -> list[str]:
+        """Of each group, the mean of the members' last returns, and from whose to whose they are."""
+        found: dict[str, list[tuple[float, int]]] = {}
+        for number, member in enumerate(self.members):
+            last = member.run.metrics[-1] if member.run.metrics and number not in self.failed else {}
+            for group, metric in returns_by_group(last).items():
+                found.setdefault(group, []).append((last[metric], number))
+        lines = []
+        for group, values in found.items():
+            mean = sum(value for value, _ in values) / len(values)
+            (low, lowest), (high, highest) = min(values), max(values, key=lambda one: (one[0], -one[1]))
+            lines.append(f"{group} {mean:+.3f} ({low:+.3f} of member {lowest} to {high:+.3f} of member {highest})")
+        return lines
+
+
+def check_members(folder: Path, size: int) -> None:
+    """Raises CheckpointError if a folder does not hold such a population, and ConfigError if it is of another size."""
+    found = members_in(folder)
+    if not found or not (folder / RESOLVED_CONFIG).is_file():
+        raise CheckpointError(f"{folder}: holds no population. Give its folder, or that of a run.")
+    if [path.name for path in found] != [f"member_{number}" for number in range(size)]:
+        raise ConfigError(
+            f"population.size: {size} members were asked for, and {folder} holds {len(found)}. Leave it as it was."
+        )
