@@ -6,6 +6,7 @@ python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf3
     Q1       DQN of CartPole, 10 envs, batches of 128, 120 and 84 units: an update every 10 env steps, which are one of
              each env
     Q1_of_16 the same, by iterations of 16 steps of each env and 16 updates, which are one launch
+    Q3       as Q1_of_16, 16 seeds of it side by side in one process
     Q2       DQN of CartPole, 4,096 envs, batches of 4,096, a buffer of 2^20: an update every step of the envs
     Q2_of_8  the same, by iterations of 8 steps and 8 updates
     Q8_256   SAC of Pendulum, 1,024 envs, 256x256, batches of 256: an update every step of the envs
@@ -15,7 +16,9 @@ python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf3
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,10 +26,11 @@ from typing import Any
 
 from report import NUM_REPEATS, write_report
 
+from trainers.population import Population
 from trainers.report.paths import path_of
-from trainers.report.throughput import temporary_trainer
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
 
 DQN = {
     "algorithm": "DQN",
@@ -51,6 +55,7 @@ SMALL, LARGE = {**DQN, "batch_size": 128, "buffer_size": 10_000}, {**DQN, "batch
 ROWS = {
     "Q1": _row("cartpole", 10, 1, 1, SMALL),
     "Q1_of_16": _row("cartpole", 10, 16, 1, SMALL),
+    "Q3": {**_row("cartpole", 10, 16, 1, SMALL), "population": {"size": 16}},
     "Q2": _row("cartpole", 4096, 1, 1, LARGE),
     "Q2_of_8": _row("cartpole", 4096, 8, 1, LARGE),
     "Q8_256": _row("pendulum", 1024, 1, 1, {**SAC, "batch_size": 256}),
@@ -58,28 +63,31 @@ ROWS = {
 }
 
 
-def measure(trainer: Trainer, seconds: float, repeats: int) -> dict[str, Any]:
-    """What iterations take once updates are due in each of them, and have been captured."""
+def measure(trainer: Trainer | Population, seconds: float, repeats: int) -> dict[str, Any]:
+    """What iterations take once updates are due in each of them, and have been captured; of all members together."""
+    iterate, size = trainer.iterate, 1
+    if isinstance(trainer, Population):
+        trainer, size = trainer.members[0], len(trainer.members)
     (policy,) = trainer.config.policy.values()
     while trainer.clock.env_steps <= policy.learning_starts:
-        trainer.iterate()
+        iterate()
     for _ in range(20):
-        trainer.iterate()
+        iterate()
     trainer.backend.synchronize()
     begun = time.perf_counter()
     for _ in range(20):
-        trainer.iterate()
+        iterate()
     trainer.backend.synchronize()
     number = max(20, round(20 * seconds / (time.perf_counter() - begun)))
     taken, before = [], trainer.clock.env_steps
     for _ in range(repeats):
         begun = time.perf_counter()
         for _ in range(number):
-            trainer.iterate()
+            iterate()
         trainer.backend.synchronize()
         taken.append((time.perf_counter() - begun) / number)
-    env_steps = trainer.clock.env_steps - before
-    updates = policy.updates_by(trainer.clock.env_steps) - policy.updates_by(before)
+    env_steps = size * (trainer.clock.env_steps - before)
+    updates = size * (policy.updates_by(trainer.clock.env_steps) - policy.updates_by(before))
     each = statistics.median(taken)
     updates_a_second = updates / (repeats * number) / each
     return {
@@ -105,9 +113,13 @@ def main() -> None:
     pairs = [("trainer.device", given.device), *(tuple(one.split("=", 1)) for one in given.overrides)]
     results = {}
     for name in given.rows:
-        with temporary_trainer(read_config(ROWS[name], pairs)) as trainer:
+        config = read_config(ROWS[name], pairs)
+        with tempfile.TemporaryDirectory() as folder:
+            config = dataclasses.replace(config, saving=dataclasses.replace(config.saving, basedir=folder))
+            trainer = (Population if config.population.size > 1 else Trainer)(config)
             results[name] = measure(trainer, given.seconds, given.repeats)
-    write_report(f"{given.name}_{trainer.backend.name}", trainer.backend, results, given.out)
+    backend = choose_backend(device=given.device)
+    write_report(f"{given.name}_{backend.name}", backend, results, given.out)
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ CONFIGS = [
     Bad("50 MB", "tag.yaml: has 50.0 MiB; a config has at most 1 MiB. Is it the right file?", None, make=make_big),
     changed("traner", "trainer:", "traner:",
             "tag.yaml:4: traner: unknown key. Did you mean 'trainer'? (known: name, env, trainer, "
-            "policy, saving, evaluation, population, callbacks)\ntag.yaml:1: trainer.total_timesteps: is missing: how long to "
-            "train, in env steps (or num_episodes, in episodes)."),
+            "policy, saving, evaluation, population, callbacks)\ntag.yaml:1: trainer.total_timesteps: is missing: how "
+            "long to train, in env steps (or num_episodes, in episodes)."),
     changed("num_env", "num_envs:", "num_env:",
             "tag.yaml:5: trainer.num_env: unknown key. Did you mean 'num_envs'? (known: num_envs, "
             "train_batch_size, num_episodes, total_timesteps, env_backend, device, seed, precision, "

@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import torch
 
 from trainers.errors import NonFiniteError
 from trainers.learning.graphs import SideBySide
@@ -126,7 +128,7 @@ class Population:
                 for one in (member.run.locked(), member.reporter.live(), member.saves.kept()):
                     stack.enter_context(one)
             while self.under_way:
-                self._iterate(stop)
+                self._look_after(self.iterate(), stop)
         seconds = time.perf_counter() - started
         for number, member in enumerate(self.members):
             if number not in self.failed:
@@ -143,23 +145,27 @@ class Population:
         """Members that have iterations left."""
         return [m for number, m in enumerate(self.members) if m.is_under_way and number not in self.failed]
 
-    def _iterate(self, stop: StopSignals) -> None:
-        """One iteration of each member that is under way."""
+    def iterate(self) -> dict[int, dict[str, Mapping[str, torch.Tensor | float]]]:
+        """One iteration of each member that is under way; of each, by its number, what `Trainer.iterate` gives."""
         playing = self.under_way
         if len(playing) == len(self.members) and self.side_by_side.is_at_once:
             figures = self.side_by_side([member.iterate for member in playing])
         else:
             figures = [member.iterate() for member in playing]
-        for member, found in zip(playing, figures, strict=True):
+        return dict(zip(map(self.members.index, playing), figures, strict=True))
+
+    def _look_after(self, figures: Mapping[int, Mapping], stop: StopSignals) -> None:
+        """Reports, saves and stops, where that is due."""
+        for number, found in figures.items():
             try:
-                with dumps_crash(member):
-                    member.look_after(found)
+                with dumps_crash(self.members[number]):
+                    self.members[number].look_after(found)
             except NonFiniteError as error:
-                number = self.members.index(member)
                 self.failed[number] = error
                 self.say(f"member {number} ends here: {error}")
         self._report()
-        asked = [member.saves.asked(stop) for member in playing]  # of one signal to save the first alone hears
+        # Of one signal to save the first member alone hears.
+        asked = [self.members[number].saves.asked(stop) for number in figures]
         caught = stop.caught if stop.caught is not None else (SAVE if SAVE in asked else None)
         stopped = None
         for member in self.under_way:
@@ -168,7 +174,7 @@ class Population:
             except Stopped as error:
                 stopped = error
         if stopped is not None:
-            self.say(f"stopped after {playing[0].env_steps:,} env steps of each, all saved in {self.path}")
+            self.say(f"stopped after {self.members[next(iter(figures))].env_steps:,} env steps of each: {self.path}")
             raise stopped
 
     def _report(self) -> None:
