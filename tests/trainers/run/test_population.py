@@ -52,7 +52,8 @@ def test_a_member_learns_what_a_run_of_its_config_learns_bit_for_bit(tmp_path, d
     low, high = min(range(SIZE), key=last.__getitem__), max(range(SIZE), key=last.__getitem__)
     whose = f"({last[low]:+.3f} of member {low} to {last[high]:+.3f} of member {high})"
     assert sum(line.startswith("trained 1,152 env steps in ") for line in said) == 1
-    assert sum(line.startswith("env steps ") for line in said) == 6
+    # On a GPU figures travel while it plays on: two reports may be there at once, and the newer is told.
+    assert sum(line.startswith("env steps ") for line in said) in ([6] if device == "cpu" else range(1, 7))
     assert f"tagger {sum(last) / SIZE:+.3f} {whose}" in said
 
 
@@ -61,13 +62,14 @@ def test_it_stops_by_a_signal_with_every_member_saved_and_goes_on_to_the_same_bi
     whole.train()
 
     def stop(line):
-        if line.startswith("env steps          128 "):
+        if line.startswith("env steps "):
             os.kill(os.getpid(), signal.SIGTERM)
 
     stopped = Population(config(tmp_path, device), "stopped", say=stop)
     with pytest.raises(Stopped):
         stopped.train()
-    assert {member.env_steps for member in stopped.members} == {128}
+    (env_steps,) = {member.env_steps for member in stopped.members}
+    assert 64 <= env_steps < 256 and (env_steps == 64 or device == "cuda")
     resumed = Population(config(tmp_path, device), resume=tmp_path / "stopped", say=lambda line: None)
     resumed.train()
     for one, other in zip(resumed.members, whole.members, strict=True):
