@@ -138,14 +138,13 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
         CheckpointError: there is no run, or nothing of it was saved.
     """
     from trainers.evaluation import load_policies
-    from trainers.run.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, run_folder_of
+    from trainers.run.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, members_in, run_folder_of
     from trainers.settings.read_config import read_config
 
     if not run.exists():
         others = [path.name for path in run.parent.iterdir() if path.is_dir()] if run.parent.is_dir() else []
         raise CheckpointError(f"{run}: no such run.{did_you_mean(run.name, others)}")
-    is_one = (run / RESOLVED_CONFIG).exists() and not (run / "member_0").is_dir()
-    if is_one and not list_checkpoints(run / "checkpoints"):
+    if (run / RESOLVED_CONFIG).exists() and not members_in(run) and not list_checkpoints(run / "checkpoints"):
         raise CheckpointError(
             f"{run}: holds no checkpoint, so there are no policies to play. A run saves one at its end, and before if "
             "saving.model_params_save_freq says so."

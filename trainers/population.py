@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainers.errors import NonFiniteError
 from trainers.learning.graphs import SideBySide
 from trainers.report.statistics import returns_by_group
 from trainers.run import disk
-from trainers.run.checkpoint import RESOLVED_CONFIG
+from trainers.run.checkpoint import RESOLVED_CONFIG, has_checkpoints, members_in
 from trainers.run.crash import dumps_crash
 from trainers.run.lock import lock_run
 from trainers.run.run_folder import make_run_folder
@@ -24,14 +24,6 @@ from trainers.settings.config import Config, PopulationConfig
 from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError, ConfigError, tell
-
-_MEMBER = re.compile(r"member_([0-9]+)")
-
-
-def members_in(folder: Path) -> list[Path]:
-    """The runs of a population's folder, in order; none if it is no such folder."""
-    found = [path for path in Path(folder).glob("member_*") if _MEMBER.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(_MEMBER.fullmatch(path.name)[1]))
 
 
 def config_of_member(config: Config, number: int, folder: Path) -> Config:
@@ -59,7 +51,7 @@ class Population:
         name: of the folder, made of the config's if not given.
         source: the text of the config file, kept in the folder.
         command: what was typed.
-        resume: the folder of a population to go on with.
+        resume: the folder of a population to go on with; members that have no checkpoint begin anew.
         track, allow_changed: see `Trainer`.
         say: is told how it goes.
     Raises:
@@ -93,7 +85,10 @@ class Population:
         for number in range(config.population.size):
             place = self.path / f"member_{number}"
             one = config_of_member(config, number, self.path)
-            where = {"run_name": place.name} if resume is None else {"resume": place}
+            goes_on = has_checkpoints(place)
+            if not goes_on and os.path.lexists(place):  # it ended before its first checkpoint: its logs are kept
+                place.rename(disk.make_numbered(self.path, f"ended_{place.name}", "members that ended early"))
+            where = {"resume": place} if goes_on else {"run_name": place.name}
             options = {"track": track, "allow_changed": allow_changed, "is_quiet": True}
             self.members.append(Trainer(one, source=source, command=command, **where, **options))
         self.failed: dict[int, NonFiniteError] = {}
@@ -203,11 +198,12 @@ class Population:
 
 
 def check_members(folder: Path, size: int) -> None:
-    """Raises CheckpointError if a folder does not hold such a population, and ConfigError if it is of another size."""
+    """Raises CheckpointError if a folder holds no population that can go on, and ConfigError if it has more members."""
     found = members_in(folder)
     if not found or not (folder / RESOLVED_CONFIG).is_file():
         raise CheckpointError(f"{folder}: holds no population. Give its folder, or that of a run.")
-    if [path.name for path in found] != [f"member_{number}" for number in range(size)]:
-        raise ConfigError(
-            f"population.size: {size} members were asked for, and {folder} holds {len(found)}. Leave it as it was."
-        )
+    if not has_checkpoints(folder):
+        raise CheckpointError(f"{folder}: no member has a checkpoint. Train anew.")
+    if int(found[-1].name.removeprefix("member_")) >= size:
+        told = f"population.size: {size} members were asked for, and {folder} holds {len(found)}"
+        raise ConfigError(f"{told}. Leave it as it was, or give more: the others begin anew.")

@@ -27,8 +27,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     import sys
 
     from trainers.players import check_at_least
-    from trainers.population import members_in
     from trainers.report import plot
+    from trainers.run.checkpoint import members_in
     from warpdrive.errors import ConfigError, tell
 
     refuse_overrides("plot", overrides)

@@ -52,8 +52,6 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     resume = _resumed(options)
     if resume is None or options.config is not None:
         path = needed_config(options, folder)
-    elif (resume / "member_0").is_dir():
-        path = resume / "config.resolved.yaml"
     else:
         path = _resolved_config_of(resume)
     if is_rank:
@@ -65,9 +63,6 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     if resume is None:
         check_runs_folder(Path(config.saving.basedir))
-    if config.population.size > 1 and (options.resume == AUTO or options.max_restarts):
-        option = "--resume auto" if options.resume == AUTO else "--max-restarts"
-        raise ConfigError(f"command line: {option}: knows single runs. Resume a population by its folder.")
     if options.resume == AUTO and not _is_launched():
         resume = _newest_run(config, options, is_rank)
     if (config.trainer.num_gpus > 1 or options.max_restarts) and not is_rank:
@@ -80,16 +75,17 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
         if "profile" in asked:
             raise ConfigError("command line: --profile: traces one run. Set population.size=1.")
-        Population(config, None if resume else options.run_name, source, options.typed, resume, **asked).train()
-        return 0
+        trainer = Population(config, None if resume else options.run_name, source, options.typed, resume, **asked)
+        path = trainer.path
+    else:
+        from trainers.trainer import Trainer
 
-    from trainers.trainer import Trainer
-
-    trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
+        trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
+        path = trainer.run.path
     if _is_launched():
         from trainers.run.again import tell_launcher
 
-        tell_launcher(trainer.run.path)
+        tell_launcher(path)
     trainer.train()
     return 0
 
@@ -222,6 +218,6 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
 
 def _resolved_config_of(run: Path) -> Path:
     """The config that a run was made with. Raises CheckpointError if there is no such run."""
-    from trainers.run.checkpoint import RESOLVED_CONFIG, run_folder_of
+    from trainers.run.checkpoint import RESOLVED_CONFIG, members_in, run_folder_of
 
-    return run_folder_of(run) / RESOLVED_CONFIG
+    return (run if members_in(run) else run_folder_of(run)) / RESOLVED_CONFIG

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainers.learning.heartbeat import LAUNCH_FOLDER
-from trainers.run.checkpoint import list_checkpoints
+from trainers.run.checkpoint import has_checkpoints
 from trainers.run.disk import remove_leftovers
 from trainers.run.identity import flat
 from trainers.run.lock import lock_run
@@ -54,7 +54,7 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
         if _meaning_of(folder, config, allow_import) != wanted:
             continue
         lock = lock_run(folder)  # refused while another process trains here; let go of on leaving
-        if list_checkpoints(folder / "checkpoints"):
+        if has_checkpoints(folder):
             return folder
         remove_leftovers(lock.path.parent)  # room that was reserved: nobody else comes by
         return None
@@ -109,7 +109,7 @@ def with_restarts(
         if code in NOT_AGAIN or code >= 128 or number == max_restarts:
             break
         if trained is not None:
-            run = trained if list_checkpoints(trained / "checkpoints") else None
+            run = trained if has_checkpoints(trained) else None
         whence = "the beginning, in a new folder: there is no checkpoint yet" if run is None else f"what {run} holds"
         say(f"exit code {code}: restart {number + 1} of {max_restarts}, from {whence}")
     return code

@@ -296,6 +296,17 @@ def _age(place: Path) -> tuple[int, str]:
     return int(_FOLDER.fullmatch(place.name).group(1)), place.name
 
 
+def members_in(folder: Path) -> list[Path]:
+    """The runs of a population's folder, in order; none if it is no such folder."""
+    found = [path for path in Path(folder).glob("member_*") if path.name[7:].isdecimal() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name[7:]))
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run, or a member of a population, can go on."""
+    return any(list_checkpoints(one / CHECKPOINTS) for one in (folder, *members_in(folder)))
+
+
 def run_folder_of(path: Path) -> Path:
     """The run folder of a run folder or of one of its checkpoints.
 
@@ -319,7 +330,7 @@ def run_folder_of(path: Path) -> Path:
             "taken over by policy.<name>.model.model_ckpt_filepath."
         )
     read(folder / RESOLVED_CONFIG, max_bytes=MAX_FILE_BYTES)
-    if (folder / "member_0").is_dir():
+    if members_in(folder):
         raise CheckpointError(f"{folder}: holds a population. Name one of its runs, such as {folder}/member_0.")
     if not list_checkpoints(folder / CHECKPOINTS):
         raise CheckpointError(f"{folder}: holds no checkpoint. Train anew.")

@@ -1,6 +1,7 @@
 """Runs side by side learn what each learns by itself."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -9,9 +10,9 @@ from trainers_runs import config_of
 
 from trainers.cli import main
 from trainers.errors import NonFiniteError
-from trainers.population import Population, config_of_member, members_in
+from trainers.population import Population, config_of_member
 from trainers.report.statistics import returns_by_group
-from trainers.run.checkpoint import load_tensors
+from trainers.run.checkpoint import load_tensors, members_in
 from trainers.run.stop import Stopped
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -100,6 +101,17 @@ def test_what_is_no_population_or_one_run_is_told_in_a_line(tmp_path):
     with pytest.raises(ConfigError, match=r"^population\.size: 2 members were asked for, and .*three holds 3\."):
         Population(config(tmp_path, "cpu", size=2), resume=tmp_path / "three")
     (tmp_path / "none").mkdir()
+    shutil.rmtree(tmp_path / "three" / "member_0" / "checkpoints")
+    shutil.rmtree(tmp_path / "three" / "member_2")
+    again = Population(config(tmp_path, "cpu", iterations=2, size=4), resume=tmp_path / "three", say=lambda line: None)
+    assert [member.env_steps for member in again.members] == [0, 32, 0, 0]  # who has no checkpoint begins anew
+    assert (tmp_path / "three" / "ended_member_0" / "metrics.jsonl").is_file()
+    again.train()
+    assert [member.env_steps for member in again.members] == [64] * 4
+    for member in again.members:
+        shutil.rmtree(member.run.checkpoints)
+    with pytest.raises(CheckpointError, match=r"three: no member has a checkpoint\. Train anew\.$"):
+        Population(given, resume=tmp_path / "three")
     with pytest.raises(CheckpointError, match=r"none: holds no population\. Give its folder, or that of a run\.$"):
         Population(given, resume=tmp_path / "none")
     several = {"num_gpus": 2, "num_envs": 4, "train_batch_size": 8, "total_timesteps": 8}
@@ -109,7 +121,8 @@ def test_what_is_no_population_or_one_run_is_told_in_a_line(tmp_path):
 
 def test_commands_take_a_member_and_training_the_whole(tmp_path, capsys):
     given = ["trainer.device=cpu", "trainer.num_envs=4", "trainer.train_batch_size=16", "population.size=2"]
-    given += [f"saving.basedir={tmp_path}", "policy.agent.num_minibatches=1", "trainer.total_timesteps=32"]
+    given += [f"saving.basedir={tmp_path}", "policy.agent.num_minibatches=1", "policy.agent.lr=1e-3"]
+    given += ["trainer.total_timesteps=32"]
     path = tmp_path / "pole.yaml"
     path.write_text("name: cartpole\npolicy: {agent: {algorithm: PPO}}\n")
     train = ["train", "--config", str(path)]
@@ -118,6 +131,8 @@ def test_commands_take_a_member_and_training_the_whole(tmp_path, capsys):
     assert (two / "config.yaml").read_text() == path.read_text()
     assert main(["train", "--resume", str(two), "--total-timesteps", "48"]) == 0
     assert capsys.readouterr().out.count("trained 32 env steps") == 1  # 16 of each
+    assert main([*train, "--resume", "auto", "--total-timesteps", "48", *given]) == 0  # it is the newest: none is made
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["two"]
     assert main(["train", "--resume", str(two / "member_1"), "--total-timesteps", "64"]) == 0
     assert main(["eval", str(two / "member_1"), "--episodes", "2"]) == 0
     assert main(["plot", str(two)]) == 0 and (two / "learning_curve.png").is_file()
@@ -125,8 +140,6 @@ def test_commands_take_a_member_and_training_the_whole(tmp_path, capsys):
     for command, words in (
         (["eval", str(two)], f"{two}: holds a population. Name one of its runs, such as {two}/member_0."),
         ([*train, *given, "--profile"], "command line: --profile: traces one run. Set population.size=1."),
-        ([*train, *given, "--max-restarts", "1"], "command line: --max-restarts: knows single runs. Resume a"),
-        ([*train, *given, "--resume", "auto"], "command line: --resume auto: knows single runs. Resume a population"),
     ):
         assert main(command) != 0
         assert capsys.readouterr().err.startswith(f"error: {words}")
