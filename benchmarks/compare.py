@@ -5,7 +5,8 @@ python benchmarks/compare.py --check          # a line a row; exit code 1 if one
 python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
 
 Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py), multi_gpu_cuda.json
-(multi_gpu.py), cold_start_cuda.json (cold_start.py) and replay_cuda.json (replay.py). Peers' are peers.json; what
+(multi_gpu.py), cold_start_cuda.json (cold_start.py), replay_cuda.json (replay.py) and off_policy_cuda.json
+(off_policy.py). Peers' are peers.json; what
 --run-peers measured, peers_run.json, takes the place of the same figure there.
 """
 
@@ -25,8 +26,8 @@ from read_results import table as markdown
 from run_peers import run_peers
 
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
-CALL, SHARE, LIMIT = "us", "%", "times the limit"
-MORE_IS_BETTER = {RATE, TIMES}
+CALL, SHARE, LIMIT, UPDATES = "us", "%", "times the limit", "updates/s"
+MORE_IS_BETTER = {RATE, TIMES, UPDATES}
 CHANGING = ("--config", "--envs", "--steps", "--score", "--smaller")
 """Options of benchmarks by which they measure something else than a row."""
 NEAR = 0.1
@@ -56,6 +57,11 @@ def _trained(name: str, workload: str, unit: str, target: float, column: str = "
     return Row(name.partition("_")[0], workload, f"throughput_{name}", (column, key), unit, target, (name, column))
 
 
+def _updated(name: str, workload: str, target: float) -> Row:
+    number, key = name.partition("_")[0], "updates_per_s"
+    return Row(number, workload, "off_policy", (name, key), UPDATES, target, (name, key))
+
+
 def _replayed(number: str, workload: str, unit: str, targets: Mapping[str, float], *path: str) -> list[Row]:
     """A row a key of its results: a batch size, say."""
     rows = []
@@ -71,6 +77,8 @@ _CARTPOLE = "CartPole, 64x64, the same PPO, {:,} envs"
 _PENDULUM = "Pendulum, {}, PPO with Gaussian actions, {:,} envs"
 _SPREAD = "MPE simple_spread {:,} x 3, {}"
 _MINATAR = "MinAtar Breakout, 16 3x3 and 128 with LayerNorms, PQN, {:,} envs"
+_DQN = "DQN of CartPole, 120 and 84 units, {} envs, {} at once, an update every step of the envs"
+_SAC = "SAC of Pendulum, 256x256, 1,024 envs, {} at once, {} every step of the envs"
 _SCALED = "the workload of P5 on {} GPUs, the same size on each"
 ROWS = (
     _trained("P1", "tag_gridworld 2,000 x 5, 32x32, A2C, full observations", US, 20),
@@ -101,8 +109,12 @@ ROWS = (
     _trained("F7_wide", "P7 with 512x512", RATE, 12e6),
     _trained("F7_deep", "P7 with three layers of 256", RATE, 40e6),
     _trained("F7_norm", "P7 behind a LayerNorm", RATE, 50e6),
+    _updated("Q1", _DQN.format("10", "128"), 120_000),
+    _updated("Q2", _DQN.format("4,096", "4,096"), 40_000),
     _trained("Q6_128", _MINATAR.format(128), RATE, 3e6),
     _trained("Q6_4096", _MINATAR.format(4096), RATE, 30e6),
+    _updated("Q8_256", _SAC.format("256", "an update"), 40_000),
+    _updated("Q8_4096", _SAC.format("4,096", "8 updates"), 15_000),
     *(
         Row(
             "F10",

@@ -138,7 +138,8 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
         CheckpointError: there is no run, or nothing of it was saved.
     """
     from trainers.evaluation import load_policies
-    from trainers.run.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, members_in, run_folder_of
+    from trainers.run.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, run_folder_of
+    from trainers.run.reading import members_in
     from trainers.settings.read_config import read_config
 
     if not run.exists():

@@ -15,9 +15,11 @@ from trainers.errors import NonFiniteError
 from trainers.learning.graphs import SideBySide
 from trainers.report.statistics import returns_by_group
 from trainers.run import disk
-from trainers.run.checkpoint import RESOLVED_CONFIG, has_checkpoints, members_in
+from trainers.run.again import has_checkpoints
+from trainers.run.checkpoint import RESOLVED_CONFIG
 from trainers.run.crash import dumps_crash
 from trainers.run.lock import lock_run
+from trainers.run.reading import members_in
 from trainers.run.run_folder import make_run_folder
 from trainers.run.stop import SAVE, Stopped, StopSignals
 from trainers.settings.config import Config, PopulationConfig

@@ -49,14 +49,15 @@ def write_all(folder: Path) -> None:
     write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.0))
     write(folder, "time_to_score", {"seconds": 3.0})
     write(folder, "cold_start", {name: {"seconds": 4.0} for name in ("P1", "P5", "P7")})
-    replayed: dict = {}
-    for row in ROWS:
-        if row.report == "replay":
-            at = replayed
-            for part in row.figure[:-1]:
-                at = at.setdefault(part, {})
-            at[row.figure[-1]] = row.target
-    write(folder, "replay", replayed)
+    for report in ("replay", "off_policy"):
+        found: dict = {}
+        for row in ROWS:
+            if row.report == report:
+                at = found
+                for part in row.figure[:-1]:
+                    at = at.setdefault(part, {})
+                at[row.figure[-1]] = row.target
+        write(folder, report, found)
     write(folder, "multi_gpu", {"2": {"times_one": 1.9}, "4": {"times_one": 3.7}})
 
 

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     from trainers.players import check_at_least
     from trainers.report import plot
-    from trainers.run.checkpoint import members_in
+    from trainers.run.reading import members_in
     from warpdrive.errors import ConfigError, tell
 
     refuse_overrides("plot", overrides)

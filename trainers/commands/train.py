@@ -218,6 +218,7 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
 
 def _resolved_config_of(run: Path) -> Path:
     """The config that a run was made with. Raises CheckpointError if there is no such run."""
-    from trainers.run.checkpoint import RESOLVED_CONFIG, members_in, run_folder_of
+    from trainers.run.checkpoint import RESOLVED_CONFIG, run_folder_of
+    from trainers.run.reading import members_in
 
     return (run if members_in(run) else run_folder_of(run)) / RESOLVED_CONFIG

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainers.learning.heartbeat import LAUNCH_FOLDER
-from trainers.run.checkpoint import has_checkpoints
+from trainers.run.checkpoint import list_checkpoints
 from trainers.run.disk import remove_leftovers
 from trainers.run.identity import flat
 from trainers.run.lock import lock_run
 from trainers.run.manifest import RESOLVED_CONFIG
+from trainers.run.reading import CHECKPOINTS, members_in
 from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
 from warpdrive.config import to_plain
@@ -31,6 +32,11 @@ _WHERE_AND_HOW_LONG = re.compile(
     r"|(saving|evaluation)\..*|policy\.[^.]+\.model\.model_ckpt_filepath"
 )
 """Keys in which two configs of one run may differ."""
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run, or a member of a population, can go on."""
+    return any(list_checkpoints(one / CHECKPOINTS) for one in (folder, *members_in(folder)))
 
 
 def newest_run_of(config: Config, name: str | None = None, allow_import: bool = False) -> Path | None:

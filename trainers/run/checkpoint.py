@@ -45,6 +45,7 @@ from trainers.run.reading import (
     MAX_JSON_BYTES,
     check_files_and_folders,
     check_folder,
+    members_in,
     place_of,
     read,
 )
@@ -294,17 +295,6 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def _age(place: Path) -> tuple[int, str]:
     """What checkpoints are ordered by: env steps as a number, as names grow longer than 12 digits."""
     return int(_FOLDER.fullmatch(place.name).group(1)), place.name
-
-
-def members_in(folder: Path) -> list[Path]:
-    """The runs of a population's folder, in order; none if it is no such folder."""
-    found = [path for path in Path(folder).glob("member_*") if path.name[7:].isdecimal() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[7:]))
-
-
-def has_checkpoints(folder: Path) -> bool:
-    """Whether a run, or a member of a population, can go on."""
-    return any(list_checkpoints(one / CHECKPOINTS) for one in (folder, *members_in(folder)))
 
 
 def run_folder_of(path: Path) -> Path:

@@ -67,6 +67,12 @@ def target_of(link: Path) -> str | None:
     return target
 
 
+def members_in(folder: Path) -> list[Path]:
+    """The runs of a population's folder, in order; none if it is no such folder."""
+    found = [path for path in Path(folder).glob("member_*") if path.name[7:].isdecimal() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name[7:]))
+
+
 def check_folder(path: Path) -> None:
     """Raises CheckpointError if a folder of a run is missing, a link or no folder."""
     try:

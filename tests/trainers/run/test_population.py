@@ -12,7 +12,8 @@ from trainers.cli import main
 from trainers.errors import NonFiniteError
 from trainers.population import Population, config_of_member
 from trainers.report.statistics import returns_by_group
-from trainers.run.checkpoint import load_tensors, members_in
+from trainers.run.checkpoint import load_tensors
+from trainers.run.reading import members_in
 from trainers.run.stop import Stopped
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
