@@ -314,22 +314,27 @@ class Filed:
     def _mapped(self, part: Part) -> Rows | None:
         """By field, [steps / every, bytes] uint8: memory that the kernel reads from the file as it is asked for. None:
         the file cannot be read any more, and its steps are lost."""
+        path, why = self.folder / part.name, None
         with self._lock:
-            if part.name in self._maps:
-                return self._maps[part.name]
+            known = self._maps.get(part.name)
+        try:
+            if path.stat().st_size != part.bytes:
+                why = "was cut or has grown"  # to read beyond its end would be fatal
+        except OSError as error:  # what was mapped can be read though it is removed
+            why = None if known else f"cannot be read any more ({error.strerror})"
+        if why is not None:
+            self.lose({part.name})
+            self._trouble = f"{path}: {why}. Training goes on without its steps."
+            return None
+        if known is not None:
+            return known
         like = {}
         for name, (shape, dtype) in self.layout.sizes()[0].items():
             every = self.layout.num_slots // shape[0]
             number = (part.end - part.begin) // every
             like[name] = torch.empty((number, *shape[1:]), dtype=dtype, device="meta")
         header, found = header_of(like), {}
-        path = self.folder / part.name
-        try:
-            whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
-        except RuntimeError:
-            self.lose({part.name})
-            self._trouble = f"{path}: cannot be read any more. Training goes on without its steps."
-            return None
+        whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
         for name, said in json.loads(header[8:]).items():
             begin, end = (len(header) + offset for offset in said["data_offsets"])
             found[name] = whole[begin:end].view(len(like[name]), -1)

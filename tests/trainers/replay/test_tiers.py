@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import itertools
+import os
 import shutil
 import threading
 
@@ -357,7 +358,8 @@ def test_a_selector_that_knows_of_no_gaps_is_refused_where_there_are_some(tmp_pa
         store.table("all", selector(), WINDOW)
 
 
-def test_steps_of_a_file_that_is_gone_are_drawn_no_more_and_it_is_told(tmp_path, backend):
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tmp_path, backend, is_cut):
     kept, said = make(backend, tmp_path), []
     files = kept.store.tiered.files
     files.say = said.append
@@ -365,13 +367,18 @@ def test_steps_of_a_file_that_is_gone_are_drawn_no_more_and_it_is_told(tmp_path,
     for _ in range(24):
         kept.add()
     files.flush()
-    gone = files.parts[5]
-    (tmp_path / gone.name).unlink()
+    gone, why = files.parts[5], "cannot be read any more (No such file or directory)"
+    if is_cut:
+        drawn(table, 10)  # by now it is known
+        os.truncate(tmp_path / gone.name, 200)
+        why = "was cut or has grown"
+    else:
+        (tmp_path / gone.name).unlink()
     batch = drawn(table, 60)
     steps = kept.store.num_steps_added - 96 + torch.remainder(batch["index"] // 6 - kept.store.num_steps_added, 96)
     # what begins in it, one step before (which it needs the first of) or two after, as what an item needs lies in it
     lost = (steps > gone.begin - 3) & (steps <= gone.end)
     assert torch.equal(batch["weight"] == 0.0, lost) and lost.any() and not lost.all()
     kept.add()
-    assert said == [f"warning: {tmp_path / gone.name}: cannot be read any more. Training goes on without its steps."]
+    assert said == [f"warning: {tmp_path / gone.name}: {why}. Training goes on without its steps."]
     assert gone not in files.parts and kept.store.tiered.counters()["dropped_steps"] == 4 * 3
