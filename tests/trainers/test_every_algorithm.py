@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from trainers_runs import reports_of
 
 from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.algorithms.off_policy import OffPolicy
 from trainers.cli import main
 from trainers.errors import NonFiniteError
+from trainers.learning.launcher import launch
 from trainers.replay.dataset import write_dataset
 from trainers.run import checkpoint
+from trainers.settings.config import TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 
@@ -29,6 +32,12 @@ POLICIES = {
 }
 """A new algorithm needs its row: what its policy says beside its name."""
 OF_BOXES = ("DDPG", "TD3")
+ON_RANKS = [name for name in ALGORITHMS if getattr(find_algorithm(name)[0], "SEVERAL_RANKS", True)]
+WHO_REPLAYS = [name for name in ON_RANKS if issubclass(find_algorithm(name)[0], OffPolicy) and name != "IQN"]
+"""But for IQN, which draws fractions of its own on each rank."""
+OF_TEAMS = ("MASAC", "QMIX", "VDN")
+NO_NOISE = {"DDPG": {"target_noise": 0.0}, "TD3": {"target_noise": 0.0}, "R2D3": {"demo_ratio": 0.0}}
+"""What makes an update a function of its batch."""
 NUM_ENVS, NUM_STEPS, NUM_ITERATIONS = 8, 10, 4
 
 
@@ -43,12 +52,12 @@ def demonstrations():
     return folder  # which is there as long as somebody has it
 
 
-def config_of(name, folder):
-    """It beside PPO in one run: two taggers, or adversaries, and who runs from them."""
+def config_of(name, folder, shown_in=None):
+    """It beside PPO in one run: two taggers, or adversaries, and who runs from them; `shown_in` holds a dataset."""
     is_of_box = name in OF_BOXES
     first, second = ("adversary", "agent") if is_of_box else ("tagger", "runner")
     size = NUM_ENVS * NUM_STEPS
-    shown = {"demonstrations": f"{demonstrations().name}/dataset"} if name == "R2D3" else {}
+    shown = {"demonstrations": f"{shown_in or demonstrations().name}/dataset"} if name == "R2D3" else {}
     env = {"continuous_actions": True} if is_of_box else {"num_taggers": 2}
     return {
         "name": "simple_tag" if is_of_box else "tag_gridworld",
@@ -143,9 +152,53 @@ def test_it_is_planned_without_being_run(name, tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_several_gpus_share_its_updates_or_it_says_that_they_do_not(name):
-    """tests/trainers/learning and tests/trainers/replay/test_ranks.py try those that do on two ranks."""
-    kind = find_algorithm(name)[0]
-    alone = {"DDPG", "MASAC", "QMIX", "R2D2", "R2D3", "SAC", "TD3", "VDN"}
-    assert (issubclass(kind, OffPolicy) and not kind.SEVERAL_RANKS) == (name in alone)
+def learned_from_all(name, num_ranks, folder, shown_in):
+    """A policy after updates from all that may be drawn: each rank draws each of its items once. 10 slots of 8 envs
+    hold 9 steps that begin a transition, or 2 that begin a sequence."""
+    config = config_of(name, folder, shown_in)
+    first, second = config["policy"]
+    num_items = 8 * (2 if "burn_in" in POLICIES[name] else 9)
+    if name not in OF_TEAMS:
+        num_items *= 3 if first == "adversary" else 2
+    sizes = {"batch_size": num_items, "buffer_size": num_items, "learning_starts": 80, "prioritized": False}
+    config["policy"][first] |= sizes | NO_NOISE.get(name, {})
+    config["policy"][second] = {"to_train": False}
+    config["trainer"] |= {"train_batch_size": 40, "total_timesteps": 240, "num_gpus": num_ranks}
+    trainer = Trainer(read_config(config))
+    learner, policy = trainer.algorithms[first], trainer.policies[first]
+    learner._noise = lambda batch: torch.ones(*batch.action.shape, learner.critics.num_actions)  # MASAC's
+    before = [one.detach().clone() for one in policy.parameters()]
+    for _ in range(6):
+        trainer.iterate()
+    assert learner.table.num_drawable * num_ranks == num_items
+    assert not all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+    return {word: one.detach().clone() for word, one in policy.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """A folder with what algorithm_ranks.py writes of two ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    words = [str(Path(__file__).parents[1] / "algorithm_ranks.py"), str(folder), demonstrations().name]
+    assert launch([*words, *ON_RANKS], TrainerConfig(num_gpus=2, device="cpu")) == 0
+    return folder
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_two_ranks_share_its_updates_and_go_on_bit_for_bit(name, ranks):
+    """What is not the same on all ranks is not saved."""
+    expected, found = json.loads((ranks / f"{name}.json").read_text())
+    assert found == expected
+    stores = [file for file in found if file.startswith("replay.")]
+    assert len(stores) == (2 if issubclass(find_algorithm(name)[0], OffPolicy) else 0)  # one of each rank
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", WHO_REPLAYS)
+def test_two_ranks_learn_what_one_does_where_a_batch_is_all_there_is(name, ranks, tmp_path):
+    first, second = (load_file(ranks / f"{name}.{rank}.safetensors") for rank in range(2))
+    alone = learned_from_all(name, 1, tmp_path, demonstrations().name)
+    for word, one in alone.items():
+        assert torch.equal(first[word], second[word]), word
+        torch.testing.assert_close(first[word], one, rtol=1e-4, atol=1e-6, msg=word)

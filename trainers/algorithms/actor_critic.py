@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
+    from trainers.learning.optimiser import SafeAdam
     from trainers.networks.features import Observation
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
@@ -65,6 +66,7 @@ class ActorAndCritics(OffPolicy):
     """A policy, its critics, and copies of these that follow slowly, by which targets are made."""
 
     SCHEDULED = ("lr", "critic_lr")
+    SEVERAL_RANKS = True
     config: ActorAndCriticsConfig
 
     def __init__(self, config: ActorAndCriticsConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
@@ -73,7 +75,7 @@ class ActorAndCritics(OffPolicy):
         import torch
 
         super().__init__(config, group, guard, seed)
-        generator = torch.Generator().manual_seed(seed + CRITICS_SEED)
+        generator = torch.Generator().manual_seed(self.world.first(lambda: seed + CRITICS_SEED))
         self.critics = self.make_critics(config, group.spec, generator).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.followers = [(self.target_critics, self.critics)]
@@ -97,7 +99,7 @@ class ActorAndCritics(OffPolicy):
 
         return blank_samples(actor, config.window())
 
-    def _adam(self, module: torch.nn.Module, lr: torch.Tensor, beside: str | None = None):
+    def _adam(self, module: torch.nn.Module, lr: torch.Tensor, beside: str | None = None) -> SafeAdam:
         from trainers.learning.optimiser import SafeAdam
 
         max_norm = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
@@ -165,11 +167,20 @@ class ActorAndCritics(OffPolicy):
             "target_critics": self.target_critics.state_dict(),
         }
 
-    def _step(self, optimizer, loss: torch.Tensor) -> torch.Tensor:
-        """A step along the gradient of the optimiser's own parameters, whose norm is returned."""
+    def _step(self, optimizer: SafeAdam, loss: torch.Tensor, *figures: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """A step of the optimiser's own parameters along the gradient of all ranks' losses, added up.
+
+        Args:
+            loss, figures: this rank's parts of means over all ranks.
+        Returns:
+            The gradient's norm, and these means.
+        """
+        import torch
+
         optimizer.begin()
         loss.backward(inputs=optimizer.parameters)
-        return optimizer.safe_step()
+        means = optimizer.reduce(torch.stack([loss.detach(), *figures]))
+        return optimizer.safe_step(), *means
 
     def _learn_critics(
         self, losses: torch.Tensor, q: torch.Tensor, target: torch.Tensor, batch: Samples | TeamSamples
@@ -181,19 +192,15 @@ class ActorAndCritics(OffPolicy):
             q: [critics, N] or [critics, N, A].
         """
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
+        number = self.number_of(counts)
         if losses.dim() > 1:
             losses, error, q = losses.mean(-1), (q.detach() - target).abs().mean((0, 2)) * counts, q.mean(-1)
         else:
             error = (q.detach() - target).abs().mean(0) * counts
-        loss = (losses * batch.weight).sum() / counts.sum().clamp_min(1.0)
-        norm = self._step(self.critic_optimizer, loss)
+        figures = [part_of_mean(one, counts, number) for one in (q.detach().mean(0), error)]
+        found = self._step(self.critic_optimizer, part_of_mean(losses, batch.weight, number), *figures)
         self.keep_errors(error)
-        return {
-            "critic_loss": loss.detach(),
-            "q_mean": mean_of(q.detach().mean(0), counts),
-            "td_error": mean_of(error, counts),
-            "critic_grad_norm": norm,
-        }
+        return dict(zip(("critic_grad_norm", "critic_loss", "q_mean", "td_error"), found, strict=True))
 
 
 FIGURES = {
@@ -218,9 +225,9 @@ def critic_losses(q: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (q - target).square().sum(0)
 
 
-def mean_of(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Mean over those that count, [N] each."""
-    return (values * counts).sum() / counts.sum().clamp_min(1.0)
+def part_of_mean(values: torch.Tensor, counts: torch.Tensor, number: torch.Tensor | int) -> torch.Tensor:
+    """This rank's part of a mean over all ranks: over those [N] that count, `number` on all of them."""
+    return (values * counts).sum() / number
 
 
 def normalised(policy: Policy, observation: Observation) -> Observation:

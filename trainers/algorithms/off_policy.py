@@ -183,6 +183,9 @@ class OffPolicy(Algorithm):
         else:
             self.feed = self.table.feed(self.batch_size, config.tiers.ahead)
             self._draw, self._batch = lambda: None, self.feed.batch  # `update` has each batch made
+        has_holes = self.store.tiered is not None and self.store.tiered.division.has_holes
+        self._all_count = group.active is None and self._batch.valid is None and not has_holes
+        """Whether all that is drawn is learned from: no agent leaves, no sequence is cut short, no tier loses any."""
         self._relabel: Callable[[], None] | None = None
         if config.hindsight:
             from trainers.replay.hindsight import Hindsight
@@ -344,9 +347,9 @@ class OffPolicy(Algorithm):
         return samples_of(batch, self.group.features, self.group.spec.num_agents)
 
     def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:
-        """How many transitions all ranks learn from, at least 1, by `counts` [N] of this one: 0 where one does not."""
-        if self.world.size > 1 and self.group.active is None:
-            return self.world.total(len(counts))
+        """How many losses all ranks learn from, at least 1, by `counts` [...] of this one: 0 where one does not."""
+        if self.world.size > 1 and self._all_count:
+            return self.world.total(counts.numel())
         return self.world.total(counts.sum()).clamp_min(1.0)
 
     def keep_errors(self, error: torch.Tensor) -> None:

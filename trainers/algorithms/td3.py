@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trainers.algorithms import actor_critic
-from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, mean_of, normalised
+from trainers.algorithms.actor_critic import (
+    ActorAndCritics,
+    ActorAndCriticsConfig,
+    critic_losses,
+    normalised,
+    part_of_mean,
+)
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from warpdrive.config import Between, Count, Number, Schedule, value_at
 
@@ -182,9 +188,9 @@ class TD3(ActorAndCritics):
     def improve(self) -> Figures:
         """One update of the policy, from the transitions that the critics learned from last."""
         batch = self.drawn()
-        loss = mean_of(actor_losses(self.policy, self.critics, batch.observation), batch.weight.sign())
-        norm = self._step(self.optimizer, loss)
-        return {"actor_loss": loss.detach(), "grad_norm": norm}
+        losses, counts = actor_losses(self.policy, self.critics, batch.observation), batch.weight.sign()
+        norm, loss = self._step(self.optimizer, part_of_mean(losses, counts, self.number_of(counts)))
+        return {"actor_loss": loss, "grad_norm": norm}
 
     @classmethod
     def _passes(
