@@ -29,6 +29,9 @@ def main(out: str, shown_in: str, *names: str) -> None:
         config["trainer"]["num_gpus"] = 2
         run = Trainer(read_config(config), name)
         run.train()
+        if name == "R2D3":
+            first, second = world().gather(run.algorithms["tagger"]._demos.index.tolist())
+            assert first != second
         halfway, end = checkpoint.list_checkpoints(run.run.checkpoints)[-2:]
         found = world().first(lambda end=end: hashes(end))
         Trainer(read_config(config), resume=halfway).train()
