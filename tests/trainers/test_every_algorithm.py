@@ -32,8 +32,7 @@ POLICIES = {
 }
 """A new algorithm needs its row: what its policy says beside its name."""
 OF_BOXES = ("DDPG", "TD3")
-ON_RANKS = [name for name in ALGORITHMS if getattr(find_algorithm(name)[0], "SEVERAL_RANKS", True)]
-WHO_REPLAYS = [name for name in ON_RANKS if issubclass(find_algorithm(name)[0], OffPolicy) and name != "IQN"]
+WHO_REPLAYS = [name for name in ALGORITHMS if issubclass(find_algorithm(name)[0], OffPolicy) and name != "IQN"]
 """But for IQN, which draws fractions of its own on each rank."""
 OF_TEAMS = ("MASAC", "QMIX", "VDN")
 NO_NOISE = {"DDPG": {"target_noise": 0.0}, "TD3": {"target_noise": 0.0}, "R2D3": {"demo_ratio": 0.0}}
@@ -180,12 +179,12 @@ def ranks(tmp_path_factory):
     """A folder with what algorithm_ranks.py writes of two ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     words = [str(Path(__file__).parents[1] / "algorithm_ranks.py"), str(folder), demonstrations().name]
-    assert launch([*words, *ON_RANKS], TrainerConfig(num_gpus=2, device="cpu")) == 0
+    assert launch([*words, *ALGORITHMS], TrainerConfig(num_gpus=2, device="cpu")) == 0
     return folder
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("name", ON_RANKS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_two_ranks_share_its_updates_and_go_on_bit_for_bit(name, ranks):
     """What is not the same on all ranks is not saved."""
     expected, found = json.loads((ranks / f"{name}.json").read_text())

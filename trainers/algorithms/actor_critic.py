@@ -66,7 +66,6 @@ class ActorAndCritics(OffPolicy):
     """A policy, its critics, and copies of these that follow slowly, by which targets are made."""
 
     SCHEDULED = ("lr", "critic_lr")
-    SEVERAL_RANKS = True
     config: ActorAndCriticsConfig
 
     def __init__(self, config: ActorAndCriticsConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:

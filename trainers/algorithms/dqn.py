@@ -93,7 +93,6 @@ def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -
 class DQN(QReplay):
     """Updates one policy from what it kept of all rollouts."""
 
-    SEVERAL_RANKS = True
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:

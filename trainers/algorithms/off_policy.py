@@ -136,8 +136,8 @@ class OffPolicy(Algorithm):
             self.optimizer.safe_step()
             self.keep_errors(error)
 
-    Where it says so (SEVERAL_RANKS), ranks keep and draw the transitions of their own envs, as from one store:
-    `batch_size`, `learning_starts` and `replay_ratio` are of all of them together; see replay/one_tree.py.
+    Several ranks keep and draw the transitions of their own envs, as from one store: `batch_size`, `learning_starts`
+    and `replay_ratio` are of all of them together; see replay/one_tree.py.
 
     An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
     """
@@ -154,17 +154,12 @@ class OffPolicy(Algorithm):
         "bytes_written": "bytes so far that were written for that: less, where a checkpoint had written them",
         "bytes_read": "bytes so far that batches needed of files",
     }
-    SEVERAL_RANKS: ClassVar[bool] = False
-    """Whether its update is one of all ranks together."""
     config: OffPolicyConfig
     followers: Sequence[tuple[nn.Module, nn.Module]] = ()
     """Networks that targets are made by, each with the one that it follows by `tau`."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         super().__init__(config, group, guard, seed)
-        if self.world.size > 1 and not self.SEVERAL_RANKS:
-            name = f"policy.{group.name}.algorithm: {config.algorithm}"
-            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1, or take DQN.")
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""

@@ -132,7 +132,6 @@ class R2D2(QReplay):
         "q_mean": "mean Q-value of the actions that were taken, in the last update, rescaled as value_rescaling says",
         "td_error": "mean distance of Q-values from their targets, likewise",
     }
-    SEVERAL_RANKS = True
     config: R2D2Config
 
     def __init__(self, config: R2D2Config, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
