@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "trainers"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "warpdrive" / "envs"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from safetensors.torch import save_file

@@ -153,17 +153,19 @@ def test_it_is_planned_without_being_run(name, tmp_path, capsys):
 
 def learned_from_all(name, num_ranks, folder, shown_in):
     """A policy after updates from all that may be drawn: each rank draws each of its items once. 10 slots of 8 envs
-    hold 9 steps that begin a transition, or 2 that begin a sequence."""
+    hold 9 steps that begin a transition, or 2 that begin a sequence; of agents who leave, where their env lets them."""
     config = config_of(name, folder, shown_in)
     first, second = config["policy"]
-    num_items = 8 * (2 if "burn_in" in POLICIES[name] else 9)
-    if name not in OF_TEAMS:
-        num_items *= 3 if first == "adversary" else 2
+    num_agents = 1 if name in OF_TEAMS else 2 if name == "R2D3" else 3
+    if name != "R2D3" and name not in OF_BOXES:
+        config |= {"name": "many_spaces.many_spaces:ManySpaces", "env": {"episode_length": 7}}
+        config["policy"], first, second = {"scout": config["policy"][first]}, "scout", "worker"
+    num_items = 8 * (2 if "burn_in" in POLICIES[name] else 9) * num_agents
     sizes = {"batch_size": num_items, "buffer_size": num_items, "learning_starts": 80, "prioritized": False}
     config["policy"][first] |= sizes | NO_NOISE.get(name, {})
     config["policy"][second] = {"to_train": False}
     config["trainer"] |= {"train_batch_size": 40, "total_timesteps": 240, "num_gpus": num_ranks}
-    trainer = Trainer(read_config(config))
+    trainer = Trainer(read_config(config, allow_import=True))
     learner, policy = trainer.algorithms[first], trainer.policies[first]
     learner._noise = lambda batch: torch.ones(*batch.action.shape, learner.critics.num_actions)  # MASAC's
     before = [one.detach().clone() for one in policy.parameters()]
@@ -195,7 +197,8 @@ def test_two_ranks_share_its_updates_and_go_on_bit_for_bit(name, ranks):
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", WHO_REPLAYS)
-def test_two_ranks_learn_what_one_does_where_a_batch_is_all_there_is(name, ranks, tmp_path):
+def test_two_ranks_learn_what_one_does_where_a_batch_is_all_there_is(name, ranks, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "warpdrive" / "envs")
     first, second = (load_file(ranks / f"{name}.{rank}.safetensors") for rank in range(2))
     alone = learned_from_all(name, 1, tmp_path, demonstrations().name)
     for word, one in alone.items():
