@@ -27,7 +27,8 @@ REPLAY = {"learning_starts": 80, "buffer_size": 400, "batch_size": 16, "replay_r
 SEQUENCES = {"burn_in": 2, "length": 4, "period": 2, "n_step": 1, "model": {"type": "gru", "memory_size": 8}}
 POLICIES = {
     **{name: SMALL for name in ("A2C", "IMPALA", "MAPPO", "PPO", "PQN")},
-    **{name: REPLAY for name in ("C51", "DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
+    **{name: REPLAY for name in ("DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
+    "C51": REPLAY | {"noisy": True},
     **{name: REPLAY | SEQUENCES for name in ("R2D2", "R2D3")},
 }
 """A new algorithm needs its row: what its policy says beside its name."""
@@ -35,7 +36,7 @@ OF_BOXES = ("DDPG", "TD3")
 WHO_REPLAYS = [name for name in ALGORITHMS if issubclass(find_algorithm(name)[0], OffPolicy) and name != "IQN"]
 """But for IQN, which draws fractions of its own on each rank."""
 OF_TEAMS = ("MASAC", "QMIX", "VDN")
-NO_NOISE = {"DDPG": {"target_noise": 0.0}, "TD3": {"target_noise": 0.0}, "R2D3": {"demo_ratio": 0.0}}
+NO_NOISE = {"C51": {"noisy": False}, "R2D3": {"demo_ratio": 0.0}, "TD3": {"target_noise": 0.0}}
 """What makes an update a function of its batch."""
 NUM_ENVS, NUM_STEPS, NUM_ITERATIONS = 8, 10, 4
 
