@@ -37,6 +37,9 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
+MOST_UPDATES = 1_000_000
+"""Of an iteration: the host makes a list of them."""
+
 
 @dataclass(frozen=True)
 class OffPolicyConfig(PolicyConfig):
@@ -48,7 +51,7 @@ class OffPolicyConfig(PolicyConfig):
     buffer_size: Count = 100_000
     """Transitions that are kept, over all envs and agents, rounded up to whole iterations. Each of several GPUs keeps
     those of its envs."""
-    n_step: Count = 1
+    n_step: Annotated[int, Between(1, 1_000)] = 1
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     prioritized: bool = False
     """Whether transitions are drawn by how wrong their Q-values last were, instead of uniformly."""
@@ -99,6 +102,14 @@ class OffPolicyConfig(PolicyConfig):
             yield f"tiers.{key}", message
         if self.tiers.admit.startswith("priority") and not self.prioritized:
             yield "tiers.admit", "transitions have no priorities. Set prioritized: true, or admit: all or stride:4."
+
+    def problems_with(self, spec: GroupSpec, num_steps: int, num_envs: int) -> Iterator[tuple[str, str]]:
+        yield from super().problems_with(spec, num_steps, num_envs)
+        num_env_steps = num_steps * num_envs
+        if self.replay_ratio * num_env_steps > MOST_UPDATES:
+            message = f"{self.replay_ratio:g} asks for {self.replay_ratio * num_env_steps:,.0f} updates of an iteration"
+            message += f" ({num_env_steps:,} env steps), and at most {MOST_UPDATES:,} can be planned."
+            yield "replay_ratio", f"{message} Lower it, or train_batch_size."
 
     def window(self) -> Transitions | Sequences:
         """What is learned from."""
