@@ -21,6 +21,7 @@ from trainers.run import checkpoint
 from trainers.settings.config import TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.errors import ConfigError
 
 SMALL = {"lr": 1e-3, "model": {"fc_dims": [8]}}
 REPLAY = {"learning_starts": 80, "buffer_size": 400, "batch_size": 16, "replay_ratio": 0.05} | SMALL
@@ -141,6 +142,25 @@ def test_a_nan_stops_it_and_is_told_of_its_policy(name, tmp_path):
             trainer.guard.raise_if_halted(trainer.iteration)
     after = dict(trainer.policies[policy].named_parameters())
     assert all(torch.equal(one.nan_to_num(), after[word].nan_to_num()) for word, one in before.items())
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "R2D3"])
+def test_a_space_it_cannot_act_in_is_a_line_of_its_config(name, tmp_path, monkeypatch):
+    """R2D3, which is R2D2 in this, would say that its demonstrations are of another env."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "envs")
+    config, acts = config_of(name, tmp_path), []
+    for env, space in (("cartpole", "Discrete"), ("pendulum", "Box"), ("two_signs:TwoSigns", "MultiDiscrete")):
+        policy = next(iter(config["policy"].values()))
+        try:
+            read_config({**config, "name": env, "env": {}, "policy": {"shared": policy}}, allow_import=True)
+            acts.append(space)
+        except ConfigError as error:
+            last = str(error).splitlines()[-1]
+            assert last.startswith(f"policy.shared.algorithm: {name} ") and last.endswith("PPO."), last
+            assert f"these agents act in a {space}. Take " in last
+    of_all = ["Discrete", "Box", "MultiDiscrete"]
+    of_few = {"SAC": of_all[:2], **dict.fromkeys(OF_BOXES, of_all[1:2])}
+    assert acts == (of_all if name in ("A2C", "IMPALA", "MAPPO", "PPO") else of_few.get(name, of_all[:1]))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
