@@ -217,6 +217,21 @@ def test_two_ranks_share_its_updates_and_go_on_bit_for_bit(name, ranks):
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_rank_goes_on_with_what_two_kept(name, ranks, tmp_path):
+    run = shutil.copytree(ranks / "runs" / name, tmp_path / name, symlinks=True)
+    halfway, end = checkpoint.list_checkpoints(run / "checkpoints")[-2:]
+    trainer = Trainer(read_config(config_of(name, tmp_path)), resume=halfway)
+    kept, held = checkpoint.load_checkpoint(halfway).tensors, trainer.learned()
+    for file, tensors in kept.items():
+        if file in held and not file.startswith("replay."):
+            assert all(torch.equal(one, held[file][word].cpu()) for word, one in tensors.items()), file
+    trainer.train()
+    assert hashes(end) != json.loads((ranks / f"{name}.json").read_text())[0]  # it draws other items than two would
+    assert checkpoint.load_checkpoint(end).tensors.keys() <= kept.keys()
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize("name", WHO_REPLAYS)
 def test_two_ranks_learn_what_one_does_where_a_batch_is_all_there_is(name, ranks, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "warpdrive" / "envs")
