@@ -178,28 +178,38 @@ class ActorAndCritics(OffPolicy):
 
         optimizer.begin()
         loss.backward(inputs=optimizer.parameters)
-        means = optimizer.reduce(torch.stack([loss.detach(), *figures]))
+        means = [loss.detach(), *figures]
+        if self.world.size > 1:
+            means = optimizer.reduce(torch.stack(means))
         return optimizer.safe_step(), *means
 
     def _learn_critics(
-        self, losses: torch.Tensor, q: torch.Tensor, target: torch.Tensor, batch: Samples | TeamSamples
+        self,
+        losses: torch.Tensor,
+        q: torch.Tensor,
+        target: torch.Tensor,
+        batch: Samples | TeamSamples,
+        **more: torch.Tensor,
     ) -> Mapping:
         """A step of the critics, the errors as priorities, and figures.
 
         Args:
             losses, target: [N], or [N, A] of a team, whose mean over its agents counts.
             q: [critics, N] or [critics, N, A].
+            more: [N], what else is reported, as a mean.
         """
+        import torch
+
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
         number = self.number_of(counts)
         if losses.dim() > 1:
             losses, error, q = losses.mean(-1), (q.detach() - target).abs().mean((0, 2)) * counts, q.mean(-1)
         else:
             error = (q.detach() - target).abs().mean(0) * counts
-        figures = [part_of_mean(one, counts, number) for one in (q.detach().mean(0), error)]
+        figures = (torch.stack([q.detach().mean(0), error, *more.values()]) * counts).sum(-1) / number
         found = self._step(self.critic_optimizer, part_of_mean(losses, batch.weight, number), *figures)
         self.keep_errors(error)
-        return dict(zip(("critic_grad_norm", "critic_loss", "q_mean", "td_error"), found, strict=True))
+        return dict(zip(("critic_grad_norm", "critic_loss", "q_mean", "td_error", *more), found, strict=True))
 
 
 FIGURES = {
