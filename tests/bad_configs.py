@@ -162,6 +162,18 @@ CONFIGS = [
     changed("small buffer", "algorithm: A2C", "algorithm: DQN\n    buffer_size: 100",
             "tag.yaml:15: policy.runner.buffer_size: 100 transitions are fewer than the 128 of an update (batch_size). "
             "Keep more, or learn from fewer."),
+    changed("few sequences", "algorithm: A2C", "algorithm: R2D2\n    batch_size: 5000\n    buffer_size: 5000",
+            "tag.yaml:15: policy.runner.batch_size: 5000 sequences are more than the 2100 that there are with "
+            "buffer_size: 5000, as one begins every 10 steps. Learn from fewer, or set buffer_size: 50000."),
+    changed("sequences of a team", "algorithm: A2C",
+            "algorithm: VDN\n    batch_size: 5000\n    buffer_size: 5000\n    model: {type: gru}",
+            "tag.yaml:15: policy.runner.batch_size: 5000 sequences are more than the 2200 that there are with "
+            "buffer_size: 5000, as one begins every 10 steps. Learn from fewer, or set buffer_size: 50000."),
+    changed("replay ratio", "algorithm: A2C", "algorithm: SAC\n    replay_ratio: 1e4",
+            "tag.yaml:15: policy.runner.replay_ratio: 10000 asks for 250,000,000 updates of an iteration (25,000 env "
+            "steps), and at most 1,000,000 can be planned. Lower it, or train_batch_size."),
+    changed("n_step", "algorithm: A2C", "algorithm: DQN\n    n_step: 100_000",
+            "tag.yaml:15: policy.runner.n_step: expected a whole number from 1 to 1000, got 100000"),
     changed("conv of an mlp", "fc_dims: [32]", "conv: nature",
             "tag.yaml:12: policy.tagger.model.conv: type: mlp does not read it. Leave it out, or take another type."),
     changed("cnn of a row", "fc_dims: [32]", "type: cnn",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
+    from trainers.learning.optimiser import SafeAdam
     from trainers.networks.features import Observation
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
@@ -73,7 +74,7 @@ class ActorAndCritics(OffPolicy):
         import torch
 
         super().__init__(config, group, guard, seed)
-        generator = torch.Generator().manual_seed(seed + CRITICS_SEED)
+        generator = torch.Generator().manual_seed(self.world.first(lambda: seed + CRITICS_SEED))
         self.critics = self.make_critics(config, group.spec, generator).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.followers = [(self.target_critics, self.critics)]
@@ -97,7 +98,7 @@ class ActorAndCritics(OffPolicy):
 
         return blank_samples(actor, config.window())
 
-    def _adam(self, module: torch.nn.Module, lr: torch.Tensor, beside: str | None = None):
+    def _adam(self, module: torch.nn.Module, lr: torch.Tensor, beside: str | None = None) -> SafeAdam:
         from trainers.learning.optimiser import SafeAdam
 
         max_norm = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
@@ -165,34 +166,50 @@ class ActorAndCritics(OffPolicy):
             "target_critics": self.target_critics.state_dict(),
         }
 
-    def _step(self, optimizer, loss: torch.Tensor) -> torch.Tensor:
-        """A step along the gradient of the optimiser's own parameters, whose norm is returned."""
+    def _step(self, optimizer: SafeAdam, loss: torch.Tensor, *figures: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """A step of the optimiser's own parameters along the gradient of all ranks' losses, added up.
+
+        Args:
+            loss, figures: this rank's parts of means over all ranks.
+        Returns:
+            The gradient's norm, and these means.
+        """
+        import torch
+
         optimizer.begin()
         loss.backward(inputs=optimizer.parameters)
-        return optimizer.safe_step()
+        means = [loss.detach(), *figures]
+        if self.world.size > 1:
+            means = optimizer.reduce(torch.stack(means))
+        return optimizer.safe_step(), *means
 
     def _learn_critics(
-        self, losses: torch.Tensor, q: torch.Tensor, target: torch.Tensor, batch: Samples | TeamSamples
+        self,
+        losses: torch.Tensor,
+        q: torch.Tensor,
+        target: torch.Tensor,
+        batch: Samples | TeamSamples,
+        **more: torch.Tensor,
     ) -> Mapping:
         """A step of the critics, the errors as priorities, and figures.
 
         Args:
             losses, target: [N], or [N, A] of a team, whose mean over its agents counts.
             q: [critics, N] or [critics, N, A].
+            more: [N], what else is reported, as a mean.
         """
         import torch
 
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
+        number = self.number_of(counts)
         if losses.dim() > 1:
             losses, error, q = losses.mean(-1), (q.detach() - target).abs().mean((0, 2)) * counts, q.mean(-1)
         else:
             error = (q.detach() - target).abs().mean(0) * counts
-        number = counts.sum().clamp_min(1.0)
-        loss = (losses * batch.weight).sum() / number
-        norm = self._step(self.critic_optimizer, loss)
+        figures = (torch.stack([q.detach().mean(0), error, *more.values()]) * counts).sum(-1) / number
+        found = self._step(self.critic_optimizer, part_of_mean(losses, batch.weight, number), *figures)
         self.keep_errors(error)
-        q_mean, td_error = (torch.stack([q.detach().mean(0), error]) * counts).sum(-1).div(number).unbind()
-        return {"critic_loss": loss.detach(), "q_mean": q_mean, "td_error": td_error, "critic_grad_norm": norm}
+        return dict(zip(("critic_grad_norm", "critic_loss", "q_mean", "td_error", *more), found, strict=True))
 
 
 FIGURES = {
@@ -217,9 +234,9 @@ def critic_losses(q: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (q - target).square().sum(0)
 
 
-def mean_of(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Mean over those that count, [N] each."""
-    return (values * counts).sum() / counts.sum().clamp_min(1.0)
+def part_of_mean(values: torch.Tensor, counts: torch.Tensor, number: torch.Tensor | int) -> torch.Tensor:
+    """This rank's part of a mean over all ranks: over those [N] that count, `number` on all of them."""
+    return (values * counts).sum() / number
 
 
 def normalised(policy: Policy, observation: Observation) -> Observation:

@@ -93,7 +93,6 @@ def dqn_loss(q: torch.Tensor, target: torch.Tensor, huber_delta: float | None) -
 class DQN(QReplay):
     """Updates one policy from what it kept of all rollouts."""
 
-    SEVERAL_RANKS = True
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
@@ -101,6 +100,9 @@ class DQN(QReplay):
 
         super().__init__(config, group, guard, seed)
         self.noise = group.actor.noise
+        size = self.world.size
+        self._noise_of_ranks = [tuple(one.repeat(size, 1) for one in pair) if size > 1 else pair for pair in self.noise]
+        """As a checkpoint holds it: of the agents of all ranks, as if they were one's."""
         self._redraw()
         self.learns_by: DQN | FusedQLearner = find_q_learner(self) if type(self) is DQN else self
         """Who makes updates: itself, by torch, or in its stead a kernel, where it can."""
@@ -176,7 +178,7 @@ class DQN(QReplay):
 
     def state(self) -> State:
         found = super().state()
-        noise = {f"noise_{i}.{end}": one for i, pair in enumerate(self.noise) for end, one in enumerate(pair)}
+        noise = {f"noise_{i}.{end}": one for i, pair in enumerate(self._noise_of_ranks) for end, one in enumerate(pair)}
         return {**found, "acting": {**found["acting"], **noise}}
 
     def add(self) -> Figures:
@@ -185,7 +187,21 @@ class DQN(QReplay):
         self._redraw()
         return found
 
+    def restored(self) -> None:
+        super().restored()
+        for ours, of_ranks in self._noise_pairs():
+            ours.copy_(self.world.part(of_ranks, 0))
+
     def _redraw(self) -> None:
         from trainers.networks.last_layers import redraw
 
         redraw(self.noise, self.generator)
+        for ours, of_ranks in self._noise_pairs():
+            self.world.gather_into(of_ranks.view(-1, *ours.shape), ours)
+
+    def _noise_pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """This rank's noise, each with that of all ranks; nothing where it is alone."""
+        if self.world.size == 1:
+            return
+        for ours, of_ranks in zip(self.noise, self._noise_of_ranks, strict=True):
+            yield from zip(ours, of_ranks, strict=True)

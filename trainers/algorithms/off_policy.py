@@ -37,6 +37,9 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.replay.store import ReplayStore
     from trainers.replay.windows import Transitions
 
+MOST_UPDATES = 1_000_000
+"""Of an iteration: the host makes a list of them."""
+
 
 @dataclass(frozen=True)
 class OffPolicyConfig(PolicyConfig):
@@ -48,7 +51,7 @@ class OffPolicyConfig(PolicyConfig):
     buffer_size: Count = 100_000
     """Transitions that are kept, over all envs and agents, rounded up to whole iterations. Each of several GPUs keeps
     those of its envs."""
-    n_step: Count = 1
+    n_step: Annotated[int, Between(1, 1_000)] = 1
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     prioritized: bool = False
     """Whether transitions are drawn by how wrong their Q-values last were, instead of uniformly."""
@@ -100,6 +103,14 @@ class OffPolicyConfig(PolicyConfig):
         if self.tiers.admit.startswith("priority") and not self.prioritized:
             yield "tiers.admit", "transitions have no priorities. Set prioritized: true, or admit: all or stride:4."
 
+    def problems_with(self, spec: GroupSpec, num_steps: int, num_envs: int) -> Iterator[tuple[str, str]]:
+        yield from super().problems_with(spec, num_steps, num_envs)
+        num_env_steps = num_steps * num_envs
+        if self.replay_ratio * num_env_steps > MOST_UPDATES:
+            message = f"{self.replay_ratio:g} asks for {self.replay_ratio * num_env_steps:,.0f} updates of an iteration"
+            message += f" ({num_env_steps:,} env steps), and at most {MOST_UPDATES:,} can be planned."
+            yield "replay_ratio", f"{message} Lower it, or train_batch_size."
+
     def window(self) -> Transitions | Sequences:
         """What is learned from."""
         from trainers.replay.windows import Transitions
@@ -136,8 +147,8 @@ class OffPolicy(Algorithm):
             self.optimizer.safe_step()
             self.keep_errors(error)
 
-    Where it says so (SEVERAL_RANKS), ranks keep and draw the transitions of their own envs, as from one store:
-    `batch_size`, `learning_starts` and `replay_ratio` are of all of them together; see replay/one_tree.py.
+    Several ranks keep and draw the transitions of their own envs, as from one store: `batch_size`, `learning_starts`
+    and `replay_ratio` are of all of them together; see replay/one_tree.py.
 
     An algorithm says of `num_bytes` what its networks and an update take, besides what is said here.
     """
@@ -154,17 +165,12 @@ class OffPolicy(Algorithm):
         "bytes_written": "bytes so far that were written for that: less, where a checkpoint had written them",
         "bytes_read": "bytes so far that batches needed of files",
     }
-    SEVERAL_RANKS: ClassVar[bool] = False
-    """Whether its update is one of all ranks together."""
     config: OffPolicyConfig
     followers: Sequence[tuple[nn.Module, nn.Module]] = ()
     """Networks that targets are made by, each with the one that it follows by `tau`."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         super().__init__(config, group, guard, seed)
-        if self.world.size > 1 and not self.SEVERAL_RANKS:
-            name = f"policy.{group.name}.algorithm: {config.algorithm}"
-            raise ConfigError(f"{name} learns on one GPU alone. Set trainer.num_gpus: 1, or take DQN.")
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""
@@ -183,6 +189,9 @@ class OffPolicy(Algorithm):
         else:
             self.feed = self.table.feed(self.batch_size, config.tiers.ahead)
             self._draw, self._batch = lambda: None, self.feed.batch  # `update` has each batch made
+        has_holes = self.store.tiered is not None and self.store.tiered.division.has_holes
+        self._all_count = group.active is None and self._batch.valid is None and not has_holes
+        """Whether all that is drawn is learned from: no agent leaves, no sequence is cut short, no tier loses any."""
         self._relabel: Callable[[], None] | None = None
         if config.hindsight:
             from trainers.replay.hindsight import Hindsight
@@ -343,9 +352,9 @@ class OffPolicy(Algorithm):
         return samples_of(batch, self.group.features, self.group.spec.num_agents)
 
     def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:
-        """How many transitions all ranks learn from, at least 1, by `counts` [N] of this one: 0 where one does not."""
-        if self.world.size > 1 and self.group.active is None:
-            return self.world.total(len(counts))
+        """How many losses all ranks learn from, at least 1, by `counts` [...] of this one: 0 where one does not."""
+        if self.world.size > 1 and self._all_count:
+            return self.world.total(counts.numel())
         return self.world.total(counts.sum()).clamp_min(1.0)
 
     def keep_errors(self, error: torch.Tensor) -> None:

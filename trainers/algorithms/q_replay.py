@@ -94,7 +94,7 @@ class QReplay(OffPolicy):
         from trainers.learning.optimiser import SafeAdam
 
         super().__init__(config, group, guard, seed)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(self.world.first(lambda: seed))
         self.learned = self.learned_with(self.policy, config, group.spec, generator).to(self.device)
         """The policy, or a module of it and what is learned beside it."""
         self.target = copy.deepcopy(self.learned).requires_grad_(False)

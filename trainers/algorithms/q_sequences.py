@@ -75,23 +75,39 @@ class QSequencesConfig(QReplayConfig):
                 message = f"{self.algorithm} learns from single steps with model.type: {self.model.type}."
                 yield name, f"{message} Leave this out, or take gru."
 
+    def problems_with(self, spec: GroupSpec, num_steps: int, num_envs: int) -> Iterator[tuple[str, str]]:
+        yield from super().problems_with(spec, num_steps, num_envs)
+        if not self.from_sequences:
+            return
+        num_rows = num_envs * self.num_items(spec)
+        num_kept = self.capacity(spec, num_steps, num_envs) // num_envs
+        num_items = (num_kept - self.num_around) // self.period * num_rows
+        if num_items < self.batch_size:
+            message = f"{self.batch_size} sequences are more than the {num_items} that there are with buffer_size: "
+            message += f"{self.buffer_size}, as one begins every {self.period} steps. Learn from fewer, or set "
+            yield "batch_size", f"{message}buffer_size: {-(-self.batch_size // num_rows) * num_rows * self.period}."
+
     def sequences(self, axis: str) -> Sequences:
         """What is learned from, where it remembers; items by "agent" or by "env"."""
         from trainers.replay.sequences import Sequences
 
         return Sequences(self.length, self.burn_in, self.period, self.n_step, self.gamma, axis=axis)
 
-    def capacity_of_sequences(self, num_items: int, num_steps: int, num_envs: int) -> int:
-        """Env steps, over all envs, that hold `buffer_size` transitions, and a sequence of each env at least: those
-        that are under way apart, and in whole periods.
+    def num_items(self, spec: GroupSpec) -> int:
+        """Of an env in each step: its agents."""
+        return spec.num_agents
 
-        Args:
-            num_items: of an env in each step: its agents, or 1 of a team.
-        """
-        window = self.window()
-        num_kept = max(-(-self.buffer_size // (num_items * num_envs)), window.period)
-        whole = math.lcm(num_steps, window.period)
-        return -(-(num_kept + window.behind + window.ahead) // whole) * whole * num_envs
+    @property
+    def num_around(self) -> int:
+        """Steps of a sequence besides the one that it is known by."""
+        return self.burn_in + self.length + self.n_step - 1
+
+    def capacity_of_sequences(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
+        """Env steps, over all envs, that hold `buffer_size` transitions, and a sequence of each env at least: those
+        that are under way apart, and in whole periods."""
+        num_kept = max(-(-self.buffer_size // (self.num_items(spec) * num_envs)), self.period)
+        whole = math.lcm(num_steps, self.period)
+        return -(-(num_kept + self.num_around) // whole) * whole * num_envs
 
 
 def actor_of(policy: Policy, spec: GroupSpec, stage: Stage) -> EpsilonGreedyActor:

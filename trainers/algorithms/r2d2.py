@@ -48,7 +48,7 @@ class R2D2Config(QSequencesConfig):
     MIN_STEPS: ClassVar[int] = 10
     TAKES_GOALS: ClassVar[bool] = False
 
-    n_step: Count = 5
+    n_step: Annotated[int, Between(1, 1_000)] = 5
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     prioritized: bool = True
     """Whether sequences are drawn by how wrong their Q-values last were, instead of uniformly."""
@@ -79,7 +79,7 @@ class R2D2Config(QSequencesConfig):
         return self.sequences("agent")
 
     def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
-        return self.capacity_of_sequences(spec.num_agents, num_steps, num_envs)
+        return self.capacity_of_sequences(spec, num_steps, num_envs)
 
 
 def rescaled(value: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -3,6 +3,9 @@
 They lie in a store of their own, which nothing is added to. Each item of a batch is one of theirs with a probability of
 `demo_ratio`, whatever the others are; both stores are drawn from by their own priorities, and both learn new ones.
 
+Each of several ranks holds all demonstrations, and draws its part of a batch from them; new priorities go to all ranks,
+so that all draw by the same.
+
 Source: Gulcehre et al. 2019, "Making efficient use of demonstrations to solve hard exploration problems",
 arXiv:1909.01387.
 """
@@ -130,17 +133,18 @@ class R2D3(R2D2):
         if least < 0 or most > last:
             told = f"'action' holds {least if least < 0 else most}, and never but from 0 to {last}"
             raise ConfigError(f"policy.{group.name}.demonstrations: {config.demonstrations}: {told}. Record it anew.")
-        selector, halted = config.selector(), guard.flag_of(group.name)
-        self.demo_table = self.demonstrations.table("demonstrations", selector, config.window(), halted=halted)
+        how = {"halted": guard.flag_of(group.name), "world": self.world}
+        self.demo_table = self.demonstrations.table("demonstrations", config.selector(), config.window(), **how)
         for call in self.demo_table.added:  # all of them came in before there was a table
             call()
         self._draw_demos, self._demos = self.demo_table.prepare_draw(self.batch_size)
         self._is_demo = torch.zeros(self.batch_size, dtype=torch.bool, device=self.device)
         if config.prioritized:
-            self._demo_priority = torch.zeros_like(self._priority)
             # Not in order: of equal items the last that has a new priority counts, and not the last alone.
             self._update = self.table.prepare_update(self._batch.index, self._priority, in_order=False)
-            given = self._demos.index, self._demo_priority
+            self._demo_index = self._demos.index.repeat(self.world.size, 1)
+            self._demo_priority = self._priority.repeat(self.world.size, 1)
+            given = self._demo_index.view(-1), self._demo_priority.view(-1)
             self._update_demos = self.demo_table.prepare_update(*given, in_order=False)
 
     @classmethod
@@ -157,7 +161,7 @@ class R2D3(R2D2):
 
         window, (layout, _) = config.window(), layout_of_dataset(Path(config.demonstrations))
         items = layout.num_slots // window.period * layout.num_envs * layout.num_agents
-        of_tree = bytes_of_tree(items) + 4 * config.batch_size if config.prioritized else 0
+        of_tree = bytes_of_tree(items) + 12 * config.batch_size if config.prioritized else 0
         of_batch = bytes_of(window.sizes(layout, config.batch_size)) + config.batch_size
         found = super().num_bytes(config, actor, num_steps, num_envs, device)
         return {**found, "demonstrations": layout.num_bytes + of_tree + of_batch}
@@ -180,7 +184,8 @@ class R2D3(R2D2):
         return mixed(self._is_demo, demos, played)
 
     def learn(self) -> Figures:
-        return {**super().learn(), "demo_share": self._is_demo.float().mean()}
+        found, share = super().learn(), self._is_demo.float().mean()
+        return {**found, "demo_share": self.world.average(self.batch_size, share)[1]}
 
     def keep_errors(self, error: torch.Tensor) -> None:
         if not self.config.prioritized:
@@ -189,7 +194,8 @@ class R2D3(R2D2):
 
         error = error.detach()
         self._priority.copy_(error.masked_fill(self._is_demo, KEPT))
-        self._demo_priority.copy_(error.masked_fill(~self._is_demo, KEPT))
+        self.world.gather_into(self._demo_index, self._demos.index)
+        self.world.gather_into(self._demo_priority, error.masked_fill(~self._is_demo, KEPT))
         for update, table in ((self._update, self.table), (self._update_demos, self.demo_table)):
             update()
             table.selector.tree.refuse_nothing()  # those that keep theirs are no mistake

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainers.algorithms import actor_critic
-from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, mean_of, normalised
+from trainers.algorithms.actor_critic import (
+    ActorAndCritics,
+    ActorAndCriticsConfig,
+    critic_losses,
+    normalised,
+    part_of_mean,
+)
 from trainers.algorithms.algorithm import Figures, State
 from warpdrive.config import Fraction, Positive
 
@@ -190,13 +196,14 @@ class SAC(ActorAndCritics):
             counts: [...], 1 where they count, else 0.
             mask: [..., actions] bool, what could be done; None: everything.
         """
-        loss = mean_of(-value, counts)
-        norm = self._step(self.optimizer, loss)
+        number = self.number_of(counts)
+        mean_entropy = part_of_mean(entropy.detach(), counts, number)
+        norm, loss, mean_entropy = self._step(self.optimizer, part_of_mean(-value, counts, number), mean_entropy)
         if self.temperature_optimizer is not None:
             target_entropy = target_entropy_of(self.config, self.group.spec, mask)
             losses = temperature_losses(self.temperature["log"], entropy, target_entropy)
-            self._step(self.temperature_optimizer, mean_of(losses, counts))
-        return {"actor_loss": loss.detach(), "entropy": mean_of(entropy.detach(), counts), "grad_norm": norm}
+            self._step(self.temperature_optimizer, part_of_mean(losses, counts, number))
+        return {"actor_loss": loss, "entropy": mean_entropy, "grad_norm": norm}
 
     def _deviate(self, batch: Samples) -> torch.Tensor | None:
         """Draws for an action of a Box in each transition."""

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trainers.algorithms import actor_critic
-from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, mean_of, normalised
+from trainers.algorithms.actor_critic import (
+    ActorAndCritics,
+    ActorAndCriticsConfig,
+    critic_losses,
+    normalised,
+    part_of_mean,
+)
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.c51 import c51_loss, projected, support_of
 from warpdrive.config import Between, Count, Number, Schedule, value_at
@@ -241,14 +247,14 @@ class TD3(ActorAndCritics):
         if not config.distributional:
             return {**self._learn_critics(*critic_pass(*networks, batch, noise, config), batch), "outermost": 0.0}
         *found, outermost = distributional_pass(*networks, batch, noise, config)
-        return {**self._learn_critics(*found, batch), "outermost": mean_of(outermost, batch.weight.sign())}
+        return dict(self._learn_critics(*found, batch, outermost=outermost))
 
     def improve(self) -> Figures:
         """One update of the policy, from the transitions that the critics learned from last."""
         batch = self.drawn()
-        loss = mean_of(actor_losses(self.policy, self.critics, batch.observation), batch.weight.sign())
-        norm = self._step(self.optimizer, loss)
-        return {"actor_loss": loss.detach(), "grad_norm": norm}
+        losses, counts = actor_losses(self.policy, self.critics, batch.observation), batch.weight.sign()
+        norm, loss = self._step(self.optimizer, part_of_mean(losses, counts, self.number_of(counts)))
+        return {"actor_loss": loss, "grad_norm": norm}
 
     @classmethod
     def _passes(

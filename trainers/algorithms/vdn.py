@@ -41,9 +41,12 @@ class VDNConfig(TeamReplayConfig, QSequencesConfig):
     def window(self) -> Transitions | Sequences:
         return self.sequences("env") if self.from_sequences else super().window()
 
+    def num_items(self, spec: GroupSpec) -> int:
+        return 1  # its team
+
     def capacity(self, spec: GroupSpec, num_steps: int, num_envs: int) -> int:
         if self.from_sequences:
-            return self.capacity_of_sequences(1, num_steps, num_envs)
+            return self.capacity_of_sequences(spec, num_steps, num_envs)
         return super().capacity(spec, num_steps, num_envs)
 
 

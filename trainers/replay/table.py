@@ -77,6 +77,12 @@ class Table:
         self._prepared: dict[int, tuple[Callable[[], None], Batch]] = {}
         self.max_times_sampled, self.max_staleness, self.halted = max_times_sampled, max_staleness, halted
         self.rate_limiter = MinSize(1) if rate_limiter is None else rate_limiter
+        ratio = self.rate_limiter.samples_per_insert
+        if 0 < max_times_sampled < ratio and self.rate_limiter.max_diff < float("inf"):
+            raise ConfigError(
+                f"table '{name}': {ratio:g} draws an item cannot be kept up, as max_times_sampled is "
+                f"{max_times_sampled}: in the end nothing more could come in. Raise that, or lower the ratio."
+            )
         self.staleness = Staleness(max_staleness)
         self.num_sampled = torch.zeros(1, dtype=torch.int64)
         """[1] on the host: items drawn so far."""

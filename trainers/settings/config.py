@@ -14,6 +14,7 @@ from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, 
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:
+    from trainers.experience.spec import GroupSpec
     from warpdrive.env import Env
 
 Name = Annotated[
@@ -190,6 +191,15 @@ class PolicyConfig:
     def of_rank(self, num_ranks: int) -> PolicyConfig:
         """What each of so many ranks takes of it, as if it were alone: its part of what is counted over all."""
         return self
+
+    def problems_with(self, spec: GroupSpec, num_steps: int, num_envs: int) -> Iterator[tuple[str, str]]:
+        """Keys that do not fit who plays, as `problems` tells them.
+
+        Args:
+            num_steps: of an iteration.
+            num_envs: of all GPUs.
+        """
+        yield from ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type

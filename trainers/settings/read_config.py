@@ -109,7 +109,7 @@ class _Reader:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
                     policy[name] = one = _with_lr(self._with_minibatches(name, one, trainer, env), trainer, env)
-                    self._check_fits(name, one, env)
+                    self._check_fits(name, one, trainer, env)
         if None not in (env, saving, evaluation):
             known = metrics_to_go_by([*policy, *env.groups], env.groups, evaluation, env.figures)
             self._check_best_metric(saving, known)
@@ -265,7 +265,7 @@ class _Reader:
             message = f"no policy covers agents '{name}' ({number}). Add policy.{name}, or one for all, {SHARED}."
             self._add(message, "policy")
 
-    def _check_fits(self, name: str, policy: PolicyConfig, env: Env) -> None:
+    def _check_fits(self, name: str, policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> None:
         """Whether its algorithm can learn what a policy is to do, and its network see what there is to see."""
         with contextlib.suppress(EnvError):  # of agents that differ, the Trainer tells
             spec = spec_of(env, name)
@@ -273,6 +273,8 @@ class _Reader:
                 check_algorithm(policy, spec)
             except EnvError as error:
                 self._add(str(error).removeprefix(f"policy.{name}: "), "policy", name, "algorithm")
+            for key, message in policy.problems_with(spec, trainer.num_steps, trainer.num_envs):
+                self._add(message, "policy", name, *key.split("."))
             wrong = problem_of_images(policy.model.conv, parts(spec.observation_space))
             if policy.model.type == "cnn" and wrong is not None:
                 key, message = wrong

@@ -316,7 +316,7 @@ def test_each_env_tries_as_much_as_ape_x_says(make):
 
 def test_a_store_holds_a_sequence_of_each_env_at_least(make):
     """4 + 6 + 3 - 1 steps around an anchor, and a period of 4, in whole iterations of 8."""
-    assert make("acrobot", buffer_size=5).algorithms["shared"].store.num_slots == 16
+    assert make("acrobot", buffer_size=5, batch_size=3).algorithms["shared"].store.num_slots == 16
     assert make("acrobot", buffer_size=60).algorithms["shared"].store.num_slots == 32  # 60 / 3 + 12
 
 

@@ -37,7 +37,7 @@ def make(tmp_path, device, dataset):
     """A function that makes a run of 4 envs, an episode an iteration; an item is an episode."""
 
     def make(resume: Path | None = None, num_iterations: int = 4, env: dict | None = None, **policy: object) -> Trainer:
-        small = {"burn_in": 0, "length": SIZE, "period": SIZE, "n_step": 1, "batch_size": 64, "buffer_size": 96}
+        small = {"burn_in": 0, "length": SIZE, "period": SIZE, "n_step": 1, "batch_size": 64, "buffer_size": 384}
         small |= {"learning_starts": 0, "replay_ratio": 0.1, "model": {"fc_dims": [8], "memory_size": 6}}
         small |= {"demonstrations": str(dataset), "demo_ratio": RATIO}
         size = 4 * SIZE

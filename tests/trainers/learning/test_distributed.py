@@ -262,6 +262,9 @@ def test_alone_nothing_is_summed_and_nobody_is_asked():
     assert world.moments(3, tensor, tensor) == (3, tensor, tensor)
     assert world.first(lambda: 7) == 7
     assert world.gather(7) == [7]
+    gathered = torch.zeros(1, 3)
+    world.gather_into(gathered, tensor)
+    assert gathered.tolist() == [[1.0, 1.0, 1.0]]
     assert world.agree_on(15) == 15
     with world.watched():
         pass

@@ -120,7 +120,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, device):
     [
         ({"n_step": 3}, "hindsight: other goals are for single steps of single agents"),
         ({"algorithm": "VDN"}, "hindsight: other goals are for single steps of single agents"),
-        ({"algorithm": "R2D2", "model": {"type": "gru"}}, "hindsight: other goals are for single steps"),
+        ({"algorithm": "R2D2", "batch_size": 16, "model": {"type": "gru"}}, "hindsight: other goals are for "),
         ({"name": "cartpole", "env": {}}, "the agents observe no Dict with achieved_goal and desired_goal. Leave"),
     ],
 )

@@ -5,7 +5,11 @@ import random
 
 import pytest
 
+from trainers.experience.field import Field
 from trainers.replay.limits import Counter, MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack, Staleness
+from trainers.replay.selectors import Uniform
+from trainers.replay.store import ReplayStore
+from trainers.replay.windows import Transitions
 from warpdrive.errors import ConfigError
 
 
@@ -112,3 +116,13 @@ def test_items_of_old_policies_are_not_drawn():
     assert staleness.oldest(8, 56) == 48 and staleness.oldest(9, 56) == 56
     with pytest.raises(ConfigError, match="version 3 of the policy comes after version 6"):
         staleness.played(3, 56)
+
+
+def test_a_ratio_that_no_item_may_be_drawn_as_often_as_is_refused(backend):
+    """At 4 draws an item, of 2 that each may have, the difference only grows: then nothing more comes in."""
+    store = ReplayStore([Field("reward")], 1, 1, num_steps=2, capacity=8, backend=backend)
+    line = "^table 'four': 4 draws an item cannot be kept up, as max_times_sampled is 2: .* Raise that, or lower"
+    with pytest.raises(ConfigError, match=line):
+        store.table("four", Uniform(), Transitions(), rate_limiter=SampleToInsertRatio(4.0, 1), max_times_sampled=2)
+    for name, limiter in (("two", SampleToInsertRatio(2.0, 1)), ("any", MinSize(1)), ("queue", Queue(3))):
+        store.table(name, Uniform(), Transitions(), rate_limiter=limiter, max_times_sampled=2)
