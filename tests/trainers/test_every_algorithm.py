@@ -160,7 +160,7 @@ def test_a_space_it_cannot_act_in_is_a_line_of_its_config(name, tmp_path, monkey
             assert f"these agents act in a {space}. Take " in last
     of_all = ["Discrete", "Box", "MultiDiscrete"]
     of_few = {"SAC": of_all[:2], **dict.fromkeys(OF_BOXES, of_all[1:2])}
-    assert acts == (of_all if name in ("A2C", "IMPALA", "MAPPO", "PPO") else of_few.get(name, of_all[:1]))
+    assert acts == (of_all if name in ("A2C", "IMPALA", "MAPPO", "OFFPPO", "PPO") else of_few.get(name, of_all[:1]))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
