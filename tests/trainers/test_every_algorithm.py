@@ -160,7 +160,7 @@ def test_a_space_it_cannot_act_in_is_a_line_of_its_config(name, tmp_path, monkey
             assert f"these agents act in a {space}. Take " in last
     of_all = ["Discrete", "Box", "MultiDiscrete"]
     of_few = {"SAC": of_all[:2], **dict.fromkeys(OF_BOXES, of_all[1:2])}
-    assert acts == (of_all if name in ("A2C", "IMPALA", "MAPPO", "OFFPPO", "PPO") else of_few.get(name, of_all[:1]))
+    assert acts == (of_all if name in ("A2C", "IMPALA") or name.endswith("PPO") else of_few.get(name, of_all[:1]))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -212,8 +212,9 @@ def test_two_ranks_share_its_updates_and_go_on_bit_for_bit(name, ranks):
     """What is not the same on all ranks is not saved."""
     expected, found = json.loads((ranks / f"{name}.json").read_text())
     assert found == expected
-    stores = [file for file in found if file.startswith("replay.")]
-    assert len(stores) == (2 if issubclass(find_algorithm(name)[0], OffPolicy) else 0)  # one of each rank
+    stores = {file for file in found if file.startswith("replay.") and ".rank_1." not in file}
+    assert {file.replace(".safetensors", ".rank_1.safetensors") for file in stores} <= found.keys()
+    assert stores or not issubclass(find_algorithm(name)[0], OffPolicy)
 
 
 @pytest.mark.alone
