@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fused_cases import EVEN, FULL, MIXED, NOBODYS, Case, Shown, make_mask, make_packed, make_policy
+from quiet_guard import QuietGuard
 
 from trainers.algorithms.a2c import A2C, A2CConfig, a2c_loss, trust
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
-from trainers.learning.guard import NOTHING_FOUND
 from trainers.settings.config import PolicyConfig
 from warpdrive.backends.base import Backend
 
@@ -240,25 +240,6 @@ class MadeUp:
         mask = None if self.mask is None else self.mask.flatten(0, 2).cpu()
         log_prob, entropy = self.exact.head.log_prob_and_entropy(outputs, self.taken.flatten(0, 2), mask)
         return log_prob, entropy, value
-
-
-class QuietGuard:
-    """Takes what kernels find, and searches nothing itself."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.halted, self._flag = torch.zeros(2, 1, device=device)
-        self.found = {
-            tensor: torch.full((1,), NOTHING_FOUND, dtype=torch.int64, device=device) for tensor in ("loss", "gradient")
-        }
-
-    def flag_of(self, policy: str) -> torch.Tensor:
-        return self._flag
-
-    def place_of(self, tensor: str, policy: str) -> torch.Tensor:
-        return self.found[tensor]
-
-    def check_statistics(self, policy: str) -> None:
-        pass
 
 
 def make_learner(group: MadeUp, config: PolicyConfig) -> OnPolicy:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from quiet_guard import QuietGuard
 from torch import distributions
 
 from trainers.algorithms.a2c import A2C, A2CConfig
 from trainers.algorithms.ppo import PPO, PPOConfig
 from trainers.experience.samples import Samples
 from trainers.heads import make_head
-from trainers.learning.guard import GradientCheck
 from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
@@ -100,25 +100,12 @@ def random_policy(config, space: str, seed: int) -> Policy:
 
 def ours(algorithm: type, config, group: RandomGroup, monkeypatch) -> tuple[dict[str, float], list[torch.Tensor]]:
     """Figures and gradient of an update."""
-    nothing, flag = lambda *arguments: None, torch.zeros(1)
-    checks = dict.fromkeys(("check_loss", "check_statistics"), nothing)
-    guard = SimpleNamespace(flag_of=lambda policy: flag, prepare_gradient=prepare_gradient, **checks)
+    guard = QuietGuard(torch.device("cpu"), torch.float64)
     learner = algorithm(config, group, estimate=lambda: None, guard=guard)
     gradient = []
     monkeypatch.setattr(learner.optimizer, "step", lambda: gradient.extend(p.grad.clone() for p in learner.parameters))
     figures = {name: float(figure) for name, figure in learner.update().items()}
     return figures, gradient
-
-
-def prepare_gradient(policy, num_parameters, stopped, max_norm, first=0) -> GradientCheck:
-    """The guard's, in float64 and by torch."""
-    norms, norm, scale, skip = (torch.zeros(number, dtype=torch.float64) for number in (num_parameters, 1, 1, 1))
-
-    def look() -> None:
-        norm.copy_(norms.norm())
-        scale.copy_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-
-    return GradientCheck(norms, norm[0], scale[0], skip[0], look)
 
 
 def theirs(loss_class: type, group: RandomGroup, normalize: bool, **options) -> tuple[TensorDict, list[torch.Tensor]]:
