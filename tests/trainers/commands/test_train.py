@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -29,6 +30,7 @@ class FakeTrainer:
     made: ClassVar[list[dict]] = []
 
     def __init__(self, config, run_name, source, command, resume, **asked) -> None:
+        self.run = SimpleNamespace(path=Path("runs", "fake"))
         self.made.append(asked)
 
     def train(self) -> None:
