@@ -185,23 +185,23 @@ class OffPolicy(Algorithm):
         self._add = self.store.prepare_add(self.window_of_rollout())
         self.feed = None
         if self.store.tiered is None:
-            self._draw, self._batch = self.table.prepare_draw(self.batch_size)
+            self._draw, self.batch = self.table.prepare_draw(self.batch_size)
         else:
             self.feed = self.table.feed(self.batch_size, config.tiers.ahead)
-            self._draw, self._batch = lambda: None, self.feed.batch  # `update` has each batch made
+            self._draw, self.batch = lambda: None, self.feed.batch  # `update` has each batch made
         has_holes = self.store.tiered is not None and self.store.tiered.division.has_holes
-        self._all_count = group.active is None and self._batch.valid is None and not has_holes
+        self._all_count = group.active is None and self.batch.valid is None and not has_holes
         """Whether all that is drawn is learned from: no agent leaves, no sequence is cut short, no tier loses any."""
         self._relabel: Callable[[], None] | None = None
         if config.hindsight:
             from trainers.replay.hindsight import Hindsight
 
             env = group.rollout.env
-            goals = Hindsight(self.table, self._batch, env, group.spec, config.hindsight, self.generator)
+            goals = Hindsight(self.table, self.batch, env, group.spec, config.hindsight, self.generator)
             self._relabel = goals.relabel
         if config.prioritized:
-            self._priority = self._batch.weight.clone()
-            self._update = self.table.prepare_update(self._batch.index, self._priority)
+            self._priority = self.batch.weight.clone()
+            self._update = self.table.prepare_update(self.batch.index, self._priority)
 
     @classmethod
     def why_not(cls, config: OffPolicyConfig, spec: GroupSpec) -> str | None:
@@ -343,7 +343,7 @@ class OffPolicy(Algorithm):
 
     def drawn(self) -> Samples:
         """Those that were drawn last, for another phase of the same update."""
-        return self.samples(self._batch)
+        return self.samples(self.batch)
 
     def samples(self, batch: Batch) -> Samples:
         """What a draw of its table gave, as its networks take it."""

@@ -90,7 +90,7 @@ class OFFPPO(PPO):
         self.table = self.store.table("transitions", **given, halted=guard.flag_of(group.name))
         held = {"log_prob": group.log_prob, "advantage": group.advantage, "target": self.target}
         self._add = self.store.prepare_add(window_of(group) | {one.name: held[one.name] for one in kept})
-        self._draw, self._batch = self.table.prepare_draw(-(-group.num_units // config.num_minibatches))
+        self._draw, self.batch = self.table.prepare_draw(-(-group.num_units // config.num_minibatches))
         self._told = torch.zeros(3, device=self.device)
         """[3]: rows drawn in this update, those of them that counted, and how many iterations ago these were played."""
 
@@ -161,7 +161,7 @@ class OFFPPO(PPO):
         """As many as PPO's, each drawn when its turn has come."""
         for _ in range(self.config.num_minibatches):
             self._draw()
-            samples = self.samples(self._batch)
+            samples = self.samples(self.batch)
             self._tell(samples)
             yield samples
 
@@ -185,7 +185,7 @@ class OFFPPO(PPO):
         import torch
 
         num_steps, num_slots = self.group.shape[0], self.store.num_slots
-        slot = self._batch.index // self.table.num_rows
+        slot = self.batch.index // self.table.num_rows
         age = (self.store.small["head"][0] - 1 - slot) % num_slots // num_steps
         counts = samples.weight.sign()
         self._told += torch.stack([torch.ones_like(counts), counts, counts * age]).sum(-1)

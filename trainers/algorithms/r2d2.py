@@ -187,7 +187,7 @@ class R2D2(QReplay):
         from trainers.replay.of_group import sequences_of
 
         self._draw()
-        return sequences_of(self._batch, self.group.features, self.group.spec.num_agents)
+        return sequences_of(self.batch, self.group.features, self.group.spec.num_agents)
 
     def weight_of(self, batch: SampledSequences) -> torch.Tensor:
         return batch.valid * batch.weight

@@ -141,7 +141,7 @@ class R2D3(R2D2):
         self._is_demo = torch.zeros(self.batch_size, dtype=torch.bool, device=self.device)
         if config.prioritized:
             # Not in order: of equal items the last that has a new priority counts, and not the last alone.
-            self._update = self.table.prepare_update(self._batch.index, self._priority, in_order=False)
+            self._update = self.table.prepare_update(self.batch.index, self._priority, in_order=False)
             self._demo_index = self._demos.index.repeat(self.world.size, 1)
             self._demo_priority = self._priority.repeat(self.world.size, 1)
             given = self._demo_index.view(-1), self._demo_priority.view(-1)

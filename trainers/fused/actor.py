@@ -30,18 +30,25 @@ if TYPE_CHECKING:
 
 
 def group_constants(group: GroupRollout) -> dict[str, Constant]:
-    """Where a group's agents see and act: the constants that fused_act.cuh and fused_learn.cuh share."""
+    """Where a group's agents see and act, and how: the constants that fused_act.cuh and fused_learn.cuh share."""
     active = group.rollout.active
+    return {
+        **place_constants(group),
+        "ALL_AGENTS": 1 if active is None else active.shape[-1],
+        **head_constants(group.policy.head),
+        "HAS_MASK": group.mask is not None,
+    }
+
+
+def place_constants(group: GroupRollout) -> dict[str, Constant]:
+    """Where a group's agents see and act."""
     return {
         "GROUP_SIZE": len(group.agents),
         "FIRST_AGENT": group.agents.start,
-        "ALL_AGENTS": 1 if active is None else active.shape[-1],
         "SEEN_COLUMNS": group.seen_array.shape[2],
         "FIRST_SEEN": group.spec.seen[0].columns.start,
         "NUM_COLUMNS": group.action_array.shape[2],
         "FIRST_COLUMN": group.spec.acts.columns.start,
-        **head_constants(group.policy.head),
-        "HAS_MASK": group.mask is not None,
     }
 
 

@@ -8,10 +8,10 @@ import torch
 
 from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
 from trainers.experience.group_rollout import GroupRollout
-from trainers.fused.actor import group_constants
+from trainers.fused.actor import place_constants
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import FULL_PRECISION
-from trainers.fused.q_learner import QShape, layers_of, why_no_kernel, widths_of
+from trainers.fused.q_learner import QShape, layers_of, why_not, widths_of
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
@@ -27,7 +27,7 @@ class FusedQActor(EpsilonGreedyActor):
 
     def _why_no_kernel(self) -> str | None:
         stage = self.stage
-        return why_no_kernel(self.policy.config, self.spec, stage.limits, stage.precision)
+        return why_not(self.policy.config, self.spec, stage.limits, stage.precision)
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
         found = super().num_bytes(num_envs)
@@ -47,7 +47,7 @@ class FusedQActor(EpsilonGreedyActor):
             widths_of(config, self.spec), num_rows, rows, -(-num_rows // rows), False, element_bytes, THREADS
         )
         constants = {
-            **group_constants(group),
+            **place_constants(group),
             **self._shape.constants(),
             "IS_TANH": config.model.activates == "tanh",
             "GREEDY": self.spec.name in stage.greedy,

@@ -1,14 +1,10 @@
 // A small network whose weights, and what all its layers say of some rows, lie in a block's shared memory.
 //
-// Constants, besides that of tensor_core.cuh:
+// Constants, besides those of rows.cuh:
 //   NUM_FEATURES, WIDTH1, WIDTH2, NUM_ACTIONS  of each layer; WIDTH2 is 0 where there is one hidden layer
-//   IS_TANH        the activation: tanh, or else the positive part
 //   ROWS, THREADS  a block's
-//
-// Rows lie `pitch` elements apart, an odd multiple of 16 bytes, so that the same columns of 8 rows do not meet in a
-// bank. What is beyond a layer's columns, up to whole tiles of 16, is 0.
 #pragma once
-#include "tensor_core.cuh"
+#include "rows.cuh"
 
 constexpr int LAYERS = WIDTH2 > 0 ? 3 : 2;
 constexpr int WARPS = THREADS / 32;
@@ -20,14 +16,6 @@ __device__ constexpr int in_of(int layer)
 __device__ constexpr int out_of(int layer)
 {
     return layer == LAYERS - 1 ? NUM_ACTIONS : layer == 0 ? WIDTH1 : WIDTH2;
-}
-__device__ constexpr int padded(int columns)
-{
-    return (columns + 15) / 16 * 16;
-}
-__device__ constexpr int pitch_of(int columns)
-{
-    return padded(columns) + 8;
 }
 // Where a layer's weights begin, among all; and its biases; and both, one after the other, as torch has them.
 __device__ constexpr int weights_at(int layer)
@@ -105,37 +93,6 @@ __device__ __forceinline__ void put(Element* weights, float* biases, int i, floa
     }
 }
 
-// A tile of A (or two neighbouring tiles of B, columns of B being rows here) out of rows in shared memory.
-template <bool IS_A>
-__device__ __forceinline__ void load_rows(Pair (&pairs)[4], const Element* rows, int pitch, int column)
-{
-    const int lane = lane_index();
-    if constexpr (HAS_TENSOR_CORES && !FULL_PRECISION) {
-        const int matrix = lane >> 3;
-        const int row = (IS_A ? matrix & 1 : matrix >> 1) * 8 + (lane & 7);
-        load_matrices<false>(pairs, rows + row * pitch + column + (IS_A ? matrix >> 1 : matrix & 1) * 8);
-        return;
-    }
-    for (int matrix = 0; matrix < 4; ++matrix) {
-        const int row = (IS_A ? matrix & 1 : matrix >> 1) * 8 + (lane >> 2);
-        const Element* two = rows + row * pitch + column + (IS_A ? matrix >> 1 : matrix & 1) * 8 + 2 * (lane & 3);
-        join(pairs[matrix], two[0], two[1]);
-    }
-}
-
-__device__ __forceinline__ float activate(float x)
-{
-    return IS_TANH ? quick_tanh(x) : positive_part(x);
-}
-
-// What an activation's slope makes of deltas, by what it gave.
-__device__ __forceinline__ Pair through_activation(float low, float high, Pair given)
-{
-    if (!IS_TANH) return where_positive(packed(low, high), given);
-    const FloatPair y = unpack(given);
-    return packed(low * (1.0f - y.low * y.low), high * (1.0f - y.high * y.high));
-}
-
 // 16 rows by 16 of a layer's columns: sums of two tiles of 8.
 template <int LAYER>
 __device__ __forceinline__ void multiply_rows(
@@ -155,19 +112,6 @@ __device__ __forceinline__ void multiply_rows(
         load_rows<false>(b, weight + column * PITCH, PITCH, k);
         multiply(sum[0], a, b[0], b[1]);
         multiply(sum[1], a, b[2], b[3]);
-    }
-}
-
-// Where a lane has two neighbouring sums of a tile: i of 4, the first two of row g, the others of row g + 8.
-template <typename Take>
-__device__ __forceinline__ void for_each_pair(const float (&sum)[2][4], Take take)
-{
-    const int g = lane_index() >> 2;
-    const int t = lane_index() & 3;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float* two = &sum[i & 1][i & 2];
-        take(g + (i >> 1) * 8, (i & 1) * 8 + 2 * t, two[0], two[1]);
     }
 }
 

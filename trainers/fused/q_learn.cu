@@ -39,26 +39,7 @@ __device__ __forceinline__ void put(const Share& share, const Quad& value, Eleme
     }
 }
 
-// x / (sqrt(y) c + 1e-5), as exact as the elements are.
-__device__ __forceinline__ float step_of(float x, float y, float c)
-{
-#if HAS_TENSOR_CORES
-    if (!FULL_PRECISION) {
-        float root;
-        asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(y));
-        return __fdividef(x, root * c + 1e-5f);
-    }
-#endif
-    return x / (sqrtf(y) * c + 1e-5f);
-}
-
 // ---- all of it
-
-__device__ __forceinline__ float over_warp(float sum, int lanes = 32)
-{
-    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    return sum;
-}
 
 // Makes the updates that are due.
 //   schedule         [2]  updates made before, and those that are due now             read, written

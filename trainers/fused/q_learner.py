@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.fused import plan as fused
 from trainers.fused.limits import Limits
+from trainers.fused.of_replay import AdamMemory, join_memory, why_no_kernel
 from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
-from trainers.networks import find_network
-from trainers.networks.mlp import MLP
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
@@ -123,7 +121,7 @@ class QShape:
 
 def plan_q(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1) -> QShape | str:
     """How the kernel makes a learner's updates; or in words why it cannot."""
-    if why := why_no_kernel(config, spec, limits, precision):
+    if why := why_not(config, spec, limits, precision):
         return why
     if config.tiers or num_ranks > 1:
         return f"the kernel of Q-learning is of one GPU{', and knows no tiers' if config.tiers else ''}"
@@ -147,33 +145,10 @@ def bytes_of_q_learner(config: DQNConfig, actor: Actor) -> int | None:
     return None if isinstance(found, str) else found.num_bytes
 
 
-def why_no_kernel(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
+def why_not(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
     """Why no kernel knows a policy's network, in words; None if some do."""
-    if limits.capability is None and not fused.RUNS_ON_CPU:
-        return "on a CPU it is faster than the fused kernels"
-    if precision not in ("bf16", fused.FULL_PRECISION):
-        return f"trainer.precision is {precision}, and the fused kernels' is bf16"
-    if limits.capability is not None and limits.capability < (8, 0):
-        return "the GPU is older than the fused kernels can use"
-    model = config.model
-    if find_network(model.type) is not MLP:
-        return f"the kernel of Q-learning has no network of type {model.type}"
-    if not 1 <= len(model.fc_dims) <= 2:
-        return "the kernel of Q-learning has one or two hidden layers"
-    told = {
-        "model.layer_norm": model.layer_norm, "dueling": config.dueling, "noisy": config.noisy,
-        "normalize_observation": config.normalize_observation, "agent_id": config.agent_id,
-        "central_critic": config.central_critic,
-    }  # fmt: skip
-    for key, value in told.items():
-        if value:
-            return f"the kernel of Q-learning knows no {key}"
-    if spec.mask is not None or spec.may_leave:
-        return "the kernel of Q-learning knows no masks and no agents that leave"
-    arrays = [spec.layout.observations[place.array] for place in spec.seen]
-    if len(arrays) > 1 or arrays[0].dtype != "float32":
-        return "the kernel of Q-learning sees one array of float32"
-    return None
+    unknown = {"dueling": config.dueling, "noisy": config.noisy}
+    return why_no_kernel(config, spec, limits, precision, "Q-learning", unknown)
 
 
 def widths_of(config: DQNConfig, spec: GroupSpec) -> tuple[int, ...]:
@@ -225,16 +200,14 @@ class FusedQLearner:
         self.shares_nothing = not shape.meets_on_grid
         device, backend = learner.device, learner.group.rollout.env.backend
         numbers = partial(torch.zeros, device=device)
-        size = shape.num_parameters
         self.parameters = list(learner.policy.parameters())
         schedule = numbers(2, dtype=torch.int64)
         self._schedule = schedule.unbind()
         """Updates made, and updates that are due: what the kernel has of both."""
         self._told: tuple[int | None, int | None] = (None, None)
         self._figures = numbers(len(FIGURES))
-        self._target, self._average, self._square = (numbers(size) for _ in range(3))
-        self._steps = numbers(len(self.parameters))
-        self._share_memory()
+        self._target = join_memory(list(learner.target.parameters()))
+        self._adam = AdamMemory(learner.optimizer)
         self.launch = self._prepare(backend, schedule)
 
     def updates(self) -> dict[str, Callable[[], Figures]]:
@@ -259,22 +232,6 @@ class FusedQLearner:
         """The updates that are due."""
         self.launch()
         return dict(zip(FIGURES, self._figures.unbind(), strict=True))
-
-    def _share_memory(self) -> None:
-        """Makes views of ours of the target network's parameters and of the optimiser's memory."""
-        optimizer, start = self.learner.optimizer, 0
-        optimizer.tensors()  # so that it has some
-        following = self.learner.target.parameters()
-        for number, (parameter, target) in enumerate(zip(self.parameters, following, strict=True)):
-            state, here = optimizer.state[parameter], slice(start, start + parameter.numel())
-            start = here.stop
-            self._target[here] = target.data.flatten()
-            target.data = self._target[here].view_as(parameter)
-            for name, memory in (("exp_avg", self._average), ("exp_avg_sq", self._square)):
-                memory[here] = state[name].flatten()
-                state[name] = memory[here].view_as(parameter)
-            self._steps[number] = state["step"]
-            state["step"] = self._steps[number]
 
     def _prepare(self, backend: Backend, schedule: torch.Tensor) -> Callable[[], None]:
         learner, shape, config = self.learner, self.shape, self.learner.config
@@ -327,9 +284,9 @@ class FusedQLearner:
             priority_alpha=float(selector.alpha if selector else 0.0),
             priority_epsilon=float(selector.epsilon if selector else 0.0),
             target=self._target,
-            average=self._average,
-            square=self._square,
-            adam_steps=self._steps,
+            average=self._adam.average,
+            square=self._adam.square,
+            adam_steps=self._adam.steps,
             lr=learner.scalars["lr"].view(1),
             halted=guard.flag_of(name),
             run_halted=guard.halted,

@@ -45,9 +45,10 @@ class SafeAdam(torch.optim.Adam):
             super().__init__(groups, lr=lr, eps=1e-5, fused=True, capturable=lr.device.type == "cuda")
         self.module = module
         self.parameters = list(module.parameters())
-        self._first = 0
+        self.first = 0
+        """The number of the first of its parameters among all that learn with the policy, as the guard has them."""
         if beside is not None:
-            self._first = guard.also_watch(policy, [f"{beside}.{name}" for name, _ in module.named_parameters()])
+            self.first = guard.also_watch(policy, [f"{beside}.{name}" for name, _ in module.named_parameters()])
         self.guard = guard
         self.policy = policy
         self.max_norm = max_norm
@@ -56,7 +57,7 @@ class SafeAdam(torch.optim.Adam):
         """[1], not 0: no more steps in this iteration."""
         self.grad_scale = None
         self._warned_capturable_if_run_uncaptured = True  # it runs uncaptured first, and that is meant
-        self.check = guard.prepare_gradient(policy, len(self.parameters), self.stopped, max_norm, self._first)
+        self.check = guard.prepare_gradient(policy, len(self.parameters), self.stopped, max_norm, self.first)
         self.found_inf = self.check.skip  # what Adam's kernel stops for
 
     def begin(self) -> None:

@@ -1,0 +1,224 @@
+"""Updates of SAC by kernels: in full float what torch's path makes, over several iterations."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from compile_only import CompileOnlyBackend
+
+from trainers.acting.actor import Stage
+from trainers.algorithms.sac import SACConfig
+from trainers.errors import NonFiniteError
+from trainers.experience.spec import spec_of
+from trainers.fused import plan
+from trainers.fused.ac_learner import FusedACLearner
+from trainers.fused.ac_shape import ACShape, plan_ac
+from trainers.fused.limits import CPU, LARGE_GPU, Limits
+from trainers.settings.config import Config, ModelConfig, TrainerConfig
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.env import load_env
+
+WIDTHS, BATCH = (20, 12), 40
+
+
+def make_config(folder, device: str, precision: str = "fp32", **policy) -> Config:
+    """Pendulum: 2 envs, 4 steps and 4 updates an iteration from the third on."""
+    model = {"fc_dims": list(policy.pop("fc_dims", WIDTHS)), "activation": policy.pop("activation", "relu")}
+    model |= {"critic_fc_dims": policy.pop("critic_fc_dims", None)}
+    own = {"algorithm": "SAC", "buffer_size": 48, "batch_size": BATCH, "learning_starts": 16, "replay_ratio": 0.5}
+    sizes = {"num_envs": 2, "train_batch_size": 8, "total_timesteps": 800, "device": device, "precision": precision}
+    config = {
+        "name": "pendulum", "env": {"episode_length": 3}, "trainer": sizes,
+        "policy": {"agent": {**own, "model": model, **policy}}, "saving": {"basedir": str(folder)},
+    }  # fmt: skip
+    return read_config(config)
+
+
+def make_trainer(folder, device: str, **policy) -> Trainer:
+    return Trainer(make_config(folder, device, **policy))
+
+
+def learn_by_kernel(trainer: Trainer, rows: int = 16, parts: int = 1, element_bytes: int = 4) -> None:
+    algorithm = trainer.algorithms["agent"]
+    model = algorithm.config.model
+    widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
+    shape = ACShape(3, 1, *widths, algorithm.config.num_critics, BATCH, rows, parts, element_bytes, 128, 128)
+    algorithm.learns_by = FusedACLearner(algorithm, shape)
+    trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
+
+
+SWITCHES = {
+    "plain": {},
+    "prioritised, 2 steps, follows at times": {"prioritized": True, "n_step": 2, "target_update_freq": 3, "tau": 0.7},
+    "one layer, tanh, three critics": {
+        "num_critics": 3, "fc_dims": (20,), "critic_fc_dims": [70, 9], "activation": "tanh", "learning_starts": 0,
+        "clip_grad_norm": False, "critic_lr": 0.01,
+    },
+    "a shorter gradient, a temperature that stays": {
+        "max_grad_norm": 0.01, "learns_temperature": False, "temperature": 0.3, "critic_fc_dims": [20],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(16, 1), (32, 3)])
+@pytest.mark.parametrize("switches", SWITCHES.values(), ids=list(SWITCHES))
+def test_updates_are_those_of_torch(switches, rows, parts, tmp_path, device):
+    by_torch, by_kernel = (make_trainer(tmp_path / name, device, **switches) for name in ("torch", "kernel"))
+    learn_by_kernel(by_kernel, rows, parts)
+    for _ in range(5):
+        theirs, ours = by_torch.iterate()["agent"], by_kernel.iterate()["agent"]
+    assert set(ours) == set(theirs)
+    for name in theirs:
+        assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-4, abs=1e-5), name
+    ours, theirs = (one.algorithms["agent"] for one in (by_kernel, by_torch))
+    num_updates = 20 if "learning_starts" in switches else 12
+    assert ours.optimizer.tensors()["network.trunk.0.weight/step"] == num_updates
+    for state, tensors in theirs.state().items():
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(ours.state()[state][name], tensor, rtol=1e-4, atol=1e-5, msg=f"{state} {name}")
+    for one, other in zip(ours.policy.parameters(), theirs.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for name, tensor in theirs.table.selector.tensors().items():  # leaves are in units of 2^-20
+        torch.testing.assert_close(ours.table.selector.tensors()[name], tensor, rtol=1e-3, atol=64, msg=name)
+
+
+@pytest.mark.parametrize(("greedy", "fc_dims"), [((), (20, 70)), (("agent",), (40,))])
+def test_agents_act_as_by_torch(greedy, fc_dims, tmp_path, device, monkeypatch):
+    """Greedy or not; in the second iteration by a policy that has learned."""
+    precision, own, found = TrainerConfig.precision_on, {"fc_dims": fc_dims, "learning_starts": 0}, []
+    monkeypatch.setattr("trainers.acting.actor.Stage", lambda *stage: Stage(*stage[:3], greedy))
+    for kernel in (False, True):
+        monkeypatch.setattr(TrainerConfig, "precision_on", (lambda *_: plan.FULL_PRECISION) if kernel else precision)
+        monkeypatch.setattr(plan, "RUNS_ON_CPU", kernel)
+        trainer = make_trainer(tmp_path / str(kernel), device, **own)
+        group = trainer.rollout.groups["agent"]
+        assert group.actor.path == ("fused" if kernel else "torch")
+        if kernel:
+            trainer.algorithms["agent"].learns_by = trainer.algorithms["agent"]
+            trainer.phases["agent"] = {
+                name: trainer._graphed(phase) for name, phase in trainer.algorithms["agent"].phases().items()
+            }
+        trainer.iterate(), trainer.iterate()
+        found.append((group.action.clone(), group.log_prob.clone()))
+    assert found[0][0].unique().numel() == found[0][0].numel()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("whose", ["target_critics", "policy"])
+def test_a_nan_is_told_as_on_the_torch_path_and_changes_nothing(whose, tmp_path, device):
+    told = []
+    for name in ("torch", "kernel"):
+        trainer = make_trainer(tmp_path / name, device, prioritized=True)
+        if name == "kernel":
+            learn_by_kernel(trainer)
+        for _ in range(3):
+            trainer.iterate()
+        algorithm = trainer.algorithms["agent"]
+        with torch.no_grad():
+            next(getattr(algorithm, whose).parameters()).fill_(torch.nan)
+        algorithm.restored()  # as after every change that is none of an update's
+        before = {name: tensor.clone() for name, tensor in learned(algorithm).items()}
+        leaves = algorithm.table.selector.tree.leaves.clone()
+        trainer.iterate()
+        for place, tensor in learned(algorithm).items():
+            torch.testing.assert_close(tensor, before[place], rtol=0, atol=0, equal_nan=True, msg=place)
+        assert (algorithm.table.selector.tree.leaves == leaves).float().mean() > 0.5  # save those that came and went
+        with pytest.raises(NonFiniteError) as error:
+            trainer.guard.raise_if_halted(trainer.iteration)
+        told.append(str(error.value))
+    assert told[0] == told[1]
+    if whose == "target_critics":
+        assert "gradient of 'critics.networks.0.trunk.0.weight'" in told[0]
+
+
+def learned(algorithm) -> dict[str, torch.Tensor]:
+    """All parameters that gradients change, and what optimisers remember."""
+    state = algorithm.state()
+    found = {f"{part}/{name}": one for part in state if part != "target_critics" for name, one in state[part].items()}
+    return {**found, **dict(algorithm.policy.named_parameters())}
+
+
+def test_a_run_by_the_kernels_resumes_bit_for_bit(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
+    switches = SWITCHES["prioritised, 2 steps, follows at times"]
+    config = make_config(tmp_path, device, "bf16", **{**switches, "batch_size": 20})
+    whole = Trainer(config)
+    assert whole.algorithms["agent"].path == whole.rollout.groups["agent"].actor.path == "fused"
+    for _ in range(4):
+        whole.iterate()
+    whole.save()
+    again = Trainer(config, resume=whole.run.path)
+    found = [(one.iterate(), one.iterate())[1]["agent"] for one in (whole, again)]
+    assert [float(one) for one in found[0].values()] == [float(one) for one in found[1].values()]
+    ours, theirs = (learned(one.algorithms["agent"]) for one in (whole, again))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours) and len(ours) > 40
+
+
+def test_bf16_learns_about_what_full_float_does(tmp_path, device):
+    """A step of each optimiser, along nearly the same way."""
+    full, half = (make_trainer(tmp_path / name, device, replay_ratio=0.125) for name in ("full", "half"))
+    for trainer, element_bytes in ((full, 4), (half, 2)):
+        learn_by_kernel(trainer, element_bytes=element_bytes)
+    figures = [[(one.iterate(), one.iterate(), one.iterate())[2]["agent"] for one in (full, half)]]
+    (exact, near), = figures
+    for name in ("critic_loss", "actor_loss", "entropy", "q_mean"):
+        assert float(near[name]) == pytest.approx(float(exact[name]), rel=0.02, abs=0.02), name
+    for optimizer in ("critic_optimizer", "optimizer"):
+        ours, theirs = (
+            torch.cat([one.flatten() for name, one in getattr(trainer.algorithms["agent"], optimizer).tensors().items()
+                       if name.endswith("exp_avg")])
+            for trainer in (half, full)
+        )  # fmt: skip
+        assert torch.cosine_similarity(ours, theirs, dim=0) > 0.999, optimizer
+
+
+H100 = replace(LARGE_GPU, has_warpgroups=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "fc_dims", "limits", "rows", "parts"),
+    [
+        (256, (256, 256), H100, 16, 1),  # 16 blocks; a gradient of 256 rows is not worth a part
+        (4096, (256, 256), H100, 32, 6),  # 48 tiles for 264 blocks; 256 blocks of 16 rows are more than multiprocessors
+        (65536, (256, 256), H100, 64, 6),
+        (65536, (256, 256), Limits((8, 6), 99 << 10, 84), 16, 4),  # what fits its shared memory
+        (40, (64,), H100, 16, 1),
+    ],
+)
+def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, fc_dims, limits, rows, parts):
+    spec = spec_of(load_env("pendulum"), "shared")
+    shape = plan_ac(SACConfig(batch_size=batch, model=ModelConfig(fc_dims=fc_dims)), spec, limits, "bf16")
+    assert (shape.rows, shape.parts) == (rows, parts)
+    assert max(shape.shared_bytes, shape.step_shared_bytes) <= limits.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("env", "changed", "words"),
+    [
+        ("pendulum", {"normalize_observation": True}, "the kernel of SAC knows no normalize_observation"),
+        ("pendulum", {"model": ModelConfig(layer_norm=True)}, "the kernel of SAC knows no model.layer_norm"),
+        ("pendulum", {"model": ModelConfig(critic_fc_dims=(8,) * 3)}, "the kernel of SAC has one or two hidden layers"),
+        ("pendulum", {"num_critics": 300}, "the networks' layers do not fit the shared memory of a block"),
+        ("cartpole", {}, "the kernel of SAC acts in a Box"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_told(env, changed, words, monkeypatch):
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", False)
+    spec = spec_of(load_env(env), "shared")
+    assert plan_ac(SACConfig(**changed), spec, H100, "bf16") == words
+    told = "trainer.precision is tf32, and the fused kernels' is bf16"
+    assert plan_ac(SACConfig(), spec, H100, "tf32") == told
+    assert plan_ac(SACConfig(), spec, CPU, "bf16") == "on a CPU it is faster than the fused kernels"
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_they_compile_for_gpus(tmp_path, arch):
+    if shutil.which("nvcc") is None:
+        pytest.skip("there is no nvcc here")
+    trainer = make_trainer(tmp_path, "cpu")
+    trainer.env.backend = backend = CompileOnlyBackend("nvcc", arch)
+    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2)
+    FusedACLearner(trainer.algorithms["agent"], shape)
+    assert {"ac_judge", "ac_improve", "ac_gradient", "ac_step_critics", "ac_step_actor"} <= set(backend.compiled)

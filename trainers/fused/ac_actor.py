@@ -1,0 +1,90 @@
+"""Playing by fused kernels: a policy of Box actions, and the draws of a step, in one launch (ac_act.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from trainers.acting.unjudged import SquashedGaussianActor
+from trainers.experience.group_rollout import GroupRollout
+from trainers.fused.ac_shape import ACShape, shape_of
+from trainers.fused.actor import place_constants
+from trainers.fused.packed import KERNELS
+from warpdrive.backends.base import LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import FunctionManager
+from warpdrive.gaussian_sampler import constants_of_box
+
+ROWS, MANY_ROWS = 16, 64
+"""Agents of a block; where there are more of these blocks than multiprocessors."""
+NUMBERS_OF_BLOCK = 1024
+"""Parameters that a block packs."""
+
+
+class FusedBoxActor(SquashedGaussianActor):
+    """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's."""
+
+    def _shape(self, num_envs: int) -> ACShape | str:
+        """Or in words why there is no kernel."""
+        stage, num_rows = self.stage, num_envs * self.spec.num_agents
+        rows = ROWS if num_rows <= ROWS * stage.limits.num_multiprocessors else MANY_ROWS
+        found = shape_of(self.policy.config, self.spec, stage.limits, stage.precision, num_rows, rows)
+        if not isinstance(found, str) and found.act_shared_bytes > stage.limits.shared_bytes:
+            return "the policy's layers do not fit the shared memory of a block"
+        return found
+
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        shape = self._shape(num_envs)
+        if isinstance(shape, str):
+            return super().num_bytes(num_envs)
+        return {"policy": shape.element_bytes * shape.num_actor_elements + 4 * shape.num_actor_biases}
+
+    def attach(self, group: GroupRollout) -> None:
+        shape = self._shape(group.rollout.num_envs)
+        if isinstance(shape, str):
+            self.why = shape
+            return super().attach(group)
+        self.group, self.path, self.shape = group, "fused", shape
+        constants = {
+            **place_constants(group),
+            **shape.constants(),
+            **constants_of_box(self.spec.action_space),
+            "THREADS": shape.threads, "SHARED_BYTES": shape.act_shared_bytes, "ROWS": shape.rows,
+            "LOG_STD_INIT": float(self.policy.head.log_std_init),
+            "IS_TANH": self.policy.config.model.activates == "tanh",
+            "GREEDY": self.spec.name in self.stage.greedy,
+        }  # fmt: skip
+        env = group.rollout.env
+        data, new = DataManager(env.device), group.rollout.reward.new_zeros
+        for name in ("seed", "env_step"):
+            data.add(name, env.data[name])
+        self._functions = FunctionManager(
+            data, KERNELS / "ac_act.cu", constants, group.rollout.num_envs, backend=env.backend
+        )
+        self._packed = {
+            "elements": new(shape.num_actor_elements * shape.element_bytes, dtype=torch.uint8),
+            "biases": new(shape.num_actor_biases),
+        }
+        return None
+
+    def told(self, precision: str, learns: bool) -> str:
+        if self.path != "fused":
+            return super().told(precision, learns)
+        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
+
+    def prepare_step(self, t: int) -> list[Callable[[], None]]:
+        """The first of a rollout brings the policy up to date."""
+        if self.path != "fused":
+            return super().prepare_step(t)
+        group, shape, calls = self.group, self.shape, []
+        if t == 0:
+            parameters = list(self.policy.parameters())
+            addresses = torch.tensor([one.data_ptr() for one in parameters], device=group.rollout.reward.device)
+            num_blocks = -(-sum(one.numel() for one in parameters) // NUMBERS_OF_BLOCK)
+            pack = LaunchShape(num_blocks, (shape.threads, 1))
+            calls.append(self._functions.prepare("ac_pack_policy", pack, addresses=addresses, **self._packed))
+        act = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.act_shared_bytes)
+        observation = group.rollout.seen(t)[self.spec.seen[0].array]
+        given = {"observation": observation, "action": group.action_array[t], "log_prob": group.log_prob[t]}
+        return [*calls, self._functions.prepare("ac_act", act, **given, **self._packed)]

@@ -1,0 +1,257 @@
+"""SAC's updates by fused kernels: rows through all networks (ac_learn.cu), then gradients and steps (ac_step.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
+from trainers.fused.of_replay import AdamMemory, join_memory
+from trainers.fused.packed import KERNELS
+from trainers.fused.shape import to_tiles
+from warpdrive.backends.base import LaunchShape
+from warpdrive.data_manager import DataManager
+from warpdrive.function_manager import FunctionManager
+
+if TYPE_CHECKING:
+    from trainers.acting.actor import Actor
+    from trainers.algorithms.algorithm import Clock, Figures
+    from trainers.algorithms.sac import SAC, SACConfig
+    from trainers.learning.optimiser import SafeAdam
+
+FIGURES = (
+    ("critic_loss", "q_mean", "td_error", "critic_grad_norm"),
+    ("actor_loss", "entropy", "grad_norm", "alpha"),
+)
+"""Of an update, as the critics' step and the policy's write them."""
+NUM_SUMS = 4
+"""Figures of a block of ac_learn.cu."""
+NUMBERS_OF_BLOCK = 1024
+"""Parameters that a block of a step has."""
+
+Call = Callable[[], None]
+
+
+def find_ac_learner(learner: SAC) -> SAC | FusedACLearner:
+    """Who makes its updates: the kernels, or itself, and then its actor says why."""
+    actor = learner.group.actor
+    stage = actor.stage
+    found = plan_ac(learner.config, learner.group.spec, stage.limits, stage.precision, learner.world.size)
+    if isinstance(found, str):
+        actor.why = actor.why or found
+        return learner
+    return FusedACLearner(learner, found)
+
+
+def bytes_of_ac_learner(config: SACConfig, actor: Actor) -> int | None:
+    """What the learner of `find_ac_learner` takes besides; None where the algorithm learns by itself."""
+    found = plan_ac(config, actor.spec, actor.stage.limits, actor.stage.precision)
+    return None if isinstance(found, str) else found.num_bytes
+
+
+class Learned:
+    """Networks of one shape that learn together, the policy or all critics: their rows, and what is made of them.
+
+    Args:
+        optimizer: of all their parameters.
+        layers: (outputs, inputs) of each network's.
+        seen: [rows, width] elements, what the first layers are given.
+        number: of the networks.
+        steps: a FunctionManager of ac_step.cu.
+    """
+
+    def __init__(
+        self, optimizer: SafeAdam, layers: Sequence[tuple[int, int]], seen: torch.Tensor, number: int, shape: ACShape,
+        steps: FunctionManager,
+    ) -> None:  # fmt: skip
+        self.optimizer, self.layers, self.shape, self._steps = optimizer, layers, shape, steps
+        self._new = partial(torch.zeros, device=seen.device)
+
+        def rows(width: int) -> torch.Tensor:
+            return self._new(number, shape.num_rows, to_tiles(width), dtype=seen.dtype)
+
+        self.given = [seen.expand(number, -1, -1), *(rows(out) for out, _ in layers[:-1])]
+        """[networks, rows, width] elements: what each layer is given."""
+        self.delta = [rows(out) for out, _ in layers]
+        """The same of what the loss depends on each layer's sums."""
+        self.adam = AdamMemory(optimizer)
+        self.addresses = torch.tensor([one.data_ptr() for one in optimizer.parameters], device=seen.device)
+        self.sums = self._new(shape.num_blocks, NUM_SUMS)
+        """Figures of ac_learn.cu's blocks."""
+        self._gradient, self._tasks = torch.zeros_like(self.adam.average), torch.tensor(list(self._tiles()))
+        self._squares = self._new(len(self._tasks))
+
+    def hidden_rows(self) -> dict[str, torch.Tensor]:
+        """Bytes of what hidden layers give; of one that is not there, of another's."""
+        return dict(zip(("hidden1", "hidden2"), map(bytes_of, (*self.given[1:], self.given[1])), strict=False))
+
+    def delta_rows(self) -> dict[str, torch.Tensor]:
+        """Bytes of deltas, likewise."""
+        hidden = dict(zip(("delta1", "delta2"), map(bytes_of, (*self.delta[:-1], self.delta[0])), strict=False))
+        return {**hidden, "delta_out": bytes_of(self.delta[-1])}
+
+    def prepare_gradient(self, halted: torch.Tensor, first_name: torch.Tensor) -> Call:
+        shape, number = self.shape, len(self._tasks)
+        parts = self._new(number * shape.parts * shape.sums_of_block if shape.parts > 1 else 1)
+        call = self._steps.prepare(
+            "ac_gradient", LaunchShape(number * shape.parts, (shape.step_threads, 1), shape.step_shared_bytes),
+            tasks=self._tasks.flatten().to(self.addresses.device), num_rows=shape.num_rows, parts=parts,
+            arrivals=self._new(number, dtype=torch.int32), gradient=self._gradient, squares=self._squares,
+            halted=halted, first_name=first_name,
+        )  # fmt: skip
+
+        def launch(_: Learned = self) -> None:  # keeps the memory whose addresses are in the tasks
+            call()
+
+        return launch
+
+    def prepare_step(self, kernel: str, **given: object) -> Call:
+        return self._steps.prepare(
+            kernel, self.by_numbers(), addresses=self.addresses, gradient=self._gradient, squares=self._squares,
+            num_tiles=len(self._tasks), average=self.adam.average, square=self.adam.square,
+            adam_steps=self.adam.steps, num_tensors=len(self.adam.steps), default_name=self.optimizer.first,
+            sums=self.sums, num_blocks=self.shape.num_blocks, **given,
+        )  # fmt: skip
+
+    def by_numbers(self) -> LaunchShape:
+        return LaunchShape(-(-len(self.adam.average) // NUMBERS_OF_BLOCK), (self.shape.step_threads, 1))
+
+    def _tiles(self) -> Iterator[tuple[int, ...]]:
+        """Tasks of ac_step.cu."""
+        weights, name = 0, self.optimizer.first
+        for network in range(len(self.delta[0])):
+            for given, delta, (out, in_) in zip(self.given, self.delta, self.layers, strict=True):
+                biases = weights + out * in_
+                for first_out in range(0, out, SIDE):
+                    for first_in in range(0, in_, SIDE):
+                        places = delta[network].data_ptr(), given[network].data_ptr()
+                        sizes = out, in_, delta.shape[2], given.shape[2]
+                        yield (*places, *sizes, first_out, first_in, weights, biases, name)
+                weights, name = biases + out, name + 2
+
+
+class FusedACLearner:
+    """Makes an algorithm's updates by the kernels.
+
+    The networks' parameters and the optimisers' memory stay the algorithm's; that memory and the target critics become
+    views of one piece of memory each.
+
+    Args:
+        learner: its networks, table and optimisers are there.
+        shape: of `plan_ac`.
+    """
+
+    path = "fused"
+    shares_nothing = True
+
+    def __init__(self, learner: SAC, shape: ACShape) -> None:
+        self.learner, self.shape = learner, shape
+        new = partial(torch.zeros, device=learner.device)
+        dtype = torch.float32 if shape.element_bytes == 4 else torch.bfloat16
+        self._compile()
+        self._seen = new(1, shape.num_rows, to_tiles(shape.critic[0][1]), dtype=dtype)
+        self._error = new(shape.batch)
+        self._figures = new(len(FIGURES), len(FIGURES[0]))
+        self._target = join_memory(list(learner.target_critics.parameters()))
+        self._networks = {
+            "elements": new(shape.num_elements * shape.element_bytes, dtype=torch.uint8),
+            "biases": new(shape.num_biases),
+        }
+        self.actor = Learned(learner.optimizer, shape.actor, self._seen, 1, shape, self._step)
+        self.critics = Learned(
+            learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step
+        )
+        targets = {**self._networks, "target": self._target}
+        self._follow = self._step.prepare(
+            "ac_follow", self.critics.by_numbers(), addresses=self.critics.addresses, **targets
+        )
+        self.pack = self._step.prepare(
+            "ac_pack", self.critics.by_numbers(), actor_addresses=self.actor.addresses,
+            critic_addresses=self.critics.addresses, **targets,
+        )  # fmt: skip
+        """The networks as products read them, after somebody else changed them."""
+        self._calls = self._prepare()
+        self.pack()
+
+    def updates(self) -> dict[str, Callable[[], Figures]]:
+        return {"learn": self.learn, "follow": self.follow}
+
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
+        """The phases of an iteration; where target critics follow each update, they do so within it."""
+        return phases if self.learner.config.target_update_freq > 1 else {**phases, "follow": dict}
+
+    def learn(self) -> Figures:
+        """One update."""
+        self.learner.draw()
+        self.learner.deviate()
+        for call in self._calls:
+            call()
+        self.learner.keep_errors(self._error)
+        names = (name for of_step in FIGURES for name in of_step)
+        return dict(zip(names, self._figures.flatten().unbind(), strict=True))
+
+    def follow(self) -> Figures:
+        self._follow()
+        return {}
+
+    def _compile(self) -> None:
+        learner, shape, config = self.learner, self.shape, self.learner.config
+        shared = {**shape.constants(), "IS_TANH": config.model.activates == "tanh"}
+        of_learn = {
+            "THREADS": shape.threads, "SHARED_BYTES": shape.shared_bytes, "ROWS": shape.rows, "BATCH": shape.batch,
+            "LOG_STD_INIT": float(learner.policy.head.log_std_init),
+        }  # fmt: skip
+        of_step = {
+            "THREADS": shape.step_threads, "SHARED_BYTES": shape.step_shared_bytes, "PARTS": shape.parts,
+            "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0, "TAU": float(config.tau),
+        }  # fmt: skip
+        data, backend = DataManager(learner.device), learner.group.rollout.env.backend
+        self._rows, self._step = (
+            FunctionManager(data, KERNELS / file, {**shared, **own}, backend=backend)
+            for file, own in (("ac_learn.cu", of_learn), ("ac_step.cu", of_step))
+        )
+
+    def _prepare(self) -> list[Call]:
+        """An update's launches, from what was drawn."""
+        learner, shape, config = self.learner, self.shape, self.learner.config
+        actor, critics, batch, scalars = self.actor, self.critics, learner.batch, learner.scalars
+        guard, name, head = learner.guard, learner.group.name, learner.policy.head
+        flags = {"halted": guard.flag_of(name), "first_name": guard.place_of("gradient", name)}
+        stepped = {**flags, **self._networks, "run_halted": guard.halted, "steps": actor.sums.new_zeros(2)}
+        log_alpha = learner.temperature["log"].detach().view(1)
+        given = {
+            **self._networks, "observation": batch.observation["observation_0"], "weight": batch.weight,
+            "deviates": learner.deviates, "log_alpha": log_alpha,
+            "outputs": actor.sums.new_zeros(shape.batch, 2 * shape.num_numbers),
+            **{f"actor_{rows}": tensor for rows, tensor in actor.hidden_rows().items()},
+        }  # fmt: skip
+        by_rows = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes)
+        judge = self._rows.prepare(
+            "ac_judge", by_rows, **given, **critics.hidden_rows(), **critics.delta_rows(),
+            next_observation=batch.next_observation["observation_0"], action=batch.action, centre=head.centre,
+            scale=head.scale, reward=batch.reward, discount=batch.discount, critic_steps=critics.adam.steps,
+            actor_steps=actor.adam.steps, steps=stepped["steps"], seen=bytes_of(self._seen), error=self._error,
+            sums=critics.sums,
+        )  # fmt: skip
+        step_critics = critics.prepare_step(
+            "ac_step_critics", **stepped, lr=scalars.get("critic_lr", scalars["lr"]).view(1), target=self._target,
+            figures=self._figures[0], follows=config.target_update_freq == 1,
+        )  # fmt: skip
+        improve = self._rows.prepare("ac_improve", by_rows, **given, **actor.delta_rows(), sums=actor.sums)
+        temperature = learner.temperature_optimizer
+        memory = actor.adam if temperature is None else AdamMemory(temperature)
+        step_actor = actor.prepare_step(
+            "ac_step_actor", **stepped, lr=scalars["lr"].view(1), log_alpha=log_alpha, alpha_average=memory.average,
+            alpha_square=memory.square, alpha_steps=memory.steps, learns_alpha=temperature is not None,
+            target_entropy=float(learner.target_entropy), alpha_name=0 if temperature is None else temperature.first,
+            figures=self._figures[1],
+        )  # fmt: skip
+        of_critics, of_actor = (one.prepare_gradient(**flags) for one in (critics, actor))
+        return [judge, of_critics, step_critics, improve, of_actor, step_actor]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)

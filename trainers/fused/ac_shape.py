@@ -1,0 +1,192 @@
+"""How a policy of Box actions and its critics fit the fused kernels that learn them, or why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainers.fused.limits import Limits
+from trainers.fused.of_replay import why_no_kernel
+from trainers.fused.shape import to_tiles
+from warpdrive.function_manager import Constant
+
+if TYPE_CHECKING:
+    from trainers.algorithms.sac import SACConfig
+    from trainers.experience.spec import GroupSpec
+
+PADDING = 8
+"""Elements that a row in shared memory is longer than whole tiles."""
+THREADS, STEP_THREADS = 512, 256
+"""Of a block of ac_learn.cu; of ac_step.cu."""
+SIDE = 64
+"""Parameters of a tile of a gradient, both ways."""
+STAGE = 64
+"""Rows that a block of ac_gradient has in shared memory at once."""
+ROWS_OF_PART = 256
+"""Of a batch, for which a block adds up a tile of a gradient, at least."""
+MOST_ROWS = 64
+"""Of a batch, which a block has."""
+
+
+@dataclass(frozen=True)
+class ACShape:
+    """A policy of Box actions and its critics, each of one or two hidden layers, and how a batch is shared out."""
+
+    num_features: int
+    num_numbers: int
+    """Of an action."""
+    actor_widths: tuple[int, ...]
+    """Of hidden layers."""
+    critic_widths: tuple[int, ...]
+    num_critics: int
+    batch: int
+    rows: int
+    """Of a block."""
+    parts: int
+    """Of the rows, each of them a block's for every tile of a gradient."""
+    element_bytes: int
+    threads: int = THREADS
+    step_threads: int = STEP_THREADS
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.batch // self.rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Of arrays of elements: those of all blocks."""
+        return self.num_blocks * self.rows
+
+    @property
+    def actor(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of each layer."""
+        widths = (self.num_features, *self.actor_widths, 2 * self.num_numbers)
+        return list(zip(widths[1:], widths[:-1], strict=True))
+
+    @property
+    def critic(self) -> list[tuple[int, int]]:
+        widths = (self.num_features + self.num_numbers, *self.critic_widths, 1)
+        return list(zip(widths[1:], widths[:-1], strict=True))
+
+    @property
+    def num_elements(self) -> int:
+        """Of all networks' weights: twice of those that are learned."""
+        nets = self.actor, self.critic
+        actor, critic = (sum(to_tiles(out) * to_tiles(given) for out, given in net) for net in nets)
+        return 2 * actor + 3 * self.num_critics * critic
+
+    @property
+    def num_biases(self) -> int:
+        actor, critic = (sum(to_tiles(out) for out, _ in net) for net in (self.actor, self.critic))
+        return actor + 2 * self.num_critics * critic
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block of ac_learn.cu: at least what it asks for."""
+        rows, widest = self.rows, list(zip(_two(self.actor_widths), _two(self.critic_widths), strict=True))
+        hidden = sum(to_tiles(max(both)) + PADDING for both in widest)
+        seen = to_tiles(self.num_features + self.num_numbers) + PADDING
+        deltas = rows * (hidden + to_tiles(2 * self.num_numbers) + PADDING)
+        judge = 2 * rows * (seen + hidden) + deltas
+        improve = rows * (seen + self.num_critics * hidden) + deltas
+        floats = max(rows * (4 * self.num_numbers + 5), rows * (self.num_critics + 2 * self.num_numbers + 2))
+        return self.element_bytes * max(judge, improve) + 4 * (floats + self.threads // 32) + 128
+
+    @property
+    def act_shared_bytes(self) -> int:
+        """Of a block of ac_act.cu."""
+        seen = sum(to_tiles(width) + PADDING for width in (self.num_features, *_two(self.actor_widths)))
+        return self.rows * (self.element_bytes * seen + 4 * 2 * self.num_numbers) + 64
+
+    @property
+    def num_actor_elements(self) -> int:
+        """Of the policy's weights, as a forward pass reads them."""
+        return sum(to_tiles(out) * to_tiles(given) for out, given in self.actor)
+
+    @property
+    def num_actor_biases(self) -> int:
+        return sum(to_tiles(out) for out, _ in self.actor)
+
+    @property
+    def step_shared_bytes(self) -> int:
+        return 4 * STAGE * (SIDE + PADDING) * self.element_bytes + 4 * (self.step_threads // 32) + 64
+
+    @property
+    def num_tiles(self) -> tuple[int, int]:
+        """Of the gradients of the policy and of all critics."""
+        of_net = [sum(-(-out // SIDE) * -(-given // SIDE) for out, given in net) for net in (self.actor, self.critic)]
+        return of_net[0], self.num_critics * of_net[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the device's memory that a learner takes besides what is the algorithm's."""
+        elements = self.num_elements
+        for net, number in ((self.actor, 1), (self.critic, self.num_critics)):
+            elements += self.num_rows * number * sum(2 * to_tiles(out) for out, _ in net[:-1])
+            elements += self.num_rows * number * to_tiles(net[-1][0])
+        elements += self.num_rows * to_tiles(self.critic[0][1])
+        gradients = [sum(out * (given + 1) for out, given in net) for net in (self.actor, self.critic)]
+        floats = self.num_biases + gradients[0] + self.num_critics * gradients[1]
+        floats += self.batch * (2 * self.num_numbers + 1)
+        tiles = sum(self.num_tiles)
+        floats += tiles * (2 + 20) + (tiles * self.parts * self.sums_of_block if self.parts > 1 else 0)
+        return self.element_bytes * elements + 4 * floats
+
+    @property
+    def sums_of_block(self) -> int:
+        """Numbers that a block of ac_gradient holds."""
+        return SIDE * SIDE + 4 * self.step_threads
+
+    def constants(self) -> dict[str, Constant]:
+        (actor1, actor2), (critic1, critic2) = _two(self.actor_widths), _two(self.critic_widths)
+        return {
+            "NUM_FEATURES": self.num_features, "NUM_NUMBERS": self.num_numbers, "ACTOR_WIDTH1": actor1,
+            "ACTOR_WIDTH2": actor2, "CRITIC_WIDTH1": critic1, "CRITIC_WIDTH2": critic2,
+            "NUM_CRITICS": self.num_critics, "FULL_PRECISION": self.element_bytes == 4,
+        }  # fmt: skip
+
+
+def _two(widths: Sequence[int]) -> tuple[int, int]:
+    return (*widths, 0)[0], (*widths, 0)[1]
+
+
+def plan_ac(config: SACConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1) -> ACShape | str:
+    """How the kernels make a learner's updates; or in words why they cannot."""
+    found = shape_of(config, spec, limits, precision, config.batch_size, 16)
+    if isinstance(found, str):
+        return found
+    if num_ranks > 1:
+        return "the kernel of SAC is of one GPU"
+    if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
+        return "the networks' layers do not fit the shared memory of a block"
+    while found.num_blocks > limits.num_multiprocessors and found.rows < MOST_ROWS:
+        larger = replace(found, rows=2 * found.rows)
+        if larger.shared_bytes > limits.shared_bytes:
+            break
+        found = larger
+    return with_parts(found, limits)
+
+
+def shape_of(
+    config: SACConfig, spec: GroupSpec, limits: Limits, precision: str, batch: int, rows: int
+) -> ACShape | str:
+    """The networks, of blocks of so many rows; or in words why no kernel knows them."""
+    if why := why_no_kernel(config, spec, limits, precision, "SAC", {}):
+        return why
+    if hasattr(spec.action_space, "n"):
+        return "the kernel of SAC acts in a Box"
+    model, seen = config.model, spec.layout.observations[spec.seen[0].array]
+    widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
+    num_features, element_bytes = math.prod(seen.shape), 2 if precision == "bf16" else 4
+    return ACShape(
+        num_features, spec.action_space.shape[0], *widths, config.num_critics, batch, rows, 1, element_bytes
+    )
+
+
+def with_parts(shape: ACShape, limits: Limits) -> ACShape:
+    """Gradients by enough blocks, in few enough parts."""
+    most = -(-shape.num_rows // ROWS_OF_PART)
+    wanted = round(2 * limits.num_multiprocessors / max(shape.num_tiles))
+    return replace(shape, parts=max(1, min(most, wanted)))

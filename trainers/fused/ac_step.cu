@@ -1,0 +1,360 @@
+// What follows the deltas of an update of a policy and its critics: gradients, Adam's step, targets, and the networks as
+// products read them.
+//
+// Constants, besides those of ac_networks.cuh:
+//   PARTS     of the rows, each of them a block's for every tile of a gradient
+//   MAX_NORM  to which a gradient is shortened; 0: to none
+//   TAU       how far target critics step
+#include "ac_networks.cuh"
+
+constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
+constexpr int SIDE = 64;                        // parameters of a tile, both ways
+constexpr int STAGE = 64;                       // rows in shared memory at once
+constexpr int STAGE_PITCH = SIDE + 8;
+constexpr int ACROSS = WARPS / (SIDE / 16);     // warps that share 16 outputs
+constexpr int COLUMN_TILES = SIDE / 16 / ACROSS;
+
+static_assert(WARPS % (SIDE / 16) == 0 && SIDE / 16 % ACROSS == 0, "warps share a tile");
+
+// ---- gradients
+
+// A tile of SIDE by SIDE parameters of a layer.
+struct Task {
+    long long delta, given;              // where rows of elements are
+    long long out, in;                   // of the layer
+    long long out_width, in_width;       // of the rows
+    long long first_out, first_in;       // of the tile
+    long long weights, biases;           // where their gradients begin
+    long long name;                      // the number of the weight among all that learn; the bias's is the next
+};
+
+struct Sums {
+    float of[COLUMN_TILES][2][4];
+    float of_bias[4];
+};
+constexpr int NUM_OF_THREAD = sizeof(Sums) / 4;
+
+struct alignas(16) Stage {
+    Element delta[STAGE * STAGE_PITCH], given[STAGE * STAGE_PITCH];
+};
+struct alignas(16) GradientShared {
+    Stage stage[2];
+    float of_warp[WARPS];
+    int is_last;
+};
+static_assert(sizeof(GradientShared) <= SHARED_BYTES, "the block has less shared memory");
+
+// Rows of SIDE columns on their way to shared memory; zeros beyond the array.
+__device__ __forceinline__ void start_rows(
+    Element* to, const Element* from, int width, int column, int row, int num_rows)
+{
+    constexpr int PIECE = 16 / (int)sizeof(Element);
+    constexpr int PIECES = SIDE / PIECE;
+    for (int i = threadIdx.x; i < STAGE * PIECES; i += THREADS) {
+        const int mine = row + i / PIECES;
+        const int at = column + i % PIECES * PIECE;
+        Bytes16* place = (Bytes16*)(to + i / PIECES * STAGE_PITCH + i % PIECES * PIECE);
+        if (mine < num_rows && at < width) {
+            start_copy(place, (const Bytes16*)(from + (long long)mine * width + at));
+        } else {
+            *place = {};
+        }
+    }
+}
+
+// Gradients of weights and biases: deltas times what their layers were given. A block has a tile and a part of the rows;
+// the last that is done with a tile adds up.
+//   tasks     [tile]                                                           read
+//   num_rows  of all arrays
+//   parts     [tile, PARTS, NUM_OF_THREAD, THREADS]  what blocks have summed up   written, read
+//   arrivals  [tile]  0 between launches                                       read, written
+//   gradient  as torch has parameters, layer by layer                          written
+//   squares   [tile]  sums of squares                                          written
+//   halted    [1]  the guard's: whether anything was found before              read
+//   first_name  [1]  of what is not finite, the smallest number                read, written
+extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
+    const long long* tasks, int num_rows, float* parts, int* arrivals, float* gradient, float* squares,
+    const float* halted, long long* first_name)
+{
+    extern __shared__ char memory[];
+    GradientShared& shared = *(GradientShared*)memory;
+    const int tile = blockIdx.x / PARTS;
+    const int part = blockIdx.x % PARTS;
+    const Task task = ((const Task*)tasks)[tile];
+    const int per_part = (num_rows / 16 + PARTS - 1) / PARTS * 16;
+    const int first = part * per_part;
+    const int last = min(first + per_part, num_rows);
+    const int warp = threadIdx.x / 32;
+    const int out_tile = warp % (SIDE / 16) * 16;
+    const int in_tile = warp / (SIDE / 16) * COLUMN_TILES * 16;
+    const bool is_idle = task.first_out + out_tile >= task.out;  // this warp, beyond the layer
+    const bool has_bias = task.first_in == 0 && in_tile == 0;
+    const Pair ones = packed(1.0f, 1.0f);
+    const auto start = [&](int row) {
+        Stage& stage = shared.stage[(row - first) / STAGE % 2];
+        start_rows(stage.delta, (const Element*)task.delta, (int)task.out_width, (int)task.first_out, row, last);
+        start_rows(stage.given, (const Element*)task.given, (int)task.in_width, (int)task.first_in, row, last);
+        close_copies();
+    };
+    Sums sums = {};
+    if (first < last) start(first);
+    for (int row = first; row < last; row += STAGE) {
+        if (row + STAGE < last) start(row + STAGE);
+        else close_copies();
+        wait_for_groups<1>();
+        __syncthreads();
+        const Stage& stage = shared.stage[(row - first) / STAGE % 2];
+#pragma unroll
+        for (int k = 0; k < STAGE; k += 16) {
+            if (row + k >= last || is_idle) break;
+            Pair a[4];
+            load_columns<true, false>(a, stage.delta + k * STAGE_PITCH, STAGE_PITCH, out_tile);
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; ++i) {
+                if (task.first_in + in_tile + 16 * i >= task.in) break;
+                Pair b[4];
+                load_columns<false, false>(b, stage.given + k * STAGE_PITCH, STAGE_PITCH, in_tile + 16 * i);
+                multiply(sums.of[i][0], a, b[0], b[1]);
+                multiply(sums.of[i][1], a, b[2], b[3]);
+            }
+            if (has_bias) multiply(sums.of_bias, a, ones, ones);
+        }
+        __syncthreads();
+    }
+    if (PARTS > 1) {
+        float* own = (float*)&sums;
+        float* place = parts + ((long long)tile * PARTS * NUM_OF_THREAD) * THREADS + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < NUM_OF_THREAD; ++i) place[(part * NUM_OF_THREAD + i) * THREADS] = own[i];
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            shared.is_last = atomicAdd(arrivals + tile, 1) == PARTS - 1;
+            if (shared.is_last) arrivals[tile] = 0;
+        }
+        __syncthreads();
+        if (!shared.is_last) return;
+        __threadfence();
+#pragma unroll
+        for (int i = 0; i < NUM_OF_THREAD; ++i) {
+            float sum = 0.0f;
+            for (int other = 0; other < PARTS; ++other) sum += __ldcg(place + (other * NUM_OF_THREAD + i) * THREADS);
+            own[i] = sum;
+        }
+    }
+
+    float square = 0.0f;
+    const bool is_told = halted[0] == 0.0f;
+    const auto write = [&](int out, int column, float value) {
+        if (out >= task.out || column >= task.in) return;
+        gradient[task.weights + out * task.in + column] = value;
+        square += value * value;
+        if (!isfinite(value) && is_told) atomicMin(first_name, task.name);
+    };
+    const int first_out = (int)task.first_out + out_tile;
+#pragma unroll
+    for (int i = 0; i < COLUMN_TILES; ++i) {
+        for_each_pair(sums.of[i], [&](int r, int c, float low, float high) {
+            const int column = (int)task.first_in + in_tile + 16 * i + c;
+            write(first_out + r, column, low);
+            write(first_out + r, column + 1, high);
+        });
+    }
+    if (has_bias && (lane_index() & 3) == 0) {
+        for (int i = 0; i < 2; ++i) {
+            const int out = first_out + lane_index() / 4 + 8 * i;
+            const float value = sums.of_bias[2 * i];
+            if (out >= task.out) continue;
+            gradient[task.biases + out] = value;
+            square += value * value;
+            if (!isfinite(value) && is_told) atomicMin(first_name, task.name + 1);
+        }
+    }
+    square = over_block(square, shared.of_warp);
+    if (threadIdx.x == 0) squares[tile] = square;
+}
+
+// ---- steps
+
+// What all blocks find of the gradient's length and of the guard's flags.
+struct Verdict {
+    float length, shortened, num_steps;
+    bool is_halted;
+
+    __device__ __forceinline__ Verdict() : length(0.0f), shortened(1.0f), num_steps(1.0f), is_halted(true) {}
+    __device__ __forceinline__ Verdict(
+        const float* squares, int num_tiles, bool is_bad_besides, float steps, float* halted, float* run_halted,
+        long long* first_name, long long default_name, float* of_warp)
+    {
+        float sum = 0.0f;
+        for (int i = threadIdx.x; i < num_tiles; i += THREADS) sum += squares[i];
+        const bool was_halted = halted[0] != 0.0f;  // it only rises, and then all blocks find what it rose for
+        length = sqrtf(over_block(sum, of_warp));
+        const bool is_bad = is_bad_besides || !isfinite(length);
+        is_halted = was_halted || is_bad;
+        num_steps = steps + (is_halted ? 0.0f : 1.0f);
+        shortened = MAX_NORM > 0.0f ? fminf(1.0f, MAX_NORM / (length + 1e-6f)) : 1.0f;
+        if (is_bad && !was_halted && blockIdx.x == 0 && threadIdx.x == 0) {
+            if (first_name[0] == NOTHING_FOUND) first_name[0] = default_name;  // too long, though no part is
+            halted[0] = run_halted[0] = 1.0f;
+        }
+    }
+};
+
+struct Adam {
+    float step_size, correction;
+
+    __device__ __forceinline__ Adam(float rate, float num_steps)
+    {
+        step_size = rate / -expm1f(num_steps * -0.105360516f);  // 1 - 0.9^steps, see adam_step
+        correction = 1.0f / sqrtf(-expm1f(num_steps * -0.0010005003f));
+    }
+    __device__ __forceinline__ void step(float& parameter, float& mean, float& mean_square, float slope) const
+    {
+        mean += 0.1f * (slope - mean);
+        mean_square = 0.999f * mean_square + 0.001f * slope * slope;
+        parameter -= step_size * step_of(mean, mean_square, correction);
+    }
+};
+
+template <bool CRITIC>
+__device__ __forceinline__ void step_all(
+    const Verdict& verdict, float rate, int num_networks, const Tensors<CRITIC>& tensors, const float* gradient,
+    float* average, float* square, Element* elements, float* biases, float* target, bool follows)
+{
+    using N = Net<CRITIC>;
+    const Adam adam(rate, verdict.num_steps);
+    for (int i = global_thread(); i < num_networks * N::PARAMETERS; i += num_global_threads()) {
+        const int network = i / N::PARAMETERS;
+        const int number = i - network * N::PARAMETERS;
+        float& parameter = tensors(network, number);
+        float value = parameter;
+        if (!verdict.is_halted) {
+            float mean = average[i];
+            float mean_square = square[i];
+            adam.step(value, mean, mean_square, gradient[i] * verdict.shortened);
+            average[i] = mean;
+            square[i] = mean_square;
+            parameter = value;
+            put<CRITIC, true>(elements + network * 2 * N::ELEMENTS, biases + network * N::BIASES, number, value);
+        }
+        if (!follows) continue;
+        const float way = value - target[i];
+        target[i] = TAU < 0.5f ? target[i] + TAU * way : value - way * (1.0f - TAU);
+        put<CRITIC, false>(
+            elements + num_networks * 2 * N::ELEMENTS + network * N::ELEMENTS,
+            biases + (num_networks + network) * N::BIASES, number, target[i]);
+    }
+}
+
+// Adam's step of all critics, and of what follows them.
+//   addresses    [NUM_CRITICS, 2 LAYERS]  of their parameters: these are                        read, written
+//   gradient, squares, num_tiles  of ac_gradient                                                read
+//   average, square, target  [NUM_CRITICS, PARAMETERS]                                          read, written
+//   steps        [2]  of ac_judge                                                               read
+//   adam_steps   [num_tensors]                                                                  written
+//   lr           [1]                                                                            read
+//   halted, run_halted, first_name  [1]  of the guard                                           read, written
+//   default_name  of the first parameter
+//   elements, biases  of all networks                                                           written
+//   sums         [num_blocks, NUM_SUMS]  of ac_judge                                            read
+//   figures      [4]  critic_loss, q_mean, td_error, critic_grad_norm                           written
+//   follows      whether targets make their step
+extern "C" __global__ void __launch_bounds__(THREADS) ac_step_critics(
+    const long long* addresses, const float* gradient, const float* squares, int num_tiles, float* average,
+    float* square, float* target, const float* steps, float* adam_steps, int num_tensors, const float* lr,
+    float* halted, float* run_halted, long long* first_name, long long default_name, unsigned char* elements,
+    float* biases, const float* sums, int num_blocks, float* figures, bool follows)
+{
+    __shared__ float of_warp[WARPS];
+    const Verdict verdict(squares, num_tiles, false, steps[0], halted, run_halted, first_name, default_name, of_warp);
+    step_all<true>(
+        verdict, lr[0], NUM_CRITICS, Tensors<true>{addresses}, gradient, average, square,
+        (Element*)elements + critic_elements(0), biases + critic_biases(0), target, follows);
+    if (blockIdx.x > 0) return;
+    for (int i = threadIdx.x; i < num_tensors; i += THREADS) adam_steps[i] = verdict.num_steps;
+    if (threadIdx.x < 3) {
+        float sum = 0.0f;
+        for (int block = 0; block < num_blocks; ++block) sum += sums[block * NUM_SUMS + threadIdx.x];
+        figures[threadIdx.x] = sum;
+    }
+    if (threadIdx.x == 0) figures[3] = verdict.length;
+}
+
+// Adam's step of the policy, and of the temperature.
+//   as above; besides
+//   log_alpha    [1]                                                                            read, written
+//   alpha_average, alpha_square, alpha_steps  [1]  Adam's of it                                 read, written
+//   learns_alpha, target_entropy
+//   alpha_name   its number among all that learn
+//   figures      [4]  actor_loss, entropy, grad_norm, alpha                                     written
+extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
+    const long long* addresses, const float* gradient, const float* squares, int num_tiles, float* average,
+    float* square, const float* steps, float* adam_steps, int num_tensors, const float* lr, float* halted,
+    float* run_halted, long long* first_name, long long default_name, unsigned char* elements, float* biases,
+    const float* sums, int num_blocks, float* log_alpha, float* alpha_average, float* alpha_square,
+    float* alpha_steps, bool learns_alpha, float target_entropy, long long alpha_name, float* figures)
+{
+    __shared__ float of_warp[WARPS];
+    float loss = 0.0f, entropy = 0.0f, whole = 0.0f;
+    for (int block = threadIdx.x; block < num_blocks; block += THREADS) {
+        loss += sums[block * NUM_SUMS];
+        entropy += sums[block * NUM_SUMS + 1];
+        whole = fmaxf(whole, sums[block * NUM_SUMS + 2]);
+    }
+    loss = over_block(loss, of_warp);
+    entropy = over_block(entropy, of_warp);
+    const float slope = entropy - (over_block(whole, of_warp) > 0.0f ? target_entropy : 0.0f);
+    const bool is_bad = learns_alpha && !isfinite(slope);  // all blocks know, and none makes a step
+    const long long name = is_bad ? alpha_name : default_name;
+    const Verdict verdict(squares, num_tiles, is_bad, steps[1], halted, run_halted, first_name, name, of_warp);
+    step_all<false>(
+        verdict, lr[0], 1, Tensors<false>{addresses}, gradient, average, square, (Element*)elements, biases, nullptr,
+        false);
+    if (blockIdx.x > 0) return;
+    for (int i = threadIdx.x; i < num_tensors; i += THREADS) adam_steps[i] = verdict.num_steps;
+    if (threadIdx.x > 0) return;
+    figures[0] = loss;
+    figures[1] = entropy;
+    figures[2] = verdict.length;
+    figures[3] = expf(log_alpha[0]);
+    if (!learns_alpha || verdict.is_halted) return;
+    const float shortened = MAX_NORM > 0.0f ? fminf(1.0f, MAX_NORM / (fabsf(slope) + 1e-6f)) : 1.0f;
+    alpha_steps[0] += 1.0f;
+    Adam(lr[0], alpha_steps[0]).step(log_alpha[0], alpha_average[0], alpha_square[0], slope * shortened);
+}
+
+// ---- between updates
+
+// Target critics step towards the critics.
+//   addresses, target, elements, biases  as above
+extern "C" __global__ void __launch_bounds__(THREADS) ac_follow(
+    const long long* addresses, float* target, unsigned char* elements, float* biases)
+{
+    step_all<true>(
+        Verdict(), 0.0f, NUM_CRITICS, Tensors<true>{addresses}, nullptr, nullptr, nullptr,
+        (Element*)elements + critic_elements(0), biases + critic_biases(0), target, true);
+}
+
+// All networks as products read them, after somebody else changed them. What is beyond their layers is 0 before.
+//   actor_addresses, critic_addresses, target  read
+//   elements, biases                           written
+extern "C" __global__ void __launch_bounds__(THREADS) ac_pack(
+    const long long* actor_addresses, const long long* critic_addresses, const float* target, unsigned char* elements,
+    float* biases)
+{
+    const Tensors<false> actor = {actor_addresses};
+    const Tensors<true> critics = {critic_addresses};
+    Element* networks = (Element*)elements;
+    for (int i = global_thread(); i < Actor::PARAMETERS; i += num_global_threads()) {
+        put<false, true>(networks, biases, i, actor(0, i));
+    }
+    for (int i = global_thread(); i < NUM_CRITICS * Critic::PARAMETERS; i += num_global_threads()) {
+        const int critic = i / Critic::PARAMETERS;
+        const int number = i % Critic::PARAMETERS;
+        put<true, true>(
+            networks + critic_elements(critic), biases + critic_biases(critic), number, critics(critic, number));
+        put<true, false>(
+            networks + target_elements(critic), biases + critic_biases(NUM_CRITICS + critic), number, target[i]);
+    }
+}

@@ -1,0 +1,87 @@
+"""What kernels that learn from a replay store share: which policies they know, and memory in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.fused import plan as fused
+from trainers.fused.limits import Limits
+from trainers.networks import find_network
+from trainers.networks.mlp import MLP
+
+if TYPE_CHECKING:
+    from trainers.algorithms.off_policy import OffPolicyConfig
+    from trainers.experience.spec import GroupSpec
+    from trainers.learning.optimiser import SafeAdam
+
+
+def why_no_kernel(
+    config: OffPolicyConfig, spec: GroupSpec, limits: Limits, precision: str, kernel: str, unknown: Mapping[str, object]
+) -> str | None:
+    """Why no kernel knows a policy's network, in words; None if some do.
+
+    Args:
+        kernel: what it is of, such as "Q-learning".
+        unknown: values of keys that it knows only where they are off, by key.
+    """
+    if limits.capability is None and not fused.RUNS_ON_CPU:
+        return "on a CPU it is faster than the fused kernels"
+    if precision not in ("bf16", fused.FULL_PRECISION):
+        return f"trainer.precision is {precision}, and the fused kernels' is bf16"
+    if limits.capability is not None and limits.capability < (8, 0):
+        return "the GPU is older than the fused kernels can use"
+    model = config.model
+    if find_network(model.type) is not MLP:
+        return f"the kernel of {kernel} has no network of type {model.type}"
+    for fc_dims in (model.fc_dims, model.critic_fc_dims or model.fc_dims):
+        if not 1 <= len(fc_dims) <= 2:
+            return f"the kernel of {kernel} has one or two hidden layers"
+    told = {
+        "model.layer_norm": model.layer_norm, **unknown, "normalize_observation": config.normalize_observation,
+        "agent_id": config.agent_id, "central_critic": config.central_critic,
+    }  # fmt: skip
+    for key, value in told.items():
+        if value:
+            return f"the kernel of {kernel} knows no {key}"
+    if spec.mask is not None or spec.may_leave:
+        return f"the kernel of {kernel} knows no masks and no agents that leave"
+    arrays = [spec.layout.observations[place.array] for place in spec.seen]
+    if len(arrays) > 1 or arrays[0].dtype != "float32":
+        return f"the kernel of {kernel} sees one array of float32"
+    return None
+
+
+class AdamMemory:
+    """Averages, their squares and step counts of an optimiser's parameters: one piece of memory each, of which the
+    optimiser has views from then on."""
+
+    def __init__(self, optimizer: SafeAdam) -> None:
+        parameters = optimizer.parameters
+        new = parameters[0].new_zeros
+        self.average, self.square = (new(sum(one.numel() for one in parameters)).detach() for _ in range(2))
+        """[parameters], in the module's order."""
+        self.steps = new(len(parameters)).detach()
+        """[tensors], the same number in each."""
+        optimizer.tensors()  # so that it has some
+        start = 0
+        for number, parameter in enumerate(parameters):
+            state, here = optimizer.state[parameter], slice(start, start + parameter.numel())
+            start = here.stop
+            for name, memory in (("exp_avg", self.average), ("exp_avg_sq", self.square)):
+                memory[here] = state[name].flatten()
+                state[name] = memory[here].view_as(parameter)
+            self.steps[number] = state["step"]
+            state["step"] = self.steps[number]
+
+
+def join_memory(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    """[numbers] of all parameters, one after the other, which become views of it."""
+    whole, start = torch.cat([one.detach().flatten() for one in parameters]), 0
+    for parameter in parameters:
+        here = slice(start, start + parameter.numel())
+        start = here.stop
+        parameter.data = whole[here].view_as(parameter)
+    return whole
