@@ -99,7 +99,7 @@ class Learned:
         call = self._steps.prepare(
             "ac_gradient", LaunchShape(number * shape.parts, (shape.step_threads, 1), shape.step_shared_bytes),
             tasks=self._tasks.flatten().to(self.addresses.device), num_rows=shape.num_rows, parts=parts,
-            arrivals=self._new(number, dtype=torch.int32), gradient=self._gradient, squares=self._squares,
+            arrivals=self._new(number, dtype=torch.uint32), gradient=self._gradient, squares=self._squares,
             halted=halted, first_name=first_name,
         )  # fmt: skip
 

@@ -73,7 +73,7 @@ __device__ __forceinline__ void start_rows(
 //   halted    [1]  the guard's: whether anything was found before              read
 //   first_name  [1]  of what is not finite, the smallest number                read, written
 extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
-    const long long* tasks, int num_rows, float* parts, int* arrivals, float* gradient, float* squares,
+    const long long* tasks, int num_rows, float* parts, unsigned int* arrivals, float* gradient, float* squares,
     const float* halted, long long* first_name)
 {
     extern __shared__ char memory[];
@@ -128,10 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
         for (int i = 0; i < NUM_OF_THREAD; ++i) place[(part * NUM_OF_THREAD + i) * THREADS] = own[i];
         __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) {
-            shared.is_last = atomicAdd(arrivals + tile, 1) == PARTS - 1;
-            if (shared.is_last) arrivals[tile] = 0;
-        }
+        if (threadIdx.x == 0) shared.is_last = atomicInc(arrivals + tile, PARTS - 1) == PARTS - 1;  // 0 follows
         __syncthreads();
         if (!shared.is_last) return;
         __threadfence();
