@@ -10,11 +10,11 @@ smaller of two critics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from trainers.algorithms.algorithm import State
+from trainers.algorithms.algorithm import Clock, Figures, State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
+    from trainers.fused.ac_learner import FusedACLearner
     from trainers.learning.guard import Guard
     from trainers.learning.optimiser import SafeAdam
     from trainers.networks.features import Observation
@@ -48,6 +49,9 @@ class ActorAndCriticsModelConfig(ModelConfig):
 class ActorAndCriticsConfig(OffPolicyConfig):
     """What the configs of these algorithms have beyond OffPolicyConfig."""
 
+    DRAWS_ACTIONS: ClassVar[bool] = False
+    """Whether actions are drawn from what the policy says, those that it learns by as well; else it says them."""
+
     critic_lr: Annotated[Number, Between(0)] | None = None
     """Adam's step size of the critics; as lr if not given."""
     num_critics: Count = 2
@@ -66,6 +70,8 @@ class ActorAndCritics(OffPolicy):
     """A policy, its critics, and copies of these that follow slowly, by which targets are made."""
 
     SCHEDULED = ("lr", "critic_lr")
+    HAS_KERNELS: ClassVar[bool] = False
+    """Whether there are fused kernels for updates; a class says it for itself alone."""
     config: ActorAndCriticsConfig
 
     def __init__(self, config: ActorAndCriticsConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
@@ -81,6 +87,26 @@ class ActorAndCritics(OffPolicy):
         self.optimizer = self._adam(self.policy, self.scalars["lr"])
         critic_lr = self.scalars.get("critic_lr", self.scalars["lr"])
         self.critic_optimizer = self._adam(self.critics, critic_lr, "critics")
+        self.deviates: torch.Tensor | None = None
+        """[K, N, n] draws of the standard normal distribution: by which actions of a Box after each transition differ
+        from what the policy says, then, if it DRAWS_ACTIONS, those in it. None where nothing is drawn."""
+        if number := self.num_deviates(config, group.spec):
+            self.deviates = torch.zeros(number, *self.batch.action.shape, device=self.device)
+        self.learns_by: ActorAndCritics | FusedACLearner = self
+        """Who makes updates: itself, by torch, or in its stead kernels, where they can."""
+
+    @classmethod
+    def num_deviates(cls, config: ActorAndCriticsConfig, spec: GroupSpec) -> int:
+        """Draws for each number of a transition's action."""
+        return 0 if hasattr(spec.action_space, "n") else 2 if config.DRAWS_ACTIONS else 1
+
+    def find_kernels(self) -> None:
+        """Call it once all networks are there."""
+        if self.__class__.__dict__.get("HAS_KERNELS", False):
+            from trainers.fused.ac_learner import find_ac_learner
+
+            self.learns_by = find_ac_learner(self)
+            self.path = self.learns_by.path
 
     @classmethod
     def make_critics(
@@ -138,12 +164,20 @@ class ActorAndCritics(OffPolicy):
                 for network in networks:
                     network.zero_grad()
         learned = bytes_of(actor.policy, buffers=False) + bytes_of(critics, buffers=False)
-        return {
+        found = {
             **super().num_bytes(config, actor, num_steps, num_envs, device),
             "critics": 2 * bytes_of(critics),
             "optimiser": 2 * learned,
             WORK: counted.most_of(config.batch_size),
         }
+        if number := cls.num_deviates(config, actor.spec):
+            found["deviates"] = 4 * number * config.batch_size * actor.spec.action_space.shape[0]
+        if cls.__dict__.get("HAS_KERNELS", False):
+            from trainers.fused.ac_learner import bytes_of_ac_learner
+
+            of_kernels = bytes_of_ac_learner(config, actor)
+            found |= {} if of_kernels is None else {"kernels": of_kernels, WORK: 0}
+        return found
 
     @classmethod
     def _passes(
@@ -165,6 +199,29 @@ class ActorAndCritics(OffPolicy):
             "critics": self.critics.state_dict(),
             "target_critics": self.target_critics.state_dict(),
         }
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        return {"add": self.add, **self.learns_by.updates()}
+
+    def updates(self) -> Mapping[str, Callable[[], Figures]]:
+        """The phases that are updates."""
+        return {"learn": self.learn, "follow": self.follow}
+
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
+        """This iteration's phases, as `learns_by` makes its updates: here one after the other."""
+        return phases
+
+    def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
+        return self.learns_by.at_once(super().prepare(clock, phases), clock)
+
+    def restored(self) -> None:
+        super().restored()
+        if self.learns_by is not self:
+            self.learns_by.pack()
+
+    def deviate(self) -> Sequence[torch.Tensor]:
+        """Draws `deviates` anew, [N, n] each; none where there are none."""
+        return () if self.deviates is None else self.deviates.normal_(generator=self.generator).unbind()
 
     def _step(self, optimizer: SafeAdam, loss: torch.Tensor, *figures: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A step of the optimiser's own parameters along the gradient of all ranks' losses, added up.

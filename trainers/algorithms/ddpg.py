@@ -28,3 +28,5 @@ class DDPGConfig(TD3Config):
 
 class DDPG(TD3):
     """Updates one policy and its critic from what it kept of all rollouts."""
+
+    HAS_KERNELS = True

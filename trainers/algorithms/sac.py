@@ -10,9 +10,9 @@ Source: Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.algorithms import actor_critic
 from trainers.algorithms.actor_critic import (
@@ -22,7 +22,7 @@ from trainers.algorithms.actor_critic import (
     normalised,
     part_of_mean,
 )
-from trainers.algorithms.algorithm import Clock, Figures, State
+from trainers.algorithms.algorithm import Figures, State
 from warpdrive.config import Fraction, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
-    from trainers.fused.ac_learner import FusedACLearner
     from trainers.heads import Head
     from trainers.learning.guard import Guard
     from trainers.networks.critics import Critics
@@ -43,6 +42,8 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 @dataclass(frozen=True)
 class SACConfig(ActorAndCriticsConfig):
     """`policy.<name>:` with `algorithm: SAC`."""
+
+    DRAWS_ACTIONS: ClassVar[bool] = True
 
     temperature: Positive = 1.0
     """What a nat of entropy is worth, in rewards; at the start, if it learns."""
@@ -140,39 +141,19 @@ class SAC(ActorAndCritics):
         "entropy": "entropy of the action's distribution, nats",
         "alpha": "temperature: what a nat of entropy is worth, in rewards",
     }
+    HAS_KERNELS = True
     config: SACConfig
 
     def __init__(self, config: SACConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         import torch
 
-        from trainers.fused.ac_learner import find_ac_learner
-
         super().__init__(config, group, guard, seed)
-        self.deviates = None
-        """[2, N, n] of the standard normal distribution; None where the space is Discrete."""
-        if not hasattr(group.spec.action_space, "n"):
-            self.deviates = torch.zeros(2, *self.batch.action.shape, device=self.device)
         log = torch.tensor(math.log(config.temperature), device=self.device)
         self.temperature = torch.nn.ParameterDict({"log": torch.nn.Parameter(log)})
         self.temperature_optimizer = None
         if config.learns_temperature:
             self.temperature_optimizer = self._adam(self.temperature, self.scalars["lr"], "temperature")
-        self.learns_by: SAC | FusedACLearner = find_ac_learner(self) if type(self) is SAC else self
-        """Who makes updates: itself, by torch, or in its stead kernels, where they can."""
-        self.path = self.learns_by.path
-
-    @classmethod
-    def num_bytes(
-        cls, config: SACConfig, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
-        from trainers.fused.ac_learner import bytes_of_ac_learner
-        from trainers.run.num_bytes import WORK
-
-        found = super().num_bytes(config, actor, num_steps, num_envs, device)
-        if not hasattr(actor.spec.action_space, "n"):
-            found["deviates"] = 2 * 4 * config.batch_size * actor.spec.action_space.shape[0]
-        of_kernels = bytes_of_ac_learner(config, actor) if cls is SAC else None
-        return found if of_kernels is None else {**found, "kernels": of_kernels, WORK: 0}
+        self.find_kernels()
 
     @classmethod
     def head(cls, config: SACConfig, space: Any) -> Head:
@@ -184,9 +165,9 @@ class SAC(ActorAndCritics):
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
         from trainers.acting.unjudged import UnjudgedActor
-        from trainers.fused.ac_actor import FusedBoxActor
+        from trainers.fused.ac_actor import FusedSquashedActor
 
-        return (UnjudgedActor if hasattr(spec.action_space, "n") else FusedBoxActor)(policy, spec, stage)
+        return (UnjudgedActor if hasattr(spec.action_space, "n") else FusedSquashedActor)(policy, spec, stage)
 
     @classmethod
     def why_not(cls, config: SACConfig, spec: GroupSpec) -> str | None:
@@ -205,29 +186,10 @@ class SAC(ActorAndCritics):
         """What the entropy of a Box action is brought to, nats, in parts of the Box."""
         return target_entropy_of(self.config, self.group.spec, None)
 
-    def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        return {"add": self.add, **self.learns_by.updates()}
-
-    def updates(self) -> Mapping[str, Callable[[], Figures]]:
-        """The phases that are updates."""
-        return {"learn": self.learn, "follow": self.follow}
-
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """This iteration's phases, as `learns_by` makes its updates: here one after the other."""
-        return phases
-
-    def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
-        return self.learns_by.at_once(super().prepare(clock, phases), clock)
-
-    def restored(self) -> None:
-        super().restored()
-        if self.learns_by is not self:
-            self.learns_by.pack()
-
     def learn(self) -> Figures:
         """One update: of the critics, then of the policy by them, then of the temperature by how undecided it was."""
         batch, alpha = self.draw(), self.temperature["log"].detach().exp()
-        of_next, of_now = self.deviate()
+        of_next, of_now = self.deviate() or (None, None)
         found = self._learn_critics(
             *critic_pass(self.policy, self.critics, self.target_critics, batch, alpha, of_next), batch
         )
@@ -252,12 +214,6 @@ class SAC(ActorAndCritics):
             losses = temperature_losses(self.temperature["log"], entropy, target_entropy)
             self._step(self.temperature_optimizer, part_of_mean(losses, counts, number))
         return {"actor_loss": loss, "entropy": mean_entropy, "grad_norm": norm}
-
-    def deviate(self) -> Sequence[torch.Tensor | None]:
-        """Draws anew `deviates`, by which actions of a Box are drawn: after each transition, and in it."""
-        if self.deviates is None:
-            return None, None
-        return self.deviates.normal_(generator=self.generator).unbind()
 
     @classmethod
     def _passes(

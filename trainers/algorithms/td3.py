@@ -161,6 +161,7 @@ class TD3(ActorAndCritics):
         "those that are not distributional",
         "exploration_noise": "standard deviation of what is added to actions in the next rollout, in half Boxes",
     }
+    HAS_KERNELS = True
     config: TD3Config
 
     def __init__(self, config: TD3Config, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
@@ -172,6 +173,11 @@ class TD3(ActorAndCritics):
         self.followers = [*self.followers, (self.target, self.policy)]
         group.actor.set_noise(float(value_at(config.exploration_noise, 0)))
         self._of_policy: Figures = {}
+        self.find_kernels()
+
+    @classmethod
+    def num_deviates(cls, config: TD3Config, spec: GroupSpec) -> int:
+        return 1 if config.target_noise else 0
 
     @classmethod
     def make_critics(cls, config: TD3Config, spec: GroupSpec, generator: torch.Generator | None) -> Critics:
@@ -191,9 +197,9 @@ class TD3(ActorAndCritics):
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.unjudged import NoisyActor
+        from trainers.fused.ac_actor import FusedNoisyActor
 
-        return NoisyActor(policy, spec, stage)
+        return FusedNoisyActor(policy, spec, stage)
 
     @classmethod
     def why_not(cls, config: TD3Config, spec: GroupSpec) -> str | None:
@@ -210,8 +216,8 @@ class TD3(ActorAndCritics):
 
         return {**super().num_bytes(config, actor, num_steps, num_envs, device), "target": bytes_of(actor.policy)}
 
-    def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        return {**super().phases(), "improve": self.improve}
+    def updates(self) -> Mapping[str, Callable[[], Figures]]:
+        return {**super().updates(), "improve": self.improve}
 
     def plan(self, clock: Clock) -> Sequence[str]:
         """As OffPolicy's; after every `policy_delay` updates of the critics, one of the policy."""
@@ -238,11 +244,8 @@ class TD3(ActorAndCritics):
 
     def learn(self) -> Figures:
         """One update of the critics."""
-        import torch
-
-        batch, config, noise = self.draw(), self.config, None
-        if config.target_noise:
-            noise = torch.randn(batch.action.shape, generator=self.generator, device=self.device)
+        batch, config = self.draw(), self.config
+        (noise,) = self.deviate() or (None,)
         networks = (self.target, self.critics, self.target_critics)
         if not config.distributional:
             return {**self._learn_critics(*critic_pass(*networks, batch, noise, config), batch), "outermost": 0.0}

@@ -1,4 +1,5 @@
-// One step of agents that draw numbers of a Box from a squashed normal distribution.
+// One step of agents that act in a Box: they draw from a squashed normal distribution, if it SAMPLES; else noise is added
+// to what they would do.
 //
 // A block has ROWS of them, and the policy's weights go by it out of the L2 cache.
 //
@@ -39,10 +40,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_pack_policy(
 //   observation       [env, column, feature]                                                 read
 //   seed, env_step    name the draws                                                         read
 //   action            [env, column, number]                                                  written
-//   log_prob          [env, agent of the group]  in the Box's unit, nats                     written
+//   log_std           [number]  of the noise, in parts of the Box, if it does not SAMPLE     read
+//   drawn             [env, agent of the group, number]  in parts and not clipped, likewise  written
+//   log_prob          [env, agent of the group]  in the Box's unit, nats, if it SAMPLES      written
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_act(
     const unsigned char* elements, const float* biases, const float* observation, const unsigned int* seed,
-    const long long* env_step, float* action, float* log_prob)
+    const long long* env_step, const float* log_std, float* action, float* drawn, float* log_prob)
 {
     extern __shared__ char memory[];
     Shared& shared = *(Shared*)memory;
@@ -57,13 +60,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_act(
         narrow(shared.seen[row * SEEN_PITCH + i % NUM_FEATURES], observation[seen * NUM_FEATURES + i % NUM_FEATURES]);
     }
     __syncthreads();
-    forward<false, ROWS / 16>(
-        shared.seen, SEEN_PITCH, (const Element*)elements, biases, shared.hidden1, shared.hidden2,
-        [&](int row, int column, float low, float high) {
-            if (column >= Actor::OUTPUTS) return;  // of them there is an even number
-            shared.outputs[row * Actor::OUTPUTS + column] = low;
-            shared.outputs[row * Actor::OUTPUTS + column + 1] = high;
-        });
+    forward_policy<ROWS / 16>(
+        shared.seen, SEEN_PITCH, (const Element*)elements, biases, shared.hidden1, shared.hidden2, shared.outputs);
     for (int row = threadIdx.x; row < ROWS && first + row < num_rows; row += THREADS) {
         const int env = (first + row) / GROUP_SIZE;
         const int agent = (first + row) % GROUP_SIZE;
@@ -71,10 +69,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_act(
         Random random(seed, env, FIRST_AGENT + agent, env_step[env], STREAM_ACTION);
         float whole = 0.0f;
         for (int i = 0; i < NUM_NUMBERS; ++i) {
-            const Drawn drawn(shared.outputs + row * Actor::OUTPUTS, i, GREEDY ? 0.0f : random.normal());
-            action[column * NUM_NUMBERS + i] = fminf(fmaxf(CENTRE[i] + SCALE[i] * drawn.part, LOW[i]), HIGH[i]);
-            whole += drawn.log_prob - logf(SCALE[i]);
+            const float* output = shared.outputs + row * Actor::OUTPUTS;
+            const float deviate = GREEDY ? 0.0f : random.normal();
+            float part;
+            if (SAMPLES) {
+                const Drawn number(output, i, deviate);
+                part = number.part;
+                whole += number.log_prob - logf(SCALE[i]);
+            } else {
+                part = tanhf(output[i]) + expf(log_std[i]) * deviate;
+                drawn[(first + row) * NUM_NUMBERS + i] = part;
+            }
+            action[column * NUM_NUMBERS + i] = fminf(fmaxf(CENTRE[i] + SCALE[i] * part, LOW[i]), HIGH[i]);
         }
-        log_prob[first + row] = whole;
+        if (SAMPLES) log_prob[first + row] = whole;
     }
 }

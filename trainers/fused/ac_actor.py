@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from trainers.acting.unjudged import SquashedGaussianActor
+from trainers.acting.unjudged import BoxActor, NoisyActor, SquashedGaussianActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.fused.ac_shape import ACShape, shape_of
 from trainers.fused.actor import place_constants
@@ -22,8 +22,9 @@ NUMBERS_OF_BLOCK = 1024
 """Parameters that a block packs."""
 
 
-class FusedBoxActor(SquashedGaussianActor):
-    """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's."""
+class FusedBoxActor(BoxActor):
+    """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's. Derive from it
+    and from one that says what is drawn."""
 
     def _shape(self, num_envs: int) -> ACShape | str:
         """Or in words why there is no kernel."""
@@ -51,7 +52,7 @@ class FusedBoxActor(SquashedGaussianActor):
             **shape.constants(),
             **constants_of_box(self.spec.action_space),
             "THREADS": shape.threads, "SHARED_BYTES": shape.act_shared_bytes, "ROWS": shape.rows,
-            "LOG_STD_INIT": float(self.policy.head.log_std_init),
+            "LOG_STD_INIT": self.policy.config.model.log_std_init,
             "IS_TANH": self.policy.config.model.activates == "tanh",
             "GREEDY": self.spec.name in self.stage.greedy,
         }  # fmt: skip
@@ -86,5 +87,24 @@ class FusedBoxActor(SquashedGaussianActor):
             calls.append(self._functions.prepare("ac_pack_policy", pack, addresses=addresses, **self._packed))
         act = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.act_shared_bytes)
         observation = group.rollout.seen(t)[self.spec.seen[0].array]
-        given = {"observation": observation, "action": group.action_array[t], "log_prob": group.log_prob[t]}
-        return [*calls, self._functions.prepare("ac_act", act, **given, **self._packed)]
+        given = {"observation": observation, "action": group.action_array[t], **self._drawn_by(t), **self._packed}
+        return [*calls, self._functions.prepare("ac_act", act, **given)]
+
+    def _drawn_by(self, t: int) -> dict[str, torch.Tensor]:
+        """log_std, drawn and log_prob of ac_act.cu; of those that it has no use for, whatever is there."""
+        raise NotImplementedError
+
+
+class FusedSquashedActor(FusedBoxActor, SquashedGaussianActor):
+    """Of SAC."""
+
+    def _drawn_by(self, t: int) -> dict[str, torch.Tensor]:
+        biases = self._packed["biases"]
+        return {"log_std": biases, "drawn": biases, "log_prob": self.group.log_prob[t]}
+
+
+class FusedNoisyActor(FusedBoxActor, NoisyActor):
+    """Of TD3 and DDPG."""
+
+    def _drawn_by(self, t: int) -> dict[str, torch.Tensor]:
+        return {"log_std": self.log_std, "drawn": self.group.drawn[t], "log_prob": self._packed["biases"]}

@@ -1,11 +1,13 @@
-// What an update of SAC makes of a batch's rows, in two launches: `ac_judge` the critics' deltas, `ac_improve`, once they
-// made their step, the policy's. What a gradient is made of (ac_step.cu) goes to memory.
+// What an update of SAC, TD3 or DDPG makes of a batch's rows, in two launches: `ac_judge` the critics' deltas,
+// `ac_improve`, once they made their step, the policy's. What a gradient is made of (ac_step.cu) goes to memory.
 //
 // A block has ROWS rows and all networks go by it, out of the L2 cache. What limits it is their way into registers.
 //
 // Constants, besides those of ac_networks.cuh and ac_numbers.cuh:
 //   BATCH         rows that are there; arrays of elements hold as many as all blocks have
 //   ROWS          of a block
+//   TARGET_NOISE  deviation of what is added to actions in targets, in parts of the Box, if it does not SAMPLE; or 0
+//   NOISE_CLIP    how large that may be
 #include "ac_networks.cuh"
 #include "ac_numbers.cuh"
 
@@ -17,6 +19,7 @@ constexpr int WIDEST2 = Actor::WIDTH2 > Critic::WIDTH2 ? Actor::WIDTH2 : Critic:
 constexpr int PITCH1 = pitch_of(WIDEST1), PITCH2 = pitch_of(WIDEST2);
 constexpr int PITCH_OUT = pitch_of(Actor::OUTPUTS);
 constexpr int CRITIC_PITCH_OUT = pitch_of(1);
+constexpr int NUM_JUDGES = SAMPLES ? NUM_CRITICS : 1;  // critics by the smallest of which a policy learns
 
 // A NaN is the smallest, so that it stays.
 __device__ __forceinline__ bool is_less(float x, float than)
@@ -40,14 +43,14 @@ struct alignas(16) ImproveShared {
     Element seen[ROWS * SEEN_PITCH];
     Element hidden1[NUM_CRITICS][ROWS * PITCH1], hidden2[NUM_CRITICS][ROWS * PITCH2];
     Deltas delta;
-    float q[NUM_CRITICS][ROWS], slope[ROWS * NUM_NUMBERS], part[ROWS * NUM_NUMBERS];
+    float q[NUM_CRITICS][ROWS], slope[ROWS * NUM_NUMBERS], outputs[ROWS * Actor::OUTPUTS];
     float log_prob[ROWS], weight[ROWS];
     float of_warp[WARPS];
 
     __device__ __forceinline__ int least_of(int row) const
     {
         int least = 0;
-        for (int i = 1; i < NUM_CRITICS; ++i) {
+        for (int i = 1; i < NUM_JUDGES; ++i) {
             if (is_less(q[i][row], q[least][row])) least = i;
         }
         return least;
@@ -96,14 +99,14 @@ __device__ __forceinline__ long long bytes_of(long long rows, int width)
 //   action       [BATCH, NUM_NUMBERS], in the Box's unit                                   read
 //   centre, scale  [NUM_NUMBERS]  of the Box                                               read
 //   reward, discount, weight  [BATCH]                                                      read
-//   deviates     [2, BATCH, NUM_NUMBERS]  for what comes after the rows, and for the rows  read
-//   log_alpha    [1]                                                                       read
+//   deviates     [2, BATCH, NUM_NUMBERS]  for what comes after the rows, and, if it SAMPLES, for the rows   read
+//   log_alpha    [1]  if it SAMPLES                                                        read
 //   elements, biases  of all networks                                                      read
 //   critic_steps, actor_steps  [1 or more]  Adam's                                         read
 //   steps        [2]  both                                                                 written
-//   outputs      [BATCH, 2 NUM_NUMBERS]  of the policy for the rows                        written
+//   outputs      [BATCH, 2 NUM_NUMBERS]  of the policy for the rows, if it SAMPLES         written
 //   seen         [rows, SEEN] elements  with what was done                                 written
-//   actor_hidden1, actor_hidden2  [rows, width] elements                                   written
+//   actor_hidden1, actor_hidden2  [rows, width] elements, likewise                         written
 //   hidden1, hidden2, delta1, delta2  [NUM_CRITICS, rows, width] elements                  written
 //   delta_out    [NUM_CRITICS, rows, 1] elements                                           written
 //   error        [BATCH]  mean distance of Q-values from their targets; 0 where the row does not count   written
@@ -122,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     const Element* networks = (const Element*)elements;
     const int first = blockIdx.x * ROWS;
     const long long num_rows = (long long)gridDim.x * ROWS;
-    const float alpha = expf(log_alpha[0]);
+    const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         steps[0] = critic_steps[0];
@@ -138,28 +141,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     }
     __syncthreads();
 
-    // What the policy does in both.
-    forward<false, 2 * ROW_TILES>(
-        shared.seen, SEEN_PITCH, networks, biases, shared.hidden1, shared.hidden2,
-        [&](int row, int column, float low, float high) {
-            if (column >= Actor::OUTPUTS) return;  // of them there is an even number
-            shared.outputs[row * Actor::OUTPUTS + column] = low;
-            shared.outputs[row * Actor::OUTPUTS + column + 1] = high;
-        });
-    keep(shared.hidden1, Actor::WIDTH1, actor_hidden1);
-    keep(shared.hidden2, Actor::WIDTH2, actor_hidden2);
+    // What is done after the rows; and in them, where the same policy says it.
+    constexpr int START = SAMPLES ? 0 : ROWS;
+    forward_policy<SAMPLES ? 2 * ROW_TILES : ROW_TILES>(
+        shared.seen + START * SEEN_PITCH, SEEN_PITCH, networks + (SAMPLES ? 0 : TARGET_POLICY_ELEMENTS),
+        biases + (SAMPLES ? 0 : TARGET_POLICY_BIASES), shared.hidden1, shared.hidden2,
+        shared.outputs + START * Actor::OUTPUTS);
+    if (SAMPLES) {
+        keep(shared.hidden1, Actor::WIDTH1, actor_hidden1);
+        keep(shared.hidden2, Actor::WIDTH2, actor_hidden2);
+    }
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
         float log_prob = 0.0f;
         for (int i = 0; i < NUM_NUMBERS; ++i) {
             const int place = (first + row) * NUM_NUMBERS + i;
-            const Drawn drawn(shared.outputs + (ROWS + row) * Actor::OUTPUTS, i, deviates[place]);
-            log_prob += drawn.log_prob;
-            narrow(shared.seen[(ROWS + row) * SEEN_PITCH + NUM_FEATURES + i], drawn.part);
+            const float* output = shared.outputs + (ROWS + row) * Actor::OUTPUTS;
+            float part;
+            if (SAMPLES) {
+                const Drawn drawn(output, i, deviates[place]);
+                part = drawn.part;
+                log_prob += drawn.log_prob;
+            } else {
+                part = tanhf(output[i]);
+                if (TARGET_NOISE > 0.0f) {
+                    part = between(part + between(TARGET_NOISE * deviates[place], -NOISE_CLIP, NOISE_CLIP), -1.0f, 1.0f);
+                }
+            }
+            narrow(shared.seen[(ROWS + row) * SEEN_PITCH + NUM_FEATURES + i], part);
             narrow(shared.seen[row * SEEN_PITCH + NUM_FEATURES + i], (action[place] - centre[i]) / scale[i]);
         }
-        shared.target[row] = -alpha * log_prob;
-        for (int i = 0; i < Actor::OUTPUTS; ++i) {
+        shared.target[row] = SAMPLES ? -alpha * log_prob : 0.0f;
+        for (int i = 0; i < Actor::OUTPUTS && SAMPLES; ++i) {
             outputs[(first + row) * Actor::OUTPUTS + i] = shared.outputs[row * Actor::OUTPUTS + i];
         }
     }
@@ -229,15 +242,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
 
 // ---- the policy
 
-// Its deltas: up what the critics give what it would do, and `alpha` times its entropy.
-//   observation, weight, deviates, log_alpha, elements, biases, outputs, actor_hidden1, actor_hidden2  as above   read
+// Its deltas: up what the smallest critic gives what it would do, and `alpha` times its entropy; or, if it does not
+// SAMPLE, what the first gives.
+//   observation, weight, deviates, log_alpha, elements, biases  as above                   read
+//   outputs, actor_hidden1, actor_hidden2  as above, if it SAMPLES                         read
+//                else the last two                                                         written
 //   delta1, delta2  [rows, width] elements                                                 written
 //   delta_out    [rows, 2 NUM_NUMBERS] elements                                            written
 //   sums         [blocks, NUM_SUMS]  of losses, entropies, and 1 if any row counts          written
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     const float* observation, const float* weight, const float* deviates, const float* log_alpha,
-    const unsigned char* elements, const float* biases, const float* outputs, const unsigned char* actor_hidden1,
-    const unsigned char* actor_hidden2, unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out,
+    const unsigned char* elements, const float* biases, const float* outputs, unsigned char* actor_hidden1,
+    unsigned char* actor_hidden2, unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out,
     float* sums)
 {
     extern __shared__ char memory[];
@@ -245,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     clear(memory, sizeof(ImproveShared));
     const Element* networks = (const Element*)elements;
     const int first = blockIdx.x * ROWS;
-    const float alpha = expf(log_alpha[0]);
+    const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
         const int row = i / NUM_FEATURES;
@@ -253,19 +269,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         narrow(shared.seen[row * SEEN_PITCH + i % NUM_FEATURES],
                observation[(first + row) * NUM_FEATURES + i % NUM_FEATURES]);
     }
+    __syncthreads();
+    if (!SAMPLES) {
+        forward_policy<ROW_TILES>(
+            shared.seen, SEEN_PITCH, networks, biases, shared.hidden1[0], shared.hidden2[0], shared.outputs);
+        keep(shared.hidden1[0], Actor::WIDTH1, actor_hidden1);
+        keep(shared.hidden2[0], Actor::WIDTH2, actor_hidden2);
+    }
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
         shared.weight[row] = weight[first + row] > 0.0f ? 1.0f / number : 0.0f;
         for (int i = 0; i < NUM_NUMBERS; ++i) {
-            const float deviate = deviates[(BATCH + first + row) * NUM_NUMBERS + i];
-            const Drawn drawn(outputs + (first + row) * Actor::OUTPUTS, i, deviate);
-            shared.log_prob[row] += drawn.log_prob;
-            shared.part[row * NUM_NUMBERS + i] = drawn.part;
-            narrow(shared.seen[row * SEEN_PITCH + NUM_FEATURES + i], drawn.part);
+            float part;
+            if (SAMPLES) {
+                const float deviate = deviates[(BATCH + first + row) * NUM_NUMBERS + i];
+                const Drawn drawn(outputs + (first + row) * Actor::OUTPUTS, i, deviate);
+                part = drawn.part;
+                shared.log_prob[row] += drawn.log_prob;
+            } else {
+                part = tanhf(shared.outputs[row * Actor::OUTPUTS + i]);
+            }
+            narrow(shared.seen[row * SEEN_PITCH + NUM_FEATURES + i], part);
         }
     }
     __syncthreads();
-    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
+    for (int critic = 0; critic < NUM_JUDGES; ++critic) {
         forward<true, ROW_TILES>(
             shared.seen, SEEN_PITCH, networks + critic_elements(critic), biases + critic_biases(critic),
             shared.hidden1[critic], shared.hidden2[critic], [&](int row, int column, float low, float) {
@@ -273,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
             });
     }
     // How what the smallest of them says depends on the action.
-    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
+    for (int critic = 0; critic < NUM_JUDGES; ++critic) {
         const Element* own = networks + critic_elements(critic);
         for (int row = threadIdx.x; row < ROWS; row += THREADS) {
             narrow(shared.delta.of_outputs[row * CRITIC_PITCH_OUT], critic == shared.least_of(row) ? 1.0f : 0.0f);
@@ -306,10 +334,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         entropy -= weighs * shared.log_prob[row];
         whole = fmaxf(whole, weighs);
         for (int i = 0; i < NUM_NUMBERS && weighs > 0.0f; ++i) {
+            const float slope = shared.slope[row * NUM_NUMBERS + i];
+            if (!SAMPLES) {
+                const float part = tanhf(shared.outputs[row * Actor::OUTPUTS + i]);
+                narrow(delta[i], -weighs * slope * (1.0f - part * part));
+                continue;
+            }
             const float deviate = deviates[(BATCH + first + row) * NUM_NUMBERS + i];
             const Drawn drawn(outputs + (first + row) * Actor::OUTPUTS, i, deviate);
             const float part = drawn.part;
-            const float up = shared.slope[row * NUM_NUMBERS + i] * (1.0f - part * part) - 2.0f * alpha * part;
+            const float up = slope * (1.0f - part * part) - 2.0f * alpha * part;
             narrow(delta[i], -weighs * up);
             narrow(delta[NUM_NUMBERS + i], drawn.is_clamped ? 0.0f : -weighs * (up * drawn.deviation + alpha));
         }

@@ -1,4 +1,5 @@
-"""SAC's updates by fused kernels: rows through all networks (ac_learn.cu), then gradients and steps (ac_step.cu)."""
+"""Updates of SAC, TD3 and DDPG by fused kernels: rows through all networks (ac_learn.cu), gradients and steps
+(ac_step.cu)."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
-from warpdrive.function_manager import FunctionManager
+from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
     from trainers.acting.actor import Actor
+    from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig
     from trainers.algorithms.algorithm import Clock, Figures
-    from trainers.algorithms.sac import SAC, SACConfig
+    from trainers.algorithms.sac import SAC
+    from trainers.algorithms.td3 import TD3
     from trainers.learning.optimiser import SafeAdam
 
-FIGURES = (
-    ("critic_loss", "q_mean", "td_error", "critic_grad_norm"),
-    ("actor_loss", "entropy", "grad_norm", "alpha"),
-)
-"""Of an update, as the critics' step and the policy's write them."""
+OF_CRITICS = ("critic_loss", "q_mean", "td_error", "critic_grad_norm")
+OF_POLICY = ("actor_loss", "entropy", "grad_norm", "alpha")
+"""Figures, as a step writes them."""
 NUM_SUMS = 4
 """Figures of a block of ac_learn.cu."""
 NUMBERS_OF_BLOCK = 1024
@@ -35,7 +36,7 @@ NUMBERS_OF_BLOCK = 1024
 Call = Callable[[], None]
 
 
-def find_ac_learner(learner: SAC) -> SAC | FusedACLearner:
+def find_ac_learner(learner: ActorAndCritics) -> ActorAndCritics | FusedACLearner:
     """Who makes its updates: the kernels, or itself, and then its actor says why."""
     actor = learner.group.actor
     stage = actor.stage
@@ -43,10 +44,10 @@ def find_ac_learner(learner: SAC) -> SAC | FusedACLearner:
     if isinstance(found, str):
         actor.why = actor.why or found
         return learner
-    return FusedACLearner(learner, found)
+    return (FusedSAC if found.samples else FusedTD3)(learner, found)
 
 
-def bytes_of_ac_learner(config: SACConfig, actor: Actor) -> int | None:
+def bytes_of_ac_learner(config: ActorAndCriticsConfig, actor: Actor) -> int | None:
     """What the learner of `find_ac_learner` takes besides; None where the algorithm learns by itself."""
     found = plan_ac(config, actor.spec, actor.stage.limits, actor.stage.precision)
     return None if isinstance(found, str) else found.num_bytes
@@ -136,7 +137,7 @@ class Learned:
 class FusedACLearner:
     """Makes an algorithm's updates by the kernels.
 
-    The networks' parameters and the optimisers' memory stay the algorithm's; that memory and the target critics become
+    The networks' parameters and the optimisers' memory stay the algorithm's; that memory and target networks become
     views of one piece of memory each.
 
     Args:
@@ -147,15 +148,14 @@ class FusedACLearner:
     path = "fused"
     shares_nothing = True
 
-    def __init__(self, learner: SAC, shape: ACShape) -> None:
+    def __init__(self, learner: ActorAndCritics, shape: ACShape) -> None:
         self.learner, self.shape = learner, shape
-        new = partial(torch.zeros, device=learner.device)
+        self._new = new = partial(torch.zeros, device=learner.device)
         dtype = torch.float32 if shape.element_bytes == 4 else torch.bfloat16
         self._compile()
         self._seen = new(1, shape.num_rows, to_tiles(shape.critic[0][1]), dtype=dtype)
-        self._error = new(shape.batch)
-        self._figures = new(len(FIGURES), len(FIGURES[0]))
-        self._target = join_memory(list(learner.target_critics.parameters()))
+        self._error, self._nothing = new(shape.batch), new(1)
+        self._of_critics, self._of_policy = new(len(OF_CRITICS)), new(len(OF_POLICY))
         self._networks = {
             "elements": new(shape.num_elements * shape.element_bytes, dtype=torch.uint8),
             "biases": new(shape.num_biases),
@@ -164,68 +164,93 @@ class FusedACLearner:
         self.critics = Learned(
             learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step
         )
-        targets = {**self._networks, "target": self._target}
-        self._follow = self._step.prepare(
-            "ac_follow", self.critics.by_numbers(), addresses=self.critics.addresses, **targets
-        )
-        self.pack = self._step.prepare(
-            "ac_pack", self.critics.by_numbers(), actor_addresses=self.actor.addresses,
-            critic_addresses=self.critics.addresses, **targets,
-        )  # fmt: skip
+        targets = {
+            **self._networks, "addresses": self.critics.addresses, "actor_addresses": self.actor.addresses,
+            "target": join_memory(list(learner.target_critics.parameters())), "actor_target": self._join_policy(),
+        }  # fmt: skip
+        self._target = targets["target"]
+        self._follow = self._step.prepare("ac_follow", self.critics.by_numbers(), **targets)
+        self.pack = self._step.prepare("ac_pack", self.critics.by_numbers(), **targets)
         """The networks as products read them, after somebody else changed them."""
-        self._calls = self._prepare()
+        self._prepare()
         self.pack()
 
-    def updates(self) -> dict[str, Callable[[], Figures]]:
+    def updates(self) -> Mapping[str, Callable[[], Figures]]:
+        """The phases that are updates."""
         return {"learn": self.learn, "follow": self.follow}
 
     def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """The phases of an iteration; where target critics follow each update, they do so within it."""
-        return phases if self.learner.config.target_update_freq > 1 else {**phases, "follow": dict}
+        """The phases of an iteration."""
+        return phases
 
     def learn(self) -> Figures:
-        """One update."""
-        self.learner.draw()
-        self.learner.deviate()
-        for call in self._calls:
-            call()
-        self.learner.keep_errors(self._error)
-        names = (name for of_step in FIGURES for name in of_step)
-        return dict(zip(names, self._figures.flatten().unbind(), strict=True))
+        """One update; of the critics alone, where the policy's is a phase of its own."""
+        raise NotImplementedError
 
     def follow(self) -> Figures:
         self._follow()
         return {}
 
+    def _learn_critics(self) -> Figures:
+        self.learner.draw()
+        self.learner.deviate()
+        for call in self._learns_critics:
+            call()
+        self.learner.keep_errors(self._error)
+        return dict(zip(OF_CRITICS, self._of_critics.unbind(), strict=True))
+
+    def _learn_policy(self) -> Figures:
+        for call in self._learns_policy:
+            call()
+        return dict(zip(OF_POLICY, self._of_policy.unbind(), strict=True))
+
+    def _join_policy(self) -> torch.Tensor:
+        """The parameters of the target policy; anything, where there is none."""
+        return self._nothing
+
+    def _constants(self) -> dict[str, Constant]:
+        """Of ac_learn.cu, an algorithm's own."""
+        raise NotImplementedError
+
+    def _temperature(self) -> dict[str, object]:
+        """What the policy's step is told of it."""
+        nothing = dict.fromkeys(("log_alpha", "alpha_average", "alpha_square", "alpha_steps"), self._nothing)
+        return {**nothing, "learns_alpha": False, "target_entropy": 0.0, "alpha_name": 0}
+
+    @property
+    def _follows(self) -> bool:
+        """Whether target critics follow within an update."""
+        return False
+
     def _compile(self) -> None:
-        learner, shape, config = self.learner, self.shape, self.learner.config
+        shape, config = self.shape, self.learner.config
         shared = {**shape.constants(), "IS_TANH": config.model.activates == "tanh"}
         of_learn = {
             "THREADS": shape.threads, "SHARED_BYTES": shape.shared_bytes, "ROWS": shape.rows, "BATCH": shape.batch,
-            "LOG_STD_INIT": float(learner.policy.head.log_std_init),
+            "LOG_STD_INIT": config.model.log_std_init, **self._constants(),
         }  # fmt: skip
         of_step = {
             "THREADS": shape.step_threads, "SHARED_BYTES": shape.step_shared_bytes, "PARTS": shape.parts,
             "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0, "TAU": float(config.tau),
         }  # fmt: skip
-        data, backend = DataManager(learner.device), learner.group.rollout.env.backend
+        data, backend = DataManager(self.learner.device), self.learner.group.rollout.env.backend
         self._rows, self._step = (
             FunctionManager(data, KERNELS / file, {**shared, **own}, backend=backend)
             for file, own in (("ac_learn.cu", of_learn), ("ac_step.cu", of_step))
         )
 
-    def _prepare(self) -> list[Call]:
+    def _prepare(self) -> None:
         """An update's launches, from what was drawn."""
-        learner, shape, config = self.learner, self.shape, self.learner.config
-        actor, critics, batch, scalars = self.actor, self.critics, learner.batch, learner.scalars
-        guard, name, head = learner.guard, learner.group.name, learner.policy.head
+        learner, shape, actor, critics = self.learner, self.shape, self.actor, self.critics
+        batch, scalars, guard, head = learner.batch, learner.scalars, learner.guard, learner.policy.head
+        name, temperature = learner.group.name, self._temperature()
         flags = {"halted": guard.flag_of(name), "first_name": guard.place_of("gradient", name)}
-        stepped = {**flags, **self._networks, "run_halted": guard.halted, "steps": actor.sums.new_zeros(2)}
-        log_alpha = learner.temperature["log"].detach().view(1)
+        stepped = {**flags, **self._networks, "run_halted": guard.halted, "steps": self._new(2)}
         given = {
             **self._networks, "observation": batch.observation["observation_0"], "weight": batch.weight,
-            "deviates": learner.deviates, "log_alpha": log_alpha,
-            "outputs": actor.sums.new_zeros(shape.batch, 2 * shape.num_numbers),
+            "deviates": self._nothing if learner.deviates is None else learner.deviates,
+            "log_alpha": temperature["log_alpha"],
+            "outputs": self._new(shape.batch, shape.num_outputs) if shape.samples else self._nothing,
             **{f"actor_{rows}": tensor for rows, tensor in actor.hidden_rows().items()},
         }  # fmt: skip
         by_rows = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes)
@@ -238,19 +263,67 @@ class FusedACLearner:
         )  # fmt: skip
         step_critics = critics.prepare_step(
             "ac_step_critics", **stepped, lr=scalars.get("critic_lr", scalars["lr"]).view(1), target=self._target,
-            figures=self._figures[0], follows=config.target_update_freq == 1,
+            figures=self._of_critics, follows=self._follows,
         )  # fmt: skip
         improve = self._rows.prepare("ac_improve", by_rows, **given, **actor.delta_rows(), sums=actor.sums)
-        temperature = learner.temperature_optimizer
-        memory = actor.adam if temperature is None else AdamMemory(temperature)
         step_actor = actor.prepare_step(
-            "ac_step_actor", **stepped, lr=scalars["lr"].view(1), log_alpha=log_alpha, alpha_average=memory.average,
-            alpha_square=memory.square, alpha_steps=memory.steps, learns_alpha=temperature is not None,
-            target_entropy=float(learner.target_entropy), alpha_name=0 if temperature is None else temperature.first,
-            figures=self._figures[1],
-        )  # fmt: skip
-        of_critics, of_actor = (one.prepare_gradient(**flags) for one in (critics, actor))
-        return [judge, of_critics, step_critics, improve, of_actor, step_actor]
+            "ac_step_actor", **stepped, lr=scalars["lr"].view(1), figures=self._of_policy, **temperature
+        )
+        self._learns_critics = [judge, critics.prepare_gradient(**flags), step_critics]
+        self._learns_policy = [improve, actor.prepare_gradient(**flags), step_actor]
+
+
+class FusedSAC(FusedACLearner):
+    """Critics, policy and temperature in one phase."""
+
+    learner: SAC
+
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
+        """Where target critics follow each update, they do so within it."""
+        return {**phases, "follow": dict} if self._follows else phases
+
+    def learn(self) -> Figures:
+        return {**self._learn_critics(), **self._learn_policy()}
+
+    @property
+    def _follows(self) -> bool:
+        return self.learner.config.target_update_freq == 1
+
+    def _constants(self) -> dict[str, Constant]:
+        return {"TARGET_NOISE": 0.0, "NOISE_CLIP": 0.0}
+
+    def _temperature(self) -> dict[str, object]:
+        learner, optimizer = self.learner, self.learner.temperature_optimizer
+        found = super()._temperature() | {"log_alpha": learner.temperature["log"].detach().view(1)}
+        if optimizer is None:
+            return found
+        memory = AdamMemory(optimizer)
+        found |= {"alpha_average": memory.average, "alpha_square": memory.square, "alpha_steps": memory.steps}
+        target = {"target_entropy": float(learner.target_entropy), "alpha_name": optimizer.first}
+        return {**found, **target, "learns_alpha": True}
+
+
+class FusedTD3(FusedACLearner):
+    """The policy's update is a phase of its own, and so is following."""
+
+    learner: TD3
+
+    def updates(self) -> Mapping[str, Callable[[], Figures]]:
+        return {**super().updates(), "improve": self.improve}
+
+    def learn(self) -> Figures:
+        return {**self._learn_critics(), "outermost": 0.0}
+
+    def improve(self) -> Figures:
+        found = self._learn_policy()
+        return {name: found[name] for name in ("actor_loss", "grad_norm")}
+
+    def _join_policy(self) -> torch.Tensor:
+        return join_memory(list(self.learner.target.parameters()))
+
+    def _constants(self) -> dict[str, Constant]:
+        config = self.learner.config
+        return {"TARGET_NOISE": config.target_noise, "NOISE_CLIP": config.target_noise_clip}
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@
 //   ACTOR_WIDTH1, ACTOR_WIDTH2     of the policy's hidden layers; the second is 0 where there is one
 //   CRITIC_WIDTH1, CRITIC_WIDTH2   of each critic's
 //   NUM_CRITICS
+//   SAMPLES                        whether actions are drawn from what the policy says, as in SAC; else, as in TD3, it
+//                                  says them, and has a target copy of its own
 //   THREADS                        of a block
 //
 // Products read weights as fragments: tiles of 16 by 16 in the order in which lanes hold them, 16 bytes a lane. A
@@ -31,7 +33,7 @@ struct Widths {
     static constexpr int WIDTH2 = CRITIC ? CRITIC_WIDTH2 : ACTOR_WIDTH2;
     static constexpr int LAYERS = WIDTH2 > 0 ? 3 : 2;
     static constexpr int INPUTS = NUM_FEATURES + (CRITIC ? NUM_NUMBERS : 0);
-    static constexpr int OUTPUTS = CRITIC ? 1 : 2 * NUM_NUMBERS;
+    static constexpr int OUTPUTS = CRITIC ? 1 : SAMPLES ? 2 * NUM_NUMBERS : NUM_NUMBERS;
 };
 
 // The layer of a number; of one beyond them all, where it would begin.
@@ -59,7 +61,7 @@ struct Net : Widths<CRITIC> {
 using Actor = Net<false>;
 using Critic = Net<true>;
 
-// Among all networks: the policy, the critics, the target critics, which need no backward pass.
+// Among all networks: the policy, the critics, their target copies, which need no backward pass, and the policy's.
 __device__ constexpr int critic_elements(int critic)
 {
     return 2 * Actor::ELEMENTS + critic * 2 * Critic::ELEMENTS;
@@ -68,10 +70,12 @@ __device__ constexpr int target_elements(int critic)
 {
     return critic_elements(NUM_CRITICS) + critic * Critic::ELEMENTS;
 }
+constexpr int TARGET_POLICY_ELEMENTS = target_elements(NUM_CRITICS);
 __device__ constexpr int critic_biases(int critic)  // those of targets follow, as if they were more critics
 {
     return Actor::BIASES + critic * Critic::BIASES;
 }
+constexpr int TARGET_POLICY_BIASES = critic_biases(2 * NUM_CRITICS);
 
 // Where an element of B stands in its fragment.
 __device__ __forceinline__ int place_in_tile(int row, int column)
@@ -235,6 +239,20 @@ __device__ __forceinline__ void forward(
         N::LAYERS > 2 ? hidden2 : hidden1, pitch_of(last.in), elements + last.elements, biases + last.biases, 0,
         padded(last.out) / 16, [&](int row, int column, const float(&sum)[2][4]) {
             for_each_pair(sum, [&](int r, int c, float low, float high) { take(row + r, column + c, low, high); });
+        });
+}
+
+// What the policy says of rows, as floats: outputs [row, Actor::OUTPUTS].
+template <int ROW_TILES>
+__device__ __forceinline__ void forward_policy(
+    const Element* rows, int pitch, const Element* elements, const float* biases, Element* hidden1, Element* hidden2,
+    float* outputs)
+{
+    forward<false, ROW_TILES>(
+        rows, pitch, elements, biases, hidden1, hidden2, [&](int row, int column, float low, float high) {
+            float* two = outputs + row * Actor::OUTPUTS + column;
+            if (column < Actor::OUTPUTS) two[0] = low;
+            if (column + 1 < Actor::OUTPUTS) two[1] = high;
         });
 }
 

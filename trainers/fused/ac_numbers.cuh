@@ -1,4 +1,4 @@
-// What a policy draws for an action of a Box: numbers of normal distributions, which the hyperbolic tangent squashes.
+// What a policy does in a Box: numbers of normal distributions, or those it says, which the hyperbolic tangent squashes.
 //
 // Constants:
 //   NUM_NUMBERS   of an action
@@ -8,7 +8,13 @@
 
 constexpr float LEAST_LOG_STD = -20.0f, LARGEST_LOG_STD = 2.0f;  // heads/squashed.py has them
 
-// One number: what it is in parts of the Box, and what it adds to the action's log-probability there.
+// Between two ends; a NaN stays one.
+__device__ __forceinline__ float between(float x, float low, float high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+// A number that is drawn: what it is in parts of the Box, and what it adds to the action's log-probability there.
 struct Drawn {
     float log_std, deviation, part, log_prob;
     bool is_clamped;  // its deviation
@@ -18,7 +24,7 @@ struct Drawn {
     {
         const float log = outputs[NUM_NUMBERS + i] + LOG_STD_INIT;
         is_clamped = log < LEAST_LOG_STD || log > LARGEST_LOG_STD;
-        log_std = log < LEAST_LOG_STD ? LEAST_LOG_STD : log > LARGEST_LOG_STD ? LARGEST_LOG_STD : log;
+        log_std = between(log, LEAST_LOG_STD, LARGEST_LOG_STD);
         deviation = expf(log_std) * deviate;
         const float number = outputs[i] + deviation;
         part = tanhf(number);

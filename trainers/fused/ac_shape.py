@@ -13,7 +13,7 @@ from trainers.fused.shape import to_tiles
 from warpdrive.function_manager import Constant
 
 if TYPE_CHECKING:
-    from trainers.algorithms.sac import SACConfig
+    from trainers.algorithms.actor_critic import ActorAndCriticsConfig
     from trainers.experience.spec import GroupSpec
 
 PADDING = 8
@@ -47,6 +47,8 @@ class ACShape:
     parts: int
     """Of the rows, each of them a block's for every tile of a gradient."""
     element_bytes: int
+    samples: bool = True
+    """Whether actions are drawn, as SAC does; else, as in TD3, the policy says them, and has a target copy."""
     threads: int = THREADS
     step_threads: int = STEP_THREADS
 
@@ -60,9 +62,14 @@ class ACShape:
         return self.num_blocks * self.rows
 
     @property
+    def num_outputs(self) -> int:
+        """Of the policy."""
+        return (2 if self.samples else 1) * self.num_numbers
+
+    @property
     def actor(self) -> list[tuple[int, int]]:
         """(outputs, inputs) of each layer."""
-        widths = (self.num_features, *self.actor_widths, 2 * self.num_numbers)
+        widths = (self.num_features, *self.actor_widths, self.num_outputs)
         return list(zip(widths[1:], widths[:-1], strict=True))
 
     @property
@@ -75,12 +82,12 @@ class ACShape:
         """Of all networks' weights: twice of those that are learned."""
         nets = self.actor, self.critic
         actor, critic = (sum(to_tiles(out) * to_tiles(given) for out, given in net) for net in nets)
-        return 2 * actor + 3 * self.num_critics * critic
+        return (2 if self.samples else 3) * actor + 3 * self.num_critics * critic
 
     @property
     def num_biases(self) -> int:
         actor, critic = (sum(to_tiles(out) for out, _ in net) for net in (self.actor, self.critic))
-        return actor + 2 * self.num_critics * critic
+        return (1 if self.samples else 2) * actor + 2 * self.num_critics * critic
 
     @property
     def shared_bytes(self) -> int:
@@ -88,17 +95,17 @@ class ACShape:
         rows, widest = self.rows, list(zip(_two(self.actor_widths), _two(self.critic_widths), strict=True))
         hidden = sum(to_tiles(max(both)) + PADDING for both in widest)
         seen = to_tiles(self.num_features + self.num_numbers) + PADDING
-        deltas = rows * (hidden + to_tiles(2 * self.num_numbers) + PADDING)
+        deltas = rows * (hidden + to_tiles(self.num_outputs) + PADDING)
         judge = 2 * rows * (seen + hidden) + deltas
         improve = rows * (seen + self.num_critics * hidden) + deltas
-        floats = max(rows * (4 * self.num_numbers + 5), rows * (self.num_critics + 2 * self.num_numbers + 2))
+        floats = rows * max(2 * self.num_outputs + 5, self.num_critics + self.num_numbers + self.num_outputs + 2)
         return self.element_bytes * max(judge, improve) + 4 * (floats + self.threads // 32) + 128
 
     @property
     def act_shared_bytes(self) -> int:
         """Of a block of ac_act.cu."""
         seen = sum(to_tiles(width) + PADDING for width in (self.num_features, *_two(self.actor_widths)))
-        return self.rows * (self.element_bytes * seen + 4 * 2 * self.num_numbers) + 64
+        return self.rows * (self.element_bytes * seen + 4 * self.num_outputs) + 64
 
     @property
     def num_actor_elements(self) -> int:
@@ -129,7 +136,7 @@ class ACShape:
         elements += self.num_rows * to_tiles(self.critic[0][1])
         gradients = [sum(out * (given + 1) for out, given in net) for net in (self.actor, self.critic)]
         floats = self.num_biases + gradients[0] + self.num_critics * gradients[1]
-        floats += self.batch * (2 * self.num_numbers + 1)
+        floats += self.batch * (self.num_outputs + 1)
         tiles = sum(self.num_tiles)
         floats += tiles * (2 + 20) + (tiles * self.parts * self.sums_of_block if self.parts > 1 else 0)
         return self.element_bytes * elements + 4 * floats
@@ -144,7 +151,7 @@ class ACShape:
         return {
             "NUM_FEATURES": self.num_features, "NUM_NUMBERS": self.num_numbers, "ACTOR_WIDTH1": actor1,
             "ACTOR_WIDTH2": actor2, "CRITIC_WIDTH1": critic1, "CRITIC_WIDTH2": critic2,
-            "NUM_CRITICS": self.num_critics, "FULL_PRECISION": self.element_bytes == 4,
+            "NUM_CRITICS": self.num_critics, "SAMPLES": self.samples, "FULL_PRECISION": self.element_bytes == 4,
         }  # fmt: skip
 
 
@@ -152,13 +159,15 @@ def _two(widths: Sequence[int]) -> tuple[int, int]:
     return (*widths, 0)[0], (*widths, 0)[1]
 
 
-def plan_ac(config: SACConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1) -> ACShape | str:
+def plan_ac(
+    config: ActorAndCriticsConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1
+) -> ACShape | str:
     """How the kernels make a learner's updates; or in words why they cannot."""
     found = shape_of(config, spec, limits, precision, config.batch_size, 16)
     if isinstance(found, str):
         return found
     if num_ranks > 1:
-        return "the kernel of SAC is of one GPU"
+        return f"the kernel of {config.algorithm} is of one GPU"
     if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
         return "the networks' layers do not fit the shared memory of a block"
     while found.num_blocks > limits.num_multiprocessors and found.rows < MOST_ROWS:
@@ -170,19 +179,19 @@ def plan_ac(config: SACConfig, spec: GroupSpec, limits: Limits, precision: str, 
 
 
 def shape_of(
-    config: SACConfig, spec: GroupSpec, limits: Limits, precision: str, batch: int, rows: int
+    config: ActorAndCriticsConfig, spec: GroupSpec, limits: Limits, precision: str, batch: int, rows: int
 ) -> ACShape | str:
     """The networks, of blocks of so many rows; or in words why no kernel knows them."""
-    if why := why_no_kernel(config, spec, limits, precision, "SAC", {}):
+    unknown = {"distributional": getattr(config, "distributional", False)}
+    if why := why_no_kernel(config, spec, limits, precision, config.algorithm, unknown):
         return why
     if hasattr(spec.action_space, "n"):
-        return "the kernel of SAC acts in a Box"
+        return f"the kernel of {config.algorithm} acts in a Box"
     model, seen = config.model, spec.layout.observations[spec.seen[0].array]
     widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
     num_features, element_bytes = math.prod(seen.shape), 2 if precision == "bf16" else 4
-    return ACShape(
-        num_features, spec.action_space.shape[0], *widths, config.num_critics, batch, rows, 1, element_bytes
-    )
+    sizes = config.num_critics, batch, rows, 1, element_bytes, config.DRAWS_ACTIONS
+    return ACShape(num_features, spec.action_space.shape[0], *widths, *sizes)
 
 
 def with_parts(shape: ACShape, limits: Limits) -> ACShape:

@@ -217,7 +217,8 @@ struct Adam {
 template <bool CRITIC>
 __device__ __forceinline__ void step_all(
     const Verdict& verdict, float rate, int num_networks, const Tensors<CRITIC>& tensors, const float* gradient,
-    float* average, float* square, Element* elements, float* biases, float* target, bool follows)
+    float* average, float* square, Element* elements, float* biases, float* target, Element* target_elements,
+    float* target_biases, bool follows)
 {
     using N = Net<CRITIC>;
     const Adam adam(rate, verdict.num_steps);
@@ -239,8 +240,7 @@ __device__ __forceinline__ void step_all(
         const float way = value - target[i];
         target[i] = TAU < 0.5f ? target[i] + TAU * way : value - way * (1.0f - TAU);
         put<CRITIC, false>(
-            elements + num_networks * 2 * N::ELEMENTS + network * N::ELEMENTS,
-            biases + (num_networks + network) * N::BIASES, number, target[i]);
+            target_elements + network * N::ELEMENTS, target_biases + network * N::BIASES, number, target[i]);
     }
 }
 
@@ -267,7 +267,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_critics(
     const Verdict verdict(squares, num_tiles, false, steps[0], halted, run_halted, first_name, default_name, of_warp);
     step_all<true>(
         verdict, lr[0], NUM_CRITICS, Tensors<true>{addresses}, gradient, average, square,
-        (Element*)elements + critic_elements(0), biases + critic_biases(0), target, follows);
+        (Element*)elements + critic_elements(0), biases + critic_biases(0), target,
+        (Element*)elements + target_elements(0), biases + critic_biases(NUM_CRITICS), follows);
     if (blockIdx.x > 0) return;
     for (int i = threadIdx.x; i < num_tensors; i += THREADS) adam_steps[i] = verdict.num_steps;
     if (threadIdx.x < 3) {
@@ -307,14 +308,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
     const Verdict verdict(squares, num_tiles, is_bad, steps[1], halted, run_halted, first_name, name, of_warp);
     step_all<false>(
         verdict, lr[0], 1, Tensors<false>{addresses}, gradient, average, square, (Element*)elements, biases, nullptr,
-        false);
+        nullptr, nullptr, false);
     if (blockIdx.x > 0) return;
     for (int i = threadIdx.x; i < num_tensors; i += THREADS) adam_steps[i] = verdict.num_steps;
     if (threadIdx.x > 0) return;
     figures[0] = loss;
     figures[1] = entropy;
     figures[2] = verdict.length;
-    figures[3] = expf(log_alpha[0]);
+    figures[3] = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     if (!learns_alpha || verdict.is_halted) return;
     const float shortened = MAX_NORM > 0.0f ? fminf(1.0f, MAX_NORM / (fabsf(slope) + 1e-6f)) : 1.0f;
     alpha_steps[0] += 1.0f;
@@ -323,28 +324,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
 
 // ---- between updates
 
-// Target critics step towards the critics.
-//   addresses, target, elements, biases  as above
+// Target critics step towards the critics; and the target policy towards the policy, if there is one.
+//   addresses, target, elements, biases  of critics, as above
+//   actor_addresses, actor_target        the same of the policy
 extern "C" __global__ void __launch_bounds__(THREADS) ac_follow(
-    const long long* addresses, float* target, unsigned char* elements, float* biases)
+    const long long* addresses, float* target, const long long* actor_addresses, float* actor_target,
+    unsigned char* elements, float* biases)
 {
+    Element* networks = (Element*)elements;
     step_all<true>(
-        Verdict(), 0.0f, NUM_CRITICS, Tensors<true>{addresses}, nullptr, nullptr, nullptr,
-        (Element*)elements + critic_elements(0), biases + critic_biases(0), target, true);
+        Verdict(), 0.0f, NUM_CRITICS, Tensors<true>{addresses}, nullptr, nullptr, nullptr, nullptr, nullptr, target,
+        networks + target_elements(0), biases + critic_biases(NUM_CRITICS), true);
+    if (SAMPLES) return;
+    step_all<false>(
+        Verdict(), 0.0f, 1, Tensors<false>{actor_addresses}, nullptr, nullptr, nullptr, nullptr, nullptr, actor_target,
+        networks + TARGET_POLICY_ELEMENTS, biases + TARGET_POLICY_BIASES, true);
 }
 
 // All networks as products read them, after somebody else changed them. What is beyond their layers is 0 before.
-//   actor_addresses, critic_addresses, target  read
-//   elements, biases                           written
+//   as ac_follow
 extern "C" __global__ void __launch_bounds__(THREADS) ac_pack(
-    const long long* actor_addresses, const long long* critic_addresses, const float* target, unsigned char* elements,
-    float* biases)
+    const long long* addresses, const float* target, const long long* actor_addresses, const float* actor_target,
+    unsigned char* elements, float* biases)
 {
     const Tensors<false> actor = {actor_addresses};
-    const Tensors<true> critics = {critic_addresses};
+    const Tensors<true> critics = {addresses};
     Element* networks = (Element*)elements;
     for (int i = global_thread(); i < Actor::PARAMETERS; i += num_global_threads()) {
         put<false, true>(networks, biases, i, actor(0, i));
+        if (SAMPLES) continue;
+        put<false, false>(networks + TARGET_POLICY_ELEMENTS, biases + TARGET_POLICY_BIASES, i, actor_target[i]);
     }
     for (int i = global_thread(); i < NUM_CRITICS * Critic::PARAMETERS; i += num_global_threads()) {
         const int critic = i / Critic::PARAMETERS;
