@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.run.disk import check_runs_folder
-from trainers.run.stop import save_spares
+from trainers.run.stop import PARENT, end_with_parent, save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, PopulationConfig, check_run_name
 from warpdrive.errors import ConfigError, tell
@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @save_spares()
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    if PARENT in os.environ:
+        end_with_parent()
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     check_run_name(options.run_name)
     _check_resume(options, is_rank)

@@ -9,10 +9,8 @@ minibatches each rank orders its own samples: then they are other minibatches th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import os
-import signal
 import sys
 import threading
 import time
@@ -24,7 +22,7 @@ import torch.distributed as dist
 
 from trainers.learning import messages
 from trainers.learning.heartbeat import LOST, Heartbeat
-from trainers.run.stop import Stopped, end_at_once
+from trainers.run.stop import Stopped, end_at_once, end_with_parent
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
 
@@ -304,7 +302,8 @@ def join(settings: TrainerConfig) -> World:
             f"trainer.num_gpus is {settings.num_gpus}, but there {'are' if size > 1 else 'is'} {size} of this process. "
             f"Start the run by train.py, or by torchrun --nproc-per-node {settings.num_gpus}."
         )
-    _end_with_parent()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
     if size > 1 and _world.size == 1:
         rank = int(os.environ["RANK"])
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
@@ -342,12 +341,6 @@ def check_gpus(num_gpus: int) -> None:
             f"trainer.num_gpus: {num_gpus} GPUs are asked for on this machine, which has {found} (nvidia-smi tells). "
             "Ask for fewer; or train by processes on the CPU: device: cpu."
         )
-
-
-def _end_with_parent() -> None:
-    """Asks Linux to stop this rank, by SIGTERM, if torchrun itself is killed: nobody would be left to end it."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def set_defaults(variables: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +78,13 @@ def written(path: Path) -> Iterator[Path]:
     """Gives another name, with the same ending, to write a file under; the file is there once all of it is.
 
     Raises:
-        RunFolderError: it could not be written; what was there before is as it was.
+        RunFolderError: it could not be written, or is a link, a device or a pipe; what was there before is as it was.
     """
+    with contextlib.suppress(OSError):  # it is not there yet, or what is wrong shows when it is written
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            what = "link" if stat.S_ISLNK(mode) else "pipe" if stat.S_ISFIFO(mode) else "device"
+            raise RunFolderError(f"{path}: is a {what}, and a file would take its place. Name another.")
     beside = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from warpdrive.interrupts import was_interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; what `kill`, a scheduler or a shutdown sends; what a terminal sends when it is closed."""
+PARENT = "WARPDRIVE_PARENT"
+"""Variable: the process that a run is not to outlive."""
 SAVE = signal.SIGUSR1
 """Asks a run to save now and to go on."""
 
@@ -28,6 +31,17 @@ def end_at_once(code: int) -> NoReturn:
         with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or one that nobody reads
             stream.flush()
     os._exit(code)
+
+
+def end_with_parent() -> None:
+    """Asks Linux to stop this process, by SIGTERM, if the one is killed that started it: nobody would be left to end
+    it. If PARENT names one that is gone already, it ends here."""
+    parent = os.environ.pop(PARENT, None)
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if parent is not None and int(parent) != os.getppid():
+        end_at_once(128 + signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):

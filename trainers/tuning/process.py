@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainers.report.statistics import has
-from trainers.run.stop import signal_name
+from trainers.run.stop import PARENT, signal_name
 from trainers.settings.config import Config
 
 MOST_ON_A_GPU = 4
@@ -24,7 +24,8 @@ CONTEXT = 600 << 20
 class TrainingProcess:
     """A `Run` of search.py.
 
-    It is a session of its own: Ctrl-C reaches the search alone, which then asks its trials to end.
+    It is a session of its own: Ctrl-C reaches the search alone, which then asks its trials to end. Where the search is
+    killed, they stop as by a SIGTERM.
 
     Args:
         command: what trains.
@@ -42,7 +43,7 @@ class TrainingProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, PARENT: str(os.getpid())},
             start_new_session=True,
         )
 

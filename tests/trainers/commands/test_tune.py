@@ -3,11 +3,15 @@
 import csv
 import os
 import signal
+import subprocess
 import sys
+import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from programs import variables_of
 
 from trainers.cli import main
 from trainers.settings.read_config import read_config
@@ -256,6 +260,33 @@ def test_a_search_leaves_runs_a_table_a_picture_and_a_config_that_trains(tiny, t
     assert found == read_config("tiny.yaml", [("policy.agent.gamma", "0.95"), *best])
     assert (found == given) == (rows[0]["trial"] == "0")
     assert printed.endswith("written to found.yaml\nwarpdrive train --config found.yaml\n")
+
+
+def test_a_trial_does_not_outlive_a_search_that_is_killed(tiny, tmp_path):
+    """It stops as by a SIGTERM, and leaves what it has learned."""
+    command = [sys.executable, "-m", "warpdrive", "train", "--config", str(tmp_path / tiny)]
+    command += ["--run-name", "trial", "--total-timesteps", "1_000_000_000"]
+    search = f"""
+        import signal, sys, time
+        from pathlib import Path
+        from trainers.tuning.process import TrainingProcess
+        one = TrainingProcess({command!r}, Path("runs/trial"), "time/fps", {{}})
+        print(one._process.pid, flush=True)
+        time.sleep(600)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(search)], stdout=subprocess.PIPE, env=variables_of(), text=True
+    ) as found:
+        trial = int(found.stdout.readline())
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "runs" / "trial" / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        found.kill()
+    while Path(f"/proc/{trial}").exists() and "zombie" not in Path(f"/proc/{trial}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (tmp_path / "runs" / "trial" / "checkpoints" / "last").exists()
 
 
 @pytest.mark.usefixtures("hurried")

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -36,6 +37,20 @@ def test_a_result_is_whole_or_the_old_one_and_the_error_names_it(tmp_path, monke
     with disk.written(path) as beside:
         beside.write_text("new")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.png", "new")]
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "device"])
+def test_a_result_takes_no_place_but_a_files(tmp_path, what):
+    """As root `/dev/null` and `/dev/stdout` could be replaced, for the whole machine."""
+    path = Path("/dev/null") if what == "device" else tmp_path / "a.json"
+    if what == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif what == "pipe":
+        os.mkfifo(path)
+    before = path.lstat()
+    with pytest.raises(RunFolderError, match=f"a.json|null: is a {what}"), disk.written(path) as beside:
+        beside.write_text("new")
+    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
 
 
 def test_new_folders_are_on_the_disk_with_all_that_are_made_above_them(tmp_path, monkeypatch):
