@@ -50,6 +50,13 @@ def few(*policies: str, **model: str) -> dict[str, str]:
     return found
 
 
+def replayed(**changes: str) -> dict[str, str]:
+    """9 envs, 4 steps and 3 updates of 100 transitions an iteration, by fused kernels."""
+    found = {"trainer.num_envs": "9", "trainer.train_batch_size": "36", "trainer.precision": "bf16"}
+    own = {"batch_size": "100", "buffer_size": "1000", "learning_starts": "0", "replay_ratio": "0.09"}
+    return found | {f"policy.agent.{key}": value for key, value in {**own, **changes}.items()}
+
+
 GRU = {"type": "gru", "fc_dims": "[24]", "memory_size": "32", "sequence_length": "5"}
 RUNS = {
     "continuous actions": ("pendulum.yaml", {"trainer.num_envs": "9", "trainer.train_batch_size": "1800",
@@ -77,6 +84,9 @@ RUNS = {
     "gaussian": ("pendulum.yaml", few("agent", squash_actions="true")),
     "wide gaussian": ("pendulum.yaml", few("agent", fc_dims="[256, 256]")),
     "gaussian gru": ("pendulum.yaml", few("agent", **GRU)),
+    "dqn": ("cartpole_dqn.yaml", replayed(prioritized="true")),
+    "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
+    "td3": ("pendulum_td3.yaml", replayed(prioritized="true", policy_delay="1")),
     "sources": (None, {**few("agent", fc_dims="[32, 16]"), "env.kind": "mixed", "policy.agent.agent_id": "true"}),
 }  # fmt: skip
 """Name -> config, None for OF_KINDS, and what is changed in it, to be done soon. Together they launch every kernel of

@@ -214,11 +214,6 @@ class ActorAndCritics(OffPolicy):
     def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
         return self.learns_by.at_once(super().prepare(clock, phases), clock)
 
-    def restored(self) -> None:
-        super().restored()
-        if self.learns_by is not self:
-            self.learns_by.pack()
-
     def deviate(self) -> Sequence[torch.Tensor]:
         """Draws `deviates` anew, [N, n] each; none where there are none."""
         return () if self.deviates is None else self.deviates.normal_(generator=self.generator).unbind()

@@ -170,18 +170,21 @@ class FusedACLearner:
         }  # fmt: skip
         self._target = targets["target"]
         self._follow = self._step.prepare("ac_follow", self.critics.by_numbers(), **targets)
-        self.pack = self._step.prepare("ac_pack", self.critics.by_numbers(), **targets)
-        """The networks as products read them, after somebody else changed them."""
+        self._pack = self._step.prepare("ac_pack", self.critics.by_numbers(), **targets)
         self._prepare()
-        self.pack()
 
     def updates(self) -> Mapping[str, Callable[[], Figures]]:
-        """The phases that are updates."""
-        return {"learn": self.learn, "follow": self.follow}
+        """The phases that are updates, and what comes before them."""
+        return {"add": self.add, "learn": self.learn, "follow": self.follow}
 
     def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
         """The phases of an iteration."""
         return phases
+
+    def add(self) -> Figures:
+        """Keeps the rollout. Products read the networks as they are: a callback, or a resume, may have changed them."""
+        self._pack()
+        return self.learner.add()
 
     def learn(self) -> Figures:
         """One update; of the critics alone, where the policy's is a phase of its own."""

@@ -25,32 +25,38 @@ THREADS = 512
 class FusedQActor(EpsilonGreedyActor):
     """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's."""
 
-    def _why_no_kernel(self) -> str | None:
-        stage = self.stage
-        return why_not(self.policy.config, self.spec, stage.limits, stage.precision)
+    def _fit(self, num_envs: int) -> QShape | str:
+        """How the kernel has so many envs; or in words why it does not know the network."""
+        stage, config, num_rows = self.stage, self.policy.config, num_envs * self.spec.num_agents
+        if why := why_not(config, self.spec, stage.limits, stage.precision):
+            return why
+        element_bytes = 4 if stage.precision == FULL_PRECISION else 2
+        for rows in (ROWS,) if num_rows <= ROWS * stage.limits.num_multiprocessors else (MANY_ROWS, ROWS):
+            sizes = num_rows, rows, -(-num_rows // rows), False, element_bytes, THREADS
+            shape = QShape(widths_of(config, self.spec), *sizes)
+            if shape.act_shared_bytes <= stage.limits.shared_bytes:
+                return shape
+        return "the network does not fit the shared memory of a block"
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
         found = super().num_bytes(num_envs)
-        return found if self._why_no_kernel() else {name: found[name] for name in ("q and logits", "exponents")}
+        if isinstance(self._fit(num_envs), str):
+            return found
+        return {name: found[name] for name in ("q and logits", "exponents")}
 
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
-        stage, config = self.stage, self.policy.config
-        self.why = self._why_no_kernel()
-        if self.why is not None:
+        config, shape = self.policy.config, self._fit(group.rollout.num_envs)
+        if isinstance(shape, str):
+            self.why = shape
             return
-        self.path = "fused"
-        num_rows = group.rollout.num_envs * self.spec.num_agents
-        rows = ROWS if num_rows <= ROWS * stage.limits.num_multiprocessors else MANY_ROWS
-        element_bytes = 4 if stage.precision == FULL_PRECISION else 2
-        self._shape = QShape(
-            widths_of(config, self.spec), num_rows, rows, -(-num_rows // rows), False, element_bytes, THREADS
-        )
+        self.path, self._shape = "fused", shape
         constants = {
             **place_constants(group),
-            **self._shape.constants(),
+            **shape.constants(),
+            "SHARED_BYTES": shape.act_shared_bytes,
             "IS_TANH": config.model.activates == "tanh",
-            "GREEDY": self.spec.name in stage.greedy,
+            "GREEDY": self.spec.name in self.stage.greedy,
             "HAS_EXPONENTS": self.exponents is not None,
             "NEVER": NEVER,
         }
@@ -74,7 +80,7 @@ class FusedQActor(EpsilonGreedyActor):
         exponents = self.epsilon if self.exponents is None else self.exponents.flatten()
         step = self._functions.prepare(
             "q_act",
-            LaunchShape(shape.team, (THREADS, 1), shape.shared_bytes),
+            LaunchShape(shape.team, (THREADS, 1), shape.act_shared_bytes),
             **layers_of(list(self.policy.parameters())),
             observation=group.rollout.seen(t)[self.spec.seen[0].array],
             epsilon=self.epsilon,

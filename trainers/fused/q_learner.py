@@ -104,6 +104,15 @@ class QShape:
         return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
 
     @property
+    def act_shared_bytes(self) -> int:
+        """Of a block of q_act.cu, likewise: it has one network, and one set of rows."""
+        *seen, actions = (to_tiles(width) + PADDING for width in self.widths)
+        if len(seen) == 2:
+            seen.append(PADDING)
+        elements = self.num_elements + self.rows * sum(seen)
+        return -(-(self.element_bytes * elements + 4 * (self.num_biases + self.rows * actions)) // 16) * 16 + 64
+
+    @property
     def num_bytes(self) -> int:
         """Of the device's memory that a learner takes besides what is the algorithm's."""
         parts, sums = 16 * self.team * self.num_quads, 16 * self.team

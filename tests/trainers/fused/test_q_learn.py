@@ -7,12 +7,15 @@ import pytest
 import torch
 from compile_only import CompileOnlyBackend
 
+from trainers.acting.actor import Stage
 from trainers.algorithms.dqn import DQNConfig
 from trainers.errors import NonFiniteError
 from trainers.experience.spec import spec_of
 from trainers.fused import plan
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
+from trainers.fused.q_actor import FusedQActor
 from trainers.fused.q_learner import FusedQLearner, QShape, fit_q, plan_q
+from trainers.networks.policy import make_policy
 from trainers.settings.config import Config, ModelConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -199,3 +202,17 @@ def test_it_compiles_for_gpus(tmp_path, arch, in_cluster):
     trainer.env.backend = backend = CompileOnlyBackend("nvcc", arch)
     FusedQLearner(trainer.algorithms["agent"], QShape((6, *WIDTHS, 3), BATCH, 16, 3, in_cluster, 2))
     assert "q_learn" in backend.compiled
+
+
+@pytest.mark.parametrize(
+    ("fc_dims", "num_envs", "rows"),
+    [((120, 84), 10, 16), ((120, 84), 4096, 64), ((256, 256), 10, 16), ((256, 256), 4096, 16), ((400, 400), 10, None)],
+)
+def test_play_takes_blocks_that_have_room_for_one_network(fc_dims, num_envs, rows):
+    """256 x 256 weights are 156 KiB beside 16 rows' 18; with 64 rows' 71 they would not fit the 227 of a block."""
+    config = DQNConfig(algorithm="DQN", model=ModelConfig(fc_dims=fc_dims))
+    env = load_env("cartpole")
+    stage = Stage(torch.device("cpu"), H100, "bf16")
+    actor = FusedQActor(make_policy(env, "shared", config, None), spec_of(env, "shared"), stage)
+    found = actor._fit(num_envs)
+    assert found == "the network does not fit the shared memory of a block" if rows is None else found.rows == rows
