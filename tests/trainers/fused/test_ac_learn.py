@@ -229,4 +229,8 @@ def test_they_compile_for_gpus(tmp_path, arch, algorithm):
     trainer.env.backend = backend = CompileOnlyBackend("nvcc", arch)
     shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, draws)
     (FusedSAC if draws else FusedTD3)(trainer.algorithms["agent"], shape)
-    assert {"ac_judge", "ac_improve", "ac_gradient", "ac_step_critics", "ac_step_actor"} <= set(backend.compiled)
+    group = trainer.rollout.groups["agent"]
+    group.actor.stage = replace(group.actor.stage, limits=H100, precision="bf16")
+    group.actor.attach(group)
+    kernels = {"ac_judge", "ac_improve", "ac_gradient", "ac_step_critics", "ac_step_actor", "ac_follow", "ac_act"}
+    assert group.actor.path == "fused" and kernels <= set(backend.compiled)
