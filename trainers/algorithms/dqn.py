@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.fused.q_learner import FusedQLearner
+    from trainers.fused.wide_q import WideQLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
@@ -104,7 +105,7 @@ class DQN(QReplay):
         self._noise_of_ranks = [tuple(one.repeat(size, 1) for one in pair) if size > 1 else pair for pair in self.noise]
         """As a checkpoint holds it: of the agents of all ranks, as if they were one's."""
         self._redraw()
-        self.learns_by: DQN | FusedQLearner = find_q_learner(self) if type(self) is DQN else self
+        self.learns_by: DQN | FusedQLearner | WideQLearner = find_q_learner(self) if type(self) is DQN else self
         """Who makes updates: itself, by torch, or in its stead a kernel, where it can."""
         self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 

@@ -3,15 +3,12 @@
 //
 // A block has ROWS rows and all networks go by it, out of the L2 cache. What limits it is their way into registers.
 //
-// Constants, besides those of ac_networks.cuh and ac_numbers.cuh:
-//   BATCH         rows that are there; arrays of elements hold as many as all blocks have
-//   ROWS          of a block
+// Constants, besides those of ac_rows.cuh and ac_numbers.cuh:
 //   TARGET_NOISE  deviation of what is added to actions in targets, in parts of the Box, if it does not SAMPLE; or 0
 //   NOISE_CLIP    how large that may be
-#include "ac_networks.cuh"
 #include "ac_numbers.cuh"
+#include "ac_rows.cuh"
 
-constexpr int ROW_TILES = ROWS / 16;
 constexpr int SEEN = NUM_FEATURES + NUM_NUMBERS;
 constexpr int SEEN_PITCH = pitch_of(SEEN);
 constexpr int WIDEST1 = Actor::WIDTH1 > Critic::WIDTH1 ? Actor::WIDTH1 : Critic::WIDTH1;
@@ -58,39 +55,6 @@ struct alignas(16) ImproveShared {
 };
 static_assert(sizeof(JudgeShared) <= SHARED_BYTES, "the block has less shared memory");
 static_assert(sizeof(ImproveShared) <= SHARED_BYTES, "the block has less shared memory");
-
-// The batch's rows that count, at least 1.
-__device__ __forceinline__ float number_of(const float* weight, float* of_warp)
-{
-    float sum = 0.0f;
-    for (int row = threadIdx.x; row < BATCH; row += THREADS) sum += weight[row] > 0.0f ? 1.0f : 0.0f;
-    return fmaxf(over_block(sum, of_warp), 1.0f);
-}
-
-// Rows of a layer go to memory: [row, padded(width)].
-__device__ __forceinline__ void keep(const Element* rows, int width, unsigned char* memory)
-{
-    constexpr int PIECE = 16 / (int)sizeof(Element);
-    const int pieces = padded(width) / PIECE;
-    Bytes16* place = (Bytes16*)memory + (long long)blockIdx.x * ROWS * pieces;
-    for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
-        place[i] = *(const Bytes16*)(rows + i / pieces * pitch_of(width) + i % pieces * PIECE);
-    }
-}
-// And back.
-__device__ __forceinline__ void fetch(const unsigned char* memory, int width, Element* rows)
-{
-    constexpr int PIECE = 16 / (int)sizeof(Element);
-    const int pieces = padded(width) / PIECE;
-    const Bytes16* place = (const Bytes16*)memory + (long long)blockIdx.x * ROWS * pieces;
-    for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
-        *(Bytes16*)(rows + i / pieces * pitch_of(width) + i % pieces * PIECE) = place[i];
-    }
-}
-__device__ __forceinline__ long long bytes_of(long long rows, int width)
-{
-    return rows * padded(width) * (long long)sizeof(Element);
-}
 
 // ---- the critics
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainers.acting.actor import Actor
     from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig
     from trainers.algorithms.algorithm import Clock, Figures
+    from trainers.algorithms.off_policy import OffPolicy
     from trainers.algorithms.sac import SAC
     from trainers.algorithms.td3 import TD3
     from trainers.learning.optimiser import SafeAdam
@@ -51,6 +52,28 @@ def bytes_of_ac_learner(config: ActorAndCriticsConfig, actor: Actor) -> int | No
     """What the learner of `find_ac_learner` takes besides; None where the algorithm learns by itself."""
     found = plan_ac(config, actor.spec, actor.stage.limits, actor.stage.precision)
     return None if isinstance(found, str) else found.num_bytes
+
+
+def compile_kernels(
+    learner: OffPolicy, shape: ACShape, file: str, constants: Mapping[str, Constant]
+) -> tuple[FunctionManager, FunctionManager]:
+    """Those that go by rows, of a file with `constants` of its own, and those of ac_step.cu."""
+    config = learner.config
+    shared = {**shape.constants(), "IS_TANH": config.model.activates == "tanh"}
+    by_rows = {"THREADS": shape.threads, "SHARED_BYTES": shape.shared_bytes, "ROWS": shape.rows, "BATCH": shape.batch}
+    of_step = {
+        "THREADS": shape.step_threads, "SHARED_BYTES": shape.step_shared_bytes, "PARTS": shape.parts,
+        "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0, "TAU": float(config.tau),
+    }  # fmt: skip
+    data, backend = DataManager(learner.device), learner.group.rollout.env.backend
+    return (
+        FunctionManager(data, KERNELS / file, {**shared, **by_rows, **constants}, backend=backend),
+        FunctionManager(data, KERNELS / "ac_step.cu", {**shared, **of_step}, backend=backend),
+    )
+
+
+def elements_of(shape: ACShape) -> torch.dtype:
+    return torch.float32 if shape.element_bytes == 4 else torch.bfloat16
 
 
 class Learned:
@@ -151,9 +174,8 @@ class FusedACLearner:
     def __init__(self, learner: ActorAndCritics, shape: ACShape) -> None:
         self.learner, self.shape = learner, shape
         self._new = new = partial(torch.zeros, device=learner.device)
-        dtype = torch.float32 if shape.element_bytes == 4 else torch.bfloat16
-        self._compile()
-        self._seen = new(1, shape.num_rows, to_tiles(shape.critic[0][1]), dtype=dtype)
+        self._rows, self._step = compile_kernels(learner, shape, "ac_learn.cu", self._constants())
+        self._seen = new(1, shape.num_rows, to_tiles(shape.critic[0][1]), dtype=elements_of(shape))
         self._error, self._nothing = new(shape.batch), new(1)
         self._of_critics, self._of_policy = new(len(OF_CRITICS)), new(len(OF_POLICY))
         self._networks = {
@@ -213,7 +235,7 @@ class FusedACLearner:
 
     def _constants(self) -> dict[str, Constant]:
         """Of ac_learn.cu, an algorithm's own."""
-        raise NotImplementedError
+        return {"LOG_STD_INIT": self.learner.config.model.log_std_init}
 
     def _temperature(self) -> dict[str, object]:
         """What the policy's step is told of it."""
@@ -224,23 +246,6 @@ class FusedACLearner:
     def _follows(self) -> bool:
         """Whether target critics follow within an update."""
         return False
-
-    def _compile(self) -> None:
-        shape, config = self.shape, self.learner.config
-        shared = {**shape.constants(), "IS_TANH": config.model.activates == "tanh"}
-        of_learn = {
-            "THREADS": shape.threads, "SHARED_BYTES": shape.shared_bytes, "ROWS": shape.rows, "BATCH": shape.batch,
-            "LOG_STD_INIT": config.model.log_std_init, **self._constants(),
-        }  # fmt: skip
-        of_step = {
-            "THREADS": shape.step_threads, "SHARED_BYTES": shape.step_shared_bytes, "PARTS": shape.parts,
-            "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0, "TAU": float(config.tau),
-        }  # fmt: skip
-        data, backend = DataManager(self.learner.device), self.learner.group.rollout.env.backend
-        self._rows, self._step = (
-            FunctionManager(data, KERNELS / file, {**shared, **own}, backend=backend)
-            for file, own in (("ac_learn.cu", of_learn), ("ac_step.cu", of_step))
-        )
 
     def _prepare(self) -> None:
         """An update's launches, from what was drawn."""
@@ -293,7 +298,7 @@ class FusedSAC(FusedACLearner):
         return self.learner.config.target_update_freq == 1
 
     def _constants(self) -> dict[str, Constant]:
-        return {"TARGET_NOISE": 0.0, "NOISE_CLIP": 0.0}
+        return {**super()._constants(), "TARGET_NOISE": 0.0, "NOISE_CLIP": 0.0}
 
     def _temperature(self) -> dict[str, object]:
         learner, optimizer = self.learner, self.learner.temperature_optimizer
@@ -326,7 +331,7 @@ class FusedTD3(FusedACLearner):
 
     def _constants(self) -> dict[str, Constant]:
         config = self.learner.config
-        return {"TARGET_NOISE": config.target_noise, "NOISE_CLIP": config.target_noise_clip}
+        return {**super()._constants(), "TARGET_NOISE": config.target_noise, "NOISE_CLIP": config.target_noise_clip}
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,12 @@
-// A policy of Box actions and its critics: where their parameters are, and what they make of rows in shared memory.
+// A policy of Box actions and its critics, or a Q-network, which is a critic without a policy: where their parameters
+// are, and what they make of rows in shared memory.
 //
 // Constants, besides those of rows.cuh:
-//   NUM_FEATURES, NUM_NUMBERS      of what is seen, and of an action
+//   NUM_FEATURES, NUM_NUMBERS      of what is seen, and of an action that critics see beside it
+//   HAS_POLICY                     whether there is one
 //   ACTOR_WIDTH1, ACTOR_WIDTH2     of the policy's hidden layers; the second is 0 where there is one
 //   CRITIC_WIDTH1, CRITIC_WIDTH2   of each critic's
-//   NUM_CRITICS
+//   NUM_CRITICS, CRITIC_OUTPUTS    and what each of them says
 //   SAMPLES                        whether actions are drawn from what the policy says, as in SAC; else, as in TD3, it
 //                                  says them, and has a target copy of its own
 //   THREADS                        of a block
@@ -33,7 +35,8 @@ struct Widths {
     static constexpr int WIDTH2 = CRITIC ? CRITIC_WIDTH2 : ACTOR_WIDTH2;
     static constexpr int LAYERS = WIDTH2 > 0 ? 3 : 2;
     static constexpr int INPUTS = NUM_FEATURES + (CRITIC ? NUM_NUMBERS : 0);
-    static constexpr int OUTPUTS = CRITIC ? 1 : SAMPLES ? 2 * NUM_NUMBERS : NUM_NUMBERS;
+    static constexpr int OUTPUTS = CRITIC ? CRITIC_OUTPUTS : SAMPLES ? 2 * NUM_NUMBERS : NUM_NUMBERS;
+    static constexpr int IS_THERE = CRITIC || HAS_POLICY ? 1 : 0;
 };
 
 // The layer of a number; of one beyond them all, where it would begin.
@@ -54,9 +57,9 @@ __device__ constexpr Layer layer_of(int number)
 
 template <bool CRITIC>
 struct Net : Widths<CRITIC> {
-    static constexpr int ELEMENTS = layer_of<CRITIC>(Widths<CRITIC>::LAYERS).elements;
-    static constexpr int BIASES = layer_of<CRITIC>(Widths<CRITIC>::LAYERS).biases;
-    static constexpr int PARAMETERS = layer_of<CRITIC>(Widths<CRITIC>::LAYERS).parameters;
+    static constexpr int ELEMENTS = Widths<CRITIC>::IS_THERE * layer_of<CRITIC>(Widths<CRITIC>::LAYERS).elements;
+    static constexpr int BIASES = Widths<CRITIC>::IS_THERE * layer_of<CRITIC>(Widths<CRITIC>::LAYERS).biases;
+    static constexpr int PARAMETERS = Widths<CRITIC>::IS_THERE * layer_of<CRITIC>(Widths<CRITIC>::LAYERS).parameters;
 };
 using Actor = Net<false>;
 using Critic = Net<true>;

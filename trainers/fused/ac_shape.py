@@ -26,6 +26,8 @@ STAGE = 64
 """Rows that a block of ac_gradient has in shared memory at once."""
 ROWS_OF_PART = 256
 """Of a batch, for which a block adds up a tile of a gradient, at least."""
+MOST_PARTS = 32
+"""Of the rows: the last block that is done with a tile adds them up."""
 MOST_ROWS = 64
 """Of a batch, which a block has."""
 
@@ -92,7 +94,7 @@ class ACShape:
     @property
     def shared_bytes(self) -> int:
         """Of a block of ac_learn.cu: at least what it asks for."""
-        rows, widest = self.rows, list(zip(_two(self.actor_widths), _two(self.critic_widths), strict=True))
+        rows, widest = self.rows, list(zip(two(self.actor_widths), two(self.critic_widths), strict=True))
         hidden = sum(to_tiles(max(both)) + PADDING for both in widest)
         seen = to_tiles(self.num_features + self.num_numbers) + PADDING
         deltas = rows * (hidden + to_tiles(self.num_outputs) + PADDING)
@@ -104,7 +106,7 @@ class ACShape:
     @property
     def act_shared_bytes(self) -> int:
         """Of a block of ac_act.cu."""
-        seen = sum(to_tiles(width) + PADDING for width in (self.num_features, *_two(self.actor_widths)))
+        seen = sum(to_tiles(width) + PADDING for width in (self.num_features, *two(self.actor_widths)))
         return self.rows * (self.element_bytes * seen + 4 * self.num_outputs) + 64
 
     @property
@@ -132,7 +134,7 @@ class ACShape:
         elements = self.num_elements
         for net, number in ((self.actor, 1), (self.critic, self.num_critics)):
             elements += self.num_rows * number * sum(2 * to_tiles(out) for out, _ in net[:-1])
-            elements += self.num_rows * number * to_tiles(net[-1][0])
+            elements += self.num_rows * number * sum(to_tiles(out) for out, _ in net[-1:])
         elements += self.num_rows * to_tiles(self.critic[0][1])
         gradients = [sum(out * (given + 1) for out, given in net) for net in (self.actor, self.critic)]
         floats = self.num_biases + gradients[0] + self.num_critics * gradients[1]
@@ -147,16 +149,19 @@ class ACShape:
         return SIDE * SIDE + 4 * self.step_threads
 
     def constants(self) -> dict[str, Constant]:
-        (actor1, actor2), (critic1, critic2) = _two(self.actor_widths), _two(self.critic_widths)
+        (actor1, actor2), (critic1, critic2) = two(self.actor_widths), two(self.critic_widths)
         return {
             "NUM_FEATURES": self.num_features, "NUM_NUMBERS": self.num_numbers, "ACTOR_WIDTH1": actor1,
             "ACTOR_WIDTH2": actor2, "CRITIC_WIDTH1": critic1, "CRITIC_WIDTH2": critic2,
-            "NUM_CRITICS": self.num_critics, "SAMPLES": self.samples, "FULL_PRECISION": self.element_bytes == 4,
+            "NUM_CRITICS": self.num_critics, "CRITIC_OUTPUTS": 1, "HAS_POLICY": True, "SAMPLES": self.samples,
+            "FULL_PRECISION": self.element_bytes == 4,
         }  # fmt: skip
 
 
-def _two(widths: Sequence[int]) -> tuple[int, int]:
-    return (*widths, 0)[0], (*widths, 0)[1]
+def two(widths: Sequence[int]) -> tuple[int, int]:
+    """0 where there is none."""
+    first, second, *_ = (*widths, 0, 0)
+    return first, second
 
 
 def plan_ac(
@@ -196,6 +201,6 @@ def shape_of(
 
 def with_parts(shape: ACShape, limits: Limits) -> ACShape:
     """Gradients by enough blocks, in few enough parts."""
-    most = -(-shape.num_rows // ROWS_OF_PART)
+    most = min(MOST_PARTS, -(-shape.num_rows // ROWS_OF_PART))
     wanted = round(2 * limits.num_multiprocessors / max(shape.num_tiles))
     return replace(shape, parts=max(1, min(most, wanted)))

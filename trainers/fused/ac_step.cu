@@ -1,5 +1,5 @@
-// What follows the deltas of an update of a policy and its critics: gradients, Adam's step, targets, and the networks as
-// products read them.
+// What follows the deltas of an update of a policy and its critics, or of a Q-network: gradients, Adam's step, targets,
+// and the networks as products read them.
 //
 // Constants, besides those of ac_networks.cuh:
 //   PARTS     of the rows, each of them a block's for every tile of a gradient
@@ -222,9 +222,10 @@ __device__ __forceinline__ void step_all(
 {
     using N = Net<CRITIC>;
     const Adam adam(rate, verdict.num_steps);
+    constexpr int EACH = N::PARAMETERS > 0 ? N::PARAMETERS : 1;
     for (int i = global_thread(); i < num_networks * N::PARAMETERS; i += num_global_threads()) {
-        const int network = i / N::PARAMETERS;
-        const int number = i - network * N::PARAMETERS;
+        const int network = i / EACH;
+        const int number = i - network * EACH;
         float& parameter = tensors(network, number);
         float value = parameter;
         if (!verdict.is_halted) {

@@ -15,6 +15,7 @@ from trainers.fused.limits import Limits
 from trainers.fused.of_replay import AdamMemory, join_memory, why_no_kernel
 from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
+from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
@@ -128,24 +129,29 @@ class QShape:
         }  # fmt: skip
 
 
-def plan_q(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1) -> QShape | str:
-    """How the kernel makes a learner's updates; or in words why it cannot."""
+def plan_q(
+    config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1
+) -> QShape | WideQShape | str:
+    """How a kernel makes a learner's updates; or several, where the network has no room in a block, or what is drawn is
+    not in the store as it is; or in words why none can."""
     if why := why_not(config, spec, limits, precision):
         return why
-    if config.tiers or num_ranks > 1:
-        return f"the kernel of Q-learning is of one GPU{', and knows no tiers' if config.tiers else ''}"
-    return fit_q(widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4)
+    if num_ranks > 1:
+        return "the kernel of Q-learning is of one GPU"
+    sizes = widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4
+    found = "what is drawn is changed or fetched first" if config.tiers or config.hindsight else fit_q(*sizes)
+    return plan_wide_q(*sizes) if isinstance(found, str) else found
 
 
-def find_q_learner(learner: DQN) -> DQN | FusedQLearner:
-    """Who makes its updates: the kernel, or itself, and then its actor says why."""
+def find_q_learner(learner: DQN) -> DQN | FusedQLearner | WideQLearner:
+    """Who makes its updates: a kernel, or itself, and then its actor says why."""
     actor = learner.group.actor
     stage = actor.stage
     found = plan_q(learner.config, learner.group.spec, stage.limits, stage.precision, learner.world.size)
     if isinstance(found, str):
         actor.why = actor.why or found
         return learner
-    return FusedQLearner(learner, found)
+    return (WideQLearner if isinstance(found, WideQShape) else FusedQLearner)(learner, found)
 
 
 def bytes_of_q_learner(config: DQNConfig, actor: Actor) -> int | None:

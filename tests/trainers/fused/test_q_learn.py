@@ -15,6 +15,7 @@ from trainers.fused import plan
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
 from trainers.fused.q_actor import FusedQActor
 from trainers.fused.q_learner import FusedQLearner, QShape, fit_q, plan_q
+from trainers.fused.wide_q import WideQLearner, WideQShape
 from trainers.networks.policy import make_policy
 from trainers.settings.config import Config, ModelConfig, TrainerConfig
 from trainers.settings.read_config import read_config
@@ -46,11 +47,15 @@ def make_trainer(folder, device: str, **policy) -> Trainer:
     return Trainer(make_config(folder, device, **policy))
 
 
-def learn_by_kernel(trainer: Trainer, rows: int = 64, in_cluster: bool = False, element_bytes: int = 4) -> None:
+def learn_by_kernel(trainer: Trainer, rows: int = 64, in_cluster: bool = False, is_wide: bool = False) -> None:
     algorithm = trainer.algorithms["agent"]
-    widths = (6, *algorithm.config.model.fc_dims, 3)
-    shape = QShape(widths, BATCH, rows, -(-BATCH // rows), in_cluster, element_bytes, threads=128)
-    algorithm.learns_by = FusedQLearner(algorithm, shape)
+    hidden = algorithm.config.model.fc_dims
+    if is_wide:
+        sizes = 1, BATCH, rows, 2, 4, True, 128, 128
+        algorithm.learns_by = WideQLearner(algorithm, WideQShape(6, 0, (), hidden, *sizes, num_actions=3))
+    else:
+        shape = QShape((6, *hidden, 3), BATCH, rows, -(-BATCH // rows), in_cluster, 4, threads=128)
+        algorithm.learns_by = FusedQLearner(algorithm, shape)
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
 
@@ -64,10 +69,13 @@ SWITCHES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=[(64, False), (16, False), (16, True)], ids=["block", "grid", "cluster"])
+TEAMS = {"block": (64,), "grid": (16,), "cluster": (16, True), "wide": (16, False, True)}
+
+
+@pytest.fixture(params=TEAMS.values(), ids=list(TEAMS))
 def team(request, device):
-    rows, in_cluster = request.param
-    if rows < BATCH and device == "cpu":
+    rows, in_cluster, is_wide = (*request.param, False, False)[:3]
+    if rows < BATCH and device == "cpu" and not is_wide:
         pytest.skip("on a CPU blocks run one after the other")
     if in_cluster and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("this GPU has no clusters")
@@ -134,11 +142,14 @@ def test_a_nan_is_told_as_on_the_torch_path_and_changes_nothing(team, tmp_path, 
     assert told[0] == told[1] and "gradient of 'network.trunk.0.weight'" in told[0]
 
 
-def test_a_run_by_the_kernel_resumes_bit_for_bit(tmp_path, device, monkeypatch):
+@pytest.mark.parametrize("kind", [FusedQLearner, WideQLearner])
+def test_a_run_by_the_kernel_resumes_bit_for_bit(kind, tmp_path, device, monkeypatch):
     monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
+    if kind is WideQLearner:
+        monkeypatch.setattr("trainers.fused.q_learner.fit_q", lambda *sizes: "there is no room")
     config = make_config(tmp_path, device, "bf16", **SWITCHES["prioritised, 2 steps, copied"])
     whole = Trainer(config)
-    assert whole.algorithms["agent"].path == "fused"
+    assert whole.algorithms["agent"].path == "fused" and isinstance(whole.algorithms["agent"].learns_by, kind)
     for _ in range(4):
         whole.iterate()
     whole.save()
@@ -180,8 +191,7 @@ def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, limits, expecte
         ({"normalize_observation": True}, "the kernel of Q-learning knows no normalize_observation"),
         ({"model": ModelConfig(fc_dims=(64, 64, 64))}, "the kernel of Q-learning has one or two hidden layers"),
         ({"model": ModelConfig(type="gru")}, "the kernel of Q-learning has no network of type gru"),
-        ({"batch_size": 1 << 16}, "a batch of 65,536 does not fit the blocks of the GPU"),
-        ({"model": ModelConfig(fc_dims=(512, 512))}, "the network does not fit the shared memory of a block"),
+        ({"model": ModelConfig(fc_dims=(4096, 4096))}, "the network's layers do not fit the shared memory of a block"),
     ],
 )
 def test_what_the_kernel_cannot_do_is_told(changed, words, monkeypatch):
@@ -192,6 +202,31 @@ def test_what_the_kernel_cannot_do_is_told(changed, words, monkeypatch):
     told = "trainer.precision is tf32, and the fused kernels' is bf16"
     assert plan_q(DQNConfig(**changed), spec, H100, "tf32") == told
     assert plan_q(DQNConfig(**changed), spec, CPU, "bf16") == "on a CPU it is faster than the fused kernels"
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "parts"),
+    [
+        ({"model": ModelConfig(fc_dims=(256, 256))}, 16, 1),  # 16 blocks for a batch of 256
+        ({"model": ModelConfig(fc_dims=(512, 512)), "batch_size": 4096}, 32, 3),  # 80 tiles for 264 blocks
+        ({"batch_size": 1 << 16}, 64, 32),  # 3 tiles, and no more parts
+        ({"hindsight": 4}, 16, 1),  # what is drawn is given another goal before it is learned from
+    ],
+)
+def test_what_a_block_has_no_room_for_is_learned_by_several_kernels(changed, rows, parts):
+    config = DQNConfig(**{"batch_size": 256, **changed})
+    found = plan_q(config, spec_of(load_env("cartpole"), "shared"), H100, "bf16")
+    assert isinstance(found, WideQShape) and (found.rows, found.parts) == (rows, parts)
+
+
+def test_wide_networks_compile_for_gpus(tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("there is no nvcc here")
+    trainer = make_trainer(tmp_path, "cpu", prioritized=True)
+    trainer.env.backend = backend = CompileOnlyBackend("nvcc", "sm_90a")
+    shape = WideQShape(6, 0, (), (256, 256), 1, BATCH, 32, 2, 2, num_actions=3)
+    WideQLearner(trainer.algorithms["agent"], shape)
+    assert {"wide_q_judge", "ac_gradient", "ac_step_critics", "ac_follow"} <= set(backend.compiled)
 
 
 @pytest.mark.parametrize(("arch", "in_cluster"), [("sm_90a", True), ("sm_80", False)])
