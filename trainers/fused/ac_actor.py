@@ -10,6 +10,7 @@ from trainers.acting.unjudged import BoxActor, NoisyActor, SquashedGaussianActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.fused.ac_shape import ACShape, shape_of
 from trainers.fused.actor import place_constants
+from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
@@ -30,7 +31,10 @@ class FusedBoxActor(BoxActor):
         """Or in words why there is no kernel."""
         stage, num_rows = self.stage, num_envs * self.spec.num_agents
         rows = ROWS if num_rows <= ROWS * stage.limits.num_multiprocessors else MANY_ROWS
-        found = shape_of(self.policy.config, self.spec, stage.limits, stage.precision, num_rows, rows)
+        config = self.policy.config
+        found = shape_of(config, self.spec, stage.limits, stage.precision, num_rows, rows)
+        if not isinstance(found, str) and (why := why_not_plain(config, self.spec, config.algorithm)):
+            return why
         if not isinstance(found, str) and found.act_shared_bytes > stage.limits.shared_bytes:
             return "the policy's layers do not fit the shared memory of a block"
         return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
-from trainers.fused.of_replay import AdamMemory, join_memory
+from trainers.fused.of_replay import AdamMemory, Drawn, join_memory
 from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
 from warpdrive.backends.base import LaunchShape
@@ -217,7 +217,7 @@ class FusedACLearner:
         return {}
 
     def _learn_critics(self) -> Figures:
-        self.learner.draw()
+        self._drawn.draw()
         self.learner.deviate()
         for call in self._learns_critics:
             call()
@@ -251,11 +251,12 @@ class FusedACLearner:
         """An update's launches, from what was drawn."""
         learner, shape, actor, critics = self.learner, self.shape, self.actor, self.critics
         batch, scalars, guard, head = learner.batch, learner.scalars, learner.guard, learner.policy.head
+        drawn = self._drawn = Drawn(learner, shape.num_features, shape.is_plain)
         name, temperature = learner.group.name, self._temperature()
         flags = {"halted": guard.flag_of(name), "first_name": guard.place_of("gradient", name)}
         stepped = {**flags, **self._networks, "run_halted": guard.halted, "steps": self._new(2)}
         given = {
-            **self._networks, "observation": batch.observation["observation_0"], "weight": batch.weight,
+            **self._networks, "observation": drawn.observation, "weight": drawn.weight,
             "deviates": self._nothing if learner.deviates is None else learner.deviates,
             "log_alpha": temperature["log_alpha"],
             "outputs": self._new(shape.batch, shape.num_outputs) if shape.samples else self._nothing,
@@ -264,7 +265,7 @@ class FusedACLearner:
         by_rows = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes)
         judge = self._rows.prepare(
             "ac_judge", by_rows, **given, **critics.hidden_rows(), **critics.delta_rows(),
-            next_observation=batch.next_observation["observation_0"], action=batch.action, centre=head.centre,
+            next_observation=drawn.next_observation, action=batch.action, centre=head.centre,
             scale=head.scale, reward=batch.reward, discount=batch.discount, critic_steps=critics.adam.steps,
             actor_steps=actor.adam.steps, steps=stepped["steps"], seen=bytes_of(self._seen), error=self._error,
             sums=critics.sums,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import why_no_kernel
+from trainers.fused.of_replay import why_no_kernel, why_not_plain
 from trainers.fused.shape import to_tiles
+from trainers.networks.policy import inputs_of
 from warpdrive.function_manager import Constant
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class ACShape:
     parts: int
     """Of the rows, each of them a block's for every tile of a gradient."""
     element_bytes: int
+    is_plain: bool = True
+    """Whether what was drawn is read where it lies; see Drawn."""
     samples: bool = True
     """Whether actions are drawn, as SAC does; else, as in TD3, the policy says them, and has a target copy."""
     threads: int = THREADS
@@ -139,6 +141,7 @@ class ACShape:
         gradients = [sum(out * (given + 1) for out, given in net) for net in (self.actor, self.critic)]
         floats = self.num_biases + gradients[0] + self.num_critics * gradients[1]
         floats += self.batch * (self.num_outputs + 1)
+        floats += 0 if self.is_plain else self.batch * (4 * self.num_features + 1)  # and while they are made
         tiles = sum(self.num_tiles)
         floats += tiles * (2 + 20) + (tiles * self.parts * self.sums_of_block if self.parts > 1 else 0)
         return self.element_bytes * elements + 4 * floats
@@ -171,6 +174,7 @@ def plan_ac(
     found = shape_of(config, spec, limits, precision, config.batch_size, 16)
     if isinstance(found, str):
         return found
+    found = replace(found, is_plain=why_not_plain(config, spec, config.algorithm) is None)
     if num_ranks > 1:
         return f"the kernel of {config.algorithm} is of one GPU"
     if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
@@ -192,11 +196,10 @@ def shape_of(
         return why
     if hasattr(spec.action_space, "n"):
         return f"the kernel of {config.algorithm} acts in a Box"
-    model, seen = config.model, spec.layout.observations[spec.seen[0].array]
+    model, num_features = config.model, inputs_of(spec, config).num_features
     widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
-    num_features, element_bytes = math.prod(seen.shape), 2 if precision == "bf16" else 4
-    sizes = config.num_critics, batch, rows, 1, element_bytes, config.DRAWS_ACTIONS
-    return ACShape(num_features, spec.action_space.shape[0], *widths, *sizes)
+    sizes = config.num_critics, batch, rows, 1, 2 if precision == "bf16" else 4
+    return ACShape(num_features, spec.action_space.shape[0], *widths, *sizes, samples=config.DRAWS_ACTIONS)
 
 
 def with_parts(shape: ACShape, limits: Limits) -> ACShape:

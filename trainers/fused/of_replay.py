@@ -13,7 +13,7 @@ from trainers.networks import find_network
 from trainers.networks.mlp import MLP
 
 if TYPE_CHECKING:
-    from trainers.algorithms.off_policy import OffPolicyConfig
+    from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
     from trainers.experience.spec import GroupSpec
     from trainers.learning.optimiser import SafeAdam
 
@@ -39,12 +39,17 @@ def why_no_kernel(
     for fc_dims in (model.fc_dims, model.critic_fc_dims or model.fc_dims):
         if not 1 <= len(fc_dims) <= 2:
             return f"the kernel of {kernel} has one or two hidden layers"
-    told = {
-        "model.layer_norm": model.layer_norm, **unknown, "normalize_observation": config.normalize_observation,
-        "agent_id": config.agent_id, "central_critic": config.central_critic,
-    }  # fmt: skip
+    told = {"model.layer_norm": model.layer_norm, **unknown, "central_critic": config.central_critic}
     for key, value in told.items():
         if value:
+            return f"the kernel of {kernel} knows no {key}"
+    return None
+
+
+def why_not_plain(config: OffPolicyConfig, spec: GroupSpec, kernel: str) -> str | None:
+    """Why what agents see cannot be read where it lies, or who learns is not always the same; None if it can and is."""
+    for key in ("normalize_observation", "agent_id"):
+        if getattr(config, key):
             return f"the kernel of {kernel} knows no {key}"
     if spec.mask is not None or spec.may_leave:
         return f"the kernel of {kernel} knows no masks and no agents that leave"
@@ -52,6 +57,40 @@ def why_no_kernel(
     if len(arrays) > 1 or arrays[0].dtype != "float32":
         return f"the kernel of {kernel} sees one array of float32"
     return None
+
+
+class Drawn:
+    """What an update learns from, as kernels read it: where it was drawn; or, where networks see it changed or agents
+    leave, in memory of its own.
+
+    Args:
+        is_plain: whether it is the former.
+    """
+
+    def __init__(self, learner: OffPolicy, num_features: int, is_plain: bool) -> None:
+        self.learner, self._is_plain = learner, is_plain
+        batch = learner.batch
+        self.weight = batch.weight
+        """[N] float32."""
+        if is_plain:
+            self.observation, self.next_observation = (
+                one["observation_0"] for one in (batch.observation, batch.next_observation)
+            )
+        else:
+            self.weight = torch.zeros_like(batch.weight)
+            self.observation, self.next_observation = batch.weight.new_zeros(2, len(batch.weight), num_features)
+        """[N, features] float32."""
+
+    def draw(self) -> None:
+        samples = self.learner.draw()
+        if self._is_plain:
+            return
+        from trainers.algorithms.actor_critic import normalised
+
+        policy = self.learner.policy
+        self.observation.copy_(normalised(policy, samples.observation))
+        self.next_observation.copy_(normalised(policy, samples.next_observation))
+        self.weight.copy_(samples.weight)
 
 
 class AdamMemory:

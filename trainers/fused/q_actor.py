@@ -9,9 +9,10 @@ import torch
 from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.fused.actor import place_constants
+from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import FULL_PRECISION
-from trainers.fused.q_learner import QShape, layers_of, why_not, widths_of
+from trainers.fused.q_learner import KERNEL, QShape, layers_of, why_not, widths_of
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
@@ -28,7 +29,8 @@ class FusedQActor(EpsilonGreedyActor):
     def _fit(self, num_envs: int) -> QShape | str:
         """How the kernel has so many envs; or in words why it does not know the network."""
         stage, config, num_rows = self.stage, self.policy.config, num_envs * self.spec.num_agents
-        if why := why_not(config, self.spec, stage.limits, stage.precision):
+        why = why_not(config, self.spec, stage.limits, stage.precision)
+        if why := why or why_not_plain(config, self.spec, KERNEL):
             return why
         element_bytes = 4 if stage.precision == FULL_PRECISION else 2
         for rows in (ROWS,) if num_rows <= ROWS * stage.limits.num_multiprocessors else (MANY_ROWS, ROWS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import AdamMemory, join_memory, why_no_kernel
+from trainers.fused.of_replay import AdamMemory, join_memory, why_no_kernel, why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
+from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 FIGURES = ("loss", "q_mean", "td_error", "grad_norm")
 """Of the last update, as the kernel writes them."""
+KERNEL = "Q-learning"
+"""As which it is told of."""
 PADDING = 8
 """Elements that a row in shared memory is longer than whole tiles."""
 THREADS = 512
@@ -139,8 +141,9 @@ def plan_q(
     if num_ranks > 1:
         return "the kernel of Q-learning is of one GPU"
     sizes = widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4
-    found = "what is drawn is changed or fetched first" if config.tiers or config.hindsight else fit_q(*sizes)
-    return plan_wide_q(*sizes) if isinstance(found, str) else found
+    is_plain = why_not_plain(config, spec, KERNEL) is None
+    found = fit_q(*sizes) if is_plain and not (config.tiers or config.hindsight) else "it is not there as it is seen"
+    return plan_wide_q(*sizes, is_plain) if isinstance(found, str) else found
 
 
 def find_q_learner(learner: DQN) -> DQN | FusedQLearner | WideQLearner:
@@ -163,13 +166,12 @@ def bytes_of_q_learner(config: DQNConfig, actor: Actor) -> int | None:
 def why_not(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
     """Why no kernel knows a policy's network, in words; None if some do."""
     unknown = {"dueling": config.dueling, "noisy": config.noisy}
-    return why_no_kernel(config, spec, limits, precision, "Q-learning", unknown)
+    return why_no_kernel(config, spec, limits, precision, KERNEL, unknown)
 
 
 def widths_of(config: DQNConfig, spec: GroupSpec) -> tuple[int, ...]:
     """Of the features, the hidden layers and the actions."""
-    seen = spec.layout.observations[spec.seen[0].array]
-    return math.prod(seen.shape), *config.model.fc_dims, int(spec.action_space.n)
+    return inputs_of(spec, config).num_features, *config.model.fc_dims, int(spec.action_space.n)
 
 
 def fit_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> QShape | str:

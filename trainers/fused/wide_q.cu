@@ -5,6 +5,7 @@
 //
 // Constants, besides those of ac_rows.cuh:
 //   DOUBLE       whether the network chooses the action that the target network judges
+//   HAS_MASK     whether some actions may not be taken
 //   HUBER_DELTA  0: squared errors
 #include "ac_rows.cuh"
 
@@ -38,6 +39,7 @@ __device__ __forceinline__ void value_rows(
 //   observation, next_observation  [BATCH, NUM_FEATURES]                              read
 //   action       [BATCH]  what was done                                               read
 //   reward, discount, weight  [BATCH]                                                 read
+//   next_mask    [BATCH, CRITIC_OUTPUTS]  what may be done after it, if it HAS_MASK   read
 //   elements, biases  of the network and the target network                           read
 //   adam_steps   [1 or more]                                                          read
 //   steps        [2]  the first: the same                                             written
@@ -48,8 +50,8 @@ __device__ __forceinline__ void value_rows(
 //   sums         [blocks, NUM_SUMS]  of losses, Q-values, errors                      written
 extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
     const float* observation, const float* next_observation, const long long* action, const float* reward,
-    const float* discount, const float* weight, const unsigned char* elements, const float* biases,
-    const float* adam_steps, float* steps, unsigned char* seen, unsigned char* hidden1, unsigned char* hidden2,
+    const float* discount, const float* weight, const bool* next_mask, const unsigned char* elements,
+    const float* biases, const float* adam_steps, float* steps, unsigned char* seen, unsigned char* hidden1, unsigned char* hidden2,
     unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out, float* error, float* sums)
 {
     extern __shared__ char memory[];
@@ -82,10 +84,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
         if (weighs == 0.0f) continue;  // its delta stays 0
         const float* after = shared.q_of_target + row * CRITIC_OUTPUTS;
         const float* chosen_by = DOUBLE ? shared.q + (ROWS + row) * CRITIC_OUTPUTS : after;
-        int best = 0;
-        for (int i = 1; i < CRITIC_OUTPUTS; ++i) {
-            if (chosen_by[i] > chosen_by[best]) best = i;
+        const bool* allowed = next_mask + (long long)(first + row) * CRITIC_OUTPUTS;
+        int best = -1;
+        for (int i = 0; i < CRITIC_OUTPUTS; ++i) {
+            if (HAS_MASK && !allowed[i]) continue;
+            if (best < 0 || chosen_by[i] > chosen_by[best]) best = i;
         }
+        best = max(best, 0);  // the first, if none may be done
         const int taken = (int)action[first + row];
         const float q = shared.q[row * CRITIC_OUTPUTS + taken];
         const float distance = q - (reward[first + row] + discount[first + row] * after[best]);

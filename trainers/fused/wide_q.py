@@ -13,7 +13,7 @@ import torch
 from trainers.fused.ac_learner import OF_CRITICS, Learned, bytes_of, compile_kernels, elements_of
 from trainers.fused.ac_shape import MOST_ROWS, PADDING, ACShape, two, with_parts
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import join_memory
+from trainers.fused.of_replay import Drawn, join_memory
 from trainers.fused.shape import to_tiles
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant
@@ -54,14 +54,17 @@ class WideQShape(ACShape):
         return {**super().constants(), **nobody, "CRITIC_OUTPUTS": self.num_actions}
 
 
-def plan_wide_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> WideQShape | str:
+def plan_wide_q(
+    widths: Sequence[int], batch: int, limits: Limits, element_bytes: int, is_plain: bool
+) -> WideQShape | str:
     """How the kernels make a learner's updates; or in words why they cannot.
 
     Args:
         widths: of the features, the hidden layers and the actions.
+        is_plain: whether what was drawn is read where it lies; see Drawn.
     """
     num_features, *hidden, num_actions = widths
-    sizes = 1, batch, 16, 1, element_bytes
+    sizes = 1, batch, 16, 1, element_bytes, is_plain
     found = WideQShape(num_features, 0, (), tuple(hidden), *sizes, num_actions=num_actions)
     if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
         return "the network's layers do not fit the shared memory of a block"
@@ -91,6 +94,9 @@ class WideQLearner:
         self.learner, self.shape = learner, shape
         config, batch, new = learner.config, learner.batch, partial(torch.zeros, device=learner.device)
         own = {"DOUBLE": config.double, "HUBER_DELTA": float(config.huber_delta or 0.0)}
+        own["HAS_MASK"] = batch.next_mask is not None
+        mask = new(1, dtype=torch.bool) if batch.next_mask is None else batch.next_mask
+        drawn = self._drawn = Drawn(learner, shape.num_features, shape.is_plain)
         rows, steps = compile_kernels(learner, shape, "wide_q.cu", own)
         self._seen = new(1, shape.num_rows, to_tiles(shape.num_features), dtype=elements_of(shape))
         self._error, self._figures = new(shape.batch), new(len(OF_CRITICS))
@@ -109,10 +115,10 @@ class WideQLearner:
         steps_made = new(2)
         judge = rows.prepare(
             "wide_q_judge", LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes), **networks,
-            **learned.hidden_rows(), **learned.delta_rows(), observation=batch.observation["observation_0"],
-            next_observation=batch.next_observation["observation_0"], action=batch.action, reward=batch.reward,
-            discount=batch.discount, weight=batch.weight, adam_steps=learned.adam.steps, steps=steps_made,
-            seen=bytes_of(self._seen), error=self._error, sums=learned.sums,
+            **learned.hidden_rows(), **learned.delta_rows(), observation=drawn.observation,
+            next_observation=drawn.next_observation, action=batch.action, reward=batch.reward,
+            discount=batch.discount, weight=drawn.weight, next_mask=mask, adam_steps=learned.adam.steps,
+            steps=steps_made, seen=bytes_of(self._seen), error=self._error, sums=learned.sums,
         )  # fmt: skip
         step = learned.prepare_step(
             "ac_step_critics", **flags, **networks, run_halted=guard.halted, steps=steps_made,
@@ -135,7 +141,7 @@ class WideQLearner:
 
     def learn(self) -> Figures:
         """One update."""
-        self.learner.draw()
+        self._drawn.draw()
         for call in self._calls:
             call()
         self.learner.keep_errors(self._error)

@@ -44,9 +44,10 @@ def learn_by_kernel(trainer: Trainer, rows: int = 16, parts: int = 1, element_by
     algorithm = trainer.algorithms["agent"]
     model = algorithm.config.model
     widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
-    sizes = algorithm.config.num_critics, BATCH, rows, parts, element_bytes, algorithm.config.DRAWS_ACTIONS
+    sizes = algorithm.config.num_critics, BATCH, rows, parts, element_bytes, True, algorithm.config.DRAWS_ACTIONS
     kind = FusedSAC if algorithm.config.DRAWS_ACTIONS else FusedTD3
-    algorithm.learns_by = kind(algorithm, ACShape(3, 1, *widths, *sizes, 128, 128))
+    shape = ACShape(3, 1, *widths, *sizes, threads=128, step_threads=128)
+    algorithm.learns_by = kind(algorithm, replace(shape, is_plain=not algorithm.config.normalize_observation))
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
 
@@ -57,6 +58,7 @@ SWITCHES = {
         "num_critics": 3, "fc_dims": (20,), "critic_fc_dims": [70, 9], "activation": "tanh", "learning_starts": 0,
         "clip_grad_norm": False, "critic_lr": 0.01,
     },
+    "what is seen is normalised": {"normalize_observation": True},
     "TD3": {"algorithm": "TD3", "target_noise": 0.4, "target_noise_clip": 0.3, "tau": 0.6},
     "DDPG, one layer, prioritised": {"algorithm": "DDPG", "fc_dims": (70,), "prioritized": True, "activation": "tanh"},
     "a shorter gradient, a temperature that stays": {
@@ -205,7 +207,6 @@ def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, fc_dims, limits
 @pytest.mark.parametrize(
     ("env", "changed", "words"),
     [
-        ("pendulum", {"normalize_observation": True}, "the kernel of SAC knows no normalize_observation"),
         ("pendulum", {"model": ModelConfig(layer_norm=True)}, "the kernel of SAC knows no model.layer_norm"),
         ("pendulum", {"model": ModelConfig(critic_fc_dims=(8,) * 3)}, "the kernel of SAC has one or two hidden layers"),
         ("pendulum", {"num_critics": 300}, "the networks' layers do not fit the shared memory of a block"),
@@ -227,7 +228,7 @@ def test_they_compile_for_gpus(tmp_path, arch, algorithm):
         pytest.skip("there is no nvcc here")
     trainer, draws = make_trainer(tmp_path, "cpu", algorithm=algorithm), algorithm == "SAC"
     trainer.env.backend = backend = CompileOnlyBackend("nvcc", arch)
-    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, draws)
+    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws)
     (FusedSAC if draws else FusedTD3)(trainer.algorithms["agent"], shape)
     group = trainer.rollout.groups["agent"]
     group.actor.stage = replace(group.actor.stage, limits=H100, precision="bf16")

@@ -51,8 +51,8 @@ def learn_by_kernel(trainer: Trainer, rows: int = 64, in_cluster: bool = False, 
     algorithm = trainer.algorithms["agent"]
     hidden = algorithm.config.model.fc_dims
     if is_wide:
-        sizes = 1, BATCH, rows, 2, 4, True, 128, 128
-        algorithm.learns_by = WideQLearner(algorithm, WideQShape(6, 0, (), hidden, *sizes, num_actions=3))
+        shape = WideQShape(6, 0, (), hidden, 1, BATCH, rows, 2, 4, threads=128, step_threads=128, num_actions=3)
+        algorithm.learns_by = WideQLearner(algorithm, shape)
     else:
         shape = QShape((6, *hidden, 3), BATCH, rows, -(-BATCH // rows), in_cluster, 4, threads=128)
         algorithm.learns_by = FusedQLearner(algorithm, shape)
@@ -188,7 +188,6 @@ def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, limits, expecte
     [
         ({}, None),
         ({"dueling": True}, "the kernel of Q-learning knows no dueling"),
-        ({"normalize_observation": True}, "the kernel of Q-learning knows no normalize_observation"),
         ({"model": ModelConfig(fc_dims=(64, 64, 64))}, "the kernel of Q-learning has one or two hidden layers"),
         ({"model": ModelConfig(type="gru")}, "the kernel of Q-learning has no network of type gru"),
         ({"model": ModelConfig(fc_dims=(4096, 4096))}, "the network's layers do not fit the shared memory of a block"),
@@ -211,6 +210,7 @@ def test_what_the_kernel_cannot_do_is_told(changed, words, monkeypatch):
         ({"model": ModelConfig(fc_dims=(512, 512)), "batch_size": 4096}, 32, 3),  # 80 tiles for 264 blocks
         ({"batch_size": 1 << 16}, 64, 32),  # 3 tiles, and no more parts
         ({"hindsight": 4}, 16, 1),  # what is drawn is given another goal before it is learned from
+        ({"normalize_observation": True}, 16, 1),
     ],
 )
 def test_what_a_block_has_no_room_for_is_learned_by_several_kernels(changed, rows, parts):
