@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.fused.ac_learner import FusedACLearner
     from trainers.learning.guard import Guard
     from trainers.learning.optimiser import SafeAdam
-    from trainers.networks.features import Observation
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
     from trainers.replay.of_team import TeamSamples
@@ -289,9 +288,3 @@ def critic_losses(q: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def part_of_mean(values: torch.Tensor, counts: torch.Tensor, number: torch.Tensor | int) -> torch.Tensor:
     """This rank's part of a mean over all ranks: over those [N] that count, `number` on all of them."""
     return (values * counts).sum() / number
-
-
-def normalised(policy: Policy, observation: Observation) -> Observation:
-    """As the policy's network sees it, and critics do, too."""
-    norm = policy.observation_norm
-    return observation if norm is None else norm(observation)

@@ -19,7 +19,6 @@ from trainers.algorithms.actor_critic import (
     ActorAndCritics,
     ActorAndCriticsConfig,
     critic_losses,
-    normalised,
     part_of_mean,
 )
 from trainers.algorithms.algorithm import Figures, State
@@ -78,10 +77,10 @@ def soft_value(
     outputs = policy.heads(observation)["policy"]
     if deviate is not None:
         action, log_prob = policy.head.draw(outputs, deviate)
-        q = critics(normalised(policy, observation), action).amin(0)
+        q = critics(policy.normalised(observation), action).amin(0)
         return q - alpha * log_prob, -log_prob
     log_probs = log_probs_of(outputs, mask)
-    q = critics(normalised(policy, observation)).amin(0)
+    q = critics(policy.normalised(observation)).amin(0)
     probs = log_probs.exp()
     return (probs * (q - alpha * log_probs)).sum(-1), -(probs * log_probs).sum(-1)
 
@@ -124,7 +123,7 @@ def critic_pass(
         following = (batch.next_observation, batch.next_mask)
         next_value, _ = soft_value(policy, target_critics, *following, alpha, deviate)
         target = batch.reward + batch.discount * next_value
-    seen = normalised(policy, batch.observation)
+    seen = policy.normalised(batch.observation)
     if deviate is not None:
         q = critics(seen, policy.head.parts_of(batch.action))
     else:

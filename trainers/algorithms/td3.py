@@ -18,7 +18,6 @@ from trainers.algorithms.actor_critic import (
     ActorAndCritics,
     ActorAndCriticsConfig,
     critic_losses,
-    normalised,
     part_of_mean,
 )
 from trainers.algorithms.algorithm import START, Clock, Figures, State
@@ -109,8 +108,8 @@ def critic_pass(
     with torch.no_grad():
         following = batch.next_observation
         action = target_action(target_policy, following, noise, config)
-        target = batch.reward + batch.discount * target_critics(normalised(target_policy, following), action).amin(0)
-    q = critics(normalised(target_policy, batch.observation), target_policy.head.parts_of(batch.action))
+        target = batch.reward + batch.discount * target_critics(target_policy.normalised(following), action).amin(0)
+    q = critics(target_policy.normalised(batch.observation), target_policy.head.parts_of(batch.action))
     return critic_losses(q, target), q, target
 
 
@@ -131,11 +130,11 @@ def distributional_pass(
     with torch.no_grad():
         following = batch.next_observation
         action = target_action(target_policy, following, noise, config)
-        after = target_critics.outputs(normalised(target_policy, following), action).softmax(-1)
+        after = target_critics.outputs(target_policy.normalised(following), action).softmax(-1)
         smallest = (after * support).sum(-1).argmin(0)
         after = after[smallest, torch.arange(len(smallest), device=smallest.device)]
         target = projected(after, batch.reward, batch.discount, support)
-    seen = normalised(target_policy, batch.observation)
+    seen = target_policy.normalised(batch.observation)
     log_probability = critics.outputs(seen, target_policy.head.parts_of(batch.action)).log_softmax(-1)
     with torch.no_grad():
         probability = log_probability.exp()
@@ -147,7 +146,7 @@ def distributional_pass(
 def actor_losses(policy: Policy, critics: Critics, observation: Any) -> torch.Tensor:
     """[N]: less than the value that the first critic gives what the policy does."""
     action = policy.head.parts(policy.heads(observation)["policy"])
-    return -critics(normalised(policy, observation), action)[0]
+    return -critics(policy.normalised(observation), action)[0]
 
 
 class TD3(ActorAndCritics):

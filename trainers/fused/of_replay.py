@@ -85,11 +85,9 @@ class Drawn:
         samples = self.learner.draw()
         if self._is_plain:
             return
-        from trainers.algorithms.actor_critic import normalised
-
         policy = self.learner.policy
-        self.observation.copy_(normalised(policy, samples.observation))
-        self.next_observation.copy_(normalised(policy, samples.next_observation))
+        self.observation.copy_(policy.normalised(samples.observation))
+        self.next_observation.copy_(policy.normalised(samples.next_observation))
         self.weight.copy_(samples.weight)
 
 

@@ -193,14 +193,16 @@ class Policy(nn.Module):
 
         return act
 
+    def normalised(self, observation: Observation) -> Observation:
+        """As the network sees it, and critics of actions do, too."""
+        return observation if self.observation_norm is None else self.observation_norm(observation)
+
     def _normalised(
         self, observation: Observation, critic_input: torch.Tensor | None
     ) -> tuple[Observation, torch.Tensor | None]:
-        if self.observation_norm is not None:
-            observation = self.observation_norm(observation)
         if self.critic_norm is not None and critic_input is not None:
             critic_input = self.critic_norm(critic_input)
-        return observation, critic_input
+        return self.normalised(observation), critic_input
 
 
 def make_policy(env: Env, name: str, config: PolicyConfig, generator: torch.Generator | None) -> Policy:

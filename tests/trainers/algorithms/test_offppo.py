@@ -44,7 +44,7 @@ def steps_of(algorithm: OFFPPO, index: torch.Tensor) -> list[tuple[int, int]]:
 
 def watch_draws(algorithm: OFFPPO) -> list[tuple[list[tuple[int, int]], list[float]]]:
     """To which each draw is added: items as `steps_of` has them, and their weights."""
-    drawn, draw, batch = [], algorithm._draw, algorithm._batch
+    drawn, draw, batch = [], algorithm._draw, algorithm.batch
 
     def watched() -> None:
         draw()
@@ -88,9 +88,9 @@ def test_what_is_drawn_is_what_its_policy_said_when_it_played(make, normalize_re
         said.append([one.clone() for one in (group.log_prob, group.advantage, algorithm.target, group.action)])
         said[-1].append(group.observation[:-1].clone())
     algorithm._draw()
-    found, norm = algorithm.samples(algorithm._batch), algorithm.policy.value_norm
+    found, norm = algorithm.samples(algorithm.batch), algorithm.policy.value_norm
     policies, weight = set(), found.weight.tolist()
-    for row, (step, env) in enumerate(steps_of(algorithm, algorithm._batch.index)):
+    for row, (step, env) in enumerate(steps_of(algorithm, algorithm.batch.index)):
         iteration, t = divmod(step, NUM_STEPS)
         log_prob, advantage, target, action, seen = (one[t, env, 0] for one in said[iteration])
         value = target - advantage
@@ -112,8 +112,8 @@ def test_loss_and_gradient_of_a_batch_are_a_plain_loops(make):
     for _ in range(4):
         trainer.iterate()
     algorithm._draw()
-    algorithm._batch.weight[2] = 0.0
-    samples = algorithm.samples(algorithm._batch)
+    algorithm.batch.weight[2] = 0.0
+    samples = algorithm.samples(algorithm.batch)
     rows = [row for row, weight in enumerate(samples.weight.tolist()) if weight]
     policy = copy.deepcopy(algorithm.policy).double()
     advantages = [float(samples.advantage[row]) for row in rows]

@@ -221,7 +221,7 @@ def test_who_learns_remembers_what_who_played_did(make, name, env, period, every
         differ += int((q != forgot).sum())
         if batch.mask is not None:
             q = q.masked_fill(~batch.mask[4:], -1e9)
-        for i, index in enumerate(algorithm._batch.index.tolist()):
+        for i, index in enumerate(algorithm.batch.index.tolist()):
             slot, row = index // table.num_rows * period, index % table.num_rows
             step = max(s for s in range(head) if s % num_slots == slot)
             for t in range(6):
@@ -248,7 +248,7 @@ def test_an_update_is_made_of_what_was_drawn_and_becomes_priorities(make):
     batch = algorithm.draw()
     with torch.no_grad():
         of_batch = R2D2.losses_of(algorithm.policy, algorithm.target, batch, config)
-    weight, valid, index = batch.weight.clone(), batch.valid.clone(), algorithm._batch.index.clone()
+    weight, valid, index = batch.weight.clone(), batch.valid.clone(), algorithm.batch.index.clone()
     assert weight.unique().numel() > 1 and 0 < valid.mean() < 1
     algorithm.table.draws.copy_(draws)
     algorithm.set_scalars(trainer.clock)

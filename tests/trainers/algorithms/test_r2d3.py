@@ -112,7 +112,7 @@ def test_an_error_becomes_the_priority_of_who_was_drawn_in_the_store_it_came_fro
     algorithm = trainer.algorithms["agent"]
     algorithm.draw()
     algorithm._is_demo.copy_(torch.tensor([True, False, False, True, False]))
-    tables = {True: (algorithm.demo_table, algorithm._demos), False: (algorithm.table, algorithm._batch)}
+    tables = {True: (algorithm.demo_table, algorithm._demos), False: (algorithm.table, algorithm.batch)}
     before = {which: table.selector.tree.leaves.clone() for which, (table, _) in tables.items()}
     algorithm.keep_errors(torch.full((5,), 7.0, device=before[True].device))
     for which, (table, batch) in tables.items():

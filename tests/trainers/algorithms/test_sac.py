@@ -149,7 +149,8 @@ def test_what_the_mask_forbids_is_worth_nothing_by_hand():
     assert gradient.isfinite().all() and not gradient[:, 2].any()
 
     class Fixed(nn.Module):
-        observation_norm = None
+        def normalised(self, observation):
+            return observation
 
         def heads(self, observation):
             return {"policy": logits.detach()}

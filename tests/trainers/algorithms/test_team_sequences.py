@@ -120,7 +120,7 @@ def test_who_learns_remembers_what_who_played_did(make_trainer, period, every):
         differ += int((q != forgot).sum())
         q = q.unflatten(1, batch.action.shape[1:])
         q = q if batch.mask is None else q.masked_fill(~batch.mask[4:], -1e9)
-        for i, index in enumerate(algorithm._batch.index.tolist()):
+        for i, index in enumerate(algorithm.batch.index.tolist()):
             slot, env = index // 3 * period, index % 3
             step = max(s for s in range(len(noted)) if s % num_slots == slot)  # of the first row that is learned from
             for t in range(6):
@@ -154,7 +154,7 @@ def test_an_update_steps_all_that_learns_and_errors_become_priorities(make_train
     batch = learner.draw()
     with torch.no_grad():
         found = learner.losses_of(learner.learned, learner.target, batch, learner.config)
-    weight, index, counts = learner.weight_of(batch), learner._batch.index.clone(), learner.weight_of(batch).sign()
+    weight, index, counts = learner.weight_of(batch), learner.batch.index.clone(), learner.weight_of(batch).sign()
     learner.table.draws.copy_(draws)
     learner.set_scalars(trainer.clock)
     figures = learner.learn()

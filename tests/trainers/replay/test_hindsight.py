@@ -52,7 +52,7 @@ def reached_later(store, slot, env):
 def draw(algorithm):
     """A batch as it was drawn, and as it is learned from."""
     algorithm._draw()
-    batch = algorithm._batch
+    batch = algorithm.batch
     parts = {
         "goal": batch.observation["observation_1"], "next_goal": batch.next_observation["observation_1"],
         "reward": batch.reward, "discount": batch.discount,
@@ -64,7 +64,7 @@ def draw(algorithm):
 
 def test_a_goal_is_the_transitions_own_or_what_its_episode_came_to_then_or_later(trained):
     algorithm = trained.algorithms["agent"]
-    batch, store = algorithm._batch, algorithm.store
+    batch, store = algorithm.batch, algorithm.store
     num_able = num_other = num_first = num_long = 0
     for _ in range(30):
         before, after = draw(algorithm)
@@ -95,7 +95,7 @@ def test_the_envs_rule_says_of_a_step_what_the_step_itself_did(trained):
     """Where nothing was relabelled: rewards are those that were paid."""
     algorithm = trained.algorithms["agent"]
     algorithm._draw()
-    batch = algorithm._batch
+    batch = algorithm.batch
     goals = algorithm._relabel.__self__
     goals.judge()
     was_seen = batch.discount > 0  # what a terminated step led to is not kept
