@@ -31,6 +31,7 @@ POLICIES = {
     **{name: REPLAY for name in ("DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
     "C51": REPLAY | {"noisy": True},
     **{name: REPLAY | SEQUENCES for name in ("R2D2", "R2D3")},
+    "NGU": REPLAY | SEQUENCES | {"num_arms": 3, "episodic_capacity": 5, "num_neighbours": 2},
 }
 """A new algorithm needs its row: what its policy says beside its name."""
 OF_BOXES = ("DDPG", "TD3")

@@ -8,9 +8,9 @@ Source: Kapturowski et al. 2019, "Recurrent experience replay in distributed rei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.q_replay import QReplayConfig
 from warpdrive.config import Between, Count
@@ -122,17 +122,31 @@ def q_of_sequences(
 ) -> torch.Tensor:
     """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it; of a
     team N counts the agents of all its items."""
+    return unrolled(policy.unroll, policy.memory_size, batch, config)
+
+
+def unrolled(
+    unroll: Callable[..., tuple[Any, ...]],
+    memory_size: int,
+    batch: SampledSequences | TeamSequences,
+    config: QSequencesConfig,
+) -> Any:
+    """What `unroll` gives first of the rows after the burn-in, whose gradient does not reach into it.
+
+    Args:
+        unroll: `Policy.unroll`, or another that takes what it takes and gives a memory last.
+    """
     import torch
 
     num, observation, starts = config.burn_in, batch.observation, batch.starts
     memory = batch.memory
     if memory is None:
-        memory = torch.zeros(starts.shape[1], policy.memory_size, device=starts.device, dtype=batch.reward.dtype)
+        memory = torch.zeros(starts.shape[1], memory_size, device=starts.device, dtype=batch.reward.dtype)
     if num:
         with torch.no_grad():
-            *_, memory = policy.unroll(rows_of(observation, slice(num)), None, memory, starts[:num])
-    q, *_ = policy.unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
-    return q
+            *_, memory = unroll(rows_of(observation, slice(num)), None, memory, starts[:num])
+    found, *_ = unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
+    return found
 
 
 def rows_of(observation: Observation, rows: slice) -> Observation:

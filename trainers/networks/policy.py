@@ -142,9 +142,18 @@ class Policy(nn.Module):
         starts: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """A sequence of steps of a recurrent network: outputs [L, N, numbers], value [L, N], memory; see GRU.unroll."""
-        observation, critic_input = self._normalised(observation, critic_input)
-        found, after = self.network.unroll(observation, critic_input, memory, starts)
+        found, after = self.unroll_heads(observation, critic_input, memory, starts)
         return *self._outputs_and_value(found), after
+
+    def unroll_heads(
+        self,
+        observation: torch.Tensor,
+        critic_input: torch.Tensor | None,
+        memory: torch.Tensor,
+        starts: torch.Tensor | None = None,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The same by the network's heads, [L, N, numbers] each; memory."""
+        return self.network.unroll(*self._normalised(observation, critic_input), memory, starts)
 
     def prepare_act(
         self,

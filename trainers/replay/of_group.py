@@ -172,11 +172,16 @@ def _ids_of(batch: Batch, features: Features, num_agents: int) -> torch.Tensor |
 
 def blank_sequences(actor: Actor, window: Sequences, kept: Sequence[Field]) -> SampledSequences:
     """NUM_ROWS sequences of what an actor's agents do, all of them zeros; to count bytes by."""
+    return sequences_of(blank_batch(actor, window, kept), actor.features, actor.spec.num_agents)
+
+
+def blank_batch(actor: Actor, window: Sequences, kept: Sequence[Field]) -> Batch:
+    """The same, as a store gives it."""
     num_steps = math.lcm(*(one.every for one in kept))
     layout = layout_of(actor.spec, num_steps, 1, num_steps, kept)
     batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
     batch.bootstrap.fill_(window.num_rows - 1)
-    return sequences_of(batch, actor.features, actor.spec.num_agents)
+    return batch
 
 
 def blank_samples(actor: Actor, window: Transitions) -> Samples:
