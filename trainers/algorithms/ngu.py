@@ -303,8 +303,8 @@ class NGU(R2D2):
             weight = counts.float()
             novelty.features_norm.update(features[1:].flatten(0, 2), weight.flatten())
             error = novelty.error(features[1:])
-            novelty.errors.take_in(error, weight, dim=None)
-            group.intrinsic.copy_(episodic * novelty.lifelong(error, config.max_lifelong) * weight)
+            lifelong = novelty.lifelong(error, weight, config.max_lifelong)
+            group.intrinsic.copy_(episodic * lifelong * weight)
             number = self.number_of_rollout(counts)
             means = torch.stack([group.intrinsic.sum(), (episodic * weight).sum()])
             of_both, of_episode = self.world.sum(means)[0] / number

@@ -15,15 +15,17 @@ from torch import nn
 from trainers.learning.distributed import world
 from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
-from trainers.networks.normalise import ObservationNorm, RunningMoments
+from trainers.networks.normalise import ObservationNorm, moments_of
 from trainers.settings.config import ModelConfig
 
+TINY = 1e-8
+"""The least deviation of errors that is divided by."""
 SHARE_OF_ROLLOUT = 0.01
 """Of a rollout's distances in their moving mean; more at the start, so that the first are all of it."""
 
 
 class Novelty(nn.Module):
-    """Three networks: one embeds what is seen, and learns by telling which action lies between two such embeddings; one
+    """Networks: one embeds what is seen, and learns by telling which action lies between two such embeddings; one
     has random weights and stays so; the last learns to give what that gives, and fails at what it never saw.
 
     Args:
@@ -46,7 +48,7 @@ class Novelty(nn.Module):
         self.embedding, self.inverse = network(num_features, size), network(2 * size, num_actions)
         self.random, self.predictor = network(num_features, size), network(num_features, size)
         self.random.requires_grad_(False)
-        self.features_norm, self.errors = ObservationNorm(num_features), RunningMoments()
+        self.features_norm = ObservationNorm(num_features)
         self.register_buffer("mean_distance", torch.ones(()))
         self.register_buffer("num_rollouts", torch.zeros(()))
 
@@ -61,11 +63,15 @@ class Novelty(nn.Module):
             target = self.random(features)["embedding"]
         return (self.predictor(features)["embedding"] - target).square().mean(-1)
 
-    def lifelong(self, error: torch.Tensor, largest: float) -> torch.Tensor:
-        """[...], by how much episodic novelty is multiplied: 1 + the error in deviations above the mean of all errors
-        so far, from 1 to `largest`."""
-        deviation = self.errors.variance.sqrt().clamp_min(1e-8)
-        return (1.0 + (error - self.errors.mean) / deviation).clamp(1.0, largest)
+    def lifelong(self, error: torch.Tensor, weight: torch.Tensor, largest: float) -> torch.Tensor:
+        """[...], by how much episodic novelty is multiplied: 1 + the error in deviations above the mean of the rollout,
+        from 1 to `largest`. (Errors fall all the time: above the mean of all so far there would soon be none.)
+
+        Args:
+            error: [...]. weight: [...], 1 or 0, which errors count for mean and deviation; of all ranks.
+        """
+        _, mean, variance = world().moments(*moments_of(error, weight))
+        return (1.0 + (error - mean) / variance.sqrt().clamp_min(TINY)).clamp(1.0, largest)
 
     def take_in(self, distance: torch.Tensor, counts: torch.Tensor) -> None:
         """Squared distances of a rollout's neighbours go into their moving mean.
