@@ -24,7 +24,6 @@ from trainers.algorithms.q_learning import why_no_q_values
 from trainers.algorithms.q_replay import Losses
 from trainers.algorithms.q_sequences import unrolled
 from trainers.algorithms.r2d2 import R2D2, R2D2Config, rescaled, unscaled
-from trainers.exploration.family import discounts_of_arms, weights_of_novelty
 from warpdrive.config import Between, Count, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -60,7 +59,7 @@ class NGUConfig(R2D2Config):
     cross_mixture: Annotated[float, Between(0, 1)] = 0.5
     """Weight, in the loss, of the arm that played; the others share the rest. 1: that one alone learns."""
     retrace_lambda: Annotated[float, Between(0, 1)] = 0.95
-    """How far returns are believed where an arm would have acted so itself; 0: one reward, and what follows by value."""
+    """How far returns are believed where an arm would have done the same; 0: one reward, and what follows by value."""
     n_step: int = 1
     """Not read: Retrace's returns are as long as their traces."""
     embedding_size: Count = 32
@@ -370,9 +369,11 @@ class NGU(R2D2):
         config: NGUConfig,
     ) -> Losses:
         """Of what the heads of both networks gave, [L + 1, N, numbers] each."""
+        from trainers.exploration.family import weights_of_novelty
+
         num, sequences = config.burn_in, batch.sequences
         reward = sequences.reward.unsqueeze(-1)
-        weights = reward.new_tensor(weights_of_novelty(config.num_arms, config.intrinsic_weight))
+        weights = weights_of_novelty(config.num_arms, config.intrinsic_weight, reward)
         reward = reward + weights * batch.intrinsic[num:].unsqueeze(-1)
         return learned_by_arms(cls.q_of_arms(config, heads), cls.q_of_arms(config, of_target), reward, batch, config)
 
@@ -397,13 +398,15 @@ def learned_by_arms(
     """
     import torch
 
+    from trainers.exploration.family import discounts_of_arms
+
     num, sequences = config.burn_in, batch.sequences
     action, arm = sequences.action[num:], batch.arm[num:].long()
     taken = of_action(q[:-1], action)
     with torch.no_grad():
         if chooses is None:
             chooses = q.detach() if config.double else q_of_target
-        discounts = reward.new_tensor(discounts_of_arms(config.num_arms, config.gamma, config.gamma_min))
+        discounts = discounts_of_arms(config.num_arms, config.gamma, config.gamma_min, reward)
         discount = sequences.discount.unsqueeze(-1) * discounts
         mask = None if sequences.mask is None else sequences.mask[num:]
         settings = (config.retrace_lambda, config.value_rescaling)

@@ -1,34 +1,39 @@
-"""A family of policies in one network: each arm weighs novelty, and looks ahead, in its own way."""
+"""A family of policies in one network: each arm weighs novelty, and looks ahead, in its own way.
+
+Source: Puigdomènech Badia et al. 2020, "Never give up: learning directed exploration strategies", arXiv:2002.06038,
+appendix A.
+"""
 
 from __future__ import annotations
 
 import math
 
+import torch
 
-def weights_of_novelty(num_arms: int, largest: float) -> list[float]:
-    """beta_j, what novelty is worth to each arm: 0 to the first, which plays for rewards alone, `largest` to the last,
-    and along a sigmoid between them, so that most arms are near one of the ends.
+
+def weights_of_novelty(num_arms: int, largest: float, like: torch.Tensor) -> torch.Tensor:
+    """[arms], beta_j, what novelty is worth to each: 0 to the first, which plays for rewards alone, `largest` to the
+    last, and along a sigmoid between them, so that most arms are near one of the ends.
 
     Args:
         num_arms: at least 2.
-
-    Source: Puigdomènech Badia et al. 2020, "Never give up: learning directed exploration strategies",
-    arXiv:2002.06038, appendix A.
+        like: has the dtype and the device.
     """
-    between = num_arms - 2
-    steps = (10.0 * (2 * j - between) / between for j in range(1, num_arms - 1))
-    return [0.0, *(largest / (1.0 + math.exp(-one)) for one in steps), largest]
+    number, between = torch.arange(num_arms, device=like.device, dtype=torch.float64), num_arms - 2
+    found = largest * torch.sigmoid(10.0 * (2.0 * number - between) / max(1, between))
+    found = torch.where(number == 0, 0.0, found)
+    return torch.where(number == num_arms - 1, largest, found).to(like.dtype)
 
 
-def discounts_of_arms(num_arms: int, largest: float, smallest: float) -> list[float]:
-    """gamma_j of a step, from `largest` of the first arm to `smallest` of the last, so that log(1 - gamma_j) is evenly
-    apart: who plays for novelty looks less far ahead.
+def discounts_of_arms(num_arms: int, largest: float, smallest: float, like: torch.Tensor) -> torch.Tensor:
+    """[arms], gamma_j of a step, from `largest` of the first to `smallest` of the last, so that log(1 - gamma_j) is
+    evenly apart: who plays for novelty looks less far ahead.
 
     Args:
         num_arms: at least 2.
         largest, smallest: below 1.
-
-    Source: as `weights_of_novelty`.
+        like: has the dtype and the device.
     """
     first, last = math.log1p(-largest), math.log1p(-smallest)
-    return [1.0 - math.exp(first + (last - first) * j / (num_arms - 1)) for j in range(num_arms)]
+    number = torch.arange(num_arms, device=like.device, dtype=torch.float64)
+    return (1.0 - (first + (last - first) * number / (num_arms - 1)).exp()).to(like.dtype)
