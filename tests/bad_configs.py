@@ -152,8 +152,8 @@ CONFIGS = [
     changed("one of 2 GPUs", "1e6", "1e6\n  num_gpus: 2\n  device: cuda:1",
             "tag.yaml:9: trainer.device: names one GPU beside num_gpus: 2. Each process takes its own: say cuda."),
     changed("PP0", "A2C", "PP0",
-        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, C51, DDPG, DQN, "
-        "IMPALA, IQN, MAPPO, MASAC, NGU, OFFPPO, PPO, PQN, QMIX, QRDQN, R2D2, R2D3, SAC, TD3, VDN)"),
+        "tag.yaml:14: policy.runner.algorithm: unknown algorithm 'PP0'. Did you mean 'PPO'? (A2C, AGENT57, C51, DDPG, "
+        "DQN, IMPALA, IQN, MAPPO, MASAC, NGU, OFFPPO, PPO, PQN, QMIX, QRDQN, R2D2, R2D3, SAC, TD3, VDN)"),
     changed("schedule", "1e-3", "[[1000, 1e-3], [500, 1e-4]]",
             RATE + "schedule steps must increase, but 500 follows 1000."),
     changed("25001", "25000", "25001",

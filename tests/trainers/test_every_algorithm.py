@@ -31,7 +31,10 @@ POLICIES = {
     **{name: REPLAY for name in ("DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
     "C51": REPLAY | {"noisy": True},
     **{name: REPLAY | SEQUENCES for name in ("R2D2", "R2D3")},
-    "NGU": REPLAY | SEQUENCES | {"num_arms": 3, "episodic_capacity": 5, "num_neighbours": 2},
+    **{
+        name: REPLAY | SEQUENCES | {"num_arms": 3, "episodic_capacity": 5, "num_neighbours": 2}
+        for name in ("AGENT57", "NGU")
+    },
 }
 """A new algorithm needs its row: what its policy says beside its name."""
 OF_BOXES = ("DDPG", "TD3")

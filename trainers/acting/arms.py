@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from trainers.acting.actor import Call
@@ -9,6 +11,9 @@ from trainers.acting.epsilon_greedy import EpsilonGreedyActor
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.networks.features import Arrays
+
+if TYPE_CHECKING:
+    from trainers.exploration.bandit import Bandits
 
 ARM, INTRINSIC = "arm", "intrinsic"
 """Fields: [T, E, A] int32, by which arm each step was played; and float32, what its novelty paid, which the algorithm
@@ -55,3 +60,19 @@ class ArmActor(EpsilonGreedyActor):
                 memory.flatten(0, 1).copy_(after)
 
         return [*calls, act]
+
+
+class BanditArmActor(ArmActor):
+    """One whose envs choose their arms: `bandits`, once somebody sets them, see each step, and have written `arm` when
+    the next begins."""
+
+    bandits: Bandits | None = None
+
+    def prepare_between(self, t: int) -> list[Call]:
+        rollout, agents = self.group.rollout, slice(self.spec.agents.start, self.spec.agents.stop)
+
+        def choose() -> None:
+            if self.bandits is not None:
+                self.bandits.step(rollout.reward[t, :, agents].mean(-1), rollout.terminated[t] | rollout.truncated[t])
+
+        return [*super().prepare_between(t), choose]

@@ -18,8 +18,8 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_}
 GAINS = {"policy": 0.01}
 """Of the last layer's weights; 1 for other heads."""
-JUDGES = "value"
-"""The head whose trunk may be its own, the critic's."""
+JUDGES = ("value", "intrinsic")
+"""Heads whose trunk may be their own, the critic's; a network has one of them at most."""
 
 
 class MLP(nn.Module):
@@ -49,7 +49,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activates]
         self.trunk, width = make_trunk(config, inputs.num_features, generator)
         self.critic_trunk, critic_width = make_critic_trunk(config, inputs, heads, generator)
-        add_heads(self, dict.fromkeys(heads, width) | {JUDGES: critic_width or width}, generator)
+        add_heads(self, dict.fromkeys(heads, width) | dict.fromkeys(JUDGES, critic_width or width), generator)
 
     def forward(self, observation: torch.Tensor, critic_input: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """observation [..., features] -> by head [..., numbers]."""
@@ -78,7 +78,7 @@ class MLP(nn.Module):
             into: [N, numbers] of each head that is wanted, contiguous.
         """
         calls: list[Callable[[], None]] = []
-        of_critic = [name for name in into if name == JUDGES and self.critic_trunk is not None]
+        of_critic = [name for name in into if name in JUDGES and self.critic_trunk is not None]
         of_actor = [name for name in into if name not in of_critic]
         for names, trunk, features in (
             (of_actor, "trunk", observation),
@@ -127,7 +127,7 @@ def with_ends(trunk: nn.ModuleList) -> Iterator[tuple[nn.Module, bool]]:
 
 def has_own_critic(config: ModelConfig, inputs: Inputs, heads: Mapping[str, int]) -> bool:
     """Whether the value has hidden layers of its own."""
-    return JUDGES in heads and (inputs.num_critic_features is not None or not config.shared_trunk)
+    return any(one in heads for one in JUDGES) and (inputs.num_critic_features is not None or not config.shared_trunk)
 
 
 def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Generator | None) -> None:
@@ -143,7 +143,7 @@ def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Ge
 def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the layers of `add_heads` make of what is before them."""
     return {
-        name: getattr(network, f"{name}_head")(critic_hidden if name == JUDGES else hidden) for name in network.heads
+        name: getattr(network, f"{name}_head")(critic_hidden if name in JUDGES else hidden) for name in network.heads
     }
 
 
