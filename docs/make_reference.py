@@ -81,8 +81,8 @@ SECTIONS = (
 SHARED_CONFIGS = {
     ActorCriticConfig: "A2C, PPO and MAPPO",
     OffPolicyConfig: "Algorithms that replay",
-    QReplayConfig: "DQN, C51, QRDQN, IQN, R2D2, R2D3, NGU, VDN and QMIX",
-    QSequencesConfig: "R2D2, R2D3, NGU, VDN and QMIX",
+    QReplayConfig: "DQN, C51, QRDQN, IQN, R2D2, R2D3, NGU, AGENT57, VDN and QMIX",
+    QSequencesConfig: "R2D2, R2D3, NGU, AGENT57, VDN and QMIX",
     TeamReplayConfig: "VDN, QMIX and MASAC",
     ActorAndCriticsConfig: "SAC, MASAC, TD3 and DDPG",
 }

@@ -181,9 +181,8 @@ class NGU(R2D2):
         super().__init__(config, group, guard, seed)
         generator = torch.Generator().manual_seed(self.world.first(lambda: seed + 1))
         self.novelty = novelty_of(config, group.spec, generator).to(self.device)
-        learned = [one for one in self.novelty.parameters() if one.requires_grad]
         settings = (self.scalars["novelty_lr"], guard, group.name, config.max_grad_norm, "novelty")
-        self.novelty_optimizer = SafeAdam(self.novelty, [{"params": learned}], *settings)
+        self.novelty_optimizer = SafeAdam(self.novelty, [{"params": learned_of(self.novelty)}], *settings)
         self.rows = rows_of_group(group.spec)
         (_, num_envs, num_agents), spec = group.shape, group.spec
         names = (spec.array("episodic"), spec.array("episodic_count"))
@@ -246,12 +245,14 @@ class NGU(R2D2):
         with torch.device("meta"):
             novelty = novelty_of(config, actor.spec, None)
         network, rows = runnable(novelty), rows_of_group(actor.spec)
-        num_rows = (num_steps + 1) * num_envs * actor.spec.num_agents
         features = rows.zeros(NUM_ROWS)
-        with Counted() as counted, torch.no_grad():
+        with Counted() as counted, torch.no_grad():  # of a rollout: one after the other
+            network.embed(features)
+            network.features_norm.update(features, torch.ones(NUM_ROWS))
             network.error(features)
-        of_rollout = (counted.most + 4 * (2 * rows.num_features + config.embedding_size)) * num_rows
-        of_rollout += 8 * num_envs * actor.spec.num_agents * config.episodic_capacity
+        num_rows = (num_steps + 1) * num_envs * actor.spec.num_agents
+        of_rollout = (counted.most + 4 * config.num_neighbours) * num_rows
+        of_rollout += rows.bytes_of_copies() * (num_steps + 1) * num_envs
         batch = torch.zeros(config.window().num_rows, NUM_ROWS, rows.num_features)
         action = torch.zeros(len(batch) - 1, NUM_ROWS, dtype=torch.int64)
         with Counted() as counted:
@@ -261,7 +262,7 @@ class NGU(R2D2):
         return {
             **found,
             "episodic memory": EpisodicMemory.num_bytes(*sizes),
-            "novelty": 3 * bytes_of(novelty),
+            "novelty": bytes_of(novelty) + 2 * sum(one.nbytes for one in learned_of(novelty)),
             WORK: max(found.get(WORK, 0), counted.most_of(config.batch_size), of_rollout),
         }
 
@@ -318,11 +319,11 @@ class NGU(R2D2):
     def draw(self) -> ArmSequences:
         """The sequences of this update, `batch_size` of them, in memory that the next draw writes anew."""
         self._draw()
-        return arm_sequences_of(self._batch, self.group.features, self.group.spec.num_agents)
+        return arm_sequences_of(self.batch, self.group.features, self.group.spec.num_agents)
 
     def learn(self) -> Figures:
         found = super().learn()
-        return {**found, **self.learn_novelty(self._batch)}
+        return {**found, **self.learn_novelty(self.batch)}
 
     def learn_novelty(self, batch: Batch) -> Figures:
         """A step of the networks that measure novelty, from what the update drew."""
@@ -437,3 +438,8 @@ def novelty_of(config: NGUConfig, spec: GroupSpec, generator: torch.Generator | 
 
     sizes = (rows_of_group(spec).num_features, int(spec.action_space.n), config.model.fc_dims, config.embedding_size)
     return Novelty(*sizes, generator)
+
+
+def learned_of(novelty: Novelty) -> list[torch.nn.Parameter]:
+    """Its parameters without those that stay random."""
+    return [one for one in novelty.parameters() if one.requires_grad]

@@ -104,6 +104,8 @@ CASES = {
     "PQN": ("tag_gridworld", 100, {"shared": {"algorithm": "PQN"}}),
     "R2D2": ("cartpole", 100, {"shared": R2D2}),
     "R2D2 that keeps much": ("tag_gridworld", 50, {"shared": R2D2 | {"buffer_size": 50_000, "batch_size": 8}}),
+    "NGU": ("tag_gridworld", 50, {"shared": R2D2 | {"algorithm": "NGU", "episodic_capacity": 20}}),
+    "Agent57": ("cartpole", 100, {"shared": R2D2 | {"algorithm": "AGENT57", "episodic_capacity": 50}}),
     "SAC": ("pendulum", 100, {"shared": DQN | {"algorithm": "SAC", "batch_size": 2048}}),
     "SAC of a list": ("cartpole", 100, {"shared": DQN | {"algorithm": "SAC", "model": {"fc_dims": [256, 256]}}}),
     "MASAC": ("many_spaces.many_spaces:ManySpaces", 100,
