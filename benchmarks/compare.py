@@ -5,8 +5,8 @@ python benchmarks/compare.py --check          # a line a row; exit code 1 if one
 python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python    # measures peers, here and now
 
 Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json (time_to_score.py), multi_gpu_cuda.json
-(multi_gpu.py), cold_start_cuda.json (cold_start.py), replay_cuda.json (replay.py) and off_policy_cuda.json
-(off_policy.py). Peers' are peers.json; what
+(multi_gpu.py), cold_start_cuda.json (cold_start.py), replay_cuda.json (replay.py), off_policy_cuda.json
+(off_policy.py) and env_step_cuda.json (env_step.py). Peers' are peers.json; what
 --run-peers measured, peers_run.json, takes the place of the same figure there.
 """
 
@@ -55,6 +55,12 @@ class Row:
 def _trained(name: str, workload: str, unit: str, target: float, column: str = "train") -> Row:
     key = {US: "us_a_step", RATE: "agent_steps_per_s"}[unit]
     return Row(name.partition("_")[0], workload, f"throughput_{name}", (column, key), unit, target, (name, column))
+
+
+def _stepped(name: str, scenario: str, num_envs: int, target: float) -> Row:
+    figure = (f"smax {scenario} {num_envs:,}", "us", "random_actions_step_and_reset")
+    what = f"SMAX {scenario} alone, {num_envs:,} envs, random legal actions"
+    return Row(name, what, "env_step", figure, US, target, (f"{name}_{num_envs}", "env"))
 
 
 def _updated(name: str, workload: str, target: float) -> Row:
@@ -115,6 +121,12 @@ ROWS = (
     _trained("Q6_4096", _MINATAR.format(4096), RATE, 30e6),
     _updated("Q8_256", _SAC.format("256", "an update"), 40_000),
     _updated("Q8_4096", _SAC.format("4,096", "8 updates"), 15_000),
+    _stepped("W1", "3m", 4096, 27.3),
+    _stepped("W1", "3m", 16384, 54.6),
+    _stepped("W2", "3s5z", 4096, 102.4),
+    _stepped("W2", "3s5z", 16384, 273.0),
+    _trained("W3_3m", "SMAX 3m, 4,096 envs, GRU of 128, PPO", RATE, 16.4e6),
+    _trained("W3_3s5z", "SMAX 3s5z, 4,096 envs, GRU of 128, PPO", RATE, 26.5e6),
     *(
         Row(
             "F10",

@@ -102,21 +102,18 @@ _SIMPLE_TAG = ("simple_tag.yaml", ("adversary", "agent"))
 _P7 = _jax_ppo(*_SIMPLE_TAG, 2000, 256, "env.num_adversaries=4", note=_TWO_POLICIES)
 _CHANGES = {"wide": "fc_dims=[512, 512]", "deep": "fc_dims=[256, 256, 256]", "norm": "layer_norm=true"}
 _PENDULUM, _AS_SEEN = ("pendulum.yaml", ("agent",)), "policy.agent.normalize_observation=false"
-_GRU = tuple(
-    f"policy.agent.model.{one}"
-    for one in ("type=gru", "fc_dims=[128]", "memory_size=128", "sequence_length=null", "activation=relu")
-)
 _NO_LAST = "the peer's network has a layer of 128 more after the GRU, for each head"
 
 
-def _recurrent(algorithm: str, num_envs: int) -> Workload:
-    """Simple Spread, 3 agents, a GRU of 128 units behind a layer of 128; MAPPO's critic has another one."""
-    own = f"policy.agent.model.shared_trunk={'true' if algorithm == 'PPO' else 'false'}"
-    row = _jax_ppo("simple_spread.yaml", ("agent",), num_envs, 128, note=_NO_LAST)
-    more = (*_GRU, own, f"policy.agent.algorithm={algorithm}")
-    if algorithm == "MAPPO":
-        more += ("policy.agent.huber_delta=null",)
-    return replace(row, overrides=(*row.overrides, *more))
+def _recurrent(
+    algorithm: str, num_envs: int, config: str = "simple_spread.yaml", group: str = "agent", *more: str
+) -> Workload:
+    """A GRU of 128 units behind a layer of 128; MAPPO's critic has another one."""
+    own = f"shared_trunk={'true' if algorithm == 'PPO' else 'false'}"
+    gru = ("type=gru", "fc_dims=[128]", "memory_size=128", "sequence_length=null", "activation=relu", own)
+    row = _jax_ppo(config, (group,), num_envs, 128, *more, note=_NO_LAST, algorithm=algorithm)
+    changed = (*(f"model.{one}" for one in gru), *(("huber_delta=null",) if algorithm == "MAPPO" else ()))
+    return replace(row, overrides=(*row.overrides, *(f"policy.{group}.{one}" for one in changed)))
 
 
 def _minatar(config: str, num_envs: int) -> Workload:
@@ -149,14 +146,18 @@ WORKLOADS = {
     **{f"F5_{number}": _recurrent("PPO", number) for number in (2000, 16384)},
     **{f"F6_{number}": _recurrent("MAPPO", number) for number in (2000, 16384)},
     **{
+        f"W3_{name}": _recurrent("PPO", 4096, "smax_ippo_gru.yaml", "ally", f"env.scenario={name}")
+        for name in ("3m", "3s5z")
+    },
+    **{
         f"F7_{name}": replace(_P7, overrides=(*_P7.overrides, *(f"policy.{one}.model.{key}" for one in _SIMPLE_TAG[1])))
         for name, key in _CHANGES.items()
     },
     **{f"Q6_{number}": _minatar("minatar_breakout_pqn.yaml", number) for number in (128, 4096)},
     **{f"minatar_{number}": _minatar("minatar_breakout.yaml", number) for number in (64, 4096)},
 }  # fmt: skip
-"""The sizes of the peers' runs. P9 and F3 are three of them each, F4, F5, F6 and Q6 two; F7 is P7 with other layers.
-minatar, which no peer runs, is PPO in the place of Q6's PQN."""
+"""The sizes of the peers' runs. P9 and F3 are three of them each, F4, F5, F6, Q6 and W3 two; F7 is P7 with other
+layers. minatar, which no peer runs, is PPO in the place of Q6's PQN."""
 
 
 def workloads_of(asked: str) -> list[str]:
