@@ -16,6 +16,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks also run where the package is not installed
 
+from trainers.learning.graphs import without_collection  # noqa: E402
 from trainers.report.throughput import NUM_REPEATS, machine_of, median, time_calls  # noqa: E402
 from warpdrive.backends.base import Backend  # noqa: E402
 
@@ -26,7 +27,7 @@ def time_graph(backend: Backend, call: Callable[[], Any], num_calls: int, repeat
     """As time_calls, for calls captured once in a CUDA graph: what the device needs, without the host."""
     call()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=backend.stream):
+    with without_collection(), torch.cuda.graph(graph, stream=backend.stream):
         for _ in range(num_calls):
             call()
     return [figure / num_calls for figure in time_calls(backend, graph.replay, 1, repeats)]

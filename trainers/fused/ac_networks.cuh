@@ -149,10 +149,41 @@ __device__ __forceinline__ void load_fragment(FloatPair (&pairs)[4], const float
     for (int i = 0; i < 4; ++i) pairs[i] = ((const FloatPair*)tile)[lane_index() * 4 + i];
 }
 
-template <int COUNT>
-struct Count {
-    static constexpr int value = COUNT;
-};
+// TOGETHER tiles of rows, from `first_row` on, times one column of tiles.
+template <int TOGETHER, int K_TILES, typename Take>
+__device__ __forceinline__ void multiply_tiles(
+    const Element* rows, int pitch, const Element* fragments, const float* bias, int tile, int first_row, Take take)
+{
+    const int t = lane_index() & 3;
+    float sum[TOGETHER][2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float start = bias == nullptr ? 0.0f : bias[tile * 16 + i / 4 * 8 + 2 * t + i % 2];
+#pragma unroll
+        for (int r = 0; r < TOGETHER; ++r) sum[r][i / 4][i % 4] = start;
+    }
+    constexpr int AHEAD = TOGETHER > 4 ? 8 : 16;  // fragments on their way at once
+    for (int some = 0; some < K_TILES; some += AHEAD) {
+        Pair b[AHEAD][4];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            if (some + i < K_TILES) load_fragment(b[i], fragments + (tile * K_TILES + some + i) * TILE);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            if (some + i >= K_TILES) break;
+#pragma unroll
+            for (int r = 0; r < TOGETHER; ++r) {
+                Pair a[4];
+                load_rows<true>(a, rows + (first_row + 16 * r) * pitch, pitch, 16 * (some + i));
+                multiply(sum[r][0], a, b[i][0], b[i][1]);
+                multiply(sum[r][1], a, b[i][2], b[i][3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < TOGETHER; ++r) take(first_row + 16 * r, tile * 16, sum[r]);
+}
 
 // Rows times a matrix: calls take(row, column, sum) for each 16 by 16 of it, by the warp that has it.
 //   rows       16 ROW_TILES of 16 K_TILES columns, in shared memory
@@ -164,46 +195,14 @@ __device__ __forceinline__ void multiply_rows(
     const Element* rows, int pitch, const Element* fragments, const float* bias, int first_tile, int last_tile,
     Take take)
 {
-    const int t = lane_index() & 3;
-    const bool is_whole = (last_tile - first_tile) * ROW_TILES > WARPS;
-    const auto multiply_some = [&](auto together, int tile, int first_row) {
-        constexpr int TOGETHER = decltype(together)::value;
-        float sum[TOGETHER][2][4];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float start = bias == nullptr ? 0.0f : bias[tile * 16 + i / 4 * 8 + 2 * t + i % 2];
-#pragma unroll
-            for (int r = 0; r < TOGETHER; ++r) sum[r][i / 4][i % 4] = start;
-        }
-        constexpr int AHEAD = TOGETHER > 4 ? 8 : 16;  // fragments on their way at once
-        for (int some = 0; some < K_TILES; some += AHEAD) {
-            Pair b[AHEAD][4];
-#pragma unroll
-            for (int i = 0; i < AHEAD; ++i) {
-                if (some + i < K_TILES) load_fragment(b[i], fragments + (tile * K_TILES + some + i) * TILE);
-            }
-#pragma unroll
-            for (int i = 0; i < AHEAD; ++i) {
-                if (some + i >= K_TILES) break;
-#pragma unroll
-                for (int r = 0; r < TOGETHER; ++r) {
-                    Pair a[4];
-                    load_rows<true>(a, rows + (first_row + 16 * r) * pitch, pitch, 16 * (some + i));
-                    multiply(sum[r][0], a, b[i][0], b[i][1]);
-                    multiply(sum[r][1], a, b[i][2], b[i][3]);
-                }
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < TOGETHER; ++r) take(first_row + 16 * r, tile * 16, sum[r]);
-    };
-    if (is_whole) {
+    if ((last_tile - first_tile) * ROW_TILES > WARPS) {
         for (int tile = first_tile + threadIdx.x / 32; tile < last_tile; tile += WARPS) {
-            multiply_some(Count<ROW_TILES>{}, tile, 0);
+            multiply_tiles<ROW_TILES, K_TILES>(rows, pitch, fragments, bias, tile, 0, take);
         }
     } else {
         for (int unit = threadIdx.x / 32; unit < (last_tile - first_tile) * ROW_TILES; unit += WARPS) {
-            multiply_some(Count<1>{}, first_tile + unit / ROW_TILES, unit % ROW_TILES * 16);
+            const int tile = first_tile + unit / ROW_TILES;
+            multiply_tiles<1, K_TILES>(rows, pitch, fragments, bias, tile, unit % ROW_TILES * 16, take);
         }
     }
     __syncthreads();

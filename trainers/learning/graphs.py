@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,18 @@ from warpdrive.backends.base import Backend
 
 WARM_UP = 2
 """Calls that run as they are first: libraries choose their algorithms and optimisers make their state."""
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage is collected: an earlier trainer's kernels, say, whose end would end the capture that goes on."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Graphed:
@@ -72,17 +86,22 @@ class Graphed:
 
     def _capture(self) -> bool:
         graph = torch.cuda.CUDAGraph()
+        before = [(generator, generator.get_state()) for generator in self.generators]
         for generator in self.generators:
             graph.register_generator_state(generator)
         try:
             pool = self.beside._graph.pool() if self.beside is not None and self.beside.is_captured else None
-            with torch.cuda.graph(graph, pool=pool, stream=self.backend.stream):
+            with without_collection(), torch.cuda.graph(graph, pool=pool, stream=self.backend.stream):
                 self._result = self.call()
         except RuntimeError as error:  # the work was not done, only recorded: it is still to do
             self._is_enabled = False
             reason = str(error).strip().splitlines()[0]
             self.say(f"warning: no CUDA graph could be made ({reason}): going on without, more slowly.")
             torch.cuda.synchronize(self.backend.device)
+            for generator, state in before:  # which still waits for the capture's end: as it was, without a graph
+                fresh = torch.Generator(generator.device)
+                fresh.set_state(state)
+                generator.graphsafe_set_state(fresh.graphsafe_get_state())
             return False
         self._graph = graph
         return True

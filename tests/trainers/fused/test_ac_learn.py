@@ -227,7 +227,7 @@ def test_they_compile_for_gpus(tmp_path, arch, algorithm):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc here")
     trainer, draws = make_trainer(tmp_path, "cpu", algorithm=algorithm), algorithm == "SAC"
-    trainer.env.backend = backend = CompileOnlyBackend("nvcc", arch)
+    trainer.env.backend = backend = CompileOnlyBackend("auto", arch)
     shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws)
     (FusedSAC if draws else FusedTD3)(trainer.algorithms["agent"], shape)
     group = trainer.rollout.groups["agent"]

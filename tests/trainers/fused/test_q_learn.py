@@ -223,7 +223,7 @@ def test_wide_networks_compile_for_gpus(tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc here")
     trainer = make_trainer(tmp_path, "cpu", prioritized=True)
-    trainer.env.backend = backend = CompileOnlyBackend("nvcc", "sm_90a")
+    trainer.env.backend = backend = CompileOnlyBackend("auto", "sm_90a")
     shape = WideQShape(6, 0, (), (256, 256), 1, BATCH, 32, 2, 2, num_actions=3)
     WideQLearner(trainer.algorithms["agent"], shape)
     assert {"wide_q_judge", "ac_gradient", "ac_step_critics", "ac_follow"} <= set(backend.compiled)

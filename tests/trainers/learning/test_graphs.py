@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +76,52 @@ def test_what_cannot_be_captured_is_said_and_goes_on():
     assert [replayed() for _ in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert len(lines) == 1
     assert lines[0].startswith("warning: no CUDA graph could be made (")
+
+
+@needs_gpu
+def test_what_cannot_be_captured_draws_on_as_without_a_graph():
+    backend = choose_backend("cuda")
+    drawn = torch.zeros(4, device=backend.device)
+
+    def draws(**how):
+        generator = torch.Generator(backend.device).manual_seed(7)
+
+        def call():
+            drawn.normal_(generator=generator)
+            return drawn.tolist()
+
+        replayed = Graphed(call, backend, [generator], say=lambda line: None, **how)
+        return [replayed() for _ in range(5)]
+
+    assert draws() == draws(is_enabled=False)
+
+
+@needs_gpu
+def test_garbage_waits_for_the_end_of_a_capture():
+    backend, lines = choose_backend("cuda"), []
+    count, collected = torch.zeros(1, device=backend.device), []
+
+    class Waits:
+        """As kernels that are unloaded: an end that no capture lives through."""
+
+        def __del__(self):
+            collected.append(torch.cuda.is_current_stream_capturing())
+            torch.cuda.synchronize()
+
+    def call():
+        circle = [Waits()]
+        circle.append(circle)
+        del circle
+        for _ in range(2000):  # as many containers as start a collection
+            held.append([])
+        count.add_(1.0)
+
+    held: list[list] = []
+    replayed = Graphed(call, backend, say=lines.append)
+    for _ in range(5):
+        replayed()
+    gc.collect()
+    assert lines == [] and replayed.is_captured and collected and not any(collected)
 
 
 @needs_gpu
