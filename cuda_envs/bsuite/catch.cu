@@ -26,7 +26,7 @@ extern "C" __global__ void catch_step(
     if (env >= NUM_ENVS || first_agent() != 0) return;
 
     const int column = ball_x[env];
-    const int row = ball_y[env] + 1;
+    const int row = min(ball_y[env] + 1, NUM_ROWS - 1);
     const int paddle = min(max(paddle_x[env] + action[env] - 1, 0), NUM_COLUMNS - 1);
     const bool ends = row == NUM_ROWS - 1;
     const float paid = !ends ? 0.0f : paddle == column ? 1.0f : -1.0f;

@@ -21,7 +21,7 @@ extern "C" __global__ void deep_sea_step(
     const int env = env_index();
     if (env >= NUM_ENVS || first_agent() != 0) return;
 
-    const int depth = row[env];
+    const int depth = min(row[env], SIZE - 1);  // who nobody lets begin anew stays at the ground
     const int place = column[env];
     const bool goes_right = action[env] == right[depth * SIZE + place];
     const bool is_paid = goes_right && place == SIZE - 1;

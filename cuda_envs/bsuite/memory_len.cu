@@ -34,7 +34,7 @@ extern "C" __global__ void memory_len_step(
     const int env = env_index();
     if (env >= NUM_ENVS || first_agent() != 0) return;
 
-    const int time = time_step[env];
+    const int time = min(time_step[env], MEMORY_LENGTH);  // no episode is longer
     const int asked = query[env];
     const bool ends = time == MEMORY_LENGTH;
     float paid = 0.0f;

@@ -38,7 +38,7 @@ extern "C" __global__ void umbrella_length_step(
     if (env >= NUM_ENVS || first_agent() != 0) return;
 
     Random random(seed, env, 0, env_step[env]);
-    const int time = time_step[env] + 1;
+    const int time = min(time_step[env] + 1, CHAIN_LENGTH);  // no episode is longer
     const int needed = needs[env];
     const int taken = time == 1 ? action[env] : has[env];
     const bool ends = time == CHAIN_LENGTH;

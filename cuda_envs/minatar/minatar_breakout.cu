@@ -47,7 +47,7 @@ extern "C" __global__ void minatar_breakout_step(
 
     const int old_x = ball_x[env], old_y = ball_y[env];
     int dx = ball_dx[env], dy = ball_dy[env], bricks = brick[env], paid = 0;
-    int x = old_x + dx, y = old_y + dy;
+    int x = old_x + dx, y = min(old_y + dy, LAST);  // a lost ball falls no further
     bool is_lost = false, is_on_brick = false;
     if (!is_inside(x)) {  // off a side wall
         x = old_x;

@@ -249,7 +249,7 @@ extern "C" __global__ void minatar_seaquest_step(
     if (until_shot > 0) --until_shot;
     is_over |= air <= 0;
     if (y > 0) {
-        --air;
+        air = max(air - 1, -1);
         was_up = false;
     } else if (!was_up && aboard == 0) {
         is_over = true;

@@ -11,10 +11,10 @@ from trainers.run import checkpoint, manifest, tensor_file
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
-from warpdrive.env import load_env
+from warpdrive.env import list_envs, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import CheckpointError, EnvError
-from warpdrive.testing import Play, checks
+from warpdrive.testing import Play, checks, random_actions
 
 COOKED = {
     "name": "overcooked",
@@ -89,6 +89,21 @@ def test_the_first_number_beyond_what_may_be_is_named(env, name, value):
     state[name] = np.array(state[name])
     state[name][1] = value
     assert name in wrapper.env.why_impossible(state)
+
+
+@pytest.mark.parametrize("env", sorted(list_envs()))
+def test_an_env_that_nobody_starts_anew_stays_within_what_may_be(env, device):
+    """Benchmarks step so, and notebooks that forget to: kernels must not leave their arrays."""
+    wrapper = EnvWrapper(load_env(env), 20, backend=choose_backend(device), seed=1)
+    wrapper.reset()
+    for array, values in random_actions(wrapper.env, 1, 1)[0].items():
+        wrapper.data[array] = values.to(wrapper.device)
+    step = wrapper.prepare_step()
+    for _ in range(200):
+        step()
+    for array, (low, high) in wrapper.env.bounds.items():
+        numbers = wrapper.data.pull(array)
+        assert low <= numbers.min() and numbers.max() <= high + 1, array  # the end itself is one further
 
 
 def test_the_kit_finds_bounds_that_play_leaves():
