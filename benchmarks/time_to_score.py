@@ -1,11 +1,12 @@
 """Seconds from the start of a process until CartPole is solved: imports, kernels from the cache, set-up and training.
 
 python benchmarks/time_to_score.py --device cuda
+python benchmarks/time_to_score.py --config smax_mappo_gru.yaml --metric rollout/won --score 0.9 env.scenario=3m
 
 A parent starts a fresh Python for each seed and stops the clock when it says that the mean return of the episodes that
-ended in one iteration, and so in 65,536 env steps, has reached the score. One run beforehand is not counted: it leaves
-the compiled kernels in their cache, and Python's bytecode in its own. A child tells its seconds to each mark, counted
-from the parent's start of it.
+ended in one iteration, and so in 65,536 env steps, has reached the score; another config runs as it is written. One run
+beforehand is not counted: it leaves the compiled kernels in their cache, and Python's bytecode in its own. A child
+tells its seconds to each mark, counted from the parent's start of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,15 @@ BYTECODE = {
 """Where Python keeps what it compiled: packages in a folder that cannot be written would be compiled at every start."""
 
 
-def train(started: float, device: str, score: float, seed: int, overrides: list[str]) -> dict[str, Any]:
+def train(
+    started: float, device: str, config: str, metric: str, score: float, seed: int, overrides: list[str]
+) -> dict[str, Any]:
     """What a child does: trains until the score is reached or the config's steps are over.
 
     Args:
         started: time.time() when the parent started the process.
+        config: one of examples/.
+        metric: whose first value of at least `score` stops the clock.
     Returns:
         Seconds to each mark, env steps, iterations, best mean return, whether the score was reached.
     """
@@ -51,16 +57,16 @@ def train(started: float, device: str, score: float, seed: int, overrides: list[
     from trainers.trainer import Trainer
 
     seconds["imported"] = time.time() - started
-    path = Path(__file__).resolve().parent.parent / "examples" / CONFIG
+    path = Path(__file__).resolve().parent.parent / "examples" / config
     with tempfile.TemporaryDirectory() as folder:
-        given = [tuple(pair.split("=", 1)) for pair in (*SETTINGS, *overrides)]
+        given = [tuple(pair.split("=", 1)) for pair in overrides]
         own = [("trainer.device", device), ("trainer.seed", str(seed)), ("saving.basedir", folder)]
         trainer = Trainer(read_config(path, [*given, *own]))
         seconds["made"] = time.time() - started
-        best, is_reached = 0.0, False
+        best, is_reached = -float("inf"), False
         while trainer.iteration < trainer.num_iterations and not is_reached:
             metrics = trainer.metrics.report(trainer.iterate())  # waits for the device: part of the time
-            best = max(best, metrics.get("rollout/ep_rew_mean", 0.0))
+            best = max(best, metrics.get(metric, best))
             is_reached = best >= score
         trainer.guard.raise_if_halted(trainer.iteration)
         seconds["reached" if is_reached else "given up"] = time.time() - started
@@ -78,9 +84,10 @@ def train(started: float, device: str, score: float, seed: int, overrides: list[
     }
 
 
-def time_child(device: str, score: float, seed: int, overrides: list[str]) -> dict[str, Any]:
+def time_child(arguments: argparse.Namespace, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """Starts a process that trains with one seed; its report, and the parent's own seconds until it came."""
-    options = ["--device", device, "--score", str(score), "--child", str(seed), *overrides]
+    what = ["--config", arguments.config, "--metric", arguments.metric, "--score", str(arguments.score)]
+    options = ["--device", arguments.device, *what, "--child", str(seed), *overrides]
     start = time.perf_counter()
     command = [sys.executable, __file__, *options, f"started={time.time()!r}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | BYTECODE) as child:
@@ -97,7 +104,10 @@ def time_child(device: str, score: float, seed: int, overrides: list[str]) -> di
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--config", default=CONFIG, help="one of examples/")
+    parser.add_argument("--metric", default="rollout/ep_rew_mean")
     parser.add_argument("--score", type=float, default=SCORE)
+    parser.add_argument("--name", default="time_to_score", help="of the report, before the device's")
     parser.add_argument("--seeds", type=int, default=5, help="so many seeds, from 1 on, after one that is not counted")
     parser.add_argument("--out", type=Path, help="folder of the JSON")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
@@ -107,7 +117,8 @@ def main() -> int:
         *overrides, started = arguments.overrides
         started = float(started.partition("=")[2])
         try:
-            found = train(started, arguments.device, arguments.score, arguments.child, overrides)
+            what = (arguments.config, arguments.metric, arguments.score)
+            found = train(started, arguments.device, *what, arguments.child, overrides)
         except Exception as error:
             from warpdrive.errors import WarpDriveError  # only here: what is imported before is part of the time
 
@@ -120,10 +131,8 @@ def main() -> int:
         parser.error(f"--seeds must be at least 1, got {arguments.seeds}")
     if wrong := [pair for pair in arguments.overrides if "=" not in pair]:
         parser.error(f"expected key=value, such as trainer.precision=bf16, got '{wrong[0]}'")
-    runs = [
-        time_child(arguments.device, arguments.score, seed, arguments.overrides)
-        for seed in (1, *range(1, arguments.seeds + 1))
-    ][1:]
+    overrides = [*(SETTINGS if arguments.config == CONFIG else ()), *arguments.overrides]
+    runs = [time_child(arguments, seed, overrides) for seed in (1, *range(1, arguments.seeds + 1))][1:]
 
     from report import write_report
 
@@ -132,8 +141,9 @@ def main() -> int:
 
     reached = [run["seconds_to_score"] for run in runs if run["is_reached"]]
     results = {
-        "config": CONFIG,
-        "overrides": [*SETTINGS, *arguments.overrides],
+        "config": arguments.config,
+        "overrides": overrides,
+        "metric": arguments.metric,
         "precision": runs[0]["precision"],
         "path": runs[0]["path"],
         "score": arguments.score,
@@ -142,7 +152,7 @@ def main() -> int:
         "runs": runs,
     }
     backend = make_backend(TrainerConfig(device=arguments.device))
-    write_report(f"time_to_score_{backend.name}", backend, results, arguments.out)
+    write_report(f"{arguments.name}_{backend.name}", backend, results, arguments.out)
     if len(reached) < len(runs):
         print(f"{len(runs) - len(reached)} of {len(runs)} runs never reached {arguments.score:g}", file=sys.stderr)
     return int(len(reached) < len(runs))

@@ -96,6 +96,9 @@ class Env:
     """Arrays that no restart touches, as what is counted over all episodes of a run."""
     bounds: Mapping[str, tuple[int, int]] = {}
     """Array -> the least and the largest number in it, of those that kernels index by; see `why_impossible`."""
+    threads: int | None = None
+    """Of an env on a GPU, where a step has more to share out than agents: units, cells, features. None: what its agents
+    need. A power of two up to 16 lets envs share a block (see FunctionManager)."""
     figures: Mapping[str, str] = {}
     """Name of an array -> what its mean over episodes says, reported as `rollout/<name>` and `eval/<name>`."""
 

@@ -54,7 +54,7 @@ class EnvWrapper:
         backend: instead of `device`.
         final_observations: K, how many truncated episodes an env may have before the caller zeroes
             `num_truncated`. None: one, zeroed by every step(), and terminated episodes keep theirs too.
-        threads_per_env, envs_per_block: see FunctionManager.
+        threads_per_env, envs_per_block: see FunctionManager; the env's own `threads` if not given.
         first_env: number of the first env here, where the envs of a run are spread over processes: env i then draws
             what env `first_env + i` of one process would.
         folds: whether `prepare_step_and_reset` makes one launch of two, if it can; by default on a GPU.
@@ -91,6 +91,8 @@ class EnvWrapper:
         self.num_agents = self.env.num_agents
         self.backend = backend or choose_backend(device=device)
         self.device = self.backend.device
+        if threads_per_env is None and not self.backend.prefers_one_thread:
+            threads_per_env = self.env.threads
         self.data = DataManager(self.device)
         self.layout = Layout(self.groups, self.env.global_state_space)
         self._steps_alone = final_observations is None
