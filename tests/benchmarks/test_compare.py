@@ -49,7 +49,7 @@ def write_all(folder: Path) -> None:
     write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.0))
     write(folder, "time_to_score", {"seconds": 3.0})
     write(folder, "cold_start", {name: {"seconds": 4.0} for name in ("P1", "P5", "P7")})
-    for report in ("replay", "off_policy"):
+    for report in ("replay", "off_policy", "env_step"):
         found: dict = {}
         for row in ROWS:
             if row.report == report:
@@ -171,7 +171,7 @@ def test_table_has_a_line_a_row_and_the_three_columns_and_needs_no_figure_of_our
     assert "nothing measured yet" in text and text.count("| no figure |") == 2 * len(ROWS)
     write(folder, "throughput_P1", columns(4.0, 10.0, 16.0, device_memory_gb=1.5))
     lines = table(folder).splitlines()
-    assert sum(line.startswith(("| P", "| F", "| Q", "| R")) for line in lines) == len(ROWS) + 1
+    assert sum(line.startswith(("| P", "| F", "| Q", "| R", "| W")) for line in lines) == len(ROWS) + 1
     of_p1 = "| P1 | tag_gridworld 2,000 x 5, 32x32, A2C, full observations | 856 us a step (WarpDrive, fp32) | "
     assert f"{of_p1}16 us a step (bf16) | 53.5 | at most 20 us a step | ok |" in lines
     no_figure = "6.7 s (PureJaxRL, tf32) | no figure |  | at most 3 s | no figure |"

@@ -97,6 +97,8 @@ PEERS = {
     "F3_2048": (2048, 1, 32, PPO_64, 3), "F3_16384": (16384, 1, 32, PPO_64, 3), "F3_wide": (16384, 1, 32, PPO_256, 3),
     **{f"F5_{number}": (number, 3, 32, IPPO_GRU, 18) for number in (2000, 16384)},
     **{f"F6_{number}": (number, 3, 32, MAPPO_GRU, 18) for number in (2000, 16384)},
+    # 13 features of each other unit, 10 of its own
+    "W3_3m": (4096, 3, 32, IPPO_GRU, 5 * 13 + 10), "W3_3s5z": (4096, 8, 32, IPPO_GRU, 15 * 13 + 10),
     **{f"F7_{name}": (2000, 5, 32, ("PPO", widths, False, "tanh"), 18)
        for name, widths in (("wide", (512, 512)), ("deep", (256, 256, 256)), ("norm", (256, 256)))},
 }  # fmt: skip

@@ -25,8 +25,9 @@ def test_clock_runs_from_the_start_of_the_process_to_the_score(run):
 
 
 def test_run_that_never_reaches_the_score_has_no_figure(run, monkeypatch, capsys):
-    def in_this_process(device, score, seed, overrides):
-        return {**time_to_score.train(time.time(), device, score, seed, overrides), "seconds_to_score": 1.0}
+    def in_this_process(given, seed, overrides):
+        what = (given.device, given.config, given.metric, given.score)
+        return {**time_to_score.train(time.time(), *what, seed, overrides), "seconds_to_score": 1.0}
 
     monkeypatch.setattr(time_to_score, "time_child", in_this_process)
     code, results = run(time_to_score, *SEED, "--score", 499, *SMALL)
