@@ -133,7 +133,7 @@ def _kill(number: int, chain: Chain, moment: Moment) -> dict[str, Any]:
         moment(chain, process, chance)
         process.send(signal.SIGKILL)
         process.end()
-        good += chain.look(process.said()) and not [name for name in seen if not name.endswith(f"-{process.pid}")]
+        good += chain.look(process.said()) and not [name for name in seen if f"-{process.pid}-" not in name]
         chain.num_left += len(leftovers(chain.run))
     end = chain.end()
     resumed = min(good, chain.num_resumed - 1) if end["same_bits_as_a_run_that_was_never_ended"] else 0

@@ -55,7 +55,6 @@ def write_media(players: Players, episodes: Sequence[Mapping[str, np.ndarray]], 
     for path in paths:
         note = ""
         with written(path) as beside:
-            path.parent.mkdir(exist_ok=True)
             if path.suffix.lower() == ".gif":
                 write_gif(films, beside)
             else:

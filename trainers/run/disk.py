@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -24,7 +25,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 FEW_FILES = 100
 """Where a disk has room for fewer (inodes), it may be full though there are bytes left."""
 
-_REPLACED = re.compile(r"\.tmp-(.+)-replaced-[0-9]+")
+_REPLACED = re.compile(r"\.tmp-(.+)-replaced-[0-9a-f-]+")
 
 
 def write(path: Path, content: bytes) -> None:
@@ -75,7 +76,10 @@ def replace(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Gives another name, with the same ending, to write a file under; the file is there once all of it is.
+    """Gives a place, of the same name, to write a file at; the file, and its folder, are there once all of it is.
+
+    The place is in a new folder beside it, which only this user may enter: whoever owns the folder that the file comes
+    into cannot lay a link there beforehand and have it followed.
 
     Raises:
         RunFolderError: it could not be written, or is a link, a device or a pipe; what was there before is as it was.
@@ -85,13 +89,12 @@ def written(path: Path) -> Iterator[Path]:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             what = "link" if stat.S_ISLNK(mode) else "pipe" if stat.S_ISFIFO(mode) else "device"
             raise RunFolderError(f"{path}: is a {what}, and a file would take its place. Name another.")
-    beside = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
-        try:
+        path.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=TEMPORARY) as folder:
+            beside = Path(folder, path.name)
             yield beside
             os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
     except OSError as error:
         reason = why_not_written(error, path.parent)
         raise RunFolderError(f"{path}: cannot be written ({reason}). Name another place.") from None
@@ -165,7 +168,7 @@ def replace_folder(beside: Path, place: Path) -> None:
 
     Where the process dies in between, `remove_leftovers` puts the old one back.
     """
-    replaced = place.with_name(f"{TEMPORARY}{place.name}-replaced-{os.getpid()}")
+    replaced = temporary(place.with_name(f"{place.name}-replaced"))
     if place.exists():
         os.rename(place, replaced)
     try:
@@ -186,8 +189,9 @@ def remove_folder(path: Path) -> None:
 
 
 def temporary(path: Path) -> Path:
-    """A name beside it, for what is not whole yet."""
-    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    """A name beside it, for what is not whole yet; another one at each call, which nobody can know beforehand and lay a
+    link there."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(8)}")
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -26,13 +26,13 @@ MAX_METRICS_BYTES = 64 << 20
 METRICS = "metrics.jsonl"
 ENV_STEPS = "time/total_timesteps"
 
-_OWN_LEFTOVER = re.compile(rf"\.tmp-({LAST}|{BEST})-[0-9]+")
+_OWN_LEFTOVER = re.compile(rf"\.tmp-({LAST}|{BEST})-[0-9a-f-]+")
 NOT_FOLLOWED = "is a link, and what lies elsewhere is not this run's"
 REASONS = {
     errno.ELOOP: NOT_FOLLOWED,
     errno.ENOTDIR: "lies in what is a link or no folder",
     errno.EISDIR: "a folder, no file",
-    errno.ENXIO: "no plain file",
+    errno.ENXIO: "no plain file. Put a copy there",
 }
 """What is said where the system's words say less."""
 
@@ -186,7 +186,7 @@ def open_own(path: Path, flags: int, levels: int = 1) -> int:
         if stat.S_ISDIR(found.st_mode):
             raise OSError(errno.EISDIR, REASONS[errno.EISDIR], str(path))
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "no plain file", str(path))
+            raise OSError(errno.EINVAL, REASONS[errno.ENXIO], str(path))
         if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
             raise OSError(errno.EMLINK, "has a second name (a hard link), which would be written, too", str(path))
     except OSError:

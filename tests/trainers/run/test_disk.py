@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 from pathlib import Path
 from unittest import mock
 
@@ -62,6 +63,21 @@ def test_new_folders_are_on_the_disk_with_all_that_are_made_above_them(tmp_path,
     flushed.clear()
     checkpoint.save_checkpoint(tmp_path / "a" / "b" / "run" / "checkpoints", 1, {"env": {}}, {}, {})
     assert tmp_path / "a" / "b" / "run" in flushed
+
+
+def test_nobody_can_lay_a_link_where_a_file_is_going_to_be_written(tmp_path):
+    """Neither is its name known beforehand, nor may another user enter the folder that it is written in."""
+    path = tmp_path / "media" / "curve.png"
+    names = set()
+    for text in ("one", "two"):
+        with disk.written(path) as beside:
+            names.add(beside)
+            assert beside.name == path.name and beside.parent.parent == path.parent
+            assert stat.S_IMODE(beside.parent.stat().st_mode) == 0o700
+            beside.write_text(text)
+        assert path.read_text() == text and list(path.parent.iterdir()) == [path]
+    names |= {disk.temporary(path), disk.temporary(path)}
+    assert len(names) == 4
 
 
 def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):

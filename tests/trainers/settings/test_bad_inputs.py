@@ -106,7 +106,7 @@ OTHERS = [
           make=lambda folder: save_file({"network.trunk.0.weight": torch.zeros(2, 2)}, folder / "a.safetensors")),
     typed("folder of a policy", STARTED, line="a.safetensors: a folder, no file. Name the file in it.",
           make=lambda folder: (folder / "a.safetensors").mkdir(), **START),
-    typed("FIFO of a policy", STARTED, line="a.safetensors: no plain file.",
+    typed("FIFO of a policy", STARTED, line="a.safetensors: no plain file. Put a copy there.",
           make=lambda folder: os.mkfifo(folder / "a.safetensors"), **START),
 ]  # fmt: skip
 ALL = [*CONFIGS, *OTHERS]
