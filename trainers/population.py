@@ -19,7 +19,7 @@ from trainers.run.again import has_checkpoints
 from trainers.run.checkpoint import RESOLVED_CONFIG
 from trainers.run.crash import dumps_crash
 from trainers.run.lock import lock_run
-from trainers.run.reading import members_in
+from trainers.run.reading import check_files_and_folders, check_folder, members_in
 from trainers.run.run_folder import make_run_folder
 from trainers.run.stop import SAVE, Stopped, StopSignals
 from trainers.settings.config import Config, PopulationConfig
@@ -80,9 +80,7 @@ class Population:
             self.path = Path(resume)
             check_members(self.path, config.population.size)
         self._lock = lock_run(self.path)
-        with disk.temporary(self.path / RESOLVED_CONFIG).open("w", encoding="utf-8") as file:
-            file.write(dump_yaml(config))
-        disk.temporary(self.path / RESOLVED_CONFIG).replace(self.path / RESOLVED_CONFIG)
+        disk.replace(self.path / RESOLVED_CONFIG, dump_yaml(config).encode())
         self.members: list[Trainer] = []
         for number in range(config.population.size):
             place = self.path / f"member_{number}"
@@ -200,10 +198,14 @@ class Population:
 
 
 def check_members(folder: Path, size: int) -> None:
-    """Raises CheckpointError if a folder holds no population that can go on, and ConfigError if it has more members."""
+    """Raises CheckpointError if a folder holds no population that can go on, or what is not its own, and ConfigError if
+    it has more members."""
     found = members_in(folder)
     if not found or not (folder / RESOLVED_CONFIG).is_file():
         raise CheckpointError(f"{folder}: holds no population. Give its folder, or that of a run.")
+    check_files_and_folders(folder)
+    for one in folder.glob("member_*"):
+        check_folder(one)
     if not has_checkpoints(folder):
         raise CheckpointError(f"{folder}: no member has a checkpoint. Train anew.")
     if int(found[-1].name.removeprefix("member_")) >= size:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,6 +119,34 @@ def test_what_is_no_population_or_one_run_is_told_in_a_line(tmp_path):
     several = {"num_gpus": 2, "num_envs": 4, "train_batch_size": 8, "total_timesteps": 8}
     with pytest.raises(ConfigError, match=r"population\.size: runs side by side are on one GPU\. Set trainer\."):
         read_config({"name": "cartpole", "trainer": several, "population": {"size": 2}})
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "told"),
+    [
+        ("member_1", lambda path: path.symlink_to("../other"), "is a link, and what lies elsewhere is not this run's"),
+        ("member_1", os.mkfifo, "is neither a plain file nor a folder"),
+        ("member_1", Path.touch, "is no folder. Move it away."),
+        ("member_2", lambda path: path.symlink_to("../other"), "is a link"),
+        ("config.resolved.yaml", lambda path: path.symlink_to("../victim"), "is a link"),
+        (".tmp-config.resolved.yaml-7", lambda path: path.symlink_to("../victim"), "is a link"),
+    ],
+)
+def test_nothing_outside_of_its_folder_is_gone_on_with(tmp_path, name, make, told):
+    given = config(tmp_path, "cpu", iterations=1, size=2)
+    Population(given, "two", say=lambda line: None).train()
+    shutil.copytree(tmp_path / "two" / "member_1", tmp_path / "other")
+    shutil.copy(tmp_path / "two" / "config.resolved.yaml", tmp_path / "victim")
+    place = tmp_path / "two" / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    make(place)
+    outside = [tmp_path / "victim", *(path for path in (tmp_path / "other").rglob("*") if path.is_file())]
+    before = [path.read_bytes() for path in outside]
+    with pytest.raises(CheckpointError, match=rf"{name}: {told}"):
+        Population(config(tmp_path, "cpu", iterations=2, size=3), resume=tmp_path / "two")
+    assert [path.read_bytes() for path in outside] == before
 
 
 def test_commands_take_a_member_and_training_the_whole(tmp_path, capsys):
