@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -101,12 +102,21 @@ def _to_text(state: torch.Tensor) -> str:
 
 def _python_state(state: Any) -> Any:
     version, numbers, gauss = state
+    _check_gauss(gauss is not None, gauss)
     return version, tuple(numbers), gauss
 
 
 def _numpy_state(state: Any) -> Any:
-    kind, keys, *rest = state
-    return kind, np.array(keys, np.uint32), *rest
+    kind, keys, position, has_gauss, gauss = state
+    if kind != "MT19937" or type(position) is not int or not 0 <= position <= len(keys):  # numpy itself does not look
+        raise ValueError(f"position {position!r} of {len(keys)} numbers")
+    _check_gauss(has_gauss, gauss)
+    return kind, np.array(keys, np.uint32), position, has_gauss, gauss
+
+
+def _check_gauss(is_there: Any, gauss: Any) -> None:
+    if is_there not in (0, 1) or (is_there and not (isinstance(gauss, float) and math.isfinite(gauss))):
+        raise ValueError(f"{gauss!r} as the next number of a normal distribution")
 
 
 def _torch_state(state: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.run.reading import MAX_JSON_BYTES, read
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, printable
 from warpdrive.version import __version__
 
 FORMAT = 2
@@ -66,7 +66,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if sum_of_body != sha256(body) or whole != content:
         raise damaged
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: of format {manifest.get('format')}, this version reads {FORMAT}.")
+        found = printable(str(manifest.get("format")))
+        raise CheckpointError(f"{path}: of format {found}, this version reads {FORMAT}.")
     files, progress = manifest.get("files"), manifest.get("progress")
     if not isinstance(files, dict) or not isinstance(progress, dict):
         raise CheckpointError(f"{path}: 'files' and 'progress' must hold keys and values.")

@@ -219,6 +219,7 @@ REFUSED = {
     "manifest without files": (MANIFEST, lambda old: {"format": FORMAT, "progress": {}}, "must hold keys and values"),
     "manifest with odd files": (MANIFEST, lambda old: old | {"files": {RNG: 3}}, "nothing of use about"),
     "manifest without format": (MANIFEST, lambda old: {}, "of format None"),
+    "manifest of two lines": (MANIFEST, lambda old: {**old, "format": "x\nerror: y"}, r"of format x\\nerror: y, this"),
     "manifest without iteration": (MANIFEST, lambda old: old | {"progress": {}}, "expected progress.iteration"),
 }
 

@@ -302,3 +302,19 @@ def test_checkpoint_is_refused_and_does_nothing(tiny, inside, case):
 def test_state_of_a_generator_is_numbers(inside, name, state):
     with harmless(inside), pytest.raises(CheckpointError, match=f"^rng.json: '{name}' is no state of a generator"):
         prepare_generators(generator_states({}) | {name: state}, "rng.json", {})
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, "PCG64"), (2, 10**9), (2, 625), (2, -5), (2, 1.5), (2, True), (3, 2), (3, 1), (4, "x"), (4, float("inf"))],
+)
+def test_state_of_numpys_generator_leads_nowhere_outside_of_its_numbers(inside, place, value):
+    """numpy reads at the position it is told, and gives the normal number that it is told."""
+    states = generator_states({})
+    states["numpy"] = [*states["numpy"][:3], 1, 0.5]
+    prepare_generators(states, "rng.json", {})
+    if (place, value) == (3, 1):
+        place, value = 4, None
+    states["numpy"][place] = value
+    with pytest.raises(CheckpointError, match="^rng.json: 'numpy' is no state of a generator"):
+        prepare_generators(states, "rng.json", {})
