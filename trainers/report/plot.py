@@ -28,6 +28,8 @@ X_LABELS = {STEPS: "env steps", TIME: "seconds of training"}
 ENDINGS = (".png", ".svg", ".pdf")
 MAX_POINTS = 500
 """Of a curve: more than can be seen cost time to resample."""
+LARGEST = 1e100
+"""Number that is drawn: matplotlib's own sums need room above it."""
 MAX_DIFFERENCES = 3
 """Settings in a legend; where more differ, the run's name says it shorter."""
 IGNORED = ("trainer.seed", "saving", "evaluation")
@@ -250,11 +252,17 @@ def finish(axes: Any, **labels: str) -> None:
     axes.grid(alpha=0.3, linewidth=0.5)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what that does not fit is not chosen
 def _series(run: Run, metric: str, x: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where one run has the metric, and its smoothed values there."""
+    """Where one run has the metric, and its smoothed values there; without those that axes cannot be drawn for."""
     steps = np.array([one["time/total_timesteps"] for one in run.metrics], np.float64)
     places = steps if x == STEPS else _seconds(run, steps)
-    chosen = [number for number, one in enumerate(run.metrics) if has(one, metric)]
+    drawable = [abs(place) <= LARGEST for place in places]
+    chosen = [
+        number
+        for number, one in enumerate(run.metrics)
+        if has(one, metric) and abs(one[metric]) <= LARGEST and drawable[number]
+    ]
     values = np.array([run.metrics[number][metric] for number in chosen], np.float64)
     if smooth > 1 and len(values):
         window = np.ones(min(smooth, 2 * len(values) - 1))

@@ -144,6 +144,18 @@ def test_names_of_folders_and_metrics_are_drawn_as_they_are_whatever_they_hold(m
 
 
 @needs_matplotlib
+def test_numbers_that_no_axis_has_room_for_are_left_out(make_run, tmp_path, recwarn):
+    path = make_run("a")
+    with (path / "metrics.jsonl").open("a") as file:
+        for steps, value in ((500, 1e308), (600, -1e308), (1e308, 5.0), (-1e308, 5.0), (700, 7.0)):
+            file.write(json.dumps({"time/total_timesteps": steps, "time/fps": 50.0, TAGGER: value}) + "\n")
+    (line,) = panel_of([read_run(path)], TAGGER)[0].lines
+    assert (line.x.tolist(), line.y.tolist()) == ([100, 200, 300, 400, 700], [1, 2, 3, 4, 7])
+    panel_of([read_run(path)], TAGGER, "time")
+    assert run(path, "--metric", TAGGER, "--output", tmp_path / "a.png") == 0
+    assert not list(recwarn)
+
+
 def test_curves_can_be_seen(make_run, tmp_path):
     """The line's colour and the interval's are in the picture."""
     image = pytest.importorskip("PIL.Image")
