@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trainers.errors import RunFolderError
 from trainers.learning.heartbeat import LAUNCH_FOLDER
-from trainers.run.checkpoint import list_checkpoints
+from trainers.run.checkpoint import age_of, list_checkpoints
 from trainers.run.disk import remove_leftovers
 from trainers.run.identity import flat
 from trainers.run.lock import lock_run
 from trainers.run.manifest import RESOLVED_CONFIG
-from trainers.run.reading import CHECKPOINTS, members_in
+from trainers.run.reading import CHECKPOINTS, HISTORY, members_in, read
 from trainers.settings.config import Config
-from trainers.settings.read_config import read_config
+from trainers.settings.read_config import falls_over_run, read_config
 from warpdrive.config import to_plain
-from warpdrive.config_file import load_yaml
-from warpdrive.errors import WarpDriveError
+from warpdrive.config_file import MAX_FILE_BYTES, load_yaml
+from warpdrive.errors import CheckpointError, WarpDriveError, tell
 
 RUN = "run"
-"""File in the launcher's folder: which run folder the ranks train in."""
+"""File in the launcher's folder: which run folder the ranks train in; what `_mark_of` says of it, and its path."""
 NOT_AGAIN = (0, 2, 4)
 """Exit codes after which a run is not started again: it is ready, or its config or its checkpoint is wrong. Nor is it
 after a signal."""
@@ -42,7 +46,8 @@ def has_checkpoints(folder: Path) -> bool:
 def newest_run_of(config: Config, name: str | None = None, allow_import: bool = False) -> Path | None:
     """The run of this config in `saving.basedir` that was started or resumed last; None if there is none to go on with.
 
-    A run that was ended before its first checkpoint is none: there is nothing in it to go on from.
+    A run that was ended before its first checkpoint is none: there is nothing in it to go on from. Of copies of a run,
+    of which none has gone on by itself, it is the one that came farthest; which one is told.
 
     Args:
         name: of the run folder, or of its numbered successors, if one was asked for.
@@ -52,23 +57,48 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
     """
     basedir, wanted = Path(config.saving.basedir), _meaning(config)
     is_named = re.compile(".*" if name is None else rf"{re.escape(name)}(-[0-9]+)?")
-    started = {}
+    found = []
     for file in basedir.glob(f"*/{RESOLVED_CONFIG}"):
         if is_named.fullmatch(file.parent.name) and file.is_file() and not file.is_symlink():
-            started[file.parent] = file.stat().st_mtime_ns, file.parent.name
-    for folder in sorted(started, key=started.__getitem__, reverse=True):
+            found.append((_starts_of(file.parent), _steps_of(file.parent), -file.stat().st_mtime_ns, file.parent))
+    found.sort(key=lambda one: (one[0][-1], *one[1:]), reverse=True)
+    for starts, _, _, folder in found:
         if _meaning_of(folder, config, allow_import) != wanted:
             continue
         lock = lock_run(folder)  # refused while another process trains here; let go of on leaving
         if has_checkpoints(folder):
+            copies = [str(other) for others, *_, other in found if other != folder and others[0] == starts[0]]
+            if copies:
+                tell(f"--resume auto: {folder} goes on; {', '.join(copies)} began with it, and is left as it is")
             return folder
         remove_leftovers(lock.path.parent)  # room that was reserved: nobody else comes by
         return None
     return None
 
 
+def _starts_of(folder: Path) -> list[float]:
+    """When a run, or a population's first, began and went on, in seconds since 1970: a copy tells what its origin does.
+    Where nothing tells it, when its config was written last."""
+    starts = []
+    for place in [folder, *members_in(folder)][:2]:
+        with contextlib.suppress(CheckpointError, ValueError, KeyError, TypeError, RecursionError):
+            for line in read(place / HISTORY, max_bytes=MAX_FILE_BYTES).splitlines():
+                starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
+    return starts or [(folder / RESOLVED_CONFIG).stat().st_mtime]
+
+
+def _steps_of(folder: Path) -> int:
+    """Env steps of its newest checkpoint; -1 if there is none."""
+    newest = [list_checkpoints(one / CHECKPOINTS)[-1:] for one in (folder, *members_in(folder))]
+    return max((age_of(one)[0] for last in newest for one in last), default=-1)
+
+
 def _meaning(config: Config) -> dict[str, object]:
-    return {key: value for key, value in flat(to_plain(config)).items() if not _WHERE_AND_HOW_LONG.fullmatch(key)}
+    found = {key: value for key, value in flat(to_plain(config)).items() if not _WHERE_AND_HOW_LONG.fullmatch(key)}
+    for name, policy in config.policy.items():
+        if falls_over_run(policy):  # as long as the run
+            found[f"policy.{name}.lr"] = None
+    return found
 
 
 def _meaning_of(folder: Path, config: Config, allow_import: bool) -> dict[str, object] | None:
@@ -107,21 +137,54 @@ def with_restarts(
     Returns:
         The last exit code.
     """
+    folder = None if run is None else _folder_of(run)
+    mark = None if folder is None else _mark_of(folder)
     for number in range(max_restarts + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            code = start(run, Path(folder))
-            told = Path(folder, RUN)
-            trained = Path(os.fsdecode(told.read_bytes())) if told.exists() else None
+        with tempfile.TemporaryDirectory() as launch:
+            code = start(run, Path(launch))
+            if was_told := (told := Path(launch, RUN)).exists():
+                mark, _, path = told.read_bytes().partition(b" ")
+                folder = Path(os.fsdecode(path))
         if code in NOT_AGAIN or code >= 128 or number == max_restarts:
             break
-        if trained is not None:
-            run = trained if has_checkpoints(trained) else None
+        if folder is not None and (why_not := _why_not_in(folder, mark)) is not None:
+            say(f"exit code {code}: not started again: {why_not}")
+            break
+        if was_told:
+            run = folder if has_checkpoints(folder) else None
         whence = "the beginning, in a new folder: there is no checkpoint yet" if run is None else f"what {run} holds"
         say(f"exit code {code}: restart {number + 1} of {max_restarts}, from {whence}")
     return code
 
 
+def _folder_of(run: Path) -> Path:
+    """The run folder of itself or of a checkpoint in it."""
+    path = run.resolve()
+    return next((one for one in (path, *path.parents[:2]) if os.path.lexists(one / RESOLVED_CONFIG)), path)
+
+
+def _mark_of(run: Path) -> bytes:
+    """What tells a run folder from another one at its path: its inode, which may be given anew, and when the run began
+    or went on last."""
+    try:
+        folder, config = run.stat(), (run / RESOLVED_CONFIG).lstat()
+    except OSError:
+        return b"none"
+    return b"%d:%d:%d" % (folder.st_dev, folder.st_ino, config.st_mtime_ns)
+
+
+def _why_not_in(run: Path, mark: bytes) -> str | None:
+    """Why a run is not to go on in its folder: that is another than before, or is taken; None if it may."""
+    if _mark_of(run) != mark:
+        return f"{run}: was moved, removed or replaced. Put it back where it was, and resume the run."
+    try:
+        lock_run(run)  # let go of at once
+    except RunFolderError as error:
+        return str(error)
+    return None
+
+
 def tell_launcher(run: Path) -> None:
     """Leaves word for the launcher, if there is one: in which folder the ranks train."""
     if (folder := os.environ.get(LAUNCH_FOLDER)) is not None:
-        Path(folder, RUN).write_bytes(os.fsencode(run.resolve()))
+        Path(folder, RUN).write_bytes(_mark_of(run) + b" " + os.fsencode(run.resolve()))

@@ -289,10 +289,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a run's `checkpoints` folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()), key=_age)
+    return sorted((path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()), key=age_of)
 
 
-def _age(place: Path) -> tuple[int, str]:
+def age_of(place: Path) -> tuple[int, str]:
     """What checkpoints are ordered by: env steps as a number, as names grow longer than 12 digits."""
     return int(_FOLDER.fullmatch(place.name).group(1)), place.name
 
@@ -366,7 +366,7 @@ def set_aside_after(place: Path) -> list[Path]:
     """
     renamed = []
     for later in list_checkpoints(place.parent):
-        if _age(later) > _age(place):
+        if age_of(later) > age_of(place):
             aside = disk.free_name(later.with_name(f"{_ASIDE}{later.name}"))
             later.rename(aside)
             renamed.append(aside)

@@ -23,6 +23,8 @@ MAX_JSON_BYTES = 64 << 20
 """Of a manifest, and of the generators' states."""
 MAX_METRICS_BYTES = 64 << 20
 """Of metrics.jsonl; then every second of its lines is taken out, so that it goes on telling of the whole run."""
+HISTORY = "history.jsonl"
+"""A line for each start of the run."""
 METRICS = "metrics.jsonl"
 ENV_STEPS = "time/total_timesteps"
 

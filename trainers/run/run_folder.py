@@ -31,7 +31,15 @@ from trainers.report.statistics import has, returns_by_group
 from trainers.run import disk
 from trainers.run.checkpoint import RESOLVED_CONFIG
 from trainers.run.lock import RunLock, lock_run
-from trainers.run.reading import CHECKPOINTS, ENV_STEPS, MAX_METRICS_BYTES, METRICS, check_folder, read_reports
+from trainers.run.reading import (
+    CHECKPOINTS,
+    ENV_STEPS,
+    HISTORY,
+    MAX_METRICS_BYTES,
+    METRICS,
+    check_folder,
+    read_reports,
+)
 from trainers.settings.config import Config, check_run_name
 from trainers.settings.outside import class_name
 from warpdrive.backends.base import Backend
@@ -230,7 +238,7 @@ class RunFolder:
             "num_gpus": num_ranks,
             "changed": {key: {"was": was, "is": now} for key, (was, now) in (changed or {}).items()},
         }
-        self._write(lambda: disk.append(self.path / "history.jsonl", json.dumps(entry)))
+        self._write(lambda: disk.append(self.path / HISTORY, json.dumps(entry)))
 
     def _print(self, line: str, style: str | None) -> None:
         try:

@@ -381,6 +381,13 @@ def _with_lr(policy: PolicyConfig, trainer: TrainerConfig, env: Env) -> PolicyCo
     return dataclasses.replace(policy, lr=Schedule(((0, policy.FALLS[0]), (length, policy.FALLS[1]))))
 
 
+def falls_over_run(policy: PolicyConfig) -> bool:
+    """Whether its step size is the one that `_with_lr` gives, for whichever length."""
+    points = policy.lr.points if isinstance(policy.lr, Schedule) else ()
+    falls = [(0, policy.FALLS[0]), (points[-1][0], policy.FALLS[1])] if points and hasattr(policy, "FALLS") else None
+    return list(points) == falls
+
+
 def _multiples_around(number: int, of: int) -> list[int]:
     """The positive multiples next to a number that is none, below and above."""
     below = number // of * of

@@ -1,6 +1,8 @@
 """A run that failed is started again from where it stood, as often as was asked for."""
 
+import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,50 +10,84 @@ import yaml
 
 from trainers.cli import main
 from trainers.learning.heartbeat import LAUNCH_FOLDER
-from trainers.run.again import RUN, newest_run_of, tell_launcher, with_restarts
+from trainers.run.again import newest_run_of, tell_launcher, with_restarts
 from trainers.settings.read_config import read_config
 
 
-def starts(codes: list[int], max_restarts: int, run: Path, said: list[str]) -> list[Path | None]:
-    """What each start of a run goes on from, if they end with these codes; it is told where it trains at each start."""
-    began: list[Path | None] = []
+@pytest.fixture
+def starts(monkeypatch):
+    """A function: what each start of a run goes on from, if they end with these codes, or what is done gives them; the
+    launcher is told where it trains at each start."""
 
-    def start(resume: Path | None, folder: Path) -> int:
-        began.append(resume)
-        (folder / RUN).write_text(str(run))
-        return codes[len(began) - 1]
+    def starts(codes, max_restarts, run, said, resume=None, is_told=True):
+        began: list[Path | None] = []
 
-    assert with_restarts(start, max_restarts, None, said.append) == codes[len(began) - 1]
-    return began
+        def start(resume: Path | None, folder: Path) -> int:
+            began.append(resume)
+            if is_told:
+                monkeypatch.setenv(LAUNCH_FOLDER, str(folder))
+                tell_launcher(run)
+            code = codes[len(began) - 1]
+            return code() if callable(code) else code
+
+        with_restarts(start, max_restarts, resume, said.append)
+        return began
+
+    return starts
 
 
-def test_it_goes_on_from_its_checkpoint_once_there_is_one_and_says_so(tmp_path):
+def with_checkpoint(run: Path) -> Path:
+    (run / "checkpoints" / "step_000000000008").mkdir(parents=True)
+    (run / "config.resolved.yaml").touch()
+    return run
+
+
+def test_it_goes_on_from_its_checkpoint_once_there_is_one_and_says_so(starts, tmp_path):
     said = []
     assert starts([3, 0], 2, tmp_path, said) == [None, None]
     assert said == ["exit code 3: restart 1 of 2, from the beginning, in a new folder: there is no checkpoint yet"]
-    (tmp_path / "checkpoints" / "step_000000000008").mkdir(parents=True)
+    with_checkpoint(tmp_path)
     assert starts([1, 1, 1, 0], 2, tmp_path, said) == [None, tmp_path, tmp_path]
     assert said[1:] == [f"exit code 1: restart {n} of 2, from what {tmp_path} holds" for n in (1, 2)]
 
 
-def test_the_name_of_its_folder_may_be_any_bytes(tmp_path, monkeypatch):
-    run = tmp_path / os.fsdecode(b"\xff")
-    (run / "checkpoints" / "step_000000000008").mkdir(parents=True)
-    began: list[Path | None] = []
-
-    def start(resume: Path | None, folder: Path) -> int:
-        began.append(resume)
-        monkeypatch.setenv(LAUNCH_FOLDER, str(folder))
-        tell_launcher(run)
-        return 2 - len(began)
-
-    assert with_restarts(start, 1, None, lambda line: None) == 0
-    assert began == [None, run]
+def test_the_name_of_its_folder_may_be_any_bytes(starts, tmp_path):
+    run = with_checkpoint(tmp_path / os.fsdecode(b"\xff  \n"))
+    assert starts([1, 0], 1, run, []) == [None, run]
 
 
 @pytest.mark.parametrize("code", [0, 2, 4, 130, 143])
-def test_what_would_end_likewise_or_was_asked_to_end_is_not_started_again(code, tmp_path):
+def test_what_would_end_likewise_or_was_asked_to_end_is_not_started_again(code, starts, tmp_path):
     assert starts([code], 5, tmp_path, []) == [None]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["begun", "refused"])
+@pytest.mark.parametrize("end", ["move", "remove", "replace"])
+def test_a_folder_that_is_not_there_any_more_is_not_trained_in_again(end, is_told, starts, tmp_path):
+    """Neither in what lies at its path now, nor anew from the beginning."""
+    run, said = with_checkpoint(tmp_path / "run"), []
+
+    def lose() -> int:
+        run.rename(tmp_path / "elsewhere") if end == "move" else shutil.rmtree(run)
+        if end == "replace":
+            with_checkpoint(run)  # perhaps with the inode that became free
+        return 3
+
+    given = run / "checkpoints" / "step_000000000008"
+    assert starts([lose, 0], 5, run, said, resume=given, is_told=is_told) == [given]
+    reason = f"{run}: was moved, removed or replaced. Put it back where it was, and resume the run."
+    assert said == [f"exit code 3: not started again: {reason}"]
+
+
+def test_a_folder_that_another_process_trains_in_is_not_tried_again(starts, tmp_path):
+    run, said = with_checkpoint(tmp_path / "run"), []
+    with open(run / "run.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write('{"pid": 7, "host": "there", "started": "today"}')
+        held.flush()
+        assert starts([3, 0], 5, run, said, resume=run, is_told=False) == [run]
+    reason = f"{run}: process 7 on there, started today, is training here."
+    assert said[0].startswith(f"exit code 3: not started again: {reason}")
 
 
 def test_restarts_that_make_no_sense_are_one_line(monkeypatch, capsys):

@@ -132,6 +132,40 @@ def test_auto_goes_on_with_the_newest_run_of_a_config_or_starts_one(run, capsys)
     assert "resumed from" in capsys.readouterr().out
 
 
+def test_auto_takes_a_longer_run_whose_step_size_falls_over_it_for_the_same(run, capsys):
+    """A step size that is not given is a schedule as long as the run."""
+    Path("pole.yaml").write_text(YAML.replace("lr: 1e-3, ", ""))
+    assert auto() == 0
+    assert "a new one begins" in capsys.readouterr().out
+    for length in ("24", "32"):
+        assert auto("--total-timesteps", length) == 0
+        out = capsys.readouterr().out
+        assert "resumed from" in out and f"is [[0, 0.002], [{length}, 0.0001]]" in out
+    assert auto("policy.shared.lr=[[0, 0.002], [32, 0.0]]") == 0
+    assert "a new one begins" in capsys.readouterr().out
+
+
+def test_auto_leaves_a_copy_of_a_run_as_it_is_and_says_so(run, capsys):
+    copy = run.with_name("a-backup")
+    shutil.copytree(run, copy, symlinks=True)
+    assert go_on(run, "--total-timesteps", "24") == 0
+    (copy / "config.resolved.yaml").touch()  # as if it had been copied just now
+    capsys.readouterr()
+    assert auto("--total-timesteps", "32") == 0
+    assert [one.name for one in list_checkpoints(copy / "checkpoints")] == ["step_000000000016"]
+    told = "--resume auto: runs/a goes on; runs/a-backup began with it, and is left as it is\n"
+    assert told in capsys.readouterr().out
+
+
+def test_auto_takes_the_copy_that_came_farther_where_neither_was_resumed(run, capsys):
+    behind = run.with_name("0-behind")
+    shutil.copytree(run, behind, symlinks=True)
+    (last,) = list_checkpoints(behind / "checkpoints")
+    last.rename(last.with_name("step_000000000008"))
+    assert auto("--total-timesteps", "24") == 0
+    assert "--resume auto: runs/a goes on; runs/0-behind began with it" in capsys.readouterr().out
+
+
 def test_auto_does_not_begin_beside_a_run_that_trains(run, capsys):
     import fcntl
 
