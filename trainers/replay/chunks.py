@@ -45,7 +45,7 @@ from trainers.replay.stamps import Stamps
 from trainers.replay.storage import why_not_kept
 from trainers.run import disk
 from trainers.run.checks import on_all_ranks
-from trainers.run.reading import check_folder, open_own
+from trainers.run.reading import check_folder, open_own, opened_folder
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, tell
@@ -283,15 +283,16 @@ class Addition:
         """Moves them to where checkpoints share them, once they are on the disk; gives what the manifest says. On the
         first rank, of all."""
         found = {}
-        for name, ranges in self._ranges.items():
-            for one in self._chunks.names(name):
-                parts = tuple(_moved(beside / part_name(one, *steps), folder / REPLAY, *steps) for steps in ranges)
-                self._chunks.stamps_of(name).note(folder / REPLAY, parts)
-                parts = self._parts[one] = (*self._kept[one], *parts)
-                gaps = gaps_of(parts, *self._heads[name])
-                found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps)
-        if any(self._ranges.values()):
-            disk.flush_folder(folder / REPLAY)
+        with opened_folder(folder / REPLAY) as place:
+            for name, ranges in self._ranges.items():
+                for one in self._chunks.names(name):
+                    parts = tuple(_moved(beside / part_name(one, *steps), place, *steps) for steps in ranges)
+                    self._chunks.stamps_of(name).note(folder / REPLAY, parts)
+                    parts = self._parts[one] = (*self._kept[one], *parts)
+                    gaps = gaps_of(parts, *self._heads[name])
+                    found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps)
+            if any(self._ranges.values()):
+                os.fsync(place)
         return {name: listing_to_json(one) for name, one in found.items()}
 
     def done(self) -> None:
@@ -377,12 +378,12 @@ def _opened(path: Path) -> Any:
         raise CheckpointError(f"{path}: {error.strerror}. {WAYS_OUT}") from None
 
 
-def _moved(path: Path, folder: Path, begin: int, end: int) -> Part:
+def _moved(path: Path, place: int, begin: int, end: int) -> Part:
     disk.flush(path)
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     part = Part(f"{path.stem}.{found[:16]}.safetensors", begin, end, path.stat().st_size, found)
-    os.replace(path, folder / part.name)
+    os.replace(path, part.name, dst_dir_fd=place)
     return part
 
 

@@ -103,7 +103,7 @@ class Filed:
     ) -> None:
         """Steps before `end` have come to host memory, or will have by the event."""
         size, one_of = self.division.chunk, self.division.file.one_of
-        while (group := self._next_group()) is not None and group.stop * size <= end:
+        while (group := self._next_group()).stop * size <= end:
             found = settle(group)
             kept, *more = found or (None,)
             self._waiting.append(_Waiting(group, kept, [one for one in (event, *more) if one is not None]))
@@ -116,9 +116,9 @@ class Filed:
             self._expired |= {part.name for part in gone}
             self.parts = self.parts[len(gone) :]
 
-    def _next_group(self) -> range | None:
-        size, one_of = self.division.chunk, self.division.file.one_of
-        number = -(-self.settled // (size * one_of))
+    def _next_group(self) -> range:
+        one_of = self.division.file.one_of
+        number = -(-self.settled // (self.division.chunk * one_of))
         return range(number * one_of, (number + 1) * one_of)
 
     def poll(self, must: bool = False) -> None:
@@ -210,7 +210,8 @@ class Filed:
         if self.folder is None:
             raise ConfigError("tiers: nobody said where files go. Give File a folder.")
         disk.make_folder(self.folder)
-        beside = self.folder / f"{disk.TEMPORARY}{os.getpid()}-{part_name(self.name, begin, end)}"
+        os.close(os.open(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW))  # an OSError where a link lies
+        beside = disk.temporary(self.folder / part_name(self.name, begin, end))
         try:
             write_tensors(beside, self._warm_rows(begin, end))
             disk.flush(beside)
@@ -224,10 +225,9 @@ class Filed:
         return part, beside
 
     def _warm_rows(self, begin: int, end: int) -> Rows:
-        slots, found = self.division.warm, {}
+        slots, first, found = self.division.warm, begin % self.division.warm, {}
         for name, ring in self.warm.items():
             every = slots // len(ring)
-            first = begin % slots
             found[name] = ring[first // every : (first + end - begin) // every]
         return found
 
@@ -239,7 +239,7 @@ class Filed:
             live = {part.name for part in self.parts} | self.claimed
             self._expired -= {part.name for part in self.parts}
             listed = listed_in(self.folder.parent) if self.is_shared else set()
-            if listed is None:  # a manifest cannot be read: nobody knows what it lists
+            if listed is None or self.folder.is_symlink():  # a manifest cannot be read: nobody knows what it lists
                 return
             for name in self._expired - live - listed:
                 (self.folder / name).unlink(missing_ok=True)

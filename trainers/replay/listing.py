@@ -125,9 +125,9 @@ def without(ranges: Sequence[tuple[int, int]], lost: Sequence[tuple[int, int]]) 
 
 def remove_unlisted(folder: Path, spared: Iterable[str] = ()) -> None:
     """Removes the files in a run's `checkpoints` that no checkpoint lists, nor one that was set aside; but for those
-    that are spared. Where one cannot be read, nobody knows what it lists: then nothing goes."""
+    that are spared. Where one cannot be read, nobody knows what it lists: then nothing goes. Nor through a link."""
     listed = listed_in(folder)
-    if listed is None:
+    if listed is None or (folder / REPLAY).is_symlink():
         return
     for path in (folder / REPLAY).iterdir():
         if _NAME.fullmatch(path.name) and path.name not in listed and path.name not in spared:

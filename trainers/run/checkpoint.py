@@ -52,7 +52,7 @@ from trainers.run.reading import (
 from trainers.run.tensor_file import num_bytes_of, tensors_of, write_tensors
 from warpdrive.config_file import MAX_FILE_BYTES
 from warpdrive.data_manager import POOL, DataManager
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, printable
 from warpdrive.layout import FINAL
 
 NUM_KEPT = 3
@@ -67,7 +67,7 @@ TABLE = "table:"
 Tensors = Mapping[str, torch.Tensor]
 
 _ASIDE = "abandoned_"
-_FOLDER = re.compile(r"step_([0-9]+)")
+STEP_NAME = re.compile(r"step_([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def begin_checkpoint(
 
 @contextlib.contextmanager
 def _told(place: Path, num_bytes: int, beside: Path) -> Iterator[None]:
-    """While it is entered: what fails leaves nothing behind, and what fails for the disk's sake is a NotSavedError."""
+    """While it is entered: what fails leaves nothing behind; for the disk's sake or a link it is a NotSavedError."""
     try:
         try:
             yield
@@ -205,6 +205,8 @@ def _told(place: Path, num_bytes: int, beside: Path) -> Iterator[None]:
     except OSError as error:
         reason = disk.why_not_written(error, place.parent, num_bytes)
         raise NotSavedError(f"{place}: not saved: {reason}. The older checkpoints are as they were.") from error
+    except CheckpointError as error:
+        raise NotSavedError(f"{place}: not saved: {error} The older checkpoints are as they were.") from error
 
 
 def num_bytes_of_checkpoint(tensors: Mapping[str, Tensors], world: World) -> int:
@@ -289,12 +291,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a run's `checkpoints` folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()), key=age_of)
+    return sorted((path for path in folder.iterdir() if STEP_NAME.fullmatch(path.name) and path.is_dir()), key=age_of)
 
 
 def age_of(place: Path) -> tuple[int, str]:
     """What checkpoints are ordered by: env steps as a number, as names grow longer than 12 digits."""
-    return int(_FOLDER.fullmatch(place.name).group(1)), place.name
+    return int(STEP_NAME.fullmatch(place.name).group(1)), place.name
 
 
 def run_folder_of(path: Path) -> Path:
@@ -338,8 +340,8 @@ def run_folder_to_resume(path: Path) -> Path:
     folder, path = run_folder_of(path), place_of(path)
     for one in (folder, folder / CHECKPOINTS):
         check_files_and_folders(one)
-    if path != folder and not _FOLDER.fullmatch(path.name):
-        step = re.search(_FOLDER.pattern, path.name)
+    if path != folder and not STEP_NAME.fullmatch(path.name):
+        step = re.search(STEP_NAME.pattern, path.name)
         name = step.group() if step else "step_<env steps>"
         raise CheckpointError(
             f"{path}: a run goes on from checkpoints that are named step_<env steps>. Rename this one to {name}, and "
@@ -355,7 +357,7 @@ def candidates(path: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / MANIFEST).exists() or (_FOLDER.fullmatch(path.name) is not None and path.is_dir())
+    return (path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) is not None and path.is_dir())
 
 
 def set_aside_after(place: Path) -> list[Path]:
@@ -423,7 +425,7 @@ def check_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
     if missing := [name for name in into if name not in tensors]:
         raise CheckpointError(f"{file}: lacks {', '.join(missing[:3])}. It was saved by another kind of run.")
     if unknown := [name for name in tensors if name not in into]:
-        raise CheckpointError(f"{file}: holds {', '.join(unknown[:3])}, which is not in this run.")
+        raise CheckpointError(f"{file}: holds {printable(', '.join(unknown[:3]))}, which is not in this run.")
     for name, tensor in tensors.items():
         if tensor.shape != into[name].shape or tensor.dtype != into[name].dtype:
             raise CheckpointError(

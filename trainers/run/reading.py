@@ -6,11 +6,13 @@ beside them. What is no plain file, or larger than it may be, is refused before 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,21 @@ def check_folder(path: Path) -> None:
         raise CheckpointError(f"{path}: {NOT_FOLLOWED}. Put the folder itself there.")
     if not stat.S_ISDIR(mode):
         raise CheckpointError(f"{path}: is no folder. Move it away.")
+
+
+@contextlib.contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """The descriptor of a run's folder: it stays this one, whatever lies at its path later.
+
+    Raises:
+        CheckpointError: it is missing, a link or no folder.
+    """
+    check_folder(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def check_files_and_folders(folder: Path) -> None:

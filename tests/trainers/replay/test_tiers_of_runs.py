@@ -222,3 +222,32 @@ def test_a_place_of_files_that_another_process_has_or_that_is_a_link_is_left_alo
     with pytest.raises(CheckpointError, match=f"^{re.escape(str(place))}: is a link"):
         run_with_files_in(tmp_path / "scratch", tmp_path, path)
     assert everything_in(tmp_path / "elsewhere") == before
+
+
+def test_nothing_is_written_where_a_link_takes_the_place_of_a_runs_files_and_what_was_learned_is_saved(
+    tmp_path, capsys
+):
+    trainer = run_with_files_in(None, tmp_path)
+    place, victim = trainer.run.checkpoints / "replay", tmp_path / "victim"
+    save = trainer.saves.save_if_possible
+
+    def replaced(begin: bool = False) -> None:
+        save(begin)
+        if trainer.iteration == 6:
+            gone = place.rename(tmp_path / "moved")
+            victim.mkdir()
+            for one in gone.iterdir():
+                shutil.copy(one, victim)  # files that no checkpoint of this run will list at last
+            place.symlink_to(victim)
+            before.update(everything_in(victim))
+
+    before: dict[str, bytes] = {}
+    trainer.saves.save_if_possible = replaced
+    trainer.train()
+    assert before and everything_in(victim) == before
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"{place}: is a link, and what lies elsewhere is not this run's. Put the folder itself there." in told
+    assert "Saving it without the experience that was kept" in told
+    place.unlink()
+    resumed = run_with_files_in(None, tmp_path, trainer.run.path, length=520)
+    assert resumed.iteration == 12
