@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from trainers.errors import NonFiniteError
+from trainers.errors import NonFiniteError, RunFolderError
 from trainers.learning.graphs import SideBySide
 from trainers.report.statistics import returns_by_group
 from trainers.run import disk
@@ -46,7 +46,7 @@ class Population:
     GPU, those whose updates are kernels of this project play and learn at the same time, since one of them often takes
     a few multiprocessors; others do so one after the other, an iteration each.
 
-    A member that meets a NaN ends, and the others go on.
+    A member that meets a NaN, or loses its folder, ends, and the others go on.
 
     Args:
         config: see `read_config`.
@@ -91,8 +91,8 @@ class Population:
             where = {"resume": place} if goes_on else {"run_name": place.name}
             options = {"track": track, "allow_changed": allow_changed, "is_quiet": True}
             self.members.append(Trainer(one, source=source, command=command, **where, **options))
-        self.failed: dict[int, NonFiniteError] = {}
-        """By number, members that met a NaN."""
+        self.failed: dict[int, NonFiniteError | RunFolderError] = {}
+        """By number, members that met a NaN, or whose folder is theirs no more."""
         self._told = min(member.iteration for member in self.members)
         """Iterations of each that were told of."""
         algorithms = [one for member in self.members for one in member.algorithms.values()]
@@ -108,7 +108,8 @@ class Population:
 
         Raises:
             Stopped: a signal ended it; every member is saved.
-            NonFiniteError: of the first member that met a NaN, once the others are done.
+            NonFiniteError, RunFolderError: of the first member that met a NaN, or whose folder was moved, removed or
+                replaced or could not take its last checkpoint, once the others are done.
         """
         first = self.members[0]
         self.say(f"a population of {len(self.members)} in {self.path}; each says what it does in its log.txt")
@@ -155,9 +156,8 @@ class Population:
             try:
                 with dumps_crash(self.members[number]):
                     self.members[number].look_after(found)
-            except NonFiniteError as error:
-                self.failed[number] = error
-                self.say(f"member {number} ends here: {error}")
+            except (NonFiniteError, RunFolderError) as error:
+                self._end(number, error)
         self._report()
         # Of one signal to save the first member alone hears.
         asked = [self.members[number].saves.asked(stop) for number in figures]
@@ -168,9 +168,16 @@ class Population:
                 member.heed(caught)
             except Stopped as error:
                 stopped = error
+            except RunFolderError as error:
+                self._end(self.members.index(member), error)
         if stopped is not None:
             self.say(f"stopped after {self.members[next(iter(figures))].env_steps:,} env steps of each: {self.path}")
             raise stopped
+
+    def _end(self, number: int, error: NonFiniteError | RunFolderError) -> None:
+        """One member ends; the others go on."""
+        self.failed[number] = error
+        self.say(f"member {number} ends here: {error}")
 
     def _report(self) -> None:
         """A line, once all members have reported."""

@@ -10,10 +10,10 @@ import torch
 from trainers_runs import config_of
 
 from trainers.cli import main
-from trainers.errors import NonFiniteError
+from trainers.errors import NonFiniteError, RunFolderError
 from trainers.population import Population, config_of_member
 from trainers.report.statistics import returns_by_group
-from trainers.run.checkpoint import load_tensors
+from trainers.run.checkpoint import list_checkpoints, load_tensors
 from trainers.run.reading import members_in
 from trainers.run.stop import Stopped
 from trainers.settings.read_config import read_config
@@ -93,6 +93,29 @@ def test_a_member_that_meets_a_nan_ends_and_the_others_go_on(tmp_path, device):
     assert list(harmed.failed) == [1] and sum(line.startswith("member 1 ends here: ") for line in said) == 1
     for number in (0, 2):
         assert learned(harmed.members[number].run.path) == learned(whole.members[number].run.path)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["at the end", "by a signal"])
+def test_a_member_whose_folder_is_replaced_ends_and_the_others_are_saved(tmp_path, device, is_stopped):
+    said = []
+
+    def replace(line):
+        said.append(line)
+        if line.startswith("env steps ") and not (tmp_path / "moved").exists():
+            place = harmed.members[1].run.path
+            place.rename(tmp_path / "moved")
+            place.mkdir()
+            if is_stopped:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    harmed = Population(config(tmp_path, device), "harmed", say=replace)
+    with pytest.raises(Stopped if is_stopped else RunFolderError):
+        harmed.train()
+    assert list(harmed.failed) == [1] and sum(line.startswith("member 1 ends here: ") for line in said) == 1
+    assert not list(harmed.members[1].run.path.iterdir())
+    for number in (0, 2):
+        (*_, last) = list_checkpoints(harmed.members[number].run.checkpoints)
+        assert last.name == f"step_{harmed.members[number].env_steps:012d}"
 
 
 def test_what_is_no_population_or_one_run_is_told_in_a_line(tmp_path):
