@@ -161,6 +161,8 @@ def _lines(error: Exception, code: int) -> list[str]:
         return [f"{package} is not installed. {ways_out}"]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
         return [f"the disk is full where this command writes or prints to ({error.strerror}). Make room."]
+    if isinstance(error, OSError) and error.errno == errno.EFBIG and error.filename is None:
+        return ["a file became larger than it may here (ulimit -f, or the file system's limit). Raise that."]
     if code == NO_RESOURCE and not isinstance(error, WarpDriveError):
         return [" ".join(text.splitlines()[0].split())]
     if isinstance(error, ConfigError | CheckpointError):

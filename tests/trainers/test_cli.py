@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -122,6 +123,18 @@ def test_a_full_disk_behind_what_is_printed_is_one_line_and_keeps_the_exit_code(
         assert listed.returncode == 3
         assert listed.stderr.startswith("error: the disk is full where this command writes or prints to")
         assert run_python("-m", "warpdrive", "trian", stderr=full).returncode == 2
+
+
+def test_a_file_that_may_not_become_so_large_is_one_line(capsys, monkeypatch):
+    """`ulimit -f` in a folder of the compiler's, which nobody named."""
+
+    def run(options, overrides, folder):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr("trainers.commands.bench.run", run)
+    assert main(["bench"]) == 3
+    told = "a file became larger than it may here (ulimit -f, or the file system's limit). Raise that."
+    assert capsys.readouterr().err == f"error: {told}\n"
 
 
 def test_without_any_stdout_it_still_works():

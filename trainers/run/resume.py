@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     changes = changes_since(saved.progress, trainer.config, trainer.identity, manifest, trainer.allow_changed)
     if changes.refused:
         raise CheckpointError("\n".join(changes.refused))
+    _check_name(saved.path, iteration * trainer.config.trainer.train_batch_size)
     trainer.callbacks.check(saved.progress, manifest)
     if "env" in saved.tensors:
         saved.tensors["env"] = checkpoint.parts_of_arrays(saved.tensors["env"], trainer.world)
@@ -89,6 +91,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     learned = [file for file in into if file not in chunks.stores and file != checkpoint.ENV]
     read = {f"{saved.path / file}.safetensors": saved.tensors[file] for file in learned}
     check_finite(read, "Use an older checkpoint.")
+    _check_averages(read)
     _check_state(trainer, saved)
     for file, store in chunks.stores.items():
         why = store.why_not_restored(saved.tensors[file]) if file in into else None
@@ -115,6 +118,22 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     trainer.saves.iteration = None  # not in this run's folder
     trainer.rollout.begin()
     return changes
+
+
+def _check_name(place: Path, env_steps: int) -> None:
+    """Raises CheckpointError where a name tells another number than progress does: runs go by both."""
+    named = checkpoint.STEP_NAME.fullmatch(place.name)
+    if named and int(named.group(1)) != env_steps:
+        message = f"its progress makes {env_steps} env steps. Rename it to step_{env_steps:012d}, or use another one."
+        raise CheckpointError(f"{place}: {message}")
+
+
+def _check_averages(files: Mapping[str, checkpoint.Tensors]) -> None:
+    """Raises CheckpointError where an optimiser's counts or means of squares are negative: roots of them are NaNs."""
+    for file, tensors in files.items():
+        for name, tensor in tensors.items():
+            if name.endswith(("/exp_avg_sq", "/step")) and tensor.numel() and tensor.min() < 0:
+                raise CheckpointError(f"{file}: '{name}' holds a negative number. Use an older checkpoint.")
 
 
 def _check_state(trainer: Trainer, saved: Checkpoint) -> None:

@@ -21,6 +21,7 @@ from trainers import cli
 from trainers.run import checkpoint, manifest
 from trainers.run.generators import generator_states, prepare_generators
 from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
 from warpdrive.errors import CheckpointError, WiringError
 from warpdrive.function_manager import write_constants
 
@@ -65,6 +66,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (tmp_path / "outside").mkdir()
     monkeypatch.chdir(folder)
+    choose_backend(device="cpu")  # the first one of a process asks the compiler for its version
     return folder
 
 
@@ -291,6 +293,35 @@ def test_checkpoint_is_refused_and_does_nothing(tiny, inside, case):
     assert str(caught.value).isprintable()
     assert str(place) in str(caught.value)
     assert trainer.iteration == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("exp_avg_sq", -1e-9), ("step", -1.0)])
+def test_an_optimiser_whose_roots_would_be_nans_is_refused_by_file_and_tensor(tiny, inside, name, value):
+    trainer = Trainer(tiny(trainer__device="cpu"), "a")
+    trainer.iterate()
+    saved = trainer.save()
+    told = json.loads((saved / "manifest.json").read_text())
+    file = next(file for file in told["files"] if file.startswith("optim."))
+    tensors = checkpoint.load_tensors(saved / file)
+    tensor = next(one for one in tensors if one.endswith(f"/{name}"))
+    tensors[tensor].view(-1)[-1] = value
+    content = save(tensors)
+    (saved / file).write_bytes(content)
+    (saved / "manifest.json").write_bytes(signed(told | {"files": told["files"] | {file: of_file(content)}}))
+    with pytest.raises(CheckpointError) as caught:
+        trainer.restore(saved)
+    assert str(caught.value) == f"{saved / file}: '{tensor}' holds a negative number. Use an older checkpoint."
+
+
+def test_a_checkpoint_under_the_name_of_another_is_refused(tiny, inside):
+    trainer = Trainer(tiny(trainer__device="cpu"), "a")
+    trainer.iterate()
+    saved = trainer.save()
+    other = saved.rename(saved.with_name("step_000000000001"))
+    with pytest.raises(CheckpointError) as caught:
+        trainer.restore(other)
+    way_out = f"its progress makes {trainer.env_steps} env steps. Rename it to {saved.name}, or use another one."
+    assert str(caught.value) == f"{other}: {way_out}"
 
 
 @pytest.mark.parametrize(
