@@ -164,7 +164,7 @@ def learn(arguments: argparse.Namespace, task: Task | None, path: Path, dataset:
         "config": path.name,
         "env_steps": metrics[0][-1]["time/total_timesteps"],
         "num_envs": config.trainer.num_envs,
-        "precision": config.trainer.precision_on(backend.device.type),
+        "precision": config.trainer.precision_on(backend.device.type, config.policy.values()),
         "paths": sorted({one for run in runs for one in run.pop("paths").values()}),
         "runs": runs,
         "least_rise": {

@@ -86,7 +86,7 @@ RUNS = {
     "gaussian gru": ("pendulum.yaml", few("agent", **GRU)),
     "dqn": ("cartpole_dqn.yaml", replayed(prioritized="true")),
     "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
-    "td3": ("pendulum_td3.yaml", replayed(prioritized="true", policy_delay="1")),
+    "td3": ("pendulum_td3.yaml", {**replayed(prioritized="true", policy_delay="1"), "trainer.precision": "bf16"}),
     "sources": (None, {**few("agent", fc_dims="[32, 16]"), "env.kind": "mixed", "policy.agent.agent_id": "true"}),
 }  # fmt: skip
 """Name -> config, None for OF_KINDS, and what is changed in it, to be done soon. Together they launch every kernel of

@@ -125,7 +125,7 @@ class Trainer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
             torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True  # the same convolutions every time
-        self.precision = settings.precision_on(self.backend.device.type)
+        self.precision = settings.precision_on(self.backend.device.type, config.policy.values())
         torch.backends.cudnn.allow_tf32 = self.precision in ("tf32", "bf16")
         torch.set_float32_matmul_precision("high" if self.precision in ("tf32", "bf16") else "highest")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms import actor_critic
 from trainers.algorithms.actor_critic import (
@@ -45,6 +45,8 @@ FALLING = Schedule(((0, 1.0), (20_000, 0.1)))
 @dataclass(frozen=True)
 class TD3Config(ActorAndCriticsConfig):
     """`policy.<name>:` with `algorithm: TD3`."""
+
+    needs_tf32: ClassVar[bool] = True
 
     exploration_noise: Annotated[Number, Between(0)] = FALLING
     """Standard deviation of what is added to actions, in half widths of the Box. A schedule counts env steps;

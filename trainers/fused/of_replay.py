@@ -29,6 +29,8 @@ def why_no_kernel(
     """
     if limits.capability is None and not fused.RUNS_ON_CPU:
         return "on a CPU it is faster than the fused kernels"
+    if precision == "tf32" and config.needs_tf32:
+        return "in bf16 it learns less surely, and the fused kernels are in bf16; trainer.precision=bf16 asks for them"
     if precision not in ("bf16", fused.FULL_PRECISION):
         return f"trainer.precision is {precision}, and the fused kernels' is bf16"
     if limits.capability is not None and limits.capability < (8, 0):

@@ -86,7 +86,7 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     """
     env, settings = env or load_env(config.name, config.env), config.trainer
     num_envs, num_steps = -(-(num_envs or settings.num_envs) // settings.num_gpus), settings.num_steps
-    actors = actors_of(env, config.policy, device, settings.precision_on(device))
+    actors = actors_of(env, config.policy, device, settings.precision_on(device, config.policy.values()))
     kinds = {name: find_algorithm(config.policy[name].algorithm)[0] for name in actors if config.policy[name].to_train}
     fields = {name: kind.fields(config.policy[name], actors[name].spec) for name, kind in kinds.items()}
     found = of_rollout(env, actors, num_envs, num_steps, max_truncations(env, num_steps), fields)

@@ -6,7 +6,7 @@ Imports no torch: a mistake in a config is told before anything heavy is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -59,9 +59,10 @@ class TrainerConfig:
     seed: Annotated[int, Whole(0, 2**63 - 1)] = 1
     """Same seed, same machine, same config: the same run, bit for bit."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
-    """Of matrix products. auto: bf16 on a GPU, fp32 on a CPU. bf16 rounds their inputs to 7 bits; then fused kernels
-    play and learn where they can, which is fastest by far, and torch where they cannot, in tf32, which rounds to 10
-    bits. fp32 rounds nothing but sums, and its figures are the same on every device to the last few bits."""
+    """Of matrix products. auto: fp32 on a CPU; on a GPU bf16, and tf32 where TD3 or DDPG learns, which bf16 harms. bf16
+    rounds their inputs to 7 bits; then fused kernels play and learn where they can, which is fastest by far, and torch
+    where they cannot, in tf32, which rounds to 10 bits. fp32 rounds nothing but sums, and its figures are the same on
+    every device to the last few bits."""
     cuda_graphs: bool = True
     """Whether a GPU replays rollouts and updates as CUDA graphs; the figures are the same, bit for bit."""
     deterministic: bool = False
@@ -80,11 +81,13 @@ class TrainerConfig:
         """Steps that each env makes in one iteration."""
         return self.train_batch_size // self.num_envs  # read_config fills in what was not given
 
-    def precision_on(self, device: str) -> str:
-        """fp32, tf32 or bf16: what `precision` means on "cpu" or "cuda"."""
+    def precision_on(self, device: str, policies: Iterable[PolicyConfig] = ()) -> str:
+        """fp32, tf32 or bf16: what `precision` means on "cpu" or "cuda" where these policies play and learn."""
         if self.precision != "auto":
             return self.precision
-        return "fp32" if device == "cpu" else "bf16"
+        if device == "cpu":
+            return "fp32"
+        return "tf32" if any(one.needs_tf32 and one.to_train for one in policies) else "bf16"
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,8 @@ class PolicyConfig:
     normalize_return: ClassVar[bool] = False
     central_critic: ClassVar[bool] = False
     reads_state: ClassVar[bool] = False
+    needs_tf32: ClassVar[bool] = False
+    """Whether it learns worse where products' inputs are rounded to bf16: precision auto is then tf32 on a GPU."""
     credit_after_leaving: ClassVar[Any] = False
 
     def of_rank(self, num_ranks: int) -> PolicyConfig:

@@ -106,7 +106,7 @@ def test_updates_are_those_of_torch(switches, team, tmp_path, device):
 @pytest.mark.parametrize("switches", [{"epsilon": 0.4, "epsilon_per_env": True}, {"fc_dims": (20,), "epsilon": 0.2}])
 def test_agents_act_as_by_torch(switches, tmp_path, device, monkeypatch):
     by_torch = make_trainer(tmp_path / "torch", device, learning_starts=10**6, **switches)
-    monkeypatch.setattr(TrainerConfig, "precision_on", lambda self, device: plan.FULL_PRECISION)
+    monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: plan.FULL_PRECISION)
     by_kernel = make_trainer(tmp_path / "kernel", device, learning_starts=10**6, **switches)
     ours, theirs = (trainer.rollout.groups["agent"] for trainer in (by_kernel, by_torch))
     assert (ours.actor.path, theirs.actor.path) == ("fused", "torch")

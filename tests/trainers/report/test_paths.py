@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from trainers.acting.actor import Actor
+from trainers.algorithms.ddpg import DDPGConfig
+from trainers.algorithms.td3 import TD3Config
 from trainers.fused.player import FusedPlayer
 from trainers.report.paths import path_of, told_paths
-from trainers.settings.config import TrainerConfig
+from trainers.settings.config import PolicyConfig, TrainerConfig
 
 
 def actor_of(path: str, why: str | None) -> Actor:
@@ -68,3 +70,11 @@ def test_auto_is_bf16_on_a_gpu_and_fp32_on_a_cpu(given, on_cpu, on_gpu):
     settings = TrainerConfig(precision=given)
     assert (settings.precision_on("cpu"), settings.precision_on("cuda")) == (on_cpu, on_gpu)
     assert TrainerConfig().precision == "auto"
+
+
+def test_auto_is_tf32_on_a_gpu_where_a_policy_learns_that_bf16_harms():
+    picky, other, still = TD3Config(), PolicyConfig(), DDPGConfig(to_train=False)
+    assert TrainerConfig().precision_on("cuda", [other, still]) == "bf16"
+    assert TrainerConfig().precision_on("cuda", [other, picky]) == "tf32"
+    assert TrainerConfig().precision_on("cpu", [picky]) == "fp32"
+    assert TrainerConfig(precision="bf16").precision_on("cuda", [picky]) == "bf16"
