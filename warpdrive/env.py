@@ -97,8 +97,8 @@ class Env:
     bounds: Mapping[str, tuple[int, int]] = {}
     """Array -> the least and the largest number in it, of those that kernels index by; see `why_impossible`."""
     threads: int | None = None
-    """Of an env on a GPU, where a step has more to share out than agents: units, cells, features. None: what its agents
-    need. A power of two up to 16 lets envs share a block (see FunctionManager)."""
+    """Of an env on a GPU, from 1 to 1,024, where a step has more to share out than agents: units, cells, features.
+    None: what its agents need. A power of two up to 16 lets envs share a block (see FunctionManager)."""
     figures: Mapping[str, str] = {}
     """Name of an array -> what its mean over episodes says, reported as `rollout/<name>` and `eval/<name>`."""
 
@@ -189,6 +189,8 @@ class Env:
             raise EnvError(f"{place}: lasting names '{unknown[0]}', which is no array of its own in arrays().")
         if unknown := [name for name in self.bounds if name not in arrays]:
             raise EnvError(f"{place}: bounds name '{unknown[0]}', which is not in arrays().")
+        if self.threads is not None and not (type(self.threads) is int and 1 <= self.threads <= 1024):
+            raise EnvError(f"{place}: threads is {self.threads!r}. Give a number from 1 to 1024, or None.")
         for name in self.figures:
             array = np.asarray(arrays.get(name))
             if array.shape or array.dtype != np.float32:

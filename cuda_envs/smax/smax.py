@@ -25,6 +25,8 @@ from warpdrive.errors import EnvError
 NUM_MOVES = 5
 """Actions that are no shots: north, east, south, west and stop."""
 STOP = 4
+MOST_SHARED = 16
+"""Units, up to which each has a thread of a block that envs share."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Smax(Env):
         self.scenario = SCENARIOS[self.config.scenario]
         self.num_agents, self.num_enemies = len(self.scenario.allies), len(self.scenario.enemies)
         self.num_units = self.num_agents + self.num_enemies
+        if self.num_units <= MOST_SHARED:
+            self.threads = 1 << (self.num_units - 1).bit_length()
         self.episode_length = self.config.episode_length
         letters = [one.letter for one in UNIT_TYPES.values()]
         self.start_type = [letters.index(one) for one in self.scenario.allies + self.scenario.enemies]

@@ -1,10 +1,12 @@
+import re
+
 import numpy as np
 import pytest
 import torch
 from adapter_cases import MANY_ENVS, MANY_SPACES, NUM_ENVS, name_of
 
 from warpdrive.backends import choose_backend
-from warpdrive.env import load_env
+from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import ArrayError, BackendError, ConfigError, EnvError
 from warpdrive.recorder import EpisodeRecorder
@@ -29,6 +31,27 @@ def test_an_episode_by_hand(device):
     assert info["final_observation"][0, 0].tolist() == pytest.approx([0, 0, 0, 0, 0, 1, 1, 0, 4 / 9])
     assert observation[0, 0].tolist() == [0.5, 0.0, 0.5, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], "the next episode's start"
     assert env.data.pull("time_step").tolist() == [0]
+
+
+def with_threads(number) -> Env:
+    env = load_env("tag_gridworld")
+    env.threads = number
+    return env
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, 8), (4, 4)])
+def test_an_env_says_how_many_threads_it_has_unless_the_caller_does(device, given, threads):
+    backend = choose_backend(device, debug=True) if device == "cpu" else choose_backend(device)
+    env = EnvWrapper(with_threads(8), 2, backend=backend, threads_per_env=given)
+    assert env.functions.threads_per_env == threads
+    if device == "cpu":  # where more than one are slower
+        assert EnvWrapper(with_threads(8), 2, device).functions.threads_per_env == 1
+
+
+@pytest.mark.parametrize("number", [0, 1025, 8.0, "8", True])
+def test_threads_that_no_block_has_are_refused(number):
+    with pytest.raises(EnvError, match=re.escape(f"threads is {number!r}. Give a number from 1 to 1024, or None.")):
+        with_threads(number).check()
 
 
 def test_time_runs_out_by_truncation_and_what_the_caller_holds_is_the_memory_that_kernels_write(device):
