@@ -32,6 +32,7 @@ __device__ __forceinline__ void observe(
         const bool alive = is_alive(battle, ally);
         const float x = battle.x[ally], y = battle.y[ally], sight = SIGHT_RANGE[battle.type[ally]];
         const float squared_sight = squared(sight), per_sight = 1.0f / sight;
+#pragma unroll 1
         for (int place = first_agent(); place < NUM_OTHERS; place += agent_stride()) {
             const int number = place / NUM_SEEN, feature = place - number * NUM_SEEN;
             const int other = number + (number >= ally);
@@ -40,6 +41,7 @@ __device__ __forceinline__ void observe(
             const float value = feature == 1 || feature == 2 ? relative : battle.seen[other][feature];
             row[place] = alive && is_alive(battle, other) && dx * dx + dy * dy < squared_sight ? value : 0.0f;
         }
+#pragma unroll 1
         for (int feature = first_agent(); feature < NUM_OWN; feature += agent_stride()) {
             const float* const seen = battle.seen[ally];
             const float value = feature == 0 ? seen[0]
@@ -51,6 +53,7 @@ __device__ __forceinline__ void observe(
     }
 
     bool* __restrict__ const may = action_mask + (long long)env * NUM_AGENTS * NUM_ACTIONS;
+#pragma unroll 1
     for (int place = first_agent(); place < NUM_AGENTS * NUM_ACTIONS; place += agent_stride()) {
         const int ally = place / NUM_ACTIONS, action = place - ally * NUM_ACTIONS;
         may[place] = action == STOP ||
@@ -58,6 +61,7 @@ __device__ __forceinline__ void observe(
     }
 
     float* __restrict__ const state = global_state + (long long)env * NUM_STATE;
+#pragma unroll 1
     for (int place = first_agent(); place < NUM_UNITS * NUM_OWN; place += agent_stride()) {
         const int unit = place / NUM_OWN, feature = place - unit * NUM_OWN;
         const float value = feature == 0 ? battle.seen[unit][0]
