@@ -316,6 +316,12 @@ class ReplayStore:
             first, end = small[name].tolist() if name in small else (0, 0)
             if not first <= end <= min(added, first + self.num_slots):
                 return f"{name} says that steps {first:,} to {end:,} may be drawn, of {added:,}"
+        for name, table in self.tables.items():
+            own = f"table_{name}_"
+            if (tree := table.selector.tree) is not None and f"{own}leaves" in small:
+                why = tree.why_impossible({word.removeprefix(own): one for word, one in small.items()})
+                if why is not None:
+                    return f"{own}{why}"
         of_steps = {name: one for name, one in small.items() if name.startswith((PENDING, SIDE))}
         return why_not_kept(of_steps, {f"{PENDING}{name}": ends for name, ends in self.bounds.items()})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -249,8 +249,22 @@ class SumTree:
         calls = [self._prepare(kernel, number, 1, shape, **given) for kernel in kernels]
         return all_of(calls)
 
+    def why_impossible(self, state: Mapping[str, torch.Tensor]) -> str | None:
+        """Why what a file has of `state` leads draws to what is no item; None if it does not. Sums are made anew."""
+        leaves, (first, end) = state["leaves"], state["range"].tolist()
+        num_anchors, maximum = self.anchors.num_leaves // self.anchors.num_rows, int(state["maximum"])
+        if maximum < 1:
+            return f"maximum is {maximum:,}, and a new item gets 1 at least"
+        may_be = torch.zeros(num_anchors, dtype=torch.bool)
+        may_be[torch.arange(first, min(end, first + num_anchors)) % num_anchors] = True
+        of_items = leaves[: self.anchors.num_leaves].view(num_anchors, self.anchors.num_rows)
+        if leaves[self.anchors.num_leaves :].any() or of_items[~may_be].any():
+            return "leaves hold priorities of what is no item"
+        return None
+
     def rebuild(self) -> None:
         """Sums up leaves that were written as a whole."""
+        self.nodes.zero_()  # what fills a level up to a multiple of 16 is summed, too
         for level in range(1, len(self.levels)):
             self._prepare("rebuild", self.levels[level], 1, level=level)()
 

@@ -111,6 +111,39 @@ def test_numbers_that_lead_elsewhere_are_refused_by_name_before_anything_is_take
     assert all(torch.equal(tensor, before[name]) for name, tensor in ring_of(trainer).items())
 
 
+@pytest.mark.parametrize(
+    ("word", "place", "number", "words"),
+    [
+        ("leaves", "outside", 7, "table_transitions_leaves hold priorities of what is no item"),
+        ("leaves", 0, -1, "table_transitions_leaves holds -1, and counts from 0 on"),
+        ("maximum", 0, 0, "table_transitions_maximum is 0, and a new item gets 1 at least"),
+        ("range", 0, 12, "table_transitions_leaves hold priorities of what is no item"),
+    ],
+)
+def test_priorities_that_lead_draws_elsewhere_are_refused(make, word, place, number, words):
+    """Of 40 steps the last 30 are kept; nothing has been seen yet after the newest."""
+    trainer = make(8)
+    trainer.train()
+    saved = checkpoint.load_checkpoint(trainer.run.checkpoints / "last")
+    tensor = saved.tensors[NAME][f"table_transitions_{word}"]
+    if place == "outside":
+        place = int((tensor == 0).nonzero()[0])
+    tensor.view(-1)[place] = number
+    with pytest.raises(CheckpointError, match=rf"{NAME}\.safetensors: {words}\. It was changed by hand"):
+        restore(trainer, saved)
+
+
+def test_sums_of_priorities_are_made_anew_whatever_a_file_says(make):
+    trainer = make(8)
+    trainer.train()
+    saved = checkpoint.load_checkpoint(trainer.run.checkpoints / "last")
+    true = saved.tensors[NAME]["table_transitions_nodes"].clone()
+    assert true[-16] > 0
+    saved.tensors[NAME]["table_transitions_nodes"].fill_(1 << 40)
+    restore(trainer, saved)
+    assert torch.equal(trainer.stores[NAME].tables["transitions"].selector.tree.nodes.cpu(), true)
+
+
 def test_a_file_that_was_cut_off_since_is_written_again(make):
     """By the next save, whose checkpoint is whole then."""
     trainer = make(6, model_params_save_freq=3)

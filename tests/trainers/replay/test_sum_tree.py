@@ -411,3 +411,21 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> int:
         a, b, c, d = y >> 32 ^ b ^ k, y & 0xFFFFFFFF, x >> 32 ^ d ^ m, x & 0xFFFFFFFF
         k, m = k + 0x9E3779B9 & 0xFFFFFFFF, m + 0xBB67AE85 & 0xFFFFFFFF
     return a
+
+
+def test_a_state_with_priorities_of_no_item_is_told(backend):
+    """12 items, in leaves that are filled up to 16: of 4 slots the oldest is about to be overwritten."""
+    tree = tree_of(SMALL, backend)
+    state = {name: one.cpu().clone() for name, one in tree.state().items()}
+    assert tree.why_impossible(state) is None and leaves_of(tree).tolist() == [0] * 3 + [UNITS] * 9
+    for leaf in (0, 12, 15):
+        leaves = state["leaves"].clone()
+        leaves[leaf] = 1
+        assert tree.why_impossible({**state, "leaves": leaves}) == "leaves hold priorities of what is no item"
+
+
+def test_sums_do_not_count_what_fills_their_levels(backend):
+    tree = tree_of(SMALL, backend)
+    tree.nodes.fill_(1 << 40)
+    tree.rebuild()
+    assert [level.sum() for level in levels_of(tree)] == [9 * UNITS] * 2
