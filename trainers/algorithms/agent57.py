@@ -76,6 +76,9 @@ class AGENT57(NGU):
         settings = (config.bandit_window, config.bandit_epsilon, config.bandit_bonus)
         actor.bandits = Bandits(*given, *settings, env.backend)
 
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        return {**super().bounds(), **self.group.actor.bandits.bounds}
+
     @classmethod
     def heads(cls, config: AGENT57Config, num_outputs: int) -> dict[str, int]:
         return {**super().heads(config, num_outputs), INTRINSIC: config.num_arms * num_outputs}

@@ -178,6 +178,10 @@ class Algorithm:
     def restored(self) -> None:
         """What `state` gave has been written to."""
 
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
+        """Of arrays that it added to the envs': the least and the largest number that may be in each."""
+        return {}
+
     def report(self) -> Figures:
         """What is only looked at when a report is due, besides what the phases gave."""
         return {}

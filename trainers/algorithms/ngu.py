@@ -198,6 +198,9 @@ class NGU(R2D2):
         first = self.world.rank * len(arm)
         arm.copy_(torch.arange(first, first + len(arm)) % self.config.num_arms)
 
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        return self.episodic.bounds
+
     @classmethod
     def heads(cls, config: NGUConfig, num_outputs: int) -> dict[str, int]:
         return {"q": config.num_arms * num_outputs}

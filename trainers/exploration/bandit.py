@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from trainers.exploration.episodic import LARGEST, MOST_STEPS
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.sampler import Sampler
@@ -54,6 +55,9 @@ class Bandits:
         self.count = data.add(f"{prefix}_count", torch.zeros(num_envs, dtype=torch.int64, **new))
         self.played = data.add(f"{prefix}_played", torch.zeros(num_envs, window, dtype=torch.int64, **new))
         self.returned = data.add(f"{prefix}_returned", torch.zeros(num_envs, window, **new))
+        of_arms, of_returns = (0, num_arms - 1), (-LARGEST, LARGEST)
+        self.bounds = {prefix: of_arms, f"{prefix}_played": of_arms, f"{prefix}_count": (0, MOST_STEPS)}
+        self.bounds |= {f"{prefix}_{word}": of_returns for word in ("return", "returned")}
         self._slot = torch.arange(window, **new)
         self._number = torch.arange(num_arms, **new)
         self._logits = torch.zeros(num_envs, 1, num_arms, **new)

@@ -10,6 +10,8 @@ import torch
 
 from warpdrive.data_manager import DataManager
 
+LARGEST = torch.finfo(torch.float32).max
+MOST_STEPS = 1 << 53
 TINY = 1e-12
 """The least mean of squared distances that is divided by: of embeddings that are all alike."""
 
@@ -42,6 +44,7 @@ class EpisodicMemory:
         rows, device = (num_envs, num_agents), data.device
         self.embedding = data.add(names[0], torch.zeros(*rows, capacity, size, device=device))
         self.count = data.add(names[1], torch.zeros(rows, dtype=torch.int64, device=device))
+        self.bounds = {names[0]: (-LARGEST, LARGEST), names[1]: (0, MOST_STEPS)}
         self.num_neighbours = num_neighbours
         self._slot = torch.arange(capacity, device=self.count.device)
 

@@ -16,6 +16,7 @@ from trainers.run.identity import Changes, changes_since
 from trainers.run.older_versions import acting_of_ring, is_of_ring
 from warpdrive.config import shown
 from warpdrive.data_manager import START
+from warpdrive.env import why_outside
 from warpdrive.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -140,8 +141,11 @@ def _check_state(trainer: Trainer, saved: Checkpoint) -> None:
     """Raises CheckpointError where envs hold what no play leads to: their kernels would index by it."""
     held = {name: array.numpy() for name, array in saved.tensors[checkpoint.ENV].items()}
     starts = {name.removeprefix(START): array for name, array in held.items() if name.startswith(START)}
-    for state in (held, held | starts):
-        if (why := trainer.env.env.why_impossible(state)) is not None:
+    found = [trainer.env.env.why_impossible(state) for state in (held, held | starts)]
+    bounds = {name: ends for one in trainer.algorithms.values() for name, ends in one.bounds().items()}
+    found += [why_outside(name, held[name], *ends) for name, ends in bounds.items()]
+    for why in found:
+        if why is not None:
             place = saved.path / f"{checkpoint.ENV}.safetensors"
             raise CheckpointError(f"{place}: {why}. It was changed by hand; use an older checkpoint.")
 

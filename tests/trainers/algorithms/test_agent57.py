@@ -10,8 +10,11 @@ from trainers.algorithms.agent57 import AGENT57, AGENT57Config, of_both
 from trainers.algorithms.ngu import ArmSequences
 from trainers.algorithms.r2d2 import rescaled
 from trainers.replay.of_group import SampledSequences
+from trainers.run.checkpoint import load_checkpoint
+from trainers.run.resume import restore
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.errors import CheckpointError
 
 SIZE, NUM_ENVS, NUM_ARMS = 4, 4, 3
 
@@ -98,6 +101,27 @@ def test_envs_choose_their_arms_where_episodes_end(make):
     bandits = trainer.algorithms["agent"].group.actor.bandits
     assert bandits.count.tolist() == [4] * NUM_ENVS
     assert torch.equal(bandits.returned[:, 3], trainer.rollout.reward[:, :, 0].sum(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("arm_agent", -1), ("arm_agent", 3), ("arm_agent_played", 3), ("arm_agent_count", -1),
+        ("arm_agent_return", math.nan), ("arm_agent_returned", math.inf), ("episodic_agent", math.nan),
+        ("episodic_count_agent", -1),
+    ],
+)  # fmt: skip
+def test_what_no_run_leaves_in_the_envs_arrays_is_refused_by_name(make, name, number):
+    """Three arms are indexed by."""
+    trainer = make()
+    trainer.iterate()
+    saved = load_checkpoint(trainer.save())
+    before = {one: trainer.env.data[one].clone() for one in trainer.env.data.names()}
+    saved.tensors["env"][f"{name}"].view(-1)[0] = number
+    words = rf"env\.safetensors: '{name}' of env 0.* is {number}, and never but from "
+    with pytest.raises(CheckpointError, match=words):
+        restore(trainer, saved)
+    assert all(torch.equal(trainer.env.data[one], tensor) for one, tensor in before.items())
 
 
 def test_a_run_that_goes_on_knows_its_bandits_returns(make):
