@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import itertools
@@ -193,6 +194,7 @@ def _run(argv: list[str], folder: Path | None, command: str | None) -> int:
         options, overrides = parse(parser, words)
     except SystemExit:  # --help was asked for
         return OK
+    _check_names(options)
     options.typed = _typed(argv)
     options.again = _same_in_another_process(argv, folder, only)
     if options.verbose:
@@ -200,6 +202,14 @@ def _run(argv: list[str], folder: Path | None, command: str | None) -> int:
     if getattr(options, "allow_import", False) and not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())  # where `python -m` looks, too
     return module.run(options, overrides, folder)
+
+
+def _check_names(options: argparse.Namespace) -> None:
+    """Raises ConfigError where a name would break the lines that tell of it: it could tell anything."""
+    for given in vars(options).values():
+        for one in given if isinstance(given, list) else [given]:
+            if isinstance(one, str) and one.splitlines() not in ([], [one]):
+                raise ConfigError(f"command line: {shown(one)}: a name with a line break in it. Rename that.")
 
 
 def _introduce(words: list[str]) -> int:

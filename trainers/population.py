@@ -25,7 +25,7 @@ from trainers.run.stop import SAVE, Stopped, StopSignals
 from trainers.settings.config import Config, PopulationConfig
 from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
-from warpdrive.errors import CheckpointError, ConfigError, tell
+from warpdrive.errors import CheckpointError, ConfigError, printable
 
 
 def config_of_member(config: Config, number: int, folder: Path) -> Config:
@@ -70,9 +70,9 @@ class Population:
         resume: Path | None = None,
         track: bool = False,
         allow_changed: bool = False,
-        say: Callable[[str], None] = tell,
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        self.config, self.say = config, say
+        self.config = config
         if resume is None:
             self.path = make_run_folder(Path(config.saving.basedir), name, config)
             (self.path / "config.yaml").write_text(dump_yaml(config) if source is None else source, encoding="utf-8")
@@ -91,6 +91,7 @@ class Population:
             where = {"resume": place} if goes_on else {"run_name": place.name}
             options = {"track": track, "allow_changed": allow_changed, "is_quiet": True}
             self.members.append(Trainer(one, source=source, command=command, **where, **options))
+        self.say = say or (lambda line: self.members[0].run.show(printable(line)))
         self.failed: dict[int, NonFiniteError | RunFolderError] = {}
         """By number, members that met a NaN, or whose folder is theirs no more."""
         self._told = min(member.iteration for member in self.members)

@@ -125,6 +125,14 @@ def test_a_full_disk_behind_what_is_printed_is_one_line_and_keeps_the_exit_code(
         assert run_python("-m", "warpdrive", "trian", stderr=full).returncode == 2
 
 
+@pytest.mark.parametrize("words", [["render", "runs/a\nerror: all is lost"], ["plot", "runs/a", "runs/b\u2028c"]])
+def test_a_name_that_breaks_lines_is_refused_on_one(capsys, words):
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: command line: ") and line.endswith(": a name with a line break in it. Rename that.")
+    assert line.isprintable()
+
+
 def test_a_file_that_may_not_become_so_large_is_one_line(capsys, monkeypatch):
     """`ulimit -f` in a folder of the compiler's, which nobody named."""
 

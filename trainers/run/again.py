@@ -127,7 +127,7 @@ def _names_in(plain: Mapping[str, object]) -> Iterator[str]:
 
 
 def with_restarts(
-    start: Callable[[Path | None, Path], int], max_restarts: int, run: Path | None, say: Callable[[str], None] = print
+    start: Callable[[Path | None, Path], int], max_restarts: int, run: Path | None, say: Callable[[str], None] = tell
 ) -> int:
     """Starts a run; and again, from its newest checkpoint, whenever it failed by what may not happen twice.
 

@@ -171,7 +171,7 @@ class RunFolder:
                 if (file := error.filename2 or error.filename) is not None:
                     reason = f"{Path(file).name}: {reason}"
                 line = f"warning: {self.path}: its logs cannot be written ({reason}). Training goes on, and reports"
-                self._print(printable(f"{line} wait until they can."), "yellow")
+                self.show(printable(f"{line} wait until they can."), "yellow")
             self._is_told = True
 
     def has_room_again(self) -> None:
@@ -213,9 +213,9 @@ class RunFolder:
         """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
         if self.is_silent:
             return
-        line = printable(line, keep="\n\t")
+        line = printable(line)
         if not self.is_quiet:
-            self._print(line, style)
+            self.show(line, style)
         self.note(line)
 
     def note(self, line: str) -> None:
@@ -240,7 +240,8 @@ class RunFolder:
         }
         self._write(lambda: disk.append(self.path / HISTORY, json.dumps(entry)))
 
-    def _print(self, line: str, style: str | None) -> None:
+    def show(self, line: str, style: str | None = None) -> None:
+        """Prints a line as `say` does, and keeps it nowhere. Who does not read it keeps no run from going on."""
         try:
             if self.console.is_terminal:
                 self.console.print(line, style=style, markup=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import run_python
 from trainers_runs import config_of
 
 from trainers.cli import main
@@ -18,6 +19,7 @@ from trainers.run.reading import members_in
 from trainers.run.stop import Stopped
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError, ConfigError
 
 SIZE = 3
@@ -116,6 +118,24 @@ def test_a_member_whose_folder_is_replaced_ends_and_the_others_are_saved(tmp_pat
     for number in (0, 2):
         (*_, last) = list_checkpoints(harmed.members[number].run.checkpoints)
         assert last.name == f"step_{harmed.members[number].env_steps:012d}"
+
+
+@pytest.mark.parametrize("reader", ["gone", "full disk"])
+def test_nobody_has_to_read_what_it_says(tmp_path, reader):
+    """Nor is anything lost where a file behind stdout takes no more."""
+    given = config(tmp_path, "cpu")
+    (tmp_path / "a.yaml").write_text(dump_yaml(given))
+    if reader == "gone":
+        read, stdout = os.pipe()
+        os.close(read)
+    else:
+        stdout = os.open("/dev/full", os.O_WRONLY)
+    words = ("-m", "warpdrive", "train", "--config", tmp_path / "a.yaml", "--run-name", "b")
+    done = run_python(*words, stdout=stdout, variables={"PYTHONUNBUFFERED": "1"})
+    os.close(stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    for member in members_in(tmp_path / "b"):
+        assert list_checkpoints(member / "checkpoints")[-1].name == "step_000000000256"
 
 
 def test_what_is_no_population_or_one_run_is_told_in_a_line(tmp_path):
