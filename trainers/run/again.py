@@ -79,17 +79,25 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
 def _starts_of(folder: Path) -> list[float]:
     """When a run, or a population's first, began and went on, in seconds since 1970: a copy tells what its origin does.
     Where nothing tells it, when its config was written last."""
-    starts = []
-    for place in [folder, *members_in(folder)][:2]:
-        with contextlib.suppress(CheckpointError, ValueError, KeyError, TypeError, RecursionError):
-            for line in read(place / HISTORY, max_bytes=MAX_FILE_BYTES).splitlines():
-                starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
+    starts = [start for place in [folder, *members_in(folder)][:2] for start in _starts_in(place)]
     return starts or [(folder / RESOLVED_CONFIG).stat().st_mtime]
 
 
+def _starts_in(folder: Path) -> list[float]:
+    """What a run's history tells of that."""
+    starts = []
+    with contextlib.suppress(CheckpointError, ValueError, KeyError, TypeError, RecursionError):
+        for line in read(folder / HISTORY, max_bytes=MAX_FILE_BYTES).splitlines():
+            starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
+    return starts
+
+
 def _steps_of(folder: Path) -> int:
-    """Env steps of its newest checkpoint; -1 if there is none."""
-    newest = [list_checkpoints(one / CHECKPOINTS)[-1:] for one in (folder, *members_in(folder))]
+    """Env steps of its newest checkpoint; -1 if there is none, or none that may be read."""
+    try:
+        newest = [list_checkpoints(one / CHECKPOINTS)[-1:] for one in (folder, *members_in(folder))]
+    except (OSError, CheckpointError):
+        return -1
     return max((age_of(one)[0] for last in newest for one in last), default=-1)
 
 
@@ -164,19 +172,22 @@ def _folder_of(run: Path) -> Path:
 
 
 def _mark_of(run: Path) -> bytes:
-    """What tells a run folder from another one at its path: its inode, which may be given anew, and when the run began
-    or went on last."""
-    try:
-        folder, config = run.stat(), (run / RESOLVED_CONFIG).lstat()
-    except OSError:
-        return b"none"
-    return b"%d:%d:%d" % (folder.st_dev, folder.st_ino, config.st_mtime_ns)
+    """What tells a run folder, and those of a population, from others at its path: inodes, which may be given anew, and
+    when each run began."""
+    marks = []
+    for one in (run, *members_in(run)):
+        try:
+            found = one.stat()
+        except OSError:
+            return b"none"
+        marks.append(f"{one.name}:{found.st_dev}:{found.st_ino}:{_starts_in(one)[:1]}")
+    return "|".join(marks).replace(" ", "").encode("utf-8", "surrogateescape")
 
 
 def _why_not_in(run: Path, mark: bytes) -> str | None:
     """Why a run is not to go on in its folder: that is another than before, or is taken; None if it may."""
     if _mark_of(run) != mark:
-        return f"{run}: was moved, removed or replaced. Put it back where it was, and resume the run."
+        return f"{run}: was moved, removed or replaced, or one of its members was. Put it back, and resume the run."
     try:
         lock_run(run)  # let go of at once
     except RunFolderError as error:

@@ -43,8 +43,11 @@ from trainers.run.reading import (
     CHECKPOINTS,
     LAST,
     MAX_JSON_BYTES,
+    STEP_NAME,
+    age_of,
     check_files_and_folders,
     check_folder,
+    list_checkpoints,
     members_in,
     place_of,
     read,
@@ -67,7 +70,6 @@ TABLE = "table:"
 Tensors = Mapping[str, torch.Tensor]
 
 _ASIDE = "abandoned_"
-STEP_NAME = re.compile(r"step_([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -285,18 +287,6 @@ def _env_axis(name: str) -> int | None:
     if name == "seed" or name.startswith((POOL, TABLE)):
         return None
     return 1 if name.startswith(FINAL) else 0
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a run's `checkpoints` folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if STEP_NAME.fullmatch(path.name) and path.is_dir()), key=age_of)
-
-
-def age_of(place: Path) -> tuple[int, str]:
-    """What checkpoints are ordered by: env steps as a number, as names grow longer than 12 digits."""
-    return int(STEP_NAME.fullmatch(place.name).group(1)), place.name
 
 
 def run_folder_of(path: Path) -> Path:

@@ -203,7 +203,8 @@ def remove_leftovers(folder: Path) -> None:
         elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else's, who alone may
+                path.unlink(missing_ok=True)
 
 
 def from_here(path: Path) -> Path:

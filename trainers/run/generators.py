@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ import numpy as np
 import torch
 
 from warpdrive.errors import CheckpointError
+
+CPU_BYTES, MERSENNE_WORDS = 5056, 624
+"""Of the state of torch's generator on a CPU; numbers that it makes at once."""
+NORMALS, NORMAL = 24 + 8 * MERSENNE_WORDS, 48 + 8 * MERSENNE_WORDS + 8
+"""Where in it three doubles and a float lie that it keeps of normal distributions."""
 
 
 def seed_everything(seed: int) -> None:
@@ -120,4 +126,12 @@ def _check_gauss(is_there: Any, gauss: Any) -> None:
 
 
 def _torch_state(state: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
+    content = bytearray.fromhex(state)
+    if len(content) == CPU_BYTES:  # torch looks at each of these numbers by itself, and reads beyond its own
+        left, drawn = struct.unpack_from("<8xi4xQ", content)
+        if left + drawn != MERSENNE_WORDS + 1 and (left, drawn) != (1, 0):
+            raise ValueError(f"{left} numbers left after {drawn} of {MERSENNE_WORDS}")
+        gauss = (*struct.unpack_from("<3d", content, NORMALS), *struct.unpack_from("<f", content, NORMAL))
+        if not all(map(math.isfinite, gauss)):
+            raise ValueError("the next number of a normal distribution is none")
+    return torch.frombuffer(content, dtype=torch.uint8)

@@ -141,7 +141,10 @@ def changes_since(
         if was[key] != now[key] and not _NOT_TOLD.fullmatch(key):
             is_allowed = allow or not _OF_NETWORKS.fullmatch(key)
             _add(changes, key, was[key], now[key], manifest, is_fixed=False, is_allowed=is_allowed)
-    if (num_ranks := run.get(NUM_RANKS, 1)) != here[NUM_RANKS]:
+    num_ranks = run.get(NUM_RANKS, 1)
+    if type(num_ranks) is not int or num_ranks < 1:
+        raise CheckpointError(f"{manifest}: expected progress.run.{NUM_RANKS} to count ranks, got {shown(num_ranks)}.")
+    if num_ranks != here[NUM_RANKS]:
         changes.of_ranks = num_ranks, here[NUM_RANKS]
     if (version := progress.get("version", __version__)) != __version__:
         changes.allowed["version"] = (version, __version__)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainers.run.reading import MAX_JSON_BYTES, read
+from trainers.run.reading import MAX_JSON_BYTES, STEP_NAME, read
+from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, printable
 from warpdrive.version import __version__
 
@@ -73,6 +74,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: 'files' and 'progress' must hold keys and values.")
     if RNG not in files:
         raise CheckpointError(f"{path}: 'files' lacks {RNG}.")
+    named, env_steps = STEP_NAME.fullmatch(path.parent.name), manifest.get("env_steps")
+    if type(env_steps) is not int or env_steps < 0:
+        raise CheckpointError(f"{path}: expected env_steps to count them, got {shown(env_steps)}.")
+    if named and env_steps != int(named.group(1)):
+        message = f"holds {env_steps} env steps. Rename it to step_{env_steps:012d}, or use another one."
+        raise CheckpointError(f"{path.parent}: {message}")
     for name, expected in files.items():
         is_name = Path(name).name == name and name.isprintable()
         if not is_name or not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():

@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainers.errors import RunFolderError
 from warpdrive.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
+STEP_NAME = re.compile(r"step_([0-9]+)")
+"""Of a checkpoint, by its env steps."""
 LAST = "last"
 BEST = "best"
 MAX_JSON_BYTES = 64 << 20
@@ -77,6 +80,19 @@ def members_in(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[7:]))
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a run's `checkpoints` folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    check_readable(folder)
+    return sorted((path for path in folder.iterdir() if STEP_NAME.fullmatch(path.name) and path.is_dir()), key=age_of)
+
+
+def age_of(place: Path) -> tuple[int, str]:
+    """What checkpoints are ordered by: env steps as a number, as names grow longer than 12 digits."""
+    return int(STEP_NAME.fullmatch(place.name).group(1)), place.name
+
+
 def check_folder(path: Path) -> None:
     """Raises CheckpointError if a folder of a run is missing, a link or no folder."""
     try:
@@ -87,6 +103,19 @@ def check_folder(path: Path) -> None:
         raise CheckpointError(f"{path}: {NOT_FOLLOWED}. Put the folder itself there.")
     if not stat.S_ISDIR(mode):
         raise CheckpointError(f"{path}: is no folder. Move it away.")
+
+
+def check_readable(folder: Path) -> None:
+    """Raises CheckpointError where nobody may see what a folder holds."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise CheckpointError(f"{folder}: cannot be read: {os.strerror(errno.EACCES)}. Ask its owner, or copy the run.")
+
+
+def check_writable(folder: Path) -> None:
+    """Raises RunFolderError where a run that is to go on could write nothing."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written. Copy the run to where you may write, and resume it there."
+        raise RunFolderError(f"{folder}: {why}")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from trainers.run.checks import check_finite
 from trainers.run.generators import new_of_ranks, prepare_generators
 from trainers.run.identity import Changes, changes_since
 from trainers.run.older_versions import acting_of_ring, is_of_ring
+from trainers.run.reading import STEP_NAME
 from warpdrive.config import shown
 from warpdrive.data_manager import START
 from warpdrive.env import why_outside
@@ -122,11 +123,11 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
 
 
 def _check_name(place: Path, env_steps: int) -> None:
-    """Raises CheckpointError where a name tells another number than progress does: runs go by both."""
-    named = checkpoint.STEP_NAME.fullmatch(place.name)
+    """Raises CheckpointError where a name, which is the manifest's number, tells another than progress does."""
+    named = STEP_NAME.fullmatch(place.name)
     if named and int(named.group(1)) != env_steps:
-        message = f"its progress makes {env_steps} env steps. Rename it to step_{env_steps:012d}, or use another one."
-        raise CheckpointError(f"{place}: {message}")
+        told = f"progress.iteration makes {env_steps} env steps, and env_steps says {int(named.group(1))}"
+        raise CheckpointError(f"{place / checkpoint.MANIFEST}: {told}. Use an older checkpoint.")
 
 
 def _check_averages(files: Mapping[str, checkpoint.Tensors]) -> None:

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from trainers.errors import RunFolderError
 from trainers.learning.distributed import world
+from trainers.replay.listing import REPLAY
 from trainers.report.metrics import append_jsonl
 from trainers.report.statistics import has, returns_by_group
 from trainers.run import disk
@@ -38,6 +39,7 @@ from trainers.run.reading import (
     MAX_METRICS_BYTES,
     METRICS,
     check_folder,
+    check_writable,
     read_reports,
 )
 from trainers.settings.config import Config, check_run_name
@@ -130,9 +132,12 @@ class RunFolder:
     def _take_lock(self) -> None:
         self._lock = lock_run(self.path)
         disk.remove_leftovers(self.path)
-        if os.path.lexists(self.checkpoints):
-            check_folder(self.checkpoints)
-            disk.remove_leftovers(self.checkpoints)
+        check_writable(self.path)
+        for place in (self.checkpoints, self.checkpoints / REPLAY):
+            if os.path.lexists(place):
+                check_folder(place)
+                check_writable(place)
+                disk.remove_leftovers(place)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

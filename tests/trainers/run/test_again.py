@@ -11,6 +11,7 @@ import yaml
 from trainers.cli import main
 from trainers.learning.heartbeat import LAUNCH_FOLDER
 from trainers.run.again import newest_run_of, tell_launcher, with_restarts
+from trainers.run.reading import list_checkpoints
 from trainers.settings.read_config import read_config
 
 
@@ -36,9 +37,11 @@ def starts(monkeypatch):
     return starts
 
 
-def with_checkpoint(run: Path) -> Path:
+def with_checkpoint(run: Path, second: int = 0) -> Path:
+    """Of a run that began in this second."""
     (run / "checkpoints" / "step_000000000008").mkdir(parents=True)
     (run / "config.resolved.yaml").touch()
+    (run / "history.jsonl").write_text(f'{{"time": "2026-11-24T12:00:{second:02d}+00:00"}}\n')
     return run
 
 
@@ -70,13 +73,55 @@ def test_a_folder_that_is_not_there_any_more_is_not_trained_in_again(end, is_tol
     def lose() -> int:
         run.rename(tmp_path / "elsewhere") if end == "move" else shutil.rmtree(run)
         if end == "replace":
-            with_checkpoint(run)  # perhaps with the inode that became free
+            with_checkpoint(run, second=1)  # perhaps with the inode that became free
         return 3
 
     given = run / "checkpoints" / "step_000000000008"
     assert starts([lose, 0], 5, run, said, resume=given, is_told=is_told) == [given]
-    reason = f"{run}: was moved, removed or replaced. Put it back where it was, and resume the run."
+    reason = f"{run}: was moved, removed or replaced, or one of its members was. Put it back, and resume the run."
     assert said == [f"exit code 3: not started again: {reason}"]
+
+
+def test_a_folder_whose_config_was_written_anew_is_still_the_same(starts, tmp_path):
+    """A run that goes on does that itself; so may an editor."""
+    run, said = with_checkpoint(tmp_path / "run"), []
+
+    def touch() -> int:
+        os.utime(run / "config.resolved.yaml", (1, 1))
+        return 1
+
+    assert starts([touch, 0], 5, run, said, resume=run, is_told=False) == [run, run]
+    assert said == [f"exit code 1: restart 1 of 5, from what {run} holds"]
+
+
+def test_a_population_that_lost_a_member_is_not_started_again(starts, tmp_path):
+    """It would begin that one anew."""
+    population, said = tmp_path / "all", []
+    for number in range(3):
+        with_checkpoint(population / f"member_{number}")
+
+    def lose() -> int:
+        (population / "member_1").rename(tmp_path / "elsewhere")
+        return 3
+
+    assert starts([lose, 0], 5, population, said) == [None]
+    reason = f"{population}: was moved, removed or replaced, or one of its members was."
+    assert said[0].startswith(f"exit code 3: not started again: {reason}")
+
+
+def test_a_folder_that_nobody_may_read_keeps_no_other_run_from_going_on(tmp_path, monkeypatch):
+    ours = {"name": "cartpole", "trainer": {"total_timesteps": 1000}, "saving": {"basedir": str(tmp_path)}}
+    for name in ("ours", "theirs"):
+        with_checkpoint(tmp_path / name)
+    (tmp_path / "ours" / "config.resolved.yaml").write_text(yaml.safe_dump(ours))
+
+    def listed(folder: Path) -> list[Path]:
+        if "theirs" in folder.parts:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return list_checkpoints(folder)
+
+    monkeypatch.setattr("trainers.run.again.list_checkpoints", listed)
+    assert newest_run_of(read_config(ours)) == tmp_path / "ours"
 
 
 def test_a_folder_that_another_process_trains_in_is_not_tried_again(starts, tmp_path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -105,6 +106,21 @@ def test_envs_and_seeds_that_do_not_fit_are_refused_whatever_is_allowed(run, cap
     for word in ("trainer.seed=2", "trainer.num_envs=2"):
         assert go_on(run, "--allow-changed", word) == 4
         assert capsys.readouterr().err.endswith("in this one. Leave it as it was.\n")
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints"])
+def test_a_run_that_could_save_nothing_is_told_before_anything_is_written(run, monkeypatch, capsys, place):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    may = os.access
+
+    def access(path: Path, mode: int) -> bool:
+        return may(path, mode) and (path != run / place or not mode & os.W_OK)
+
+    monkeypatch.setattr(os, "access", access)
+    assert go_on(run, "--total-timesteps", "24") == 3
+    told = f"{run / place}: cannot be written. Copy the run to where you may write, and resume it there."
+    assert capsys.readouterr().err == f"error: {told}\n"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def auto(*words: str) -> int:

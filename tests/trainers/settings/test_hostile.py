@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import pickle
 import struct
@@ -320,8 +321,47 @@ def test_a_checkpoint_under_the_name_of_another_is_refused(tiny, inside):
     other = saved.rename(saved.with_name("step_000000000001"))
     with pytest.raises(CheckpointError) as caught:
         trainer.restore(other)
-    way_out = f"its progress makes {trainer.env_steps} env steps. Rename it to {saved.name}, or use another one."
+    way_out = f"holds {trainer.env_steps} env steps. Rename it to {saved.name}, or use another one."
     assert str(caught.value) == f"{other}: {way_out}"
+
+
+@pytest.mark.parametrize("key", ["env_steps", "iteration"])
+def test_a_checkpoint_whose_counts_disagree_is_refused(tiny, inside, key):
+    trainer = Trainer(tiny(trainer__device="cpu"), "a")
+    trainer.iterate()
+    saved = trainer.save()
+    told = json.loads((saved / "manifest.json").read_text())
+    told |= {"env_steps": 7} if key == "env_steps" else {"progress": told["progress"] | {"iteration": 7}}
+    (saved / "manifest.json").write_bytes(signed(told))
+    words = r"holds 7 env steps\. Rename|progress\.iteration makes \d+ env steps, and env_steps says "
+    with pytest.raises(CheckpointError, match=words):
+        trainer.restore(saved)
+
+
+@pytest.mark.parametrize("number", [[2], "2", True, 0])
+def test_a_number_of_ranks_that_is_none_is_refused(tiny, inside, number):
+    trainer = Trainer(tiny(trainer__device="cpu"), "a")
+    saved = trainer.save()
+    told = json.loads((saved / "manifest.json").read_text())
+    told["progress"]["run"]["trainer.num_gpus"] = number
+    (saved / "manifest.json").write_bytes(signed(told))
+    with pytest.raises(CheckpointError, match=r"expected progress\.run\.trainer\.num_gpus to count ranks, got "):
+        trainer.restore(saved)
+
+
+@pytest.mark.parametrize(
+    ("place", "word", "number"),
+    [(8, "i", 624), (16, "Q", 624), (8, "i", 0), (5024, "d", math.inf), (5048, "f", math.nan)],
+)
+def test_a_state_of_torchs_generator_leads_nowhere_outside_of_its_numbers(inside, place, word, number):
+    torch.manual_seed(3)
+    torch.rand(100)
+    states = generator_states({})
+    prepare_generators(states, "rng.json", {})
+    content = bytearray.fromhex(states["torch"])
+    struct.pack_into(word, content, place, number)
+    with pytest.raises(CheckpointError, match=r"^rng\.json: 'torch' is no state of a generator \("):
+        prepare_generators({**states, "torch": content.hex()}, "rng.json", {})
 
 
 @pytest.mark.parametrize(
