@@ -80,18 +80,25 @@ class Population:
             self.path = Path(resume)
             check_members(self.path, config.population.size)
         self._lock = lock_run(self.path)
+        options = {"source": source, "command": command, "track": track, "is_quiet": True}
+        options |= {"allow_changed": allow_changed, "is_held": True}
+        members: dict[int, Trainer] = {}
+        configs = {number: config_of_member(config, number, self.path) for number in range(config.population.size)}
+        for number, one in configs.items():
+            if has_checkpoints(place := self.path / f"member_{number}"):
+                members[number] = Trainer(one, resume=place, **options)
+        for member in members.values():  # none is refused: from here on all may be written
+            member.go_on()
         disk.replace(self.path / RESOLVED_CONFIG, dump_yaml(config).encode())
-        self.members: list[Trainer] = []
-        for number in range(config.population.size):
-            place = self.path / f"member_{number}"
-            one = config_of_member(config, number, self.path)
-            goes_on = has_checkpoints(place)
-            if not goes_on and os.path.lexists(place):  # it ended before its first checkpoint: its logs are kept
+        new = [number for number in configs if number not in members]
+        for number in new:
+            if os.path.lexists(place := self.path / f"member_{number}"):  # it ended before its first checkpoint
                 place.rename(disk.make_numbered(self.path, f"ended_{place.name}", "members that ended early"))
-            where = {"resume": place} if goes_on else {"run_name": place.name}
-            options = {"track": track, "allow_changed": allow_changed, "is_quiet": True}
-            self.members.append(Trainer(one, source=source, command=command, **where, **options))
+            members[number] = Trainer(configs[number], run_name=place.name, **options)
+        self.members = [members[number] for number in configs]
         self.say = say or (lambda line: self.members[0].run.show(printable(line)))
+        if resume is not None and new:
+            self.say(f"these have no checkpoint, and begin anew: member {', '.join(map(str, new))}")
         self.failed: dict[int, NonFiniteError | RunFolderError] = {}
         """By number, members that met a NaN, or whose folder is theirs no more."""
         self._told = min(member.iteration for member in self.members)

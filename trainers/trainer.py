@@ -77,6 +77,7 @@ class Trainer:
         callbacks: what is called between iterations, besides what the config names.
         allow_changed: whether the run to go on with may have had another env, other sources of it or other networks.
         is_quiet: whether what it says is in its folder's log.txt alone.
+        is_held: whether a run that is resumed leaves its folder as it was until `go_on`.
     Raises:
         CheckpointError: there is nothing to resume from, or it is of another kind of run.
         ConfigError: `trainer.num_gpus` is not how many ranks there are.
@@ -97,6 +98,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         allow_changed: bool = False,
         is_quiet: bool = False,
+        is_held: bool = False,
     ) -> None:
         check_run_name(run_name)
         if config.population.size > 1:
@@ -131,7 +133,7 @@ class Trainer:
 
         with compiling_ahead(self.backend):
             self._make(env, agents, specs)
-        self.iteration, self._was_looked_at = 0, False
+        self.iteration, self._was_looked_at, self._go_on = 0, False, None
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
         self.reporter = Reporter(self, self.timing, track)
         self.saves = Saves(self)
@@ -142,7 +144,15 @@ class Trainer:
             self.run.add_to_history(0, self.world.size)
         else:
             with self.run.unlocked_if_refused():
-                resume_run(self, resume)
+                self._go_on = resume_run(self, resume)
+                if not is_held:
+                    self.go_on()
+
+    def go_on(self) -> None:
+        """Begins to write into the folder of a run that is resumed, where that was held back."""
+        if self._go_on is not None:
+            call, self._go_on = self._go_on, None
+            call()
 
     def _make(self, env: Env, agents: Mapping[str, range], specs: Mapping[str, GroupSpec]) -> None:
         """What has kernels, which are compiled beside it: nothing here launches one."""

@@ -26,7 +26,7 @@ from trainers.replay.of_ranks import joined_by_envs, name_on, num_ranks_of
 from trainers.replay.storage import Layout
 from trainers.replay.store import ReplayStore
 from trainers.run import disk
-from trainers.run.checkpoint import Checkpoint, restore_tensors
+from trainers.run.checkpoint import Checkpoint, check_tensors, restore_tensors
 from trainers.run.manifest import sha256, to_json
 from trainers.run.reading import MAX_JSON_BYTES, read
 from trainers.run.tensor_file import tensors_of, write_tensors
@@ -134,8 +134,12 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
     content = read(folder / SMALL)
     if sha256(content) != small:
         raise CheckpointError(f"{folder / SMALL}: damaged: it is not what was written. {WAY_OUT}")
+    into, tensors = chunks.small(listings)[STEPS], tensors_of(folder / SMALL, content)
+    check_tensors(into, tensors, folder / SMALL)
+    if (why := store.why_not_restored(tensors, listing.num_steps)) is not None:
+        raise CheckpointError(f"{folder / SMALL}: {why}. It was changed by hand. {WAY_OUT}")
     chunks.restore(folder, listings, are_ours=False)
-    restore_tensors(chunks.small(listings)[STEPS], tensors_of(folder / SMALL, content), folder / SMALL)
+    restore_tensors(into, tensors, folder / SMALL)
     store.restored()
     return store
 

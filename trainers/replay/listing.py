@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -131,7 +132,8 @@ def remove_unlisted(folder: Path, spared: Iterable[str] = ()) -> None:
         return
     for path in (folder / REPLAY).iterdir():
         if _NAME.fullmatch(path.name) and path.name not in listed and path.name not in spared:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(IsADirectoryError):  # no run's
+                path.unlink(missing_ok=True)
 
 
 def listed_in(folder: Path) -> set[str] | None:

@@ -302,13 +302,19 @@ class ReplayStore:
         found = {one.name: (0, one.below - 1) for one in self.layout if one.below is not None}
         return {"done": (0, TRUNCATED + self.layout.num_sides - 1), **found}
 
-    def why_not_restored(self, small: Mapping[str, torch.Tensor]) -> str | None:
-        """Why what a file has of `small` cannot be what a store like this wrote; None if it can."""
+    def why_not_restored(self, small: Mapping[str, torch.Tensor], num_steps: int) -> str | None:
+        """Why what a file has of `small` cannot be what a store like this wrote; None if it can.
+
+        Args:
+            num_steps: added so far, as those say that list its files.
+        """
         added, counted = (int(one) for one in small["head"].flatten()[[0, -1]])
         window, own = self.layout.num_steps, ("side_step", "num_truncated", "num_dropped")
         counts = {*own, *(f"table_{table}_{word}" for table in self.tables for word in COUNTS_OF_TABLE)}
         if added % window or not (0 <= added < 1 << 53 and 0 <= counted < 1 << 53):
             return f"head says that {added:,} steps of each env were kept, and they come by {window} at a time"
+        if added != num_steps:
+            return f"head says that {added:,} steps of each env were kept, and its files are of {num_steps:,}"
         for name in sorted(counts & small.keys()):
             if small[name].min() < 0:
                 return f"{name} holds {int(small[name].min()):,}, and counts from 0 on"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from trainers.trainer import Trainer
 
 
-def resume_run(trainer: Trainer, path: Path) -> None:
-    """Restores the newest checkpoint that is whole, of a run folder or the one given; says which are not."""
+def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
+    """Restores the newest checkpoint that is whole, of a run folder or the one given; says which are not. What it gives
+    begins to write into the folder: until then that is as it was."""
     candidates, run, is_store_alone = checkpoint.candidates(path), trainer.run, False
     for place in candidates:
         try:
@@ -43,11 +44,15 @@ def resume_run(trainer: Trainer, path: Path) -> None:
         changes = restore(trainer, saved)
         break
     trainer.world.gather(place)  # all have read it: now others may be renamed
-    trainer.world.first(lambda: _go_on_after(trainer, place))
-    run.say(f"resumed from {place}, after {trainer.env_steps:,} env steps")
-    for line in changes.lines():
-        run.say(f"changed since then: {line}", style="yellow")
-    run.add_to_history(trainer.env_steps, trainer.world.size, place, changes.allowed)
+
+    def go_on() -> None:
+        trainer.world.first(lambda: _go_on_after(trainer, place))
+        run.say(f"resumed from {place}, after {trainer.env_steps:,} env steps")
+        for line in changes.lines():
+            run.say(f"changed since then: {line}", style="yellow")
+        run.add_to_history(trainer.env_steps, trainer.world.size, place, changes.allowed)
+
+    return go_on
 
 
 def _go_on_after(trainer: Trainer, place: Path) -> None:
@@ -96,7 +101,9 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     _check_averages(read)
     _check_state(trainer, saved)
     for file, store in chunks.stores.items():
-        why = store.why_not_restored(saved.tensors[file]) if file in into else None
+        if file not in into:
+            continue
+        why = store.why_not_restored(saved.tensors[file], saved.replay[file].num_steps)
         if why is not None:
             place = saved.path / f"{file}.safetensors"
             raise CheckpointError(f"{place}: {why}. It was changed by hand; saving.replay=false goes on without it.")

@@ -1,6 +1,7 @@
 """Steps as files to learn from later: out of a run or a store, and in again; out of Minari's files."""
 
 import json
+import math
 import random
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from programs import call_command
+from safetensors.torch import load_file
 from trainers_runs import config_of
 
 from trainers.errors import RunFolderError
@@ -19,6 +21,7 @@ from trainers.replay.selectors import Uniform
 from trainers.replay.windows import Transitions
 from trainers.run.disk import TEMPORARY
 from trainers.run.manifest import sha256, to_json
+from trainers.run.tensor_file import write_tensors
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import BackendError, CheckpointError, ConfigError
@@ -45,6 +48,32 @@ def test_what_a_run_kept_is_drawn_again_from_its_dataset(tmp_path, device, backe
     again = read_dataset(tmp_path / "again", backend)
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in ours.tensors.items())
     assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [
+        ("head", 1000, "head says that 1,000 steps of each env were kept, and its files are of 10"),
+        ("head", -(1 << 63), "head says that -9,223,372,036,854,775,808 steps"),
+        ("pending.done", 200, "'pending.done' holds 200, and never but from 0 to "),
+        ("pending.reward", math.nan, "'pending.reward' holds a NaN"),
+        ("side_step", -1, "side_step holds -1, and counts from 0 on"),
+    ],
+)
+def test_counters_of_a_dataset_that_its_files_do_not_bear_out_are_refused(tmp_path, backend, name, number, words):
+    sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 80, "device": str(backend.device)}
+    trainer = Trainer(read_config(config_of("dqn", sizes, {"basedir": str(tmp_path)})))
+    trainer.train()
+    call_command("export", trainer.run.path, "--format", "dataset", "--output", tmp_path / "played")
+    file, told = tmp_path / "played" / "store.safetensors", tmp_path / "played" / "dataset.json"
+    tensors = {one: tensor.clone() for one, tensor in load_file(file).items()}
+    tensors[name].view(-1)[0] = number
+    write_tensors(file, tensors)
+    body = {key: one for key, one in json.loads(told.read_text()).items() if key != "sha256"}
+    body = {key: sha256(file.read_bytes()) if key == file.name else one for key, one in body.items()}
+    told.write_bytes(to_json({**body, "sha256": sha256(to_json(body))}))
+    with pytest.raises(CheckpointError, match=rf"^{file}: {words}.*It was changed by hand\."):
+        read_dataset(tmp_path / "played", backend)
 
 
 @pytest.fixture

@@ -39,6 +39,11 @@ def learned(path) -> dict[str, bytes]:
     return {name: (path / "checkpoints" / "last" / name).read_bytes() for name in LEARNED}
 
 
+def contents(folder) -> dict[Path, bytes]:
+    """Of all files but those that say who trains here."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
+
+
 @pytest.mark.parametrize("kind", ["dqn", "a2c"])
 def test_a_member_learns_what_a_run_of_its_config_learns_bit_for_bit(tmp_path, device, kind):
     said = []
@@ -118,6 +123,25 @@ def test_a_member_whose_folder_is_replaced_ends_and_the_others_are_saved(tmp_pat
     for number in (0, 2):
         (*_, last) = list_checkpoints(harmed.members[number].run.checkpoints)
         assert last.name == f"step_{harmed.members[number].env_steps:012d}"
+
+
+@pytest.mark.parametrize("harm", ["other envs", "damaged member"])
+def test_a_population_that_is_refused_is_left_as_it_was(tmp_path, capsys, harm):
+    """Whole: members before the one that is damaged, too."""
+    Population(config(tmp_path, "cpu", iterations=2), "a", say=lambda line: None).train()
+    if harm == "damaged member":
+        for manifest in (tmp_path / "a" / "member_1").glob("checkpoints/*/manifest.json"):
+            manifest.write_text("{}")
+    before = contents(tmp_path / "a")
+    changed = ["trainer.num_envs=16", "trainer.train_batch_size=64"] if harm == "other envs" else []
+    words = ["train", "--resume", str(tmp_path / "a"), "--total-timesteps", "128"]
+    assert main([*words, *changed]) == 4
+    assert contents(tmp_path / "a") == before
+    if not changed:
+        shutil.rmtree(tmp_path / "a" / "member_1")
+    assert main(words) == 0
+    told = "these have no checkpoint, and begin anew: member 1\n"
+    assert (told in capsys.readouterr().out) == (not changed)
 
 
 @pytest.mark.parametrize("reader", ["gone", "full disk"])
