@@ -347,7 +347,8 @@ def candidates(path: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) is not None and path.is_dir())
+    is_named = path.parent.name == CHECKPOINTS and STEP_NAME.fullmatch(path.name) is not None
+    return (path / MANIFEST).exists() or (is_named and path.is_dir())
 
 
 def set_aside_after(place: Path) -> list[Path]:

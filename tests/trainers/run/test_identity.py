@@ -182,6 +182,14 @@ def test_auto_takes_the_copy_that_came_farther_where_neither_was_resumed(run, ca
     assert "--resume auto: runs/a goes on; runs/0-behind began with it" in capsys.readouterr().out
 
 
+def test_a_run_that_is_named_as_a_checkpoint_is_a_run_all_the_same(run, capsys):
+    other = run.rename(run.with_name("step_5"))
+    assert go_on(other, "--total-timesteps", "24") == 0
+    assert auto("--run-name=step_5", "--total-timesteps", "32") == 0
+    assert capsys.readouterr().out.count("resumed from") == 2
+    assert main(["eval", str(other), "--episodes", "2"]) == 0
+
+
 def test_auto_does_not_begin_beside_a_run_that_trains(run, capsys):
     import fcntl
 
