@@ -73,6 +73,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "policy": {"adversary": {"central_critic": True}, "agent": {"normalize_observation": True}},
     },
 }
+KINDS |= {
+    f"what {algorithm} learned": {"name": env, "policy": {"agent": {"algorithm": algorithm, **model}}}
+    for algorithm, env, model in (
+        ("DQN", "cartpole", {"dueling": True}), ("C51", "cartpole", {}), ("R2D2", "cartpole", {"model": GRU}),
+        ("SAC", "pendulum", {}), ("SAC", "cartpole", {}), ("TD3", "pendulum", {}),
+    )
+}  # fmt: skip
 SHORT = ("GRU, masks, critic apart", "Dict, ids, central critic", "other agents see otherwise, central critic")
 NUM_ENVS, NUM_STEPS = 4, 8
 
@@ -150,21 +157,27 @@ def runner_of(path: Path) -> Callable[[Mapping[str, torch.Tensor]], dict[str, np
     return lambda inputs: {name: one.numpy() for name, one in module({name: inputs[name] for name in wanted}).items()}
 
 
-def check_plays_alike(played: Played, name: str, run: Callable, with_value: bool) -> None:
+def check_plays_alike(played: Played, name: str, run: Callable, actor: PortablePolicy) -> None:
     rollout, group = played.rollout, played.rollout.groups[name]
     head, num_agents = group.policy.head, len(group.agents)
-    memory = torch.zeros(NUM_ENVS * num_agents, 0)
+    memory = torch.zeros(NUM_ENVS * num_agents, actor.memory_size)
     for t in range(NUM_STEPS):
         inputs = played.inputs(name, t)
-        if t == 0 and group.policy.memory_size:
-            size = 12 if with_value and group.policy.network.critic_cell is not None else 6
-            memory = torch.zeros(NUM_ENVS * num_agents, size)
         outputs = run({**inputs, "memory": memory})
 
         def close(found: np.ndarray, expected: torch.Tensor) -> None:
             np.testing.assert_allclose(found, expected.cpu().numpy(), rtol=1e-5, atol=1e-5)
 
-        if isinstance(head, GaussianHead):
+        log_prob = None
+        if group.policy.acts_by == "q":
+            action = group.action[t].flatten(0, 1).cpu().numpy()
+            assert np.array_equal(outputs["action"], action)
+            assert np.array_equal(outputs["q_values"].argmax(-1), action.reshape(-1))
+            if "q_value" in group.fields:
+                close(outputs["q_values"].max(-1), group.tensors["q_value"][t].flatten())
+        elif group.action.is_floating_point() and not isinstance(head, GaussianHead):
+            close(outputs["action"], group.action[t].flatten(0, 1))  # of SAC, TD3 and DDPG
+        elif isinstance(head, GaussianHead):
             meant = head.action_of(group.action[t].flatten(0, 1))
             close(outputs["mean"], meant)
             clipped = rollout.data[spec_of(played.env.env, name).acts.array][t]
@@ -177,8 +190,9 @@ def check_plays_alike(played: Played, name: str, run: Callable, with_value: bool
             heads = [outputs[word] for word in outputs if word.startswith("logits")]
             assert [logits.shape[1] for logits in heads] == list(head.head_sizes)
             log_prob = sum(log_prob_of_best(logits) for logits in heads)
-        close(log_prob, group.log_prob[t].flatten())
-        if with_value:
+        if log_prob is not None and "log_prob" in group.fields:
+            close(log_prob, group.log_prob[t].flatten())
+        if actor.with_value and "value" in group.fields:
             norm = group.policy.value_norm
             value = group.value[t].flatten()
             close(outputs["value"], value if norm is None else norm.denormalise(value))
@@ -203,7 +217,7 @@ def check_exports(played: Played, folder: Path) -> None:
                 written = export.export_policy(actor, path, format, export.describe_env(played.env.env, name))
                 assert set(written.differences) == {slot.name for slot in actor.outputs}
                 run = runner_of(path)
-                check_plays_alike(played, name, run, with_value)
+                check_plays_alike(played, name, run, actor)
                 for rows in (1, 2, 1000):
                     inputs = random_inputs(actor, rows, torch.Generator().manual_seed(rows))
                     expected, found = actor(inputs), run(inputs)
