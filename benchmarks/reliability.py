@@ -78,7 +78,7 @@ def corruptions(number: int, folder: Path) -> dict[str, Any]:
         shutil.copytree(backup, trainer.run.checkpoints, symlinks=True)
         file = corrupt(newest, turn if number > 200 else 199 + turn % 2, chance)
         said.clear()
-        resume_run(trainer, trainer.run.path)
+        resume_run(trainer, trainer.run.path)()
         good = trainer.iteration == expected and said[0].startswith(f"warning: {file}: ")
         good &= said[-1].startswith(f"resumed from {older}, ")
         refused += good

@@ -5,6 +5,7 @@ Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the sta
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
@@ -16,6 +17,9 @@ from trainers.settings.config import SHARED
 
 NUM_DRAWS = 2_000
 CONFIDENCE = 0.95
+MAX_GROUPS = 64
+"""Of an env, whose returns are told and drawn."""
+_RETURN_OF_GROUP = re.compile(r"rollout/(.{1,200})/ep_rew_mean")
 
 Series = tuple[Sequence[float], Sequence[float]]
 """Where one seed was measured, increasing, and what was found there."""
@@ -23,8 +27,9 @@ Series = tuple[Sequence[float], Sequence[float]]
 
 def returns_by_group(metrics: Iterable[str]) -> dict[str, str]:
     """Of metrics' names those of mean returns: policy or group -> name; without `shared` beside the only group there
-    is, of which it says the same."""
-    found = {match[1]: name for name in metrics if (match := re.fullmatch(r"rollout/(.+)/ep_rew_mean", name))}
+    is, of which it says the same. The first `MAX_GROUPS` of them: more are no env's, and would be drawn for hours."""
+    found = {match[1]: name for name in metrics if (match := _RETURN_OF_GROUP.fullmatch(name))}
+    found = dict(itertools.islice(found.items(), MAX_GROUPS))
     if len(found) == 2:
         found.pop(SHARED, None)
     return found

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainers.report.statistics import common_places, interval, iqm
+from trainers.report.statistics import common_places, interval, iqm, returns_by_group
 
 
 def test_iqm_leaves_out_a_quarter_at_each_end_rounded_down_at_each_point_by_itself():
@@ -33,3 +33,9 @@ def test_seeds_measured_at_other_times_are_interpolated_where_all_reach_and_fewe
     assert common_places([([0.0], [1.0]), ([], [])])[0].tolist() == []
     x = list(range(1, 8))
     assert common_places([(x, x)], most=3)[0].tolist() == [1.0, 4.0, 7.0]
+
+
+def test_returns_are_told_of_as_many_groups_as_an_env_may_have():
+    names = [f"rollout/g{number}/ep_rew_mean" for number in range(3_000)]
+    assert returns_by_group([*names, "rollout/ep_len_mean"]) == {f"g{i}": names[i] for i in range(64)}
+    assert returns_by_group(["rollout/" + "x" * 201 + "/ep_rew_mean"]) == {}
