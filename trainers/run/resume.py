@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from trainers.replay.of_ranks import EMPTY, moved_stores, own_files
 from trainers.run import checkpoint
@@ -22,6 +25,10 @@ from warpdrive.errors import CheckpointError
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
+
+
+_NEVER_NEGATIVE = re.compile(r"/(exp_avg_sq|step)$|(^|[._])norm\.(variance|count)$")
+"""Names of an optimiser's and of running statistics' tensors."""
 
 
 def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
@@ -138,10 +145,10 @@ def _check_name(place: Path, env_steps: int) -> None:
 
 
 def _check_averages(files: Mapping[str, checkpoint.Tensors]) -> None:
-    """Raises CheckpointError where an optimiser's counts or means of squares are negative: roots of them are NaNs."""
+    """Raises CheckpointError where counts, means of squares or variances are negative: roots of them are NaNs."""
     for file, tensors in files.items():
         for name, tensor in tensors.items():
-            if name.endswith(("/exp_avg_sq", "/step")) and tensor.numel() and tensor.min() < 0:
+            if _NEVER_NEGATIVE.search(name) and tensor.numel() and tensor.min() < 0:
                 raise CheckpointError(f"{file}: '{name}' holds a negative number. Use an older checkpoint.")
 
 
@@ -150,7 +157,11 @@ def _check_state(trainer: Trainer, saved: Checkpoint) -> None:
     held = {name: array.numpy() for name, array in saved.tensors[checkpoint.ENV].items()}
     starts = {name.removeprefix(START): array for name, array in held.items() if name.startswith(START)}
     found = [trainer.env.env.why_impossible(state) for state in (held, held | starts)]
-    bounds = {name: ends for one in trainer.algorithms.values() for name, ends in one.bounds().items()}
+    # What is seen and remembered; of an env's own arrays nobody knows whether a NaN means something.
+    ours = [*trainer.env.layout.observations, *(one.spec.array("memory") for one in trainer.rollout.groups.values())]
+    finite = [name for name in ours if name in held and held[name].dtype.kind == "f"]
+    bounds = {name: (-np.finfo(held[name].dtype).max, np.finfo(held[name].dtype).max) for name in finite}
+    bounds |= {name: ends for one in trainer.algorithms.values() for name, ends in one.bounds().items()}
     found += [why_outside(name, held[name], *ends) for name, ends in bounds.items()]
     for why in found:
         if why is not None:

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from trainers import cli
 from trainers.run import checkpoint, manifest
 from trainers.run.generators import generator_states, prepare_generators
+from trainers.run.resume import restore
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.errors import CheckpointError, WiringError
@@ -296,15 +297,21 @@ def test_checkpoint_is_refused_and_does_nothing(tiny, inside, case):
     assert trainer.iteration == before
 
 
-@pytest.mark.parametrize(("name", "value"), [("exp_avg_sq", -1e-9), ("step", -1.0)])
-def test_an_optimiser_whose_roots_would_be_nans_is_refused_by_file_and_tensor(tiny, inside, name, value):
-    trainer = Trainer(tiny(trainer__device="cpu"), "a")
+@pytest.mark.parametrize(
+    ("of", "name", "value"),
+    [
+        ("optim.", "/exp_avg_sq", -1e-9), ("optim.", "/step", -1.0), ("policy.", "observation_norm.variance", -1.0),
+        ("policy.", "observation_norm.count", -1.0),
+    ],
+)  # fmt: skip
+def test_statistics_whose_roots_would_be_nans_are_refused_by_file_and_tensor(tiny, inside, of, name, value):
+    trainer = Trainer(tiny(trainer__device="cpu", policy={"shared": {"normalize_observation": True}}), "a")
     trainer.iterate()
     saved = trainer.save()
     told = json.loads((saved / "manifest.json").read_text())
-    file = next(file for file in told["files"] if file.startswith("optim."))
+    file = next(file for file in told["files"] if file.startswith(of))
     tensors = checkpoint.load_tensors(saved / file)
-    tensor = next(one for one in tensors if one.endswith(f"/{name}"))
+    tensor = next(one for one in tensors if one.endswith(name))
     tensors[tensor].view(-1)[-1] = value
     content = save(tensors)
     (saved / file).write_bytes(content)
@@ -312,6 +319,15 @@ def test_an_optimiser_whose_roots_would_be_nans_is_refused_by_file_and_tensor(ti
     with pytest.raises(CheckpointError) as caught:
         trainer.restore(saved)
     assert str(caught.value) == f"{saved / file}: '{tensor}' holds a negative number. Use an older checkpoint."
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_seen_is_a_number(tiny, inside, value):
+    trainer = Trainer(tiny(trainer__device="cpu"), "a")
+    saved = checkpoint.load_checkpoint(trainer.save())
+    saved.tensors["env"]["observation"][2].view(-1)[3] = value
+    with pytest.raises(CheckpointError, match=rf"env\.safetensors: 'observation' of env 2.* is {value}, and never but"):
+        restore(trainer, saved)
 
 
 def test_a_checkpoint_under_the_name_of_another_is_refused(tiny, inside):
