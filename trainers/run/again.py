@@ -67,11 +67,13 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
             continue
         lock = lock_run(folder)  # refused while another process trains here; let go of on leaving
         if has_checkpoints(folder):
-            copies = [str(other) for others, *_, other in found if other != folder and others[0] == starts[0]]
+            alike = [other for others, *_, other in found if other != folder and others[0] == starts[0]]
+            copies = [str(other) for other in alike if _meaning_of(other, config, allow_import) == wanted]
             if copies:
                 tell(f"--resume auto: {folder} goes on; {', '.join(copies)} began with it, and is left as it is")
             return folder
         remove_leftovers(lock.path.parent)  # room that was reserved: nobody else comes by
+        tell(f"--resume auto: {folder}, the newest run of this config, ended before its first checkpoint")
         return None
     return None
 
