@@ -88,7 +88,7 @@ def _starts_of(folder: Path) -> list[float]:
 def _starts_in(folder: Path) -> list[float]:
     """What a run's history tells of that."""
     starts = []
-    with contextlib.suppress(CheckpointError, ValueError, KeyError, TypeError, RecursionError):
+    with contextlib.suppress(CheckpointError, ArithmeticError, ValueError, LookupError, TypeError, RecursionError):
         for line in read(folder / HISTORY, max_bytes=MAX_FILE_BYTES).splitlines():
             starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
     return starts

@@ -124,6 +124,15 @@ def test_a_folder_that_nobody_may_read_keeps_no_other_run_from_going_on(tmp_path
     assert newest_run_of(read_config(ours)) == tmp_path / "ours"
 
 
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"time": 3}', '{"time": "0001-01-01"}', "[" * 9999, "\xff"])
+def test_a_history_that_tells_nothing_is_no_obstacle(tmp_path, line):
+    ours = {"name": "cartpole", "trainer": {"total_timesteps": 1000}, "saving": {"basedir": str(tmp_path)}}
+    run = with_checkpoint(tmp_path / "ours")
+    (run / "config.resolved.yaml").write_text(yaml.safe_dump(ours))
+    (run / "history.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    assert newest_run_of(read_config(ours)) == run
+
+
 def test_a_folder_that_another_process_trains_in_is_not_tried_again(starts, tmp_path):
     run, said = with_checkpoint(tmp_path / "run"), []
     with open(run / "run.lock", "w") as held:
