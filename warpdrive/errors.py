@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from typing import Any
 
 
@@ -21,6 +24,20 @@ def printable(text: str, keep: str = "") -> str:
 def tell(text: str, **how: Any) -> None:
     """`print`, but for control characters, which a name may have brought: they are written as escapes."""
     print(printable(text, keep="\n\t"), **how)
+
+
+def tell_anyway(text: str) -> None:
+    """`tell`, where work goes on whether anybody reads it or not: a pipe without a reader, a full disk behind it."""
+    try:
+        tell(text, flush=True)
+    except OSError:
+        silence()
+
+
+def silence() -> None:
+    """Lets stdout, which takes nothing any more, lead nowhere: what is still in its buffer would fail once more."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class WarpDriveError(Exception):

@@ -15,7 +15,7 @@ from trainers.run.disk import check_runs_folder
 from trainers.run.stop import PARENT, end_with_parent, save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, PopulationConfig, check_run_name
-from warpdrive.errors import ConfigError, tell
+from warpdrive.errors import ConfigError, tell, tell_anyway
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
@@ -120,7 +120,8 @@ def _newest_run(config: Config, options: argparse.Namespace, is_rank: bool) -> P
     def find() -> str | None:
         found = newest_run_of(config, options.run_name, options.allow_import)
         if found is None:
-            tell(f"--resume auto: {config.saving.basedir} has no run of this config to go on with: a new one begins")
+            none = f"{config.saving.basedir} has no run of this config to go on with"
+            tell_anyway(f"--resume auto: {none}: a new one begins")
         return None if found is None else str(found)
 
     if is_rank:

@@ -23,7 +23,7 @@ from trainers.settings.config import Config
 from trainers.settings.read_config import falls_over_run, read_config
 from warpdrive.config import to_plain
 from warpdrive.config_file import MAX_FILE_BYTES, load_yaml
-from warpdrive.errors import CheckpointError, WarpDriveError, tell
+from warpdrive.errors import CheckpointError, WarpDriveError, tell_anyway
 
 RUN = "run"
 """File in the launcher's folder: which run folder the ranks train in; what `_mark_of` says of it, and its path."""
@@ -70,10 +70,10 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
             alike = [other for others, *_, other in found if other != folder and others[0] == starts[0]]
             copies = [str(other) for other in alike if _meaning_of(other, config, allow_import) == wanted]
             if copies:
-                tell(f"--resume auto: {folder} goes on; {', '.join(copies)} began with it, and is left as it is")
+                tell_anyway(f"--resume auto: {folder} goes on; {', '.join(copies)} began with it, and is left as it is")
             return folder
         remove_leftovers(lock.path.parent)  # room that was reserved: nobody else comes by
-        tell(f"--resume auto: {folder}, the newest run of this config, ended before its first checkpoint")
+        tell_anyway(f"--resume auto: {folder}, the newest run of this config, ended before its first checkpoint")
         return None
     return None
 
@@ -137,7 +137,10 @@ def _names_in(plain: Mapping[str, object]) -> Iterator[str]:
 
 
 def with_restarts(
-    start: Callable[[Path | None, Path], int], max_restarts: int, run: Path | None, say: Callable[[str], None] = tell
+    start: Callable[[Path | None, Path], int],
+    max_restarts: int,
+    run: Path | None,
+    say: Callable[[str], None] = tell_anyway,
 ) -> int:
     """Starts a run; and again, from its newest checkpoint, whenever it failed by what may not happen twice.
 

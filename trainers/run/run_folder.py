@@ -46,7 +46,7 @@ from trainers.settings.config import Config, check_run_name
 from trainers.settings.outside import class_name
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
-from warpdrive.errors import printable
+from warpdrive.errors import printable, silence
 from warpdrive.version import __version__
 
 MAX_LOG_BYTES = 10 << 20
@@ -253,9 +253,7 @@ class RunFolder:
             elif self._has_reader():
                 print(line, flush=True)
         except OSError:  # nobody reads on (`| head -1`), or the terminal is closed: log.txt has it all
-            with contextlib.suppress(OSError, ValueError):
-                stdout = sys.stdout.fileno()
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+            silence()
 
     def _has_reader(self) -> bool:
         """Whether stdout takes a line now or soon. A pipe that nobody empties (`| less`) would hold the run for ever,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from programs import run_python
 
 from trainers.cli import main
 from trainers.learning.heartbeat import LAUNCH_FOLDER
@@ -52,6 +53,24 @@ def test_it_goes_on_from_its_checkpoint_once_there_is_one_and_says_so(starts, tm
     with_checkpoint(tmp_path)
     assert starts([1, 1, 1, 0], 2, tmp_path, said) == [None, tmp_path, tmp_path]
     assert said[1:] == [f"exit code 1: restart {n} of 2, from what {tmp_path} holds" for n in (1, 2)]
+
+
+@pytest.mark.parametrize("reader", ["gone", "full disk"])
+def test_it_is_started_again_whether_anybody_reads_that_or_not(tmp_path, reader):
+    code = """
+from pathlib import Path
+from trainers.run.again import with_restarts
+codes = [1, 1, 0]
+assert with_restarts(lambda run, folder: codes.pop(0), 5, None) == 0 and not codes
+"""
+    if reader == "gone":
+        read, stdout = os.pipe()
+        os.close(read)
+    else:
+        stdout = os.open("/dev/full", os.O_WRONLY)
+    done = run_python("-c", code, stdout=stdout)
+    os.close(stdout)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_name_of_its_folder_may_be_any_bytes(starts, tmp_path):
