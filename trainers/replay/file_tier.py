@@ -68,6 +68,7 @@ class Filed:
     """Of steps before this one it was said whether they go into files; `dropped` are the chunks that do not."""
     dropped: frozenset[int] = frozenset()
     say: Callable[[str], None] = tell
+    is_in_place: Callable[[], bool] = lambda: True  # whether the folder is still the run's
     num_stalls: int = 0
     """Times that the host waited for a file to be written."""
     stall_seconds: float = 0.0
@@ -90,11 +91,9 @@ class Filed:
         if self.division.file.folder is not None:
             self.files_in(Path(self.division.file.folder), self.name)
 
-    def files_in(
-        self, folder: Path, name: str, is_shared: bool = False, say: Callable[[str], None] | None = None
-    ) -> None:
+    def files_in(self, folder: Path, name: str, is_shared: bool = False) -> None:
         """Says where files go."""
-        self.folder, self.name, self.is_shared, self.say = folder, name, is_shared, say or self.say
+        self.folder, self.name, self.is_shared = folder, name, is_shared
 
     # --------------------------------------------------------------------------------------------- going down
 
@@ -110,9 +109,8 @@ class Filed:
             self.settled = group.stop * size
             self.num_dropped += (one_of - 1) * size
         self.poll()
-        first = self.division.first(head)
         with self._lock:
-            gone = [part for part in self.parts if part.end <= first]
+            gone = [part for part in self.parts if part.end <= self.division.first(head)]
             self._expired |= {part.name for part in gone}
             self.parts = self.parts[len(gone) :]
 
@@ -209,6 +207,8 @@ class Filed:
         """A file that is on the disk, under another name yet."""
         if self.folder is None:
             raise ConfigError("tiers: nobody said where files go. Give File a folder.")
+        if not self.is_in_place():
+            raise OSError("it was moved, removed or replaced")
         disk.make_folder(self.folder)
         os.close(os.open(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW))  # an OSError where a link lies
         beside = disk.temporary(self.folder / part_name(self.name, begin, end))
@@ -239,8 +239,8 @@ class Filed:
             live = {part.name for part in self.parts} | self.claimed
             self._expired -= {part.name for part in self.parts}
             listed = listed_in(self.folder.parent) if self.is_shared else set()
-            if listed is None or self.folder.is_symlink():  # a manifest cannot be read: nobody knows what it lists
-                return
+            if listed is None or self.folder.is_symlink() or not self.is_in_place():
+                return  # a manifest cannot be read, and nobody knows what it lists; or it is another's
             for name in self._expired - live - listed:
                 (self.folder / name).unlink(missing_ok=True)
                 self._maps.pop(name, None)

@@ -19,7 +19,7 @@ from trainers.replay.storage import Layout, Sizes, bytes_of
 from trainers.replay.tiers import Division
 from trainers.run import disk
 from trainers.run.free_memory import free_bytes
-from trainers.run.lock import FolderHold, hold_folder
+from trainers.run.lock import FolderHold, hold_folder, inode_of
 from trainers.run.reading import check_folder
 from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError
@@ -248,7 +248,11 @@ class Tiered:
             self._hold = _hold(place)
             for path in place.glob(f"{name}.*.safetensors"):
                 path.unlink()  # of a process before this one: checkpoints have what is needed
-        self.files.files_in(place, name, is_shared, lambda line: run.say(line, style="yellow"))
+        owner = place if folder is not None else run.path
+        began = inode_of(owner)
+        self.files.files_in(place, name, is_shared)
+        self.files.say = lambda line: run.say(line, style="yellow")
+        self.files.is_in_place = lambda: inode_of(owner) == began
 
     def _every(self, name: str) -> int:
         return 1 if name == "done" else self.layout[name].every

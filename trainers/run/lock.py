@@ -37,18 +37,18 @@ class RunLock:
         self.path = path
         self.warning = warning
         """Why nothing is locked: the file system knows no locks."""
-        self._inodes = {one: _inode(one) for one in (path.parent, path)}
+        self._inodes = {one: inode_of(one) for one in (path.parent, path)}
         if descriptor is not None:
             weakref.finalize(self, _release, descriptor, os.getpid())
 
     def is_in_place(self) -> bool:
         """Whether the folder and run.lock are the same ones as at the start."""
-        return all(_inode(path) == inode for path, inode in self._inodes.items())
+        return all(inode_of(path) == inode for path, inode in self._inodes.items())
 
     def check(self) -> None:
         """Raises RunFolderError if they are not: then another process may train there, or the folder is another's."""
         for path, inode in self._inodes.items():
-            if _inode(path) != inode:
+            if inode_of(path) != inode:
                 raise RunFolderError(
                     f"{path}: was moved, removed or replaced while the run trained, so nothing more is written there. "
                     "Put it back where it was, and resume the run."
@@ -134,7 +134,8 @@ def hold_folder(folder: Path) -> FolderHold:
     return hold
 
 
-def _inode(path: Path) -> tuple[int, int] | None:
+def inode_of(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what lies there, or of a link itself; None if nothing does."""
     try:
         found = path.lstat()
     except OSError:

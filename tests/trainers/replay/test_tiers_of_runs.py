@@ -167,7 +167,8 @@ def test_sequences_and_teams_learn_the_same_bits_and_go_on_with_them(tmp_path, d
 def run_with_files_in(folder, basedir, resume=None, name="same", **more) -> Trainer:
     """DQN of 8 envs in 5 steps an iteration, whose steps leave the device after 15."""
     sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": more.pop("length", 480), "device": "cpu"}
-    config = config_of("dqn", sizes, {"basedir": str(basedir), "model_params_save_freq": 3})
+    freq = more.pop("model_params_save_freq", 3)
+    config = config_of("dqn", sizes, {"basedir": str(basedir), "model_params_save_freq": freq})
     tiers = {"device": "360KB", "file": "1GB", "ahead": 2, **({} if folder is None else {"folder": str(folder)})}
     tagger = {**config["policy"]["tagger"], "buffer_size": 4000, "prioritized": False, "tiers": tiers, **more}
     runner = {**config["policy"]["runner"], "to_train": False}
@@ -222,6 +223,31 @@ def test_a_place_of_files_that_another_process_has_or_that_is_a_link_is_left_alo
     with pytest.raises(CheckpointError, match=f"^{re.escape(str(place))}: is a link"):
         run_with_files_in(tmp_path / "scratch", tmp_path, path)
     assert everything_in(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.parametrize("has_folder", [False, True], ids=["of the run", "of its own"])
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["moved", "replaced"])
+def test_files_go_into_no_folder_that_is_another_by_now(tmp_path, capsys, has_folder, is_replaced):
+    """Neither made anew nor written into nor taken out of."""
+    trainer = run_with_files_in(tmp_path / "scratch" if has_folder else None, tmp_path, model_params_save_freq=0)
+    for _ in range(6):
+        trainer.iterate()
+    store = trainer.stores["replay.tagger"]
+    store.tiered.files.flush()
+    place = trainer.run.path
+    if has_folder:
+        (place,) = (tmp_path / "scratch").iterdir()
+    assert any(place.rglob("replay.tagger.*"))
+    moved = place.rename(tmp_path / "moved")
+    if is_replaced:
+        shutil.copytree(moved, place)
+    before = everything_in(place)
+    for _ in range(6):
+        trainer.iterate()
+    store.tiered.files.flush()
+    assert place.exists() == is_replaced and everything_in(place) == before
+    told = " ".join(capsys.readouterr().out.split())
+    assert "were dropped: it was moved, removed or replaced." in told or "goes on without its steps" in told
 
 
 def test_nothing_is_written_where_a_link_takes_the_place_of_a_runs_files_and_what_was_learned_is_saved(
