@@ -218,7 +218,7 @@ class RunFolder:
         """Prints a line, with colour on a terminal and plain elsewhere, and keeps it in log.txt."""
         if self.is_silent:
             return
-        line = printable(line)
+        line = printable(line, keep="\t")
         if not self.is_quiet:
             self.show(line, style)
         self.note(line)
