@@ -40,7 +40,11 @@ __device__ __forceinline__ int env_slot()
 
 __device__ __forceinline__ int first_agent()
 {
-    return THREADS_PER_ENV == 1 ? 0 : threadIdx.x;  // a constant lets the compiler unroll
+    if (THREADS_PER_ENV == 1) return 0;  // a constant lets the compiler unroll
+#ifdef __CUDA_ARCH__
+    __builtin_assume(threadIdx.x < THREADS_PER_ENV);  // a loop over fewer agents than threads is no loop
+#endif
+    return threadIdx.x;
 }
 
 __device__ __forceinline__ int agent_stride()
@@ -66,6 +70,14 @@ __device__ __forceinline__ void env_sync(PLACE_PARAMETER)
         __syncthreads(PLACE_ALONE);
     } else {
         // The framework packs envs only as powers of two of at most 32 threads: an env is a part of one warp.
+#ifdef __CUDA_ARCH__
+        // Whole warps come here at once but where an env has returned, and a wait for all of one costs a fifth of waits
+        // for its parts.
+        if (__activemask() == 0xffffffffu) {
+            __syncwarp();
+            return;
+        }
+#endif
         const unsigned lane = (threadIdx.y * THREADS_PER_ENV) & 31u;
         const unsigned lanes = THREADS_PER_ENV >= 32 ? 0xffffffffu : (1u << (THREADS_PER_ENV & 31)) - 1u;
         __syncwarp(lanes << lane PLACE_NEXT);
