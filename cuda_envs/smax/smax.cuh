@@ -4,6 +4,21 @@
 
 // -------------------------------------------------------------------------------------------------------- what is seen
 
+// Threads of an env write rows of features side by side: so many share one, and so many rows are written at once.
+constexpr int COLUMNS = THREADS_PER_ENV % 16 == 0 ? 16 : THREADS_PER_ENV;
+constexpr int ROWS = THREADS_PER_ENV / COLUMNS;
+constexpr int SEEN_ROUNDS = (NUM_SEEN + COLUMNS - 1) / COLUMNS, OWN_ROUNDS = (NUM_OWN + COLUMNS - 1) / COLUMNS;
+
+// A feature of a unit as it knows itself. Written as choices, not as ways that threads would take one after the other.
+__device__ __forceinline__ float own_feature(
+    const Battle& battle, int unit, int feature, float x, float y, float cooldown)
+{
+    const float seen = battle.seen[unit][feature == 0 ? 0 : feature + 3];
+    const float place = feature == 1 ? x : y;
+    const float known = feature == 3 ? cooldown : seen;
+    return feature == 1 || feature == 2 ? place : known;
+}
+
 // Writes what allies see and may do, and the state of the whole.
 //   last_action   [unit] of this env
 //   observation   [env, ally, feature]  other units, allies first, NUM_SEEN features each; then oneself  written
@@ -15,39 +30,43 @@ __device__ __forceinline__ void observe(
     for (int unit = first_agent(); unit < NUM_UNITS; unit += agent_stride()) {
         const int type = battle.type[unit], action = last_action[unit];
         const bool shows = SEE_ENEMY_ACTIONS || is_ally(unit);
-        const int last = NUM_MOVES + (is_ally(unit) ? NUM_ENEMIES : NUM_AGENTS) - 1;
+        const int num_actions = NUM_MOVES + (is_ally(unit) ? NUM_ENEMIES : NUM_AGENTS);
         float* const seen = battle.seen[unit];
-        seen[0] = battle.health[unit] / MAX_HEALTH[type];
+        seen[0] = battle.health[unit] * PER_HEALTH[type];
         seen[1] = seen[2] = 0.0f;  // the place, which depends on who looks
         seen[3] = shows ? (float)((action == EAST) - (action == WEST)) : 0.0f;
         seen[4] = shows ? (float)((action == NORTH) - (action == SOUTH)) : 0.0f;
-        seen[5] = shows && action >= NUM_MOVES ? (float)action / last : 0.0f;
-        seen[6] = fminf(fmaxf(battle.cooldown[unit] / COOLDOWN[type], 0.0f), 1.0f);
+        seen[5] = shows && action >= NUM_MOVES ? (float)action / (num_actions - 1) : 0.0f;
+        seen[6] = fminf(fmaxf(battle.cooldown[unit] * PER_COOLDOWN[type], 0.0f), 1.0f);
         for (int i = 0; i < NUM_TYPES; ++i) seen[7 + i] = i == type ? 1.0f : 0.0f;
     }
     env_sync();
 
+    const int column = first_agent() % COLUMNS, first_row = first_agent() / COLUMNS;
+#pragma unroll 1
     for (int ally = 0; ally < NUM_AGENTS; ++ally) {
         float* __restrict__ const row = observation + ((long long)env * NUM_AGENTS + ally) * NUM_FEATURES;
         const bool alive = is_alive(battle, ally);
-        const float x = battle.x[ally], y = battle.y[ally], sight = SIGHT_RANGE[battle.type[ally]];
-        const float squared_sight = squared(sight), per_sight = 1.0f / sight;
+        const int type = battle.type[ally];
+        const float x = battle.x[ally], y = battle.y[ally], per_sight = PER_SIGHT[type];
+        const float squared_sight = alive ? squared(SIGHT_RANGE[type]) : 0.0f;
 #pragma unroll 1
-        for (int place = first_agent(); place < NUM_OTHERS; place += agent_stride()) {
-            const int number = place / NUM_SEEN, feature = place - number * NUM_SEEN;
+        for (int number = first_row; number < NUM_UNITS - 1; number += ROWS) {
             const int other = number + (number >= ally);
             const float dx = battle.x[other] - x, dy = battle.y[other] - y;
-            const float relative = feature == 1 ? dx * per_sight : dy * per_sight;
-            const float value = feature == 1 || feature == 2 ? relative : battle.seen[other][feature];
-            row[place] = alive && is_alive(battle, other) && dx * dx + dy * dy < squared_sight ? value : 0.0f;
+            const float distance = is_alive(battle, other) ? dx * dx + dy * dy : INFINITY;
+            const bool sees = distance < squared_sight;
+#pragma unroll
+            for (int round = 0; round < SEEN_ROUNDS; ++round) {
+                const int feature = column + round * COLUMNS;
+                if (feature >= NUM_SEEN) continue;
+                const float relative = (feature == 1 ? dx : dy) * per_sight;
+                const float value = feature == 1 || feature == 2 ? relative : battle.seen[other][feature];
+                row[number * NUM_SEEN + feature] = sees ? value : 0.0f;
+            }
         }
-#pragma unroll 1
         for (int feature = first_agent(); feature < NUM_OWN; feature += agent_stride()) {
-            const float* const seen = battle.seen[ally];
-            const float value = feature == 0 ? seen[0]
-                : feature == 1 ? x / MAP_WIDTH
-                : feature == 2 ? y / MAP_HEIGHT
-                : seen[feature + 3];
+            const float value = own_feature(battle, ally, feature, x / MAP_WIDTH, y / MAP_HEIGHT, battle.seen[ally][6]);
             row[NUM_OTHERS + feature] = alive ? value : 0.0f;
         }
     }
@@ -62,14 +81,16 @@ __device__ __forceinline__ void observe(
 
     float* __restrict__ const state = global_state + (long long)env * NUM_STATE;
 #pragma unroll 1
-    for (int place = first_agent(); place < NUM_UNITS * NUM_OWN; place += agent_stride()) {
-        const int unit = place / NUM_OWN, feature = place - unit * NUM_OWN;
-        const float value = feature == 0 ? battle.seen[unit][0]
-            : feature == 1 ? battle.x[unit]
-            : feature == 2 ? battle.y[unit]
-            : feature == 3 ? battle.cooldown[unit]
-            : battle.seen[unit][feature + 3];
-        state[place] = is_alive(battle, unit) ? value : 0.0f;
+    for (int unit = first_row; unit < NUM_UNITS; unit += ROWS) {
+        const bool alive = is_alive(battle, unit);
+        const float x = battle.x[unit], y = battle.y[unit], cooldown = battle.cooldown[unit];
+#pragma unroll
+        for (int round = 0; round < OWN_ROUNDS; ++round) {
+            const int feature = column + round * COLUMNS;
+            if (feature >= NUM_OWN) continue;
+            const float value = own_feature(battle, unit, feature, x, y, cooldown);
+            state[unit * NUM_OWN + feature] = alive ? value : 0.0f;
+        }
     }
     for (int unit = first_agent(); unit < NUM_UNITS; unit += agent_stride()) {
         state[NUM_UNITS * NUM_OWN + unit] = is_ally(unit) ? 0.0f : 1.0f;
@@ -128,11 +149,11 @@ __device__ __forceinline__ void step_env(
     for (int enemy = 0; enemy < NUM_ENEMIES; ++enemy) {
         const int unit = NUM_AGENTS + enemy;
         num_enemies += is_alive(battle, unit);
-        lost += (battle.enemy_health_before[enemy] - battle.health[unit]) / MAX_HEALTH[battle.type[unit]];
+        lost += (battle.enemy_health_before[enemy] - battle.health[unit]) * PER_HEALTH[battle.type[unit]];
     }
     const bool is_won = num_enemies == 0 && num_allies > 0;
     for (int ally = first_agent(); ally < NUM_AGENTS; ally += agent_stride()) {
-        reward[(long long)env * NUM_AGENTS + ally] = lost / NUM_ENEMIES + (is_won ? WON_BATTLE_BONUS : 0.0f);
+        reward[(long long)env * NUM_AGENTS + ally] = lost * (1.0f / NUM_ENEMIES) + (is_won ? WON_BATTLE_BONUS : 0.0f);
         active[(long long)env * NUM_AGENTS + ally] = is_alive(battle, ally);
     }
     for (int unit = first_agent(); unit < NUM_UNITS; unit += agent_stride()) {

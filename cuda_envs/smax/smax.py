@@ -176,6 +176,9 @@ class Smax(Env):
             "RADIUS": [one.radius for one in types],
             "MAX_HEALTH": [one.health for one in types],
             "COOLDOWN": [one.cooldown for one in types],
+            "PER_SIGHT": [1 / one.sight_range for one in types],  # a product is much cheaper than a division
+            "PER_HEALTH": [1 / one.health for one in types],
+            "PER_COOLDOWN": [1 / one.cooldown for one in types],
             "SEE_ENEMY_ACTIONS": config.see_enemy_actions,
             "WALLS_KILL": config.walls_cause_death,
             "SHOOTS_AT_ANY": config.attack_mode == "random",
