@@ -248,7 +248,7 @@ def finish(axes: Any, **labels: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.set(**labels)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(EngFormatter(sep="", useOffset=True))  # far steps differ in late digits
     axes.grid(alpha=0.3, linewidth=0.5)
 
 

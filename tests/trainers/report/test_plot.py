@@ -12,7 +12,7 @@ import pytest
 from programs import call_command, full_disk
 
 from trainers.errors import RunFolderError
-from trainers.report.plot import panel_of, read_run
+from trainers.report.plot import finish, panel_of, read_run
 from trainers.run.checkpoint import RESOLVED_CONFIG
 from warpdrive.errors import ConfigError
 
@@ -216,3 +216,16 @@ def test_a_run_that_is_not_there_or_in_which_no_episode_has_ended_is_refused(mak
 def test_a_wrong_word_of_the_command_is_refused(make_run, words, overrides, line):
     with pytest.raises(ConfigError, match=re.escape(line)):
         run(make_run("a"), *words, overrides=overrides)
+
+
+@needs_matplotlib
+def test_far_steps_have_ticks_that_differ():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    axes.plot([999_999_000_000, 1_000_001_000_000], [0.0, 1.0])
+    finish(axes, xlabel="env steps")
+    axes.figure.draw_without_rendering()
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert len(set(ticks)) == len(ticks)
+    assert axes.xaxis.get_offset_text().get_text() == "1M+1T"
