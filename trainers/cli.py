@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.commands import COMMANDS, find_command
-from trainers.errors import RunFolderError
+from trainers.errors import RunFolderError, UnreadableError
 from trainers.run.stop import Stopped, end_at_once
 from trainers.settings.arguments import Parser, parse
 from warpdrive.config import did_you_mean, shown
@@ -144,6 +144,8 @@ def exit_code(error: Exception) -> int:
     """Which exit code an error asks for."""
     if isinstance(error, ConfigError | EnvError):
         return BAD_USAGE
+    if isinstance(error, UnreadableError):
+        return NO_RESOURCE
     if isinstance(error, CheckpointError):
         return BAD_CHECKPOINT
     if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
