@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="tell the memory needed, make two steps, leave nothing")
 
 
-@save_spares()
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
+    save_spares()
     if PARENT in os.environ:
         end_with_parent()
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
