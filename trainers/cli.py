@@ -20,7 +20,15 @@ from trainers.errors import RunFolderError, UnreadableError
 from trainers.run.stop import Stopped, end_at_once
 from trainers.settings.arguments import Parser, parse
 from warpdrive.config import did_you_mean, shown
-from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError, tell
+from warpdrive.errors import (
+    BackendError,
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    WarpDriveError,
+    let_stdout_escape,
+    tell,
+)
 from warpdrive.interrupts import was_interrupted
 from warpdrive.version import __version__
 
@@ -70,6 +78,7 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
     argv = list(sys.argv[1:] if argv is None else argv)
     show_traceback, rank = "--traceback" in argv, int(os.environ.get("RANK", 0))
     try:
+        let_stdout_escape()
         code = _run(argv, folder, command)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a closed pipe is no traceback

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from good_config import GOOD
 from programs import ROOT, run_python
 
 from trainers.cli import NEEDED, exit_code, main
@@ -123,6 +124,14 @@ def test_a_full_disk_behind_what_is_printed_is_one_line_and_keeps_the_exit_code(
         assert listed.returncode == 3
         assert listed.stderr.startswith("error: the disk is full where this command writes or prints to")
         assert run_python("-m", "warpdrive", "trian", stderr=full).returncode == 2
+
+
+def test_what_stdout_cannot_encode_is_an_escape(tmp_path):
+    config = tmp_path / "\u00e9.yaml"
+    config.write_text(GOOD)
+    done = run_python("-m", "warpdrive", "config", "check", config, variables={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(rf"{tmp_path}/\xe9.yaml: ok")
 
 
 @pytest.mark.parametrize("words", [["render", "runs/a\nerror: all is lost"], ["plot", "runs/a", "runs/b\u2028c"]])

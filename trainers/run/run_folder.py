@@ -46,7 +46,7 @@ from trainers.settings.config import Config, check_run_name
 from trainers.settings.outside import class_name
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
-from warpdrive.errors import printable, silence
+from warpdrive.errors import let_stdout_escape, printable, silence
 from warpdrive.version import __version__
 
 MAX_LOG_BYTES = 10 << 20
@@ -94,6 +94,7 @@ class RunFolder:
         self._is_told, self._is_read = False, True
         self._unwritten: list[Mapping[str, float]] = []
         world().first(self._take_lock)
+        let_stdout_escape()
         self.console = Console(highlight=False, soft_wrap=True)
         self.metrics: collections.deque[dict[str, float]] = collections.deque(maxlen=NUM_KEPT)
         """The last reports."""
