@@ -30,6 +30,7 @@ from warpdrive.errors import (
     tell,
 )
 from warpdrive.interrupts import was_interrupted
+from warpdrive.variables import number_in
 from warpdrive.version import __version__
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -76,8 +77,9 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of each event that it frees on a lost GPU
     argv = list(sys.argv[1:] if argv is None else argv)
-    show_traceback, rank = "--traceback" in argv, int(os.environ.get("RANK", 0))
+    show_traceback, rank = "--traceback" in argv, 0
     try:
+        rank = number_in("RANK", 0)
         let_stdout_escape()
         code = _run(argv, folder, command)
         if sys.stdout is not None:
@@ -272,7 +274,7 @@ def _same_in_another_process(argv: list[str], folder: Path | None, command: str 
 
 def _log_to_stderr() -> None:
     """--verbose: the versions, and what the packages log; of several ranks the first speaks."""
-    if int(os.environ.get("RANK", 0)):
+    if number_in("RANK", 0):
         return
     import logging
     import platform

@@ -17,6 +17,8 @@ from programs import ROOT, run_python
 from trainers.cli import NEEDED, exit_code, main
 from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError
+from trainers.learning.distributed import join
+from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, KernelError
 from warpdrive.version import __version__
 
@@ -75,6 +77,33 @@ def test_program_with_one_command_goes_by_its_own_name(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("usage: train.py ")
     assert main(["tag.yaml"], command="train") == 2
     assert "Say train.py --config tag.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"RANK": "first"}, "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0.5"}, "LOCAL_RANK"),
+        ({"WARPDRIVE_PARENT": "init"}, "WARPDRIVE_PARENT"),
+    ],
+)
+def test_a_variable_that_holds_no_number_is_one_line_and_code_2(variables, name, tmp_path, monkeypatch, capsys):
+    config = tmp_path / "good.yaml"
+    config.write_text(GOOD)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert main(["train", "--config", str(config), f"saving.basedir={tmp_path}/runs"]) == 2
+    told = f"${name} is {variables[name]!r}, and must be a whole number from 0. Unset it, or give it one."
+    assert capsys.readouterr().err == f"error: {told}\n"
+
+
+def test_a_variable_that_is_empty_is_unset(monkeypatch, capsys):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WARPDRIVE_PARENT"):
+        monkeypatch.setenv(name, "")
+    assert main(["train", "--max-restarts", "-1"]) == 2
+    assert capsys.readouterr().err == "error: command line: --max-restarts: expected a number from 0, got -1.\n"
+    assert join(TrainerConfig()).size == 1
 
 
 # --------------------------------------------------------------------------------------------- what it loads

@@ -17,6 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from warpdrive.interrupts import was_interrupted
+from warpdrive.variables import number_in
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; what `kill`, a scheduler or a shutdown sends; what a terminal sends when it is closed."""
@@ -37,11 +38,12 @@ def end_at_once(code: int) -> NoReturn:
 def end_with_parent() -> None:
     """Asks Linux to stop this process, by SIGTERM, if the one is killed that started it: nobody would be left to end
     it. If PARENT names one that is gone already, it ends here."""
-    parent = os.environ.pop(PARENT, None)
+    parent = number_in(PARENT)
+    os.environ.pop(PARENT, None)
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    if parent is not None and int(parent) != os.getppid():
+    if parent is not None and parent != os.getppid():
         end_at_once(128 + signal.SIGTERM)
 
 
