@@ -16,12 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.commands import COMMANDS, find_command
-from trainers.errors import RunFolderError
+from trainers.errors import RunFolderError, UnreadableError
 from trainers.run.stop import Stopped, end_at_once
 from trainers.settings.arguments import Parser, parse
 from warpdrive.config import did_you_mean, shown
-from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, WarpDriveError, tell
+from warpdrive.errors import (
+    BackendError,
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    WarpDriveError,
+    let_stdout_escape,
+    tell,
+)
 from warpdrive.interrupts import was_interrupted
+from warpdrive.variables import number_in
 from warpdrive.version import __version__
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -68,8 +77,10 @@ def main(argv: Sequence[str] | None = None, folder: Path | None = None, command:
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of each event that it frees on a lost GPU
     argv = list(sys.argv[1:] if argv is None else argv)
-    show_traceback, rank = "--traceback" in argv, int(os.environ.get("RANK", 0))
+    show_traceback, rank = "--traceback" in argv, 0
     try:
+        rank = number_in("RANK", 0)
+        let_stdout_escape()
         code = _run(argv, folder, command)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a closed pipe is no traceback
@@ -144,6 +155,8 @@ def exit_code(error: Exception) -> int:
     """Which exit code an error asks for."""
     if isinstance(error, ConfigError | EnvError):
         return BAD_USAGE
+    if isinstance(error, UnreadableError):
+        return NO_RESOURCE
     if isinstance(error, CheckpointError):
         return BAD_CHECKPOINT
     if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
@@ -261,7 +274,7 @@ def _same_in_another_process(argv: list[str], folder: Path | None, command: str 
 
 def _log_to_stderr() -> None:
     """--verbose: the versions, and what the packages log; of several ranks the first speaks."""
-    if int(os.environ.get("RANK", 0)):
+    if number_in("RANK", 0):
         return
     import logging
     import platform

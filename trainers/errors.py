@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from warpdrive.errors import WarpDriveError
+from warpdrive.errors import CheckpointError, WarpDriveError
 
 
 class RunFolderError(WarpDriveError):
@@ -14,6 +14,10 @@ class RunFolderError(WarpDriveError):
 
 class NotSavedError(RunFolderError):
     """A checkpoint could not be written. The older ones are as they were."""
+
+
+class UnreadableError(CheckpointError):
+    """A checkpoint cannot be read now, and may be whole: nothing older is taken instead."""
 
 
 class MemoryShortError(WarpDriveError, MemoryError):

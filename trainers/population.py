@@ -20,7 +20,7 @@ from trainers.run.checkpoint import RESOLVED_CONFIG
 from trainers.run.crash import dumps_crash
 from trainers.run.lock import lock_run
 from trainers.run.reading import check_files_and_folders, check_folder, members_in
-from trainers.run.run_folder import make_run_folder
+from trainers.run.run_folder import make_run_folder, removed_if_refused, write_needed
 from trainers.run.stop import SAVE, Stopped, StopSignals
 from trainers.settings.config import Config, PopulationConfig
 from trainers.trainer import Trainer
@@ -75,7 +75,8 @@ class Population:
         self.config = config
         if resume is None:
             self.path = make_run_folder(Path(config.saving.basedir), name, config)
-            (self.path / "config.yaml").write_text(dump_yaml(config) if source is None else source, encoding="utf-8")
+            with removed_if_refused(self.path):
+                write_needed(self.path / "config.yaml", dump_yaml(config) if source is None else source)
         else:
             self.path = Path(resume)
             check_members(self.path, config.population.size)
@@ -89,7 +90,8 @@ class Population:
                 members[number] = Trainer(one, resume=place, **options)
         for member in members.values():  # none is refused: from here on all may be written
             member.go_on()
-        disk.replace(self.path / RESOLVED_CONFIG, dump_yaml(config).encode())
+        with removed_if_refused(None if resume else self.path):
+            write_needed(self.path / RESOLVED_CONFIG, dump_yaml(config))
         new = [number for number in configs if number not in members]
         for number in new:
             if os.path.lexists(place := self.path / f"member_{number}"):  # it ended before its first checkpoint

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from warpdrive.errors import BackendError
+from warpdrive.variables import number_in
 from warpdrive.version import __version__
 
 DIGEST = "sha256"
@@ -232,5 +233,5 @@ def _plain_file(path: Path, max_bytes: int, is_secret: bool = False) -> bytes | 
 
 
 def _say(line: str) -> None:
-    if not int(os.environ.get("RANK", 0)):
+    if not number_in("RANK", 0):
         _log.warning("warning: %s", line)

@@ -34,6 +34,14 @@ def tell_anyway(text: str) -> None:
         silence()
 
 
+def let_stdout_escape() -> None:
+    """From now on stdout writes as an escape what its encoding lacks, as Python's stderr does: nothing ends for a name
+    that it says. An error handler that the user chose stays."""
+    if getattr(sys.stdout, "errors", None) in ("strict", "surrogateescape") and hasattr(sys.stdout, "reconfigure"):
+        with contextlib.suppress(OSError, ValueError):  # it takes nothing any more: that is told when it is written to
+            sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def silence() -> None:
     """Lets stdout, which takes nothing any more, lead nowhere: what is still in its buffer would fail once more."""
     with contextlib.suppress(OSError, ValueError):

@@ -11,11 +11,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from good_config import GOOD
 from programs import ROOT, run_python
 
 from trainers.cli import NEEDED, exit_code, main
 from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError
+from trainers.learning.distributed import join
+from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, CheckpointError, ConfigError, EnvError, KernelError
 from warpdrive.version import __version__
 
@@ -76,6 +79,33 @@ def test_program_with_one_command_goes_by_its_own_name(monkeypatch, capsys):
     assert "Say train.py --config tag.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"RANK": "first"}, "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0.5"}, "LOCAL_RANK"),
+        ({"WARPDRIVE_PARENT": "init"}, "WARPDRIVE_PARENT"),
+    ],
+)
+def test_a_variable_that_holds_no_number_is_one_line_and_code_2(variables, name, tmp_path, monkeypatch, capsys):
+    config = tmp_path / "good.yaml"
+    config.write_text(GOOD)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert main(["train", "--config", str(config), f"saving.basedir={tmp_path}/runs"]) == 2
+    told = f"${name} is {variables[name]!r}, and must be a whole number from 0. Unset it, or give it one."
+    assert capsys.readouterr().err == f"error: {told}\n"
+
+
+def test_a_variable_that_is_empty_is_unset(monkeypatch, capsys):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WARPDRIVE_PARENT"):
+        monkeypatch.setenv(name, "")
+    assert main(["train", "--max-restarts", "-1"]) == 2
+    assert capsys.readouterr().err == "error: command line: --max-restarts: expected a number from 0, got -1.\n"
+    assert join(TrainerConfig()).size == 1
+
+
 # --------------------------------------------------------------------------------------------- what it loads
 
 HERE_NOW = [name for name in COMMANDS if importlib.util.find_spec(f"trainers.commands.{name.replace('-', '_')}")]
@@ -123,6 +153,14 @@ def test_a_full_disk_behind_what_is_printed_is_one_line_and_keeps_the_exit_code(
         assert listed.returncode == 3
         assert listed.stderr.startswith("error: the disk is full where this command writes or prints to")
         assert run_python("-m", "warpdrive", "trian", stderr=full).returncode == 2
+
+
+def test_what_stdout_cannot_encode_is_an_escape(tmp_path):
+    config = tmp_path / "\u00e9.yaml"
+    config.write_text(GOOD)
+    done = run_python("-m", "warpdrive", "config", "check", config, variables={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(rf"{tmp_path}/\xe9.yaml: ok")
 
 
 @pytest.mark.parametrize("words", [["render", "runs/a\nerror: all is lost"], ["plot", "runs/a", "runs/b\u2028c"]])

@@ -16,6 +16,7 @@ from trainers.run.stop import PARENT, end_with_parent, save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, PopulationConfig, check_run_name
 from warpdrive.errors import ConfigError, tell, tell_anyway
+from warpdrive.variables import number_in
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
@@ -44,11 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="tell the memory needed, make two steps, leave nothing")
 
 
-@save_spares()
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
-    if PARENT in os.environ:
+    save_spares()
+    if number_in(PARENT) is not None:
         end_with_parent()
-    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    size = None if number_in("RANK") is None else number_in("WORLD_SIZE")
+    is_rank = size is not None
     check_run_name(options.run_name)
     _check_resume(options, is_rank)
     resume = _resumed(options)
@@ -57,7 +59,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     else:
         path = _resolved_config_of(resume)
     if is_rank:
-        overrides = [*overrides, ("trainer.num_gpus", os.environ["WORLD_SIZE"])]
+        overrides = [*overrides, ("trainer.num_gpus", str(size))]
     config = config_of(path, options, overrides)
 
     if options.dry_run:

@@ -25,6 +25,7 @@ from trainers.learning.heartbeat import LOST, Heartbeat
 from trainers.run.stop import Stopped, end_at_once, end_with_parent
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError
+from warpdrive.variables import number_in
 
 PATIENCE = datetime.timedelta(hours=1)
 """How long a rank waits for the others, which may be compiling kernels, or for the first to evaluate or to save."""
@@ -292,11 +293,12 @@ def join(settings: TrainerConfig) -> World:
     """Joins the ranks that torchrun started, the first time; alone, there is nothing to join.
 
     Raises:
-        ConfigError: there are not as many as `trainer.num_gpus` says.
+        ConfigError: there are not as many as `trainer.num_gpus` says; or the variables that tell it hold no numbers.
         BackendError: this machine has fewer GPUs than ranks.
     """
     global _world
-    size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else 1
+    rank, size = number_in("RANK"), number_in("WORLD_SIZE")
+    size = 1 if rank is None or size is None else size
     if size != settings.num_gpus:
         raise ConfigError(
             f"trainer.num_gpus is {settings.num_gpus}, but there {'are' if size > 1 else 'is'} {size} of this process. "
@@ -305,13 +307,12 @@ def join(settings: TrainerConfig) -> World:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
     if size > 1 and _world.size == 1:
-        rank = int(os.environ["RANK"])
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        local_rank, num_here = number_in("LOCAL_RANK", rank), number_in("LOCAL_WORLD_SIZE")
         set_defaults(NO_MULTICAST)
-        if int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size:
+        if num_here == size:
             set_defaults(ON_LOOPBACK)
         if uses_gpu(settings):
-            check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
+            check_gpus(num_here or local_rank + 1)
             torch.cuda.set_device(local_rank)
             dist.init_process_group("nccl", timeout=PATIENCE, device_id=torch.device("cuda", local_rank))
         else:

@@ -22,7 +22,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy
 import torch
@@ -45,7 +45,7 @@ from trainers.replay.stamps import Stamps
 from trainers.replay.storage import why_not_kept
 from trainers.run import disk
 from trainers.run.checks import on_all_ranks
-from trainers.run.reading import check_folder, open_own, opened_folder
+from trainers.run.reading import check_folder, opened, opened_folder
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, tell
@@ -369,13 +369,8 @@ def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -
     store.num_steps_added = listing.num_steps
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return open(open_own(path, os.O_RDONLY, levels=3), "rb", buffering=0)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file. {WAYS_OUT}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}. {WAYS_OUT}") from None
+def _opened(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+    return opened(path, 3, path, WAYS_OUT)
 
 
 def _moved(path: Path, place: int, begin: int, end: int) -> Part:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.errors import NotSavedError
+from trainers.errors import NotSavedError, UnreadableError
 from trainers.learning.distributed import World
 from trainers.replay.chunks import Addition, Chunks
 from trainers.replay.listing import REPLAY, Listing, listings_of
@@ -47,8 +47,10 @@ from trainers.run.reading import (
     age_of,
     check_files_and_folders,
     check_folder,
+    check_length,
     list_checkpoints,
     members_in,
+    opened,
     place_of,
     read,
 )
@@ -254,13 +256,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _check_it_fits(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises CheckpointError if a checkpoint says that it holds more than this machine could read."""
+    """Raises UnreadableError if a checkpoint holds more than there is memory for now; CheckpointError if it only says
+    so."""
     needed, free = sum(one["bytes"] for one in files.values()), free_bytes(torch.device("cpu"))
-    if free is not None and needed > free:
-        raise CheckpointError(
-            f"{path / MANIFEST}: {needed / 2**20:,.0f} MiB are to be read, and {free / 2**20:,.0f} MiB of memory are "
-            "free. Read it on a larger machine."
-        )
+    if free is None or needed <= free:
+        return
+    for name, one in files.items():
+        with opened(path / name, 3, path / name) as file:
+            check_length(path / name, file, one["bytes"])
+    sizes = f"{needed / 2**20:,.0f} MiB are to be read, and {free / 2**20:,.0f} MiB of memory are free now"
+    raise UnreadableError(f"{path / MANIFEST}: {sizes}. End what takes it, or take a larger machine, and try again.")
 
 
 def arrays_of(data: DataManager) -> dict[str, torch.Tensor]:

@@ -256,7 +256,7 @@ def make_numbered(basedir: Path, name: str, what: str) -> Path:
 
 def no_run_folder(basedir: Path, error: OSError) -> RunFolderError:
     """What is said where no run folder can be made in `basedir`."""
-    reason = error.strerror or type(error).__name__
+    reason = why_not_written(error, basedir)
     return RunFolderError(
         f"saving.basedir: no run folder can be made in '{basedir}' ({reason}). Name a folder that can be written."
     )

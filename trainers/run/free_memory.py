@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from warpdrive.variables import number_in
+
 
 @dataclass(frozen=True)
 class _Kind:
@@ -37,7 +39,7 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
         free = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     known = [*_available(root), *_left_to_groups(root)]
-    return min(known) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if known else None
+    return min(known) // (number_in("LOCAL_WORLD_SIZE") or 1) if known else None
 
 
 def _available(root: Path) -> Iterator[int]:

@@ -14,9 +14,9 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from trainers.errors import RunFolderError
+from trainers.errors import RunFolderError, UnreadableError
 from warpdrive.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
@@ -42,6 +42,8 @@ REASONS = {
     errno.ENXIO: "no plain file. Put a copy there",
 }
 """What is said where the system's words say less."""
+NEVER = (*REASONS, errno.ENOENT, errno.EINVAL, errno.EMLINK, errno.ENAMETOOLONG)
+"""What the system says of a file that is not there, or is not what a run wrote. Anything else may pass."""
 
 
 def place_of(path: Path) -> Path:
@@ -85,7 +87,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     check_readable(folder)
-    return sorted((path for path in folder.iterdir() if STEP_NAME.fullmatch(path.name) and path.is_dir()), key=age_of)
+    with told_if_not_read(folder):
+        found = [path for path in folder.iterdir() if STEP_NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=age_of)
 
 
 def age_of(place: Path) -> tuple[int, str]:
@@ -95,10 +99,8 @@ def age_of(place: Path) -> tuple[int, str]:
 
 def check_folder(path: Path) -> None:
     """Raises CheckpointError if a folder of a run is missing, a link or no folder."""
-    try:
+    with told_if_not_read(path):
         mode = path.lstat().st_mode
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
     if stat.S_ISLNK(mode):
         raise CheckpointError(f"{path}: {NOT_FOLLOWED}. Put the folder itself there.")
     if not stat.S_ISDIR(mode):
@@ -164,23 +166,53 @@ def read(
         told: its name in messages, if that is another one.
     Raises:
         CheckpointError: it is missing, a link, no plain file, or of another length.
+        UnreadableError: it may be whole, and cannot be read now.
     """
     told = path if told is None else told
+    with opened(path, levels, told) as file:
+        size = os.fstat(file.fileno()).st_size
+        if num_bytes is not None:
+            check_length(told, file, num_bytes)
+        if max_bytes is not None and size > max_bytes:
+            most = f"of such a file at most {max_bytes / 2**20:,.0f} MiB are read"
+            raise CheckpointError(f"{told}: has {size / 2**20:,.0f} MiB; {most}. Is it the right one?")
+        return file.read(size)
+
+
+def check_length(told: Path, file: BinaryIO, num_bytes: int) -> None:
+    """Raises CheckpointError, naming the file, if it has not so many bytes."""
+    size = os.fstat(file.fileno()).st_size
+    if size != num_bytes:
+        raise CheckpointError(f"{told}: damaged: {size} bytes of {num_bytes}. Use an older checkpoint.")
+
+
+@contextlib.contextmanager
+def opened(path: Path, levels: int, told: Path, way_out: str = "") -> Iterator[BinaryIO]:
+    """A file, as `read` opens it. Raises as `told_if_not_read` does."""
+    with told_if_not_read(told, way_out), open(open_own(path, os.O_RDONLY, levels), "rb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def told_if_not_read(told: Path, way_out: str = "") -> Iterator[None]:
+    """While it is entered, what the system says is told of this file or folder.
+
+    Args:
+        way_out: from a file that is missing, or no plain one.
+    Raises:
+        UnreadableError: it may be whole, and cannot be read now.
+        CheckpointError: it is missing, a link, no plain file.
+    """
     try:
-        with open(open_own(path, os.O_RDONLY, levels), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if num_bytes is not None and size != num_bytes:
-                raise CheckpointError(f"{told}: damaged: {size} bytes of {num_bytes}. Use an older checkpoint.")
-            if max_bytes is not None and size > max_bytes:
-                most = f"of such a file at most {max_bytes / 2**20:,.0f} MiB are read"
-                raise CheckpointError(f"{told}: has {size / 2**20:,.0f} MiB; {most}. Is it the right one?")
-            return file.read(size)
-    except FileNotFoundError:
-        raise CheckpointError(f"{told}: no such file.") from None
-    except IsADirectoryError:
-        raise CheckpointError(f"{told}: a folder, no file. Name the file in it.") from None
+        yield
     except OSError as error:
-        raise CheckpointError(f"{told}: {error.strerror}.") from None
+        if error.errno not in NEVER:
+            why = f"cannot be read now ({error.strerror or error})"
+            raise UnreadableError(f"{told}: {why}. It may be whole: mend that, and try again.") from None
+        reason = "no such file" if error.errno == errno.ENOENT else error.strerror
+        if error.errno == errno.EISDIR and not way_out:
+            way_out = "Name the file in it."
+        raise CheckpointError(f"{told}: {reason}. {way_out}".rstrip()) from None
 
 
 def read_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:

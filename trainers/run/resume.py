@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainers.errors import UnreadableError
 from trainers.replay.of_ranks import EMPTY, moved_stores, own_files
 from trainers.run import checkpoint
 from trainers.run.checkpoint import Checkpoint
@@ -33,11 +34,20 @@ _NEVER_NEGATIVE = re.compile(r"/(exp_avg_sq|step)$|(^|[._])norm\.(variance|count
 
 def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
     """Restores the newest checkpoint that is whole, of a run folder or the one given; says which are not. What it gives
-    begins to write into the folder: until then that is as it was."""
+    begins to write into the folder: until then that is as it was.
+
+    Raises:
+        UnreadableError: nobody can tell now whether the newest is whole; nor is an older one taken instead.
+        CheckpointError: none is whole.
+    """
     candidates, run, is_store_alone = checkpoint.candidates(path), trainer.run, False
     for place in candidates:
         try:
             saved = load(trainer, place)
+        except UnreadableError as error:
+            older = candidates[candidates.index(place) + 1 :]
+            way_out = f" An older one is taken only where it is named: --resume {older[0]}" if older else ""
+            raise UnreadableError(f"{error}{way_out}") from None
         except CheckpointError as error:
             if place == candidates[-1] == checkpoint.place_of(path):
                 raise

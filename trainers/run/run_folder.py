@@ -31,7 +31,7 @@ from trainers.report.metrics import append_jsonl
 from trainers.report.statistics import has, returns_by_group
 from trainers.run import disk
 from trainers.run.checkpoint import RESOLVED_CONFIG
-from trainers.run.lock import RunLock, lock_run
+from trainers.run.lock import LOCK, RunLock, lock_run
 from trainers.run.reading import (
     CHECKPOINTS,
     ENV_STEPS,
@@ -46,7 +46,7 @@ from trainers.settings.config import Config, check_run_name
 from trainers.settings.outside import class_name
 from warpdrive.backends.base import Backend
 from warpdrive.config_file import dump_yaml
-from warpdrive.errors import printable, silence
+from warpdrive.errors import let_stdout_escape, printable, silence
 from warpdrive.version import __version__
 
 MAX_LOG_BYTES = 10 << 20
@@ -93,19 +93,20 @@ class RunFolder:
         self._lock: RunLock | None = None
         self._is_told, self._is_read = False, True
         self._unwritten: list[Mapping[str, float]] = []
-        world().first(self._take_lock)
+        with removed_if_refused(None if self.is_resumed or self.is_silent else self.path):
+            world().first(self._take_lock)
+            self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
+            resolved = dump_yaml(config)
+            if resumed is None:
+                self._write_needed(self.path / "config.yaml", resolved if source is None else source)
+            self._write_needed(self.path / RESOLVED_CONFIG, resolved)
+        let_stdout_escape()
         self.console = Console(highlight=False, soft_wrap=True)
         self.metrics: collections.deque[dict[str, float]] = collections.deque(maxlen=NUM_KEPT)
         """The last reports."""
         self.highest: dict[str, float] = {}
         """Of every metric, the highest value in all reports but the last."""
         self._curve = Curve()
-        self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
-        resolved = dump_yaml(config)
-        if resumed is None:
-            given = resolved if source is None else source
-            self._write(lambda: _replace(self.path / "config.yaml", given), is_needed=True)
-        self._write(lambda: _replace(self.path / RESOLVED_CONFIG, resolved), is_needed=True)
         self._write(lambda: disk.append(self.path / "command.txt", shlex.join(command or sys.argv)))
         if self._lock is not None and self._lock.warning is not None:
             self.say(f"warning: {self._lock.warning}", style="yellow")
@@ -117,6 +118,7 @@ class RunFolder:
             env_steps: of the checkpoint. What came after it is taken out of metrics.jsonl: the run makes it anew.
         Raises:
             CheckpointError: metrics.jsonl is a link, no plain file, or far too large; then nothing was written.
+            RunFolderError: what is needed cannot be written.
         """
         reports = read_reports(self.path)
         waiting, self._waiting = self._waiting or [], None
@@ -127,7 +129,7 @@ class RunFolder:
             if metrics[ENV_STEPS] <= env_steps:
                 kept.append(line)
                 self._remember({name: metrics[name] if has(metrics, name) else math.nan for name in metrics})
-        _replace(self.path / METRICS, "".join(f"{line}\n" for line in kept))
+        self._write_needed(self.path / METRICS, "".join(f"{line}\n" for line in kept))
 
     def _take_lock(self) -> None:
         self._lock = lock_run(self.path)
@@ -157,20 +159,28 @@ class RunFolder:
             self._lock = None
             raise
 
-    def _write(self, write: Callable[[], None], is_needed: bool = False) -> None:
-        """Writes now, or once the run is accepted. A run goes on without what is not needed to resume it."""
+    def _write_needed(self, path: Path, text: str) -> None:
+        """Writes what a run is resumed by, now or once it is accepted. Raises RunFolderError if it cannot."""
         if self.is_silent:
             return
         if self._waiting is not None:
-            self._waiting.append(lambda: self._write(write, is_needed))
+            self._waiting.append(lambda: self._write_needed(path, text))
+            return
+        self.check_place()
+        write_needed(path, text)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Writes now, or once the run is accepted. A run goes on without: it is not needed to resume it."""
+        if self.is_silent:
+            return
+        if self._waiting is not None:
+            self._waiting.append(lambda: self._write(write))
             return
         try:
             if self._lock is not None and not self._lock.is_in_place():
                 raise OSError(errno.ENOENT, "it was moved, removed or replaced")
             write()
         except OSError as error:
-            if is_needed:
-                raise
             if not self._is_told:
                 reason = disk.why_not_written(error, self.path)
                 if (file := error.filename2 or error.filename) is not None:
@@ -381,6 +391,30 @@ def _append_rotated(path: Path, line: str) -> None:
 
 def _replace(path: Path, text: str) -> None:
     disk.replace(path, text.encode())
+
+
+def write_needed(path: Path, text: str) -> None:
+    """Writes a file whole; RunFolderError says why it cannot be, and how much room it needs."""
+    try:
+        _replace(path, text)
+    except OSError as error:
+        reason = disk.why_not_written(error, path.parent, len(text.encode()))
+        raise RunFolderError(f"{path}: cannot be written ({reason}). Mend that, and try again.") from None
+
+
+@contextlib.contextmanager
+def removed_if_refused(made: Path | None) -> Iterator[None]:
+    """While it is entered, an error takes a run folder away again that was just made: it holds nothing yet."""
+    try:
+        yield
+    except RunFolderError:
+        ours = {LOCK, "config.yaml", RESOLVED_CONFIG}
+        with contextlib.suppress(OSError):  # the error that came first is told
+            if made is not None and {path.name for path in made.iterdir()} <= ours:
+                for path in made.iterdir():
+                    path.unlink()
+                made.rmdir()
+        raise
 
 
 def make_run_folder(basedir: Path, name: str | None, config: Config) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -16,6 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from warpdrive.interrupts import was_interrupted
+from warpdrive.variables import number_in
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; what `kill`, a scheduler or a shutdown sends; what a terminal sends when it is closed."""
@@ -36,11 +38,12 @@ def end_at_once(code: int) -> NoReturn:
 def end_with_parent() -> None:
     """Asks Linux to stop this process, by SIGTERM, if the one is killed that started it: nobody would be left to end
     it. If PARENT names one that is gone already, it ends here."""
-    parent = os.environ.pop(PARENT, None)
+    parent = number_in(PARENT)
+    os.environ.pop(PARENT, None)
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    if parent is not None and int(parent) != os.getppid():
+    if parent is not None and parent != os.getppid():
         end_at_once(128 + signal.SIGTERM)
 
 
@@ -121,26 +124,29 @@ def _not_now(number: int, frame: FrameType | None) -> None:
     """SAVE has nothing to save: no run trains yet, or none trains any more."""
 
 
+def _is_free() -> bool:
+    """Whether SAVE may be given a handler: nobody else's handles it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(SAVE) in (signal.SIG_DFL, _not_now)
+
+
+def save_spares() -> None:
+    """From now on SAVE ends this process at no time, whether a run trains or is made, or has ended: who asks for a save
+    cannot know that it came a moment too late."""
+    if _is_free():
+        signal.signal(SAVE, _not_now)
+        atexit.unregister(_ignore_save)
+        atexit.register(_ignore_save)
+
+
+def _ignore_save() -> None:
+    """Python drops its handlers before torch is taken down, which may take a second."""
+    if _is_free():
+        signal.signal(SAVE, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
-def _heeded_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """While it is entered, SAVE calls the handler, unless somebody else's handles it."""
-    before = signal.getsignal(SAVE)
-    if threading.current_thread() is not threading.main_thread() or before not in (signal.SIG_DFL, _not_now):
-        yield
-        return
-    signal.signal(SAVE, handler)
-    try:
-        yield
-    finally:
-        signal.signal(SAVE, before)
-
-
-def save_spares() -> contextlib.AbstractContextManager[None]:
-    """While it is entered, SAVE ends this process at no time, whether a run trains or is made or told of."""
-    return _heeded_by(_not_now)
-
-
-def save_passed_on() -> contextlib.AbstractContextManager[None]:
+def save_passed_on() -> Iterator[None]:
     """While it is entered, SAVE goes on to the children of this process that heed it: the ranks that are training."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -154,7 +160,14 @@ def save_passed_on() -> contextlib.AbstractContextManager[None]:
                 if int(caught.group(1), 16) >> (number - 1) & 1:
                     os.kill(int(pid), number)
 
-    return _heeded_by(pass_on)
+    if not _is_free():
+        yield
+        return
+    before = signal.signal(SAVE, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(SAVE, before)
 
 
 def signal_name(number: int) -> str:

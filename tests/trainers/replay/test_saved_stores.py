@@ -1,5 +1,6 @@
 """A run's checkpoints hold its replay store: it goes on bit for bit, or without it where that is asked for."""
 
+import errno
 import math
 import os
 import random
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from trainers_runs import config_of
 
 from trainers.commands.train import dry_run
-from trainers.errors import NotSavedError
+from trainers.errors import NotSavedError, UnreadableError
 from trainers.replay import store
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.run import checkpoint, disk
@@ -254,6 +255,32 @@ def test_a_flipped_bit_sends_a_run_back_or_on_without_its_store(make, capsys):
         "with an empty store."
     )
     assert make(resume=trainer.run.path, replay=False).stores[NAME].num_steps_added == 0
+
+
+@pytest.mark.parametrize("where", ["opened", "read"])
+def test_a_file_of_the_store_that_cannot_be_read_now_sends_no_run_back(where, make, monkeypatch):
+    trainer = make(4, model_params_save_freq=3)
+    trainer.train()
+    older, newest = checkpoint.list_checkpoints(trainer.run.checkpoints)
+    file = trainer.run.checkpoints / REPLAY / checkpoint.load_checkpoint(newest).replay[NAME].parts[-1].name
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        if where == "opened":
+            system_open = os.open
+
+            def fail_there(path, *how, **more):
+                return fail() if path == file.name else system_open(path, *how, **more)
+
+            patch.setattr(os, "open", fail_there)
+        else:
+            patch.setattr("trainers.replay.chunks.hashlib.file_digest", fail)
+        told = rf"{file.parent}/.*: cannot be read now \(.*Input/output error\)\..* --resume {older}$"
+        with pytest.raises(UnreadableError, match=told):
+            make(resume=trainer.run.path)
+    assert make(resume=trainer.run.path).iteration == 4
 
 
 def test_where_a_store_alone_is_harmed_the_way_out_goes_on_with_the_rest(make):

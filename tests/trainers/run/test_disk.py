@@ -15,6 +15,7 @@ from trainers.cli import main
 from trainers.errors import NotSavedError, RunFolderError
 from trainers.run import checkpoint, disk, reading, run_folder
 from trainers.trainer import Trainer
+from warpdrive.config_file import dump_yaml
 from warpdrive.errors import CheckpointError
 
 
@@ -175,6 +176,44 @@ def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tiny, tmp_path, 
     assert "step_000000000240: not saved: the disk is full" in error
     assert error.count("\n") == 1
     assert checkpoint.load_checkpoint(trainer.run.checkpoints / "last").progress["iteration"] == 3
+
+
+def fill_for(monkeypatch, name):
+    """No file of this name, among those that are written whole, finds room any more."""
+    write = disk.write
+    is_of = lambda path: path.name.startswith(f"{disk.TEMPORARY}{name}-")  # noqa: E731
+    monkeypatch.setattr(disk, "write", lambda path, content: (full_disk if is_of(path) else write)(path, content))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.resolved.yaml"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_that_finds_no_room_to_begin_says_where_and_leaves_no_folder(
+    tiny, tmp_path, monkeypatch, capsys, name, size
+):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump_yaml(tiny(population={"size": size})))
+    fill_for(monkeypatch, name)
+    assert main(["train", "--config", str(config), "--run-name", "full", f"saving.basedir={tmp_path}/runs"]) == 3
+    begin = f"error: {tmp_path / 'runs' / 'full' / name}: cannot be written (the disk is full: 0.0 MB needed, "
+    told = capsys.readouterr().err
+    assert told.startswith(begin) and told.endswith(" MB free on the disk). Mend that, and try again.\n")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["config.resolved.yaml", "metrics.jsonl"])
+def test_a_resume_that_finds_no_room_says_where_and_goes_on_later(tiny, monkeypatch, capsys, name):
+    trainer = Trainer(tiny())
+    trainer.train()
+    path = trainer.run.path
+    reports, words = reports_of(path), ["train", "--resume", str(path), "--total-timesteps", "240"]
+    del trainer
+    with monkeypatch.context() as patch:
+        fill_for(patch, name)
+        assert main(words) == 3
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {path / name}: cannot be written (the disk is full: 0.0 MB needed, ")
+    assert told.count("\n") == 1 and reports_of(path) == reports
+    assert main(words) == 0
 
 
 @pytest.mark.parametrize("full_in", [(2,), (2, 4), (2, 3, 4, 5, 6), (5, 6)])

@@ -1,6 +1,8 @@
 """A run that stopped and went on is the run that never stopped, bit for bit; so is a run made again."""
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +122,51 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, devi
     assert f"resumed from {older.resolve()}" in capsys.readouterr().out
     resumed.train()
     assert hashes(newest) == expected
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """The system says so where a file of this name is opened next, and not again."""
+    waits, system_open = [name], os.open
+
+    def failing_open(path, *arguments, **named):
+        if path in waits:
+            waits.remove(path)
+            raise OSError(number, os.strerror(number))
+        return system_open(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", failing_open)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM], ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["manifest.json", "env.safetensors"])
+def test_a_checkpoint_that_cannot_be_read_now_is_never_replaced_by_an_older_one(
+    name, number, whole, tmp_path, monkeypatch, capsys
+):
+    place = whole("a2c", tmp_path)
+    older, newest = checkpoint.list_checkpoints(place / "checkpoints")[-2:]
+    before, words = files_of(place), ["train", "--resume", str(place), "--total-timesteps", "1760"]
+    fail_once(monkeypatch, name, number)
+    assert main(words) == 3
+    assert capsys.readouterr().err == (
+        f"error: {newest / name}: cannot be read now (cannot be opened: {os.strerror(number)}). It may be whole: mend "
+        f"that, and try again. An older one is taken only where it is named: --resume {older}\n"
+    )
+    assert files_of(place) == before
+    assert main(words) == 0
+    assert f"resumed from {newest}" in capsys.readouterr().out
+
+
+def test_too_little_memory_now_is_told_and_a_size_that_is_only_claimed_is_damage(whole, tmp_path, monkeypatch, capsys):
+    place = whole("a2c", tmp_path)
+    older, newest = checkpoint.list_checkpoints(place / "checkpoints")[-2:]
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda device: 1 << 10)
+    assert main(["train", "--resume", str(place)]) == 3
+    error = capsys.readouterr().err
+    assert f"error: {newest / 'manifest.json'}: 0 MiB are to be read, and 0 MiB of memory are free now. " in error
+    assert error.count("\n") == 1 and str(older) in error
+    os.truncate(newest / "env.safetensors", 9)
+    with pytest.raises(CheckpointError, match="damaged: 9 bytes of"):
+        checkpoint.load_checkpoint(newest)
 
 
 def empty_envs(place: Path) -> Path:

@@ -1,6 +1,7 @@
 """What a run leaves stays bounded, however long it is."""
 
 import gc
+import io
 import itertools
 import json
 import os
@@ -45,6 +46,15 @@ def test_a_reader_who_stops_reading_holds_no_run_and_reads_on_when_he_likes(tiny
         run.say("somebody reads")
         assert reader.read(1 << 20) == b"somebody reads\n"
     assert (run.path / "log.txt").read_text() == "nobody reads\nsomebody reads\n"
+
+
+def test_a_line_that_stdout_cannot_encode_ends_no_run(tiny, monkeypatch):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", ascii_only)
+    run = RunFolder(tiny())
+    run.say("checkpoint: runs/caf\u00e9")
+    assert ascii_only.buffer.getvalue() == rb"checkpoint: runs/caf\xe9" + b"\n"
+    assert (run.path / "log.txt").read_text(encoding="utf-8") == "checkpoint: runs/caf\u00e9\n"
 
 
 def test_metrics_that_are_many_are_thinned_from_the_first_to_the_last(tiny, monkeypatch, capsys):

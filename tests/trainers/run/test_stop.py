@@ -20,9 +20,10 @@ from warpdrive.errors import CheckpointError
 @pytest.fixture(autouse=True)
 def own_handlers():
     """Handlers that do not end the tests, whatever started them."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in before:
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, SAVE)}
+    for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
+    signal.signal(SAVE, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -54,15 +55,26 @@ def test_within_the_grace_only_a_ctrl_c_is_heeded_after_the_first_signal(first, 
 
 
 def test_where_nothing_trains_the_signal_that_asks_for_a_save_ends_nothing():
-    with save_spares():
+    save_spares()
+    signal.raise_signal(SAVE)
+    with save_passed_on(), StopSignals(heeds_save=True):
         signal.raise_signal(SAVE)
-        with save_passed_on(), StopSignals(heeds_save=True):
-            signal.raise_signal(SAVE)
-        with StopSignals(heeds_save=True) as stop:
-            signal.raise_signal(SAVE)
-            assert stop.take_save()
+    with StopSignals(heeds_save=True) as stop:
         signal.raise_signal(SAVE)
-    assert signal.getsignal(SAVE) == signal.SIG_DFL
+        assert stop.take_save()
+    signal.raise_signal(SAVE)
+
+
+def test_a_wish_to_save_that_comes_too_late_changes_no_exit_code():
+    """After the command has ended, and again when Python has dropped its handlers and takes its modules down."""
+    code = (
+        "import os, signal, sys\nfrom trainers.cli import main\n"
+        "class Last:\n    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGUSR1):\n"
+        "        kill(me, number)\n        print('asked twice', flush=True)\n"
+        "last = Last()\ncode = main(['train'])\nos.kill(os.getpid(), signal.SIGUSR1)\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "asked twice\n"), done.stderr
 
 
 def test_the_signal_that_asks_for_a_save_is_noted_once_and_left_to_whoever_handles_it():
