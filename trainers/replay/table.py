@@ -284,15 +284,17 @@ class Table:
         text.line("const int i = unit < units ? (int)(unit / LANES) : num_items - 1;")
         text.line(f"const u64 point = point_of({seed}, i, draw_number, stratum);")
         text.line(f"const Item item = {self.selector.draw_item(text)};")
+        leaves = "if (unit >= units) continue;"
+        if not self.selector.meets:
+            text.line(leaves)
         stores = []
-        if self.selector.meets:
-            text.line("const bool is_last = first + step >= units;")
-            text.line("if (is_last) meeting.tell();")
         if gathers and not is_apart:
             stores = window.write_loads(text, store.layout, {**store.tensors, **store.small}, tensors)
-        if self.selector.meets:
-            text.line("if (is_last) meeting.hear(weighing);  // while what was loaded is on its way")
-        text.line("if (unit >= units) continue;")
+        if self.selector.meets:  # while what was loaded is on its way
+            text.line("const bool is_last = first + step >= units;")
+            text.line("if (is_last) meeting.tell();")
+            text.line("if (is_last) meeting.hear(weighing);")
+            text.line(leaves)
         for line in stores:
             text.line(line)
         text.line("if (lane == 0) {")
