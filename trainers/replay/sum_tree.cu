@@ -158,12 +158,15 @@ __device__ __forceinline__ void draw_batch(
     const float* beta, u64* words, long long* index, float* weight, unsigned long long width, int num_items)
 {
     __shared__ int lowest[3];
+    __shared__ ulonglong2 top[Tree::TOP_PAIRS];
+    Tree tree(leaves, nodes);
+    const u64 draw = draws[0] >> 32;
+    Weighing weighing = {0, (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
+    Meeting meeting(words, lowest);
+    tree.copy_top(top);  // while what is read above is on its way
     if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;
     __syncthreads();
-    const Tree tree(leaves, nodes);
-    const u64 draw = draws[0] >> 32;
-    const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
-    Meeting meeting(words, lowest);
+    weighing.total = tree.total();
     const long long units = (long long)num_items * LANES, step = num_global_threads();
     for (long long first = global_thread() - threadIdx.x; first < units; first += step) {
         const long long unit = first + threadIdx.x;
