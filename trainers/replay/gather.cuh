@@ -57,27 +57,45 @@ struct Fate {
     int code;       // of the last of them; see storage.py
 };
 
+// The codes around an item's step: loaded at once, and looked at when what else is loaded is on its way.
+template <typename Done>
+struct Codes {
+    unsigned ahead[N_STEP];  // from its step on
+    unsigned behind[STACK];  // from its step back
+
+    __device__ __forceinline__ Codes(const Done* done, int slot, int env)
+    {
+#pragma unroll
+        for (int k = 0; k < N_STEP; ++k) ahead[k] = done[(long long)slot_after(slot, k) * NUM_ENVS + env];
+#pragma unroll
+        for (int k = 1; k < STACK; ++k) behind[k] = done[(long long)slot_before(slot, k) * NUM_ENVS + env];
+    }
+
+    __device__ __forceinline__ Fate fate() const
+    {
+        // The first end is the least of all, by k and its code: were one chosen by looking at another, a compiler would
+        // let its load wait for the other's.
+        u64 first = ~0ull;
+#pragma unroll
+        for (int k = 0; k < N_STEP; ++k) {
+            const u64 end = ahead[k] != 0u || k == N_STEP - 1 ? (u64)k << 32 | ahead[k] : ~0ull;
+            first = end < first ? end : first;
+        }
+        Fate fate = {0, (int)(first >> 32) + 1, (int)(unsigned)first};
+        bool is_same = true;
+#pragma unroll
+        for (int k = 1; k < STACK; ++k) {
+            is_same &= behind[k] == 0u;
+            fate.reach += is_same;
+        }
+        return fate;
+    }
+};
+
 template <typename Done>
 __device__ __forceinline__ Fate fate_of(const Done* done, int slot, int env)
 {
-    Fate fate = {0, 0, 0};
-    bool goes_on = true;
-#pragma unroll
-    for (int k = 0; k < N_STEP; ++k) {  // all are read, so that no read waits for another
-        const int code = done[(long long)slot_after(slot, k) * NUM_ENVS + env];
-        if (goes_on) {
-            fate.code = code;
-            fate.num_steps = k + 1;
-        }
-        goes_on &= code == 0;
-    }
-    bool is_same = true;
-#pragma unroll
-    for (int k = 1; k < STACK; ++k) {
-        is_same &= done[(long long)slot_before(slot, k) * NUM_ENVS + env] == 0;
-        fate.reach += is_same;
-    }
-    return fate;
+    return Codes<Done>(done, slot, env).fate();
 }
 
 // Where a field has an item's values in a slot: RUNS rows of WORDS words, one an agent of the item.
@@ -111,7 +129,7 @@ struct Row {
     static constexpr int MINE = (COUNT + LANES - 1) / LANES;
     static constexpr bool IS_SHORT = MINE <= 4;
     const Word* from;
-    Word words[IS_SHORT ? MINE : 1];
+    Word words[IS_SHORT && MINE > 0 ? MINE : 1];
 
     __device__ __forceinline__ Row(const Word* from_, int lane) : from(from_)
     {
@@ -165,12 +183,14 @@ struct Observation {
     static constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
     const Word *field, *side;
     Row<Word, RUNS * WORDS> newest;
+    Row<Word, STACK == 1 ? RUNS * WORDS : 0> following;  // the next one, unless the episode ends: loaded on that chance
 
     __device__ __forceinline__ Observation(
         const Item& item, int lane, const unsigned char* field_, const unsigned char* side_)
         : field((const Word*)field_),
           side((const Word*)side_),
-          newest(field + row_of<BY_AGENT>(item, item.slot) * WORDS, lane)
+          newest(field + row_of<BY_AGENT>(item, item.slot) * WORDS, lane),
+          following(field + row_of<BY_AGENT>(item, slot_after(item.slot, N_STEP)) * WORDS, lane)
     {
     }
 
@@ -180,8 +200,10 @@ struct Observation {
         Word* now = (Word*)out + i * RUNS * STACK * WORDS;
         Word* next = (Word*)out_next + i * RUNS * STACK * WORDS;
         const int ahead = fate.num_steps;
-        if (STACK == 1) {
-            const Row<Word, RUNS * WORDS> last(row_after(item, fate, ahead), lane);
+        if constexpr (STACK == 1) {
+            const Word* from = row_after(item, fate, ahead);
+            Row<Word, RUNS * WORDS> last = following;
+            if (from != last.from) last = Row<Word, RUNS * WORDS>(from, lane);
             newest.store(now, lane);
             last.store(next, lane);
             return;

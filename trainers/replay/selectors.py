@@ -50,7 +50,7 @@ class Selector:
         raise NotImplementedError
 
     def weight(self) -> str:
-        """What `weight` gets."""
+        """What `weight` gets, or what `meeting` makes its share of."""
         return "item.weight"
 
     def end_draw(self, text: KernelText, index: str, weight: str) -> None:
@@ -154,21 +154,24 @@ class Prioritized(Selector):
         names = _names(text, self.tree, "leaves", "nodes", "range", "beta")
         leaves, nodes, anchors, beta = names.split(", ")
         text.line("__shared__ int lowest[3];")
-        text.line("if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;")
-        text.line("__syncthreads();")
-        text.line(f"const Tree tree({leaves}, {nodes});")
+        text.line("__shared__ ulonglong2 top[Tree::TOP_PAIRS];")
+        text.line(f"Tree tree({leaves}, {nodes});")
         count = f"(u64)(({anchors}[1] - {anchors}[0]) * NUM_ROWS)"
-        text.line(f"const Weighing weighing = {{tree.total(), {count}, {beta}[0]}};")
+        text.line(f"Weighing weighing = {{0, {count}, {beta}[0]}};")
         if self.meets:
             words = torch.zeros(1 + num_blocks, dtype=torch.uint64, device=self.tree.leaves.device)
             text.line(f"Meeting meeting({text.write('words', words)}, lowest);")
+        text.line("tree.copy_top(top);  // while what is read above is on its way")
+        text.line("if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;")
+        text.line("__syncthreads();")
+        text.line("weighing.total = tree.total();")
 
     def draw_item(self, text: KernelText) -> str:
         text.line("const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, lowest);")
         return _item("1.0f")
 
     def weight(self) -> str:
-        return "meeting.share(weighing.weight(drawn.units))" if self.meets else "weighing.weight(drawn.units)"
+        return "weighing.weight(drawn.units)"
 
     def end_draw(self, text: KernelText, index: str, weight: str) -> None:
         if self.one_tree is not None:

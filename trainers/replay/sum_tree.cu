@@ -158,12 +158,15 @@ __device__ __forceinline__ void draw_batch(
     const float* beta, u64* words, long long* index, float* weight, unsigned long long width, int num_items)
 {
     __shared__ int lowest[3];
+    __shared__ ulonglong2 top[Tree::TOP_PAIRS];
+    Tree tree(leaves, nodes);
+    const u64 draw = draws[0] >> 32;
+    Weighing weighing = {0, (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
+    Meeting meeting(words, lowest);
+    tree.copy_top(top);  // while what is read above is on its way
     if (threadIdx.x == 0) lowest[0] = lowest[1] = lowest[2] = (int)LARGEST_LEAF;
     __syncthreads();
-    const Tree tree(leaves, nodes);
-    const u64 draw = draws[0] >> 32;
-    const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
-    Meeting meeting(words, lowest);
+    weighing.total = tree.total();
     const long long units = (long long)num_items * LANES, step = num_global_threads();
     for (long long first = global_thread() - threadIdx.x; first < units; first += step) {
         const long long unit = first + threadIdx.x;
@@ -258,6 +261,22 @@ extern "C" __global__ void __launch_bounds__(256) count_uses(
 
 // ---- new priorities
 
+// What a batch gives item i, if it has one. All of it is read at once, and by whoever can before the block waits for
+// its threads: no read then waits for another.
+struct Given {
+    float priority = 0.0f;
+    int leaf = -1;
+    int next = -1;  // leaf of the item that follows
+
+    __device__ __forceinline__ Given(const long long* index, const float* priorities, long long i, int num_items)
+    {
+        if (i >= num_items) return;
+        priority = priorities[i];
+        leaf = (int)index[i];
+        if (i + 1 < num_items) next = (int)index[i + 1];
+    }
+};
+
 // New priorities of items whose indices ascend, as they were drawn: of equal ones the last counts.
 //   index      [num_items]  leaves                                                 read
 //   priority   [num_items]  before (priority + epsilon)^alpha                      read
@@ -268,17 +287,20 @@ extern "C" __global__ void __launch_bounds__(256) set_sorted(
 {
     __shared__ int low[TOP_NODES];
     __shared__ int high[TOP_NODES];
-    if (halted[0] != 0.0f) return;
     const Tree tree(leaves, nodes);
     const Changes<NUM_LEAVES> changes = {low, high};
+    const float is_halted = halted[0];
     const unsigned seen = (unsigned)__ldcg(maximum);
+    Given given(index, priority, global_thread(), num_items);
     changes.begin();
-    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
-        const unsigned value = leaf_of(priority[i], alpha, epsilon);
-        if (!accepts(priority[i], value, i, seen, maximum, refused)) continue;
-        const int leaf = (int)index[i];
-        if (i + 1 < num_items && index[i + 1] == leaf) continue;
-        set_leaf(tree, changes, leaf, value, keeps_zero);
+    if (is_halted != 0.0f) return;
+    for (long long i = global_thread(); i < num_items;) {
+        const unsigned value = leaf_of(given.priority, alpha, epsilon);
+        if (accepts(given.priority, value, i, seen, maximum, refused) && given.next != given.leaf) {
+            set_leaf(tree, changes, given.leaf, value, keeps_zero);
+        }
+        i += num_global_threads();
+        given = Given(index, priority, i, num_items);
     }
     changes.end(tree);
 }
@@ -310,14 +332,20 @@ extern "C" __global__ void __launch_bounds__(1024) set_any(
 {
     __shared__ int low[TOP_NODES];
     __shared__ int high[TOP_NODES];
-    if (halted[0] != 0.0f) return;
     const Tree tree(leaves, nodes);
     const Changes<NUM_LEAVES> changes = {low, high};
+    const float is_halted = halted[0];
     const unsigned seen = (unsigned)__ldcg(maximum);
+    Given given(index, priority, threadIdx.x, num_items);
     changes.begin();
-    for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {
-        if (!accepts(priority[i], leaf_of(priority[i], alpha, epsilon), i, seen, maximum, refused)) continue;
-        mark_leaf(tree, changes, (int)index[i], i, keeps_zero);
+    if (is_halted != 0.0f) return;
+    for (long long i = threadIdx.x; i < num_items;) {
+        const unsigned value = leaf_of(given.priority, alpha, epsilon);
+        if (accepts(given.priority, value, i, seen, maximum, refused)) {
+            mark_leaf(tree, changes, given.leaf, i, keeps_zero);
+        }
+        i += blockDim.x;
+        given = Given(index, priority, i, num_items);
     }
     __syncthreads();
     for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {
@@ -333,14 +361,20 @@ extern "C" __global__ void __launch_bounds__(256) mark_any(
 {
     __shared__ int low[TOP_NODES];
     __shared__ int high[TOP_NODES];
-    if (halted[0] != 0.0f) return;
     const Tree tree(leaves, nodes);
     const Changes<NUM_LEAVES> changes = {low, high};
+    const float is_halted = halted[0];
     const unsigned seen = (unsigned)__ldcg(maximum);
+    Given given(index, priority, global_thread(), num_items);
     changes.begin();
-    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
-        if (!accepts(priority[i], leaf_of(priority[i], alpha, epsilon), i, seen, maximum, refused)) continue;
-        mark_leaf(tree, changes, (int)index[i], i, keeps_zero);
+    if (is_halted != 0.0f) return;
+    for (long long i = global_thread(); i < num_items;) {
+        const unsigned value = leaf_of(given.priority, alpha, epsilon);
+        if (accepts(given.priority, value, i, seen, maximum, refused)) {
+            mark_leaf(tree, changes, given.leaf, i, keeps_zero);
+        }
+        i += num_global_threads();
+        given = Given(index, priority, i, num_items);
     }
     changes.end(tree);
 }
@@ -351,12 +385,16 @@ extern "C" __global__ void __launch_bounds__(256) settle_any(
 {
     __shared__ int low[TOP_NODES];
     __shared__ int high[TOP_NODES];
-    if (halted[0] != 0.0f) return;
     const Tree tree(leaves, nodes);
     const Changes<NUM_LEAVES> changes = {low, high};
+    const float is_halted = halted[0];
+    Given given(index, priority, global_thread(), num_items);
     changes.begin();
-    for (long long i = global_thread(); i < num_items; i += num_global_threads()) {
-        settle_leaf(tree, changes, (int)index[i], i, leaf_of(priority[i], alpha, epsilon));
+    if (is_halted != 0.0f) return;
+    for (long long i = global_thread(); i < num_items;) {
+        settle_leaf(tree, changes, given.leaf, i, leaf_of(given.priority, alpha, epsilon));
+        i += num_global_threads();
+        given = Given(index, priority, i, num_items);
     }
     changes.end(tree);
 }

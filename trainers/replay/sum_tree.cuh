@@ -14,6 +14,7 @@ constexpr int CHILDREN_BITS = 4;
 constexpr int CHILDREN = 1 << CHILDREN_BITS;
 constexpr unsigned LARGEST_LEAF = 0x7fffffffu;
 constexpr float UNITS = 1048576.0f;  // a priority of 1
+constexpr int MOST_LEVELS = 9;       // of 2^31 leaves
 constexpr int TOP_NODES = 256;       // levels of at most so many nodes are summed up within a block first
 
 // Nodes of a level; level 0 are the leaves.
@@ -42,7 +43,10 @@ __device__ constexpr int top_of(long long num_leaves)
 __device__ constexpr int start_of(long long num_leaves, int level)
 {
     int start = 0;
-    for (int below = 1; below < level; ++below) start += (nodes_of(num_leaves, below) + CHILDREN - 1) & ~(CHILDREN - 1);
+#pragma unroll
+    for (int below = 1; below < MOST_LEVELS; ++below) {  // a compiler then knows it wherever it knows the level
+        if (below < level) start += (nodes_of(num_leaves, below) + CHILDREN - 1) & ~(CHILDREN - 1);
+    }
     return start;
 }
 
@@ -50,23 +54,53 @@ template <int N>
 struct SumTree {
     unsigned* leaf;
     unsigned long long* node;
+    const unsigned long long* top;  // where the levels from TOP on are read, if none changes: there, or a copy
 
     static constexpr int LEVELS = levels_of(N);
     static constexpr int TOP = top_of(N);
+    static constexpr int TOP_START = start_of(N, TOP);
+    static constexpr int TOP_PAIRS = (start_of(N, LEVELS) - TOP_START) / 2;
 
     __device__ __forceinline__ SumTree(int* leaves, long long* nodes)
-        : leaf((unsigned*)leaves), node((unsigned long long*)nodes)
+        : leaf((unsigned*)leaves), node((unsigned long long*)nodes), top(node + TOP_START)
     {
     }
 
     __device__ __forceinline__ SumTree(const int* leaves, const long long* nodes)
-        : leaf((unsigned*)leaves), node((unsigned long long*)nodes)
+        : leaf((unsigned*)leaves), node((unsigned long long*)nodes), top(node + TOP_START)
     {
+    }
+
+    // Copies the levels from TOP on, by all threads of a block at once: a walk down them then waits for no memory. They
+    // may be read after the next __syncthreads.
+    //   pairs  [TOP_PAIRS] shared  written
+    __device__ __forceinline__ void copy_top(ulonglong2* pairs)
+    {
+        constexpr int AT_ONCE = 3;  // of a thread, loaded before one is stored: all, of 64 threads and more
+        const ulonglong2* const from = (const ulonglong2*)(node + TOP_START);
+        ulonglong2 some[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const int i = threadIdx.x + k * blockDim.x;
+            some[k] = from[i < TOP_PAIRS ? i : 0];
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const int i = threadIdx.x + k * blockDim.x;
+            if (i < TOP_PAIRS) pairs[i] = some[k];
+        }
+        for (int i = threadIdx.x + AT_ONCE * blockDim.x; i < TOP_PAIRS; i += blockDim.x) pairs[i] = from[i];
+        top = (const unsigned long long*)pairs;
     }
 
     __device__ __forceinline__ unsigned long long* level(int number) const { return node + start_of(N, number); }
 
-    __device__ __forceinline__ unsigned long long total() const { return level(LEVELS - 1)[0]; }
+    __device__ __forceinline__ const unsigned long long* read_level(int number) const
+    {
+        return number < TOP ? level(number) : top + (start_of(N, number) - TOP_START);
+    }
+
+    __device__ __forceinline__ unsigned long long total() const { return read_level(LEVELS - 1)[0]; }
 
     // The value of a node, be it a leaf.
     __device__ __forceinline__ unsigned long long value(int number, int i) const
@@ -219,7 +253,7 @@ __device__ __forceinline__ Four four_of(const SumTree<N>& tree, int level, int i
         const uint4 found = ((const uint4*)(tree.leaf + (long long)i * CHILDREN))[part];
         return {found.x, found.y, found.z, found.w};
     }
-    const ulonglong2* place = (const ulonglong2*)(tree.level(level) + (long long)i * CHILDREN) + 2 * part;
+    const ulonglong2* place = (const ulonglong2*)(tree.read_level(level) + (long long)i * CHILDREN) + 2 * part;
     const ulonglong2 first = place[0];
     const ulonglong2 second = place[1];
     return {first.x, first.y, second.x, second.y};

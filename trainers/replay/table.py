@@ -271,9 +271,10 @@ class Table:
         of_draw = {"head": store.small["head"], "draws": self.draws} if given is None else given
         head, draws = text.read("head", of_draw["head"]), text.write("draws", of_draw["draws"])
         seed, index = text.read("seed", store.seed), text.write("index", tensors["index"])
-        weight = text.write("weight", tensors["weight"])
+        out_weight = text.write("weight", tensors["weight"])
         text.line(f"const Drawable drawable = drawable_of({head}[0]);")
         text.line(f"const u64 draw_number = {draws}[0] >> 32;")
+        text.line(f"const unsigned key[3] = {{{seed}[0], {seed}[1], {seed}[2]}};")
         self.selector.begin_draw(text, shape.num_blocks)
         # Whole blocks draw, as threads may do so together; then those beyond the last item leave.
         text.line("const long long units = (long long)num_items * LANES;")
@@ -282,25 +283,30 @@ class Table:
         text.line("const long long unit = first + threadIdx.x;")
         text.line("const int lane = (int)(unit % LANES);")
         text.line("const int i = unit < units ? (int)(unit / LANES) : num_items - 1;")
-        text.line(f"const u64 point = point_of({seed}, i, draw_number, stratum);")
+        text.line("const u64 point = point_of(key, i, draw_number, stratum);")
         text.line(f"const Item item = {self.selector.draw_item(text)};")
+        leaves = "if (unit >= units) continue;"
+        if not self.selector.meets:
+            text.line(leaves)
         stores = []
-        if self.selector.meets:
-            text.line("const bool is_last = first + step >= units;")
-            text.line("if (is_last) meeting.tell();")
         if gathers and not is_apart:
             stores = window.write_loads(text, store.layout, {**store.tensors, **store.small}, tensors)
-        if self.selector.meets:
-            text.line("if (is_last) meeting.hear(weighing);  // while what was loaded is on its way")
-        text.line("if (unit >= units) continue;")
+        weight = self.selector.weight()
+        if self.selector.meets:  # while what was loaded is on its way
+            text.line("const bool is_last = first + step >= units;")
+            text.line("if (is_last) meeting.tell();")
+            text.line(f"const float alone = {weight};")
+            text.line("if (is_last) meeting.hear(weighing);")
+            weight = "meeting.share(alone)"
+            text.line(leaves)
         for line in stores:
             text.line(line)
         text.line("if (lane == 0) {")
         text.line(f"    {index}[i] = item.index();")
-        text.line(f"    {weight}[i] = {self.selector.weight()};")
+        text.line(f"    {out_weight}[i] = {weight};")
         text.line("}")
         text.line("}")
-        self.selector.end_draw(text, index, weight)
+        self.selector.end_draw(text, index, out_weight)
         text.line(f"count_draw({draws});")
         calls = [text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)]
         if is_apart:

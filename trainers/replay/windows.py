@@ -173,8 +173,9 @@ class Transitions:
         by_bulk: bool = False,
     ) -> list[str]:
         """The first half of it; returns the lines that store what was loaded."""
-        text.line(f"const Fate fate = fate_of({text.read('done', store['done'])}, item.slot, item.env());")
-        stores, num_bulks = [], 0
+        done = f"{text.read('done', store['done'])}, item.slot, item.env()"
+        text.line(f"const Codes<{CTYPES[store['done'].dtype]}> codes({done});")
+        stores, num_bulks = ["const Fate fate = codes.fate();"], 0
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
