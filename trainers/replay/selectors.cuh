@@ -50,9 +50,9 @@ template <int LANES_OF_ITEM>
 __device__ __forceinline__ Drawn draw_by_priority(
     const Tree& tree, const Weighing& weighing, u64 point, int* lowest_of_block)
 {
+    if (weighing.total == 0) return {0, 0u};  // a walk down zeros leads past the last leaf
     const u64 x = __umul64hi(point, weighing.total);
     const Drawn drawn = LANES_OF_ITEM >= 4 ? find_leaf_by_four(tree, x) : find_leaf(tree, x);
-    if (weighing.total == 0) return {0, 0u};
     if (threadIdx.x % LANES_OF_ITEM % 4 == 0) atomicMin(lowest_of_block, (int)drawn.units);
     return drawn;
 }

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ import torch
 from trainers.errors import PriorityError
 from trainers.learning.graphs import Graphed
 from trainers.replay.sum_tree import CHILDREN, LARGEST_LEAF, UNITS, Anchors, SumTree, all_of, num_nodes
-from warpdrive.errors import ConfigError
+from warpdrive.backends.cpu_sanitize import sanitizer_environment
+from warpdrive.errors import BackendError, ConfigError
 
 IS_LONG = os.environ.get("WARPDRIVE_LONG_TESTS") == "1"
 SMALL = Anchors(num_slots=4, num_rows=3)  # 12 leaves under one node
@@ -429,3 +432,30 @@ def test_sums_do_not_count_what_fills_their_levels(backend):
     tree.nodes.fill_(1 << 40)
     tree.rebuild()
     assert [level.sum() for level in levels_of(tree)] == [9 * UNITS] * 2
+
+
+DRAW_OF_NONE = """
+import torch
+
+from trainers.replay.sum_tree import Anchors, SumTree
+from warpdrive.backends.cpu import CpuBackend
+
+tree = SumTree(Anchors(num_slots=65, num_rows=100), torch.zeros(1, dtype=torch.int64),
+               CpuBackend(sanitize=("address",)), torch.tensor([3, 4, 0], dtype=torch.uint32))
+for num_lanes in (1, 4):
+    index, weight = torch.full((8,), -1), torch.ones(8)
+    tree.prepare_draw(index, weight, num_lanes)()
+    assert index.tolist() == [0] * 8 and weight.tolist() == [0.0] * 8, (index, weight)
+"""
+
+
+def test_a_draw_from_a_tree_without_priorities_reads_nothing_beyond_it():
+    try:
+        found = sanitizer_environment(["address"])
+    except BackendError as error:
+        pytest.skip(str(error))
+    environment = {**os.environ, **found, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    if subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True).returncode:
+        pytest.skip("Python cannot start under the address sanitizer of this compiler")
+    done = subprocess.run([sys.executable, "-c", DRAW_OF_NONE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
