@@ -34,6 +34,8 @@ NEAR = 0.1
 """Two runs of a peer that differ by less, as a fraction, are told as one."""
 DEVICE = "NVIDIA H200"
 """The targets are of one; of P11, of several."""
+SLOWER = "NVIDIA H100 80GB HBM3"
+"""In nothing faster: a target that it reaches is reached."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Row:
     target: float
     peer: tuple[str, str]
     """Row and key of peers.json."""
+
+    def is_reached_by(self, figure: float) -> bool:
+        return figure >= self.target if self.unit in MORE_IS_BETTER else figure <= self.target
 
 
 def _trained(name: str, workload: str, unit: str, target: float, column: str = "train") -> Row:
@@ -177,8 +182,7 @@ class Outcome:
             return self.fault
         if self.ours is None:
             return "no figure"
-        is_ok = self.ours >= self.row.target if self.row.unit in MORE_IS_BETTER else self.ours <= self.row.target
-        return "ok" if is_ok else "short"
+        return "ok" if self.row.is_reached_by(self.ours) else "short"
 
     @property
     def words(self) -> dict[str, str]:
@@ -267,9 +271,10 @@ def _ours(row: Row, report: Mapping[str, Any]) -> tuple[float | None, str, str]:
         return None, "", f"{row.report}_cuda.json: {'.'.join(row.figure)} is {ours!r}, which is no figure"
     device = report["device"]
     fault = _other_work(report)
-    if device != DEVICE:
+    if device != DEVICE and not (device == SLOWER and row.is_reached_by(ours)):
         fault = f"measured on {device}, but the target is of {DEVICE}"
-    return ours, how_it_ran(results), fault
+    how = [how_it_ran(results), "an H100" if device == SLOWER else ""]
+    return ours, ", ".join(filter(None, how)), fault
 
 
 def check(found: Iterable[Outcome]) -> list[str]:
