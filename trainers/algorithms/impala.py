@@ -21,7 +21,7 @@ from warpdrive.config import Between, Fraction, Number, Positive, Size
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-    from trainers.acting.actor import Actor, Stage
+    from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
@@ -76,6 +76,7 @@ class IMPALA(OnPolicy):
         "ratio": "mean probability of what was done, now over then, before the update",
         "policy_lag": "iterations by which who played is behind who learns",
     }
+    WHY_NO_KERNELS = "no fused kernel has V-trace's loss"
     config: IMPALAConfig
 
     def __init__(self, config: IMPALAConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
@@ -111,14 +112,6 @@ class IMPALA(OnPolicy):
         if config.policy_lag:
             kept = {**self._learned(), "version": self.version}
             self.past = {name: torch.stack([one] * (config.policy_lag + 1)) for name, one in kept.items()}
-
-    @classmethod
-    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.sampled import GaussianActor, SampledActor
-        from trainers.heads import GaussianHead
-
-        kind = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
-        return kind(policy, spec, stage, "no fused kernel has V-trace's loss")
 
     @classmethod
     def why_not(cls, config: IMPALAConfig, spec: GroupSpec) -> str | None:

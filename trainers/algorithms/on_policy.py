@@ -65,6 +65,8 @@ class OnPolicy(Algorithm):
     OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
     """Figures that are means over the minibatches of an update."""
     SCHEDULED = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
+    WHY_NO_KERNELS: ClassVar[str | None] = None
+    """Why no fused kernels play and learn for an algorithm, whatever the policy."""
 
     def __init__(
         self,
@@ -112,6 +114,8 @@ class OnPolicy(Algorithm):
         from trainers.heads import GaussianHead
 
         by_torch = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
+        if cls.WHY_NO_KERNELS is not None:
+            return by_torch(policy, spec, stage, cls.WHY_NO_KERNELS)
         return find_player(policy, spec, stage, by_torch)
 
     @classmethod

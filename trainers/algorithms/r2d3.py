@@ -174,11 +174,9 @@ class R2D3(R2D2):
         """The sequences of this update, mixed."""
         import torch
 
-        from trainers.replay.of_group import sequences_of
-
         played = super().draw()
         self._draw_demos()
-        demos = sequences_of(self._demos, self.group.features, self.group.spec.num_agents)
+        demos = self.samples(self._demos)
         chance = torch.rand(self.batch_size, generator=self.generator, device=self.device)
         torch.lt(chance, self.config.demo_ratio, out=self._is_demo)
         return mixed(self._is_demo, demos, played)

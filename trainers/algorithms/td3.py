@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms import actor_critic
-from trainers.algorithms.actor_critic import (
-    ActorAndCritics,
-    ActorAndCriticsConfig,
-    critic_losses,
-    part_of_mean,
-)
+from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, part_of_mean
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.c51 import c51_loss, projected, support_of
 from warpdrive.config import Between, Count, Number, Schedule, value_at
@@ -262,19 +257,14 @@ class TD3(ActorAndCritics):
 
     @classmethod
     def _passes(
-        cls,
-        config: TD3Config,
-        policy: Policy,
-        target_policy: Policy,
-        critics: Critics,
-        target_critics: Critics,
-        batch: Samples,
+        cls, config: TD3Config, networks: Sequence[torch.nn.Module], batch: Samples
     ) -> list[Callable[[], torch.Tensor]]:
         import torch
 
+        policy, *others = networks
         noise = torch.zeros_like(batch.action) if config.target_noise else None
         learned_by = distributional_pass if config.distributional else critic_pass
         return [
-            lambda: learned_by(target_policy, critics, target_critics, batch, noise, config)[0].sum(),
-            lambda: actor_losses(policy, critics, batch.observation).sum(),
+            lambda: learned_by(*others, batch, noise, config)[0].sum(),
+            lambda: actor_losses(policy, others[1], batch.observation).sum(),
         ]

@@ -20,11 +20,9 @@ from trainers.networks.features import Features, Observation, central_features, 
 from trainers.replay.batch import Batch
 from trainers.replay.of_group import fields_of, window_of
 from trainers.replay.sequences import Sequences
-from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Layout, Window, allocate
-from trainers.replay.store import LAST, ReplayStore
-from trainers.replay.tiers import Tier
+from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Window
+from trainers.replay.store import LAST
 from trainers.replay.windows import Transitions
-from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
@@ -99,12 +97,10 @@ class Team:
         spec: of the policy's agents.
         reads_state: whether the state of the whole env is kept: its global_state or else all observations side by side,
             as a central critic sees it (see CentralFeatures).
-        kept: fields of the actor that are kept besides.
     """
 
-    def __init__(self, spec: GroupSpec, reads_state: bool, kept: Sequence[Field] = ()) -> None:
+    def __init__(self, spec: GroupSpec, reads_state: bool) -> None:
         self.spec = spec
-        self.kept = kept
         self.state_arrays = central_features(spec.layout, spec.num_agents).arrays if reads_state else ()
         self._fields_of_state = [self._field_of_state(i, name) for i, name in enumerate(self.state_arrays)]
 
@@ -120,9 +116,9 @@ class Team:
             found.append(Field("final_in_game", dtype=torch.bool, of="truncation"))
         return found
 
-    def stored(self) -> list[Field]:
-        """What a store keeps of each step."""
-        found = [one for one in fields_of(self.spec, self.kept) if one.name not in (REWARD, ACTIVE, SURVIVED)]
+    def stored(self, kept: Sequence[Field]) -> list[Field]:
+        """What a store keeps of each step, with fields of the actor that are `kept` besides."""
+        found = [one for one in fields_of(self.spec, kept) if one.name not in (REWARD, ACTIVE, SURVIVED)]
         found.append(Field(REWARD, axis="env"))
         if self.spec.may_leave:
             found.append(Field(IN_GAME, dtype=torch.bool, extra=1))
@@ -132,21 +128,10 @@ class Team:
                 found.append(Field(field, tuple(shape), torch_dtype(dtype), axis="env", extra=1))
         return found
 
-    def layout(self, num_steps: int, num_envs: int, capacity: int) -> Layout:
-        """Of a store of them, whose capacity is in env steps over all envs."""
-        spec = self.spec
-        return Layout.of(self.stored(), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
-
-    def store(self, group: GroupRollout, capacity: int, seed: int, tiers: Sequence[Tier] = ()) -> ReplayStore:
-        """Such a store; see `ReplayStore`."""
-        rollout, spec = group.rollout, self.spec
-        sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-        return ReplayStore(self.stored(), *sizes, seed, spec.episode_length, tiers)
-
-    def window(self, group: GroupRollout) -> Window:
+    def window(self, group: GroupRollout, kept: Sequence[str]) -> Window:
         """Where a rollout holds that: views."""
         rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
-        found = {**window_of(group, self.kept), REWARD: group.reward_of_team}
+        found = {**window_of(group, kept), REWARD: group.reward_of_team}
         if self.spec.may_leave:
             del found[ACTIVE], found[SURVIVED]
             found |= {IN_GAME: rollout.active[:, :, agents], LAST + IN_GAME: group.final_in_game}
@@ -238,15 +223,6 @@ class Team:
         """[N, state] or [R, N, state], likewise."""
         found = [_scaled(arrays[name]).flatten(agents) for name in self._fields_of_state]
         return torch.cat(found, dim=-1) if found else None
-
-    def blank_batch(self, window: Transitions | Sequences) -> Batch:
-        """NUM_ROWS items, all of them zeros; to count bytes by."""
-        num_steps = math.lcm(*(one.every for one in self.kept))
-        layout = self.layout(num_steps, 1, -(-(window.behind + window.ahead + 1) // num_steps) * num_steps)
-        batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
-        if batch.bootstrap is not None:
-            batch.bootstrap.fill_(window.num_rows - 1)
-        return batch
 
     def _field_of_state(self, number: int, array: str) -> str:
         """The field that holds an array of the state: what the agents see, where they are all that see it."""
