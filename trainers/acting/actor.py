@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,8 +70,15 @@ class Actor:
         self.group: GroupRollout | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes its best action."""
+        return self.spec.name in self.stage.greedy
+
     def told(self, precision: str, learns: bool) -> str:
         """What plays, and learns, in words."""
+        if self.path == "fused":
+            return f"fused kernels play{' and learn' if learns else ''} in {precision}"
         return f"{self.path} plays{' and learns' if learns else ''} in {of_torch(precision)}"
 
     def fields(self, num_steps: int) -> list[Field]:
@@ -178,8 +186,4 @@ def bytes_of_pass(actor: Actor, num_envs: int, judges: bool = False) -> dict[str
 
 def prepare_copy(into: torch.Tensor, values: torch.Tensor) -> Call:
     """The copy of `values` into `into`, as a call."""
-
-    def copy() -> None:
-        into.copy_(values)
-
-    return copy
+    return partial(into.copy_, values)

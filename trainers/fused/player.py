@@ -63,9 +63,6 @@ class FusedPlayer(Actor):
             self.epsilon = torch.full((1,), epsilon_at(policy.config, 1e30), device=stage.device)
             """[1], how often it plays any action; the config's last until somebody sets another."""
 
-    def told(self, precision: str, learns: bool) -> str:
-        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
-
     def fields(self, num_steps: int) -> list[Field]:
         """Of a Box also what was drawn, in parts of it (see GaussianHead); the env's array has it clipped."""
         num_numbers = self.plan.request.num_numbers

@@ -11,9 +11,8 @@ import torch
 from trainers.errors import PriorityError
 from trainers.replay.kernel_text import draw_shape
 from warpdrive.backends.base import Backend, LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.errors import ConfigError
-from warpdrive.function_manager import FunctionManager
+from warpdrive.function_manager import FunctionManager, all_of
 
 SOURCE = Path(__file__).parent / "sum_tree.cu"
 CHILDREN = 16
@@ -153,8 +152,7 @@ class SumTree:
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
         }
-        data = DataManager(backend.device)
-        self._functions = FunctionManager(data, SOURCE, constants, anchors.num_rows, backend=backend)
+        self._functions = FunctionManager(None, SOURCE, constants, anchors.num_rows, backend=backend)
         self._given = {
             "head": head,
             "oldest": self.oldest,
@@ -315,15 +313,3 @@ def constants_of(anchors: Anchors) -> dict[str, int]:
         "BEHIND": anchors.behind,
         "AHEAD": anchors.ahead,
     }
-
-
-def all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
-    """One call that makes them all."""
-    if len(calls) == 1:
-        return calls[0]
-
-    def launch() -> None:
-        for call in calls:
-            call()
-
-    return launch

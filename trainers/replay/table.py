@@ -16,10 +16,10 @@ from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
-from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
+from warpdrive.function_manager import all_of
 
 if TYPE_CHECKING:
     from trainers.replay.store import ReplayStore
