@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
-from trainers.acting.memory import Memory
+from trainers.acting.actor import Call, Stage, bytes_of_pass, value_fields
+from trainers.acting.memory import Memory, RememberingActor
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
@@ -18,7 +18,7 @@ from warpdrive.gaussian_sampler import GaussianSampler
 from warpdrive.layout import FINAL
 
 
-class SampledActor(Actor):
+class SampledActor(RememberingActor):
     """Draws from the distribution that a network's outputs say; keeps log-probabilities and values.
 
     value [T+1, E, A] is in the critic's unit; final_value [K, E, A] of what an env saw before its k-th truncation.
@@ -31,7 +31,6 @@ class SampledActor(Actor):
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str | None = None) -> None:
         super().__init__(policy, spec, stage)
         self.why = why
-        self._memory: Memory | None = None
 
     def fields(self, num_steps: int) -> list[Field]:
         return [*value_fields(), *Memory.fields(self.policy, num_steps)]
@@ -45,38 +44,22 @@ class SampledActor(Actor):
         super().attach(group)
         rollout, head = group.rollout, self.policy.head
         new, rows = rollout.reward.new_zeros, (rollout.num_envs, self.spec.num_agents)
-        if self.policy.memory_size:
-            self._memory = Memory(group)
         # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
         self._outputs = new(*rows, head.num_outputs)
         self._entropy = new(rows)
-        self._greedy = self.spec.name in self.stage.greedy
         self._sampler = self._make_sampler()
 
     def _prepare_sample(self, t: int) -> Call:
         group = self.group
         mask = None if group.mask is None else group.mask[t]
         outputs = (group.log_prob[t], self._entropy)
-        return self._sampler.prepare(self._outputs, group.action_array[t], *outputs, mask, greedy=self._greedy)
-
-    def forget(self) -> None:
-        if self._memory is not None:
-            self._memory.clear()
+        return self._sampler.prepare(self._outputs, group.action_array[t], *outputs, mask, greedy=self.is_greedy)
 
     def prepare_step(self, t: int) -> list[Call]:
-        group, calls = self.group, []
-        if self._memory is not None:
-            calls += self._memory.prepare_keep(t)
+        group = self.group
         seen, active = group.rollout.seen(t), self._active(t)
-        calls += self._prepare_forward(seen, self._outputs, group.value[t], active, self._remembered)
-        return [*calls, self._prepare_sample(t)]
-
-    def prepare_between(self, t: int) -> list[Call]:
-        return [] if self._memory is None else self._memory.prepare_forget(t)
-
-    @property
-    def _remembered(self) -> torch.Tensor | None:
-        return None if self._memory is None else self._memory.now
+        forward = self._prepare_forward(seen, self._outputs, group.value[t], active, self._remembered)
+        return [*self._prepare_keep(t), *forward, self._prepare_sample(t)]
 
     def prepare_end(self) -> list[Call]:
         """Values that targets bootstrap from: of the observation after the last step, and before each truncation."""
@@ -151,5 +134,5 @@ class GaussianActor(SampledActor):
             group.action[t],
             group.log_prob[t],
             self._entropy,
-            greedy=self._greedy,
+            greedy=self.is_greedy,
         )

@@ -35,7 +35,6 @@ class UnjudgedActor(Actor):
         new = group.rollout.reward.new_zeros
         # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
         self._outputs, self._entropy = new(*rows, self.policy.head.num_outputs), new(rows)
-        self._greedy = self.spec.name in self.stage.greedy
         self._sampler = self._make_sampler()
 
     def prepare_step(self, t: int) -> list[Call]:
@@ -48,7 +47,7 @@ class UnjudgedActor(Actor):
         group = self.group
         mask = None if group.mask is None else group.mask[t]
         outputs = (group.action_array[t], group.log_prob[t], self._entropy)
-        return [self._sampler.prepare(self._outputs, *outputs, mask, greedy=self._greedy)]
+        return [self._sampler.prepare(self._outputs, *outputs, mask, greedy=self.is_greedy)]
 
 
 class BoxActor(UnjudgedActor):
@@ -90,7 +89,7 @@ class SquashedGaussianActor(BoxActor):
             self._log_std.copy_(head.log_std(self._outputs))
 
         outputs = (group.action_array[t], self._drawn, group.log_prob[t], self._entropy)
-        return [split, self._sampler.prepare(self._mean, self._log_std, *outputs, greedy=self._greedy)]
+        return [split, self._sampler.prepare(self._mean, self._log_std, *outputs, greedy=self.is_greedy)]
 
 
 class NoisyActor(BoxActor):
@@ -127,4 +126,4 @@ class NoisyActor(BoxActor):
             self._mean.copy_(self.policy.head.parts(self._outputs))
 
         outputs = (group.action_array[t], group.drawn[t], self._log_prob, self._entropy)
-        return [squash, self._sampler.prepare(self._mean, self.log_std, *outputs, greedy=self._greedy)]
+        return [squash, self._sampler.prepare(self._mean, self.log_std, *outputs, greedy=self.is_greedy)]

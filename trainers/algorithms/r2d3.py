@@ -31,9 +31,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import SampledSequences
 
-OF_STEPS = ("starts", "action", "reward", "discount", "bootstrap", "valid")
-"""What sequences have of each step, whatever is seen."""
-
 
 @dataclass(frozen=True)
 class R2D3Config(R2D2Config):
@@ -92,7 +89,7 @@ def mixed(is_demo: torch.Tensor, demos: SampledSequences, played: SampledSequenc
     begin with an empty memory."""
     import torch
 
-    from trainers.replay.of_group import SampledSequences
+    from trainers.replay.of_group import OF_STEPS, SampledSequences
 
     def choose(theirs: torch.Tensor | None, ours: torch.Tensor | None, axis: int = 1) -> torch.Tensor | None:
         if ours is None:

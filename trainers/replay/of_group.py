@@ -138,6 +138,10 @@ class SampledSequences:
     """[N] float32: that a loss takes."""
 
 
+OF_STEPS = ("starts", "action", "reward", "discount", "bootstrap", "valid")
+"""What they have of each step, whatever is seen."""
+
+
 def sequences_of(batch: Batch, features: Features, num_agents: int) -> SampledSequences:
     """A batch of agents' sequences, as the group's networks take them."""
     ids, parts, memory = _ids_of(batch, features, num_agents), batch.observation, batch.fields.get("memory")
@@ -148,14 +152,9 @@ def sequences_of(batch: Batch, features: Features, num_agents: int) -> SampledSe
     return SampledSequences(
         observation=features.of_parts([parts[f"observation_{i}"] for i in range(len(features.places))], ids),
         mask=batch.mask,
-        starts=batch.starts,
         memory=memory,
-        action=batch.action,
-        reward=batch.reward,
-        discount=batch.discount,
-        bootstrap=batch.bootstrap,
-        valid=batch.valid,
         weight=batch.weight,
+        **{name: getattr(batch, name) for name in OF_STEPS},
     )
 
 

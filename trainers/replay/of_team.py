@@ -18,7 +18,7 @@ from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, central_features, torch_dtype
 from trainers.replay.batch import Batch
-from trainers.replay.of_group import fields_of, window_of
+from trainers.replay.of_group import SampledSequences, Samples, fields_of, window_of
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Window
 from trainers.replay.store import LAST
@@ -32,62 +32,29 @@ IN_GAME = "in_game"
 
 
 @dataclass(frozen=True)
-class TeamSamples:
-    """N transitions of whole teams of A agents, as networks take them."""
+class TeamSamples(Samples):
+    """N transitions of whole teams of A agents, as networks take them: what is seen [N A, ...], of one agent after the
+    other; what is done [N, A], and what may be [N, A, actions]. Nothing comes after steps where nobody is left;
+    `weight` is 0 where nobody was in the game."""
 
-    observation: Observation
-    """[N A, ...]: of one agent after the other."""
-    action: torch.Tensor
-    """[N, A] int64."""
-    mask: torch.Tensor | None
-    """[N, A, actions] bool: what could be done; None: everything."""
     in_game: torch.Tensor | None
     """[N, A] float32: 0 where an agent was not in the game; None: all were."""
     state: torch.Tensor | None
     """[N, state]: of the whole env, if it is kept."""
-    reward: torch.Tensor
-    """[N], the team's, of the steps that count, discounted and added up."""
-    discount: torch.Tensor
-    """[N], of what comes after them; 0 where nothing does, or nobody is left."""
-    next_observation: Observation
-    """What was seen after these steps, before any reset; so are the others below."""
-    next_mask: torch.Tensor | None
     next_in_game: torch.Tensor | None
     next_state: torch.Tensor | None
-    weight: torch.Tensor
-    """[N] float32: that a loss takes; 0 where nobody was in the game."""
 
 
 @dataclass(frozen=True)
-class TeamSequences:
-    """N sequences of the steps of whole teams of A agents, as recurrent networks take them: R rows of what is seen, of
-    which the last L + n_step follow what a memory is warmed up by; L steps are learned from."""
+class TeamSequences(SampledSequences):
+    """N sequences of the steps of whole teams of A agents: what is seen, begins and is remembered of N A agents, one
+    after the other; what is done [R - n_step, N, A], and what may be [R, N, A, actions]. An agent also begins anew
+    where it is out of the game or was; nothing comes after steps where nobody is left."""
 
-    observation: Observation
-    """[R, N A, ...]: of one agent after the other."""
-    mask: torch.Tensor | None
-    """[R, N, A, actions] bool: what may be done; None: everything."""
-    starts: torch.Tensor
-    """[R, N A] bool, whether nothing is remembered in this row: an episode begins, or the agent is out of the game or
-    was."""
-    memory: torch.Tensor | None
-    """[N A, size], of who played, before the first row; None if it was not kept."""
-    action: torch.Tensor
-    """[R - n_step, N, A] int64."""
     in_game: torch.Tensor | None
     """[R, N, A] float32: 0 where an agent was not in the game; None: all were."""
     state: torch.Tensor | None
     """[R, N, state]: of the whole env, if it is kept."""
-    reward: torch.Tensor
-    """[L, N], the team's, of the steps that count, discounted and added up."""
-    discount: torch.Tensor
-    """[L, N], of what comes after them; 0 where nothing does, or nobody is left."""
-    bootstrap: torch.Tensor
-    """[L, N] int64: the row that comes after them."""
-    valid: torch.Tensor
-    """[L, N] float32: 0 where there is nothing to learn."""
-    weight: torch.Tensor
-    """[N] float32: that a loss takes."""
 
 
 class Team:

@@ -59,6 +59,18 @@ def is_whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype is not torch.bool
 
 
+def batch_of(layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
+    """Of the tensors of a window's `sizes`."""
+    names = sorted(field.name for field in layout.observations)
+    others = {one.name for one in layout} - {*names, REWARD, ACTION, ACTIVE, SURVIVED, MASK}
+    return replace(
+        Batch(**{name: tensors[name] for name in Batch.__dataclass_fields__ if name in tensors}),
+        observation={name: tensors[name] for name in names},
+        next_observation={name: tensors[f"next_{name}"] for name in names if f"next_{name}" in tensors},
+        fields={name: tensors[name] for name in sorted(others)},
+    )
+
+
 @dataclass(frozen=True)
 class Transitions:
     """A step, and where it led some steps later."""
@@ -145,17 +157,7 @@ class Transitions:
                 found[field.name] = ((*start, *field.shape), torch.int64 if whole else field.dtype)
         return found
 
-    def batch(self, layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
-        """Of these tensors."""
-        names = {field.name for field in layout.observations}
-        known = {name: tensors.get(name) for name in Batch.__dataclass_fields__ if name in tensors}
-        others = {one.name for one in layout} - names - {REWARD, ACTION, ACTIVE, SURVIVED, MASK}
-        return replace(
-            Batch(**known),
-            observation={name: tensors[name] for name in sorted(names)},
-            next_observation={name: tensors[f"next_{name}"] for name in sorted(names)},
-            fields={name: tensors[name] for name in sorted(others)},
-        )
+    batch = staticmethod(batch_of)
 
     def write(
         self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
