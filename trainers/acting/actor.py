@@ -127,6 +127,29 @@ class Actor:
         return list(actors)
 
 
+class DrawingActor(Actor):
+    """Draws from the distribution that a network's outputs say. Derive from it and write what fills `_outputs`."""
+
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        rows = num_envs * self.spec.num_agents
+        return {"outputs": 4 * rows * (self.policy.head.num_outputs + 1)} | bytes_of_pass(self, num_envs)
+
+    def attach(self, group: GroupRollout) -> None:
+        super().attach(group)
+        rows = (group.rollout.num_envs, self.spec.num_agents)
+        new = group.rollout.reward.new_zeros
+        # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
+        self._outputs, self._entropy = new(*rows, self.policy.head.num_outputs), new(rows)
+        self._sampler = self._make_sampler()
+
+    def _prepare_draw(self, t: int) -> list[Call]:
+        """From `_outputs`, the actions of step t."""
+        group = self.group
+        mask = None if group.mask is None else group.mask[t]
+        outputs = (group.action_array[t], group.log_prob[t], self._entropy)
+        return [self._sampler.prepare(self._outputs, *outputs, mask, greedy=self.is_greedy)]
+
+
 def make_actors(
     env: EnvWrapper, policies: Mapping[str, Policy], precision: str = "fp32", greedy: Collection[str] = ()
 ) -> dict[str, Actor]:

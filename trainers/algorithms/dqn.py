@@ -108,6 +108,10 @@ class DQN(QReplay):
         self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
     @classmethod
+    def heads(cls, config: DQNConfig, num_outputs: int) -> dict[str, int]:
+        return {"q": num_outputs * cls.num_atoms(config)}
+
+    @classmethod
     def finish(cls, config: DQNConfig, network: nn.Module, generator: torch.Generator | None) -> None:
         from trainers.networks.last_layers import change_last_layer
 

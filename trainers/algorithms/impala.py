@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
-    from trainers.networks.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,15 @@ class IMPALA(OnPolicy):
     config: IMPALAConfig
 
     def __init__(self, config: IMPALAConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import copy
+
         import torch
 
         from trainers.targets.gae import kernels_of, prepare_scale
         from trainers.targets.vtrace import prepare_vtrace
 
-        super().__init__(config, group, guard, seed, estimate=lambda: None, policy=_learner(config, group))
+        learner = copy.deepcopy(group.policy) if config.policy_lag else None
+        super().__init__(config, group, guard, seed, estimate=lambda: None, policy=learner)
         norm, new = self.policy.value_norm, torch.zeros_like
         self.log_ratio = new(group.log_prob)
         """[T, E, A], of probabilities now over then."""
@@ -208,9 +210,3 @@ class IMPALA(OnPolicy):
                 past.copy_(torch.cat([past[1:], one.unsqueeze(0)]))
                 if played[name] is not None:
                     played[name].copy_(past[0])
-
-
-def _learner(config: IMPALAConfig, group: GroupRollout) -> Policy | None:
-    import copy
-
-    return copy.deepcopy(group.policy) if config.policy_lag else None

@@ -298,14 +298,10 @@ class NGU(R2D2):
             error = novelty.error(features[1:])
             lifelong = novelty.lifelong(error, weight, config.max_lifelong)
             group.intrinsic.copy_(episodic * lifelong * weight)
-            number = self.number_of_rollout(counts)
+            number = self.world.total(counts.sum()).clamp_min(1)
             means = torch.stack([group.intrinsic.sum(), (episodic * weight).sum()])
             of_both, of_episode = self.world.sum(means)[0] / number
         return {"novelty": of_both, "episodic_novelty": of_episode}
-
-    def number_of_rollout(self, counts: torch.Tensor) -> torch.Tensor:
-        """Of steps that are paid for novelty, of all ranks; at least 1."""
-        return self.world.total(counts.sum()).clamp_min(1)
 
     # ----------------------------------------------------------------------------------------- learning
 

@@ -117,7 +117,7 @@ class Team:
         paid = torch.where(group.active, reward, 0.0).sum(-1)
         group.reward_of_team.copy_(paid / group.active.sum(-1).clamp_min(1))
         for k, final in enumerate(group.final_in_game):
-            final.copy_(rollout.active_at_truncation(k)[:, agents])
+            final.copy_(rollout.active_at_truncation(k, group.agents))
 
     def learned_from(
         self, batch: Batch, features: Features, window: Transitions | Sequences

@@ -146,8 +146,14 @@ class SumTree:
         """[2] int64: the first item of a batch, and the first leaf, whose priority was NaN or negative."""
         self.beta = numbers(1, 1, torch.float32)
         """[1] float32: how much of the uneven chances the weights make up for."""
-        constants = {
-            **constants_of(anchors),
+        constants = {  # rows count as envs
+            "NUM_SLOTS": anchors.num_slots,
+            "GROUP_SIZE": 1,
+            "OF_AGENTS": False,
+            "TABLE": 0,
+            "PERIOD": anchors.period,
+            "BEHIND": anchors.behind,
+            "AHEAD": anchors.ahead,
             "NORMALISED": is_normalised,
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
@@ -300,16 +306,3 @@ class SumTree:
         if self.backend.name == "cuda":
             return LaunchShape(-(-num_threads // THREADS), (THREADS, 1))
         return LaunchShape(max(2, -(-num_threads // BLOCK_ITEMS)), (32 if num_lanes == 4 else 1, 1))
-
-
-def constants_of(anchors: Anchors) -> dict[str, int]:
-    """What drawable.cuh must know; rows count as envs."""
-    return {
-        "NUM_SLOTS": anchors.num_slots,
-        "GROUP_SIZE": 1,
-        "OF_AGENTS": False,
-        "TABLE": 0,
-        "PERIOD": anchors.period,
-        "BEHIND": anchors.behind,
-        "AHEAD": anchors.ahead,
-    }

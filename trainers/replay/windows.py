@@ -149,7 +149,7 @@ class Transitions:
                 for name in (MASK, f"next_{MASK}"):
                     found[name] = ((*start, *field.shape), field.dtype)
             elif kind == REWARD:
-                found |= {name: (self._of_returns(layout, number), torch.float32) for name in (REWARD, "discount")}
+                found |= {name: (start, torch.float32) for name in (REWARD, "discount")}
             elif kind == ACTIVE:
                 found[field.name] = (start, torch.float32)
             else:
@@ -215,9 +215,6 @@ class Transitions:
                 text.line(f"const FieldRow<{word}, {words}, {by_agent}> of_{name}(item, lane, {ring});")
                 stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
         return stores
-
-    def _of_returns(self, layout: Layout, number: int) -> tuple[int, ...]:
-        return (number, *axes_of(layout[REWARD], self.axis, layout.num_agents))
 
     def _outputs(self, layout: Layout) -> Iterator[tuple[Field, tuple[int, ...], str]]:
         """Fields, axes of agents, and what they mean; `survived` goes into the discount."""
