@@ -124,9 +124,7 @@ class DQN(QReplay):
         return FusedQActor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
 
     @classmethod
-    def num_bytes(
-        cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         from trainers.fused.q_learner import bytes_of_q_learner
         from trainers.run.num_bytes import WORK
 

@@ -225,9 +225,7 @@ class NGU(R2D2):
         return lambda batch: ArmSequences(sequences_of(batch), batch.fields["arm"], batch.fields["intrinsic"])
 
     @classmethod
-    def num_bytes(
-        cls, config: NGUConfig, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: NGUConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         import torch
 
         from trainers.exploration.episodic import EpisodicMemory

@@ -136,9 +136,7 @@ class QSequences(QReplay):
         return super().priority_of(error, counts)
 
 
-def q_of_sequences(
-    policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig
-) -> torch.Tensor:
+def q_of_sequences(policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig) -> torch.Tensor:
     """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it; of a
     team N counts the agents of all its items."""
     return unrolled(policy.unroll, policy.memory_size, batch, config)

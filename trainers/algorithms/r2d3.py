@@ -149,9 +149,7 @@ class R2D3(R2D2):
         return super().why_not(config, spec) or why_no_demonstrations(config, spec)
 
     @classmethod
-    def num_bytes(
-        cls, config: R2D3Config, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: R2D3Config, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         from trainers.replay.dataset import layout_of_dataset
         from trainers.replay.storage import bytes_of
         from trainers.replay.sum_tree import bytes_of_tree

@@ -75,9 +75,7 @@ class TD3Config(ActorAndCriticsConfig):
             yield "model.log_std_init", f"{self.algorithm} draws no actions. Set exploration_noise, or leave it out."
 
 
-def target_action(
-    policy: Policy, observation: Any, noise: torch.Tensor | None, config: TD3Config
-) -> torch.Tensor:
+def target_action(policy: Policy, observation: Any, noise: torch.Tensor | None, config: TD3Config) -> torch.Tensor:
     """What a target policy would do, in parts of the Box, [N, n].
 
     Args:
@@ -205,9 +203,7 @@ class TD3(ActorAndCritics):
         return super().why_not(config, spec)
 
     @classmethod
-    def num_bytes(
-        cls, config: TD3Config, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: TD3Config, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         from trainers.run.num_bytes import bytes_of
 
         return {**super().num_bytes(config, actor, num_steps, num_envs, device), "target": bytes_of(actor.policy)}

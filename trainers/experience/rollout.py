@@ -79,9 +79,7 @@ class Rollout:
             shape = (num_steps + 1, env.num_envs, env.num_agents)
             self.active = torch.ones(shape, dtype=torch.bool, device=env.device)
             self.survived = torch.ones_like(self.active[:-1])
-        self.groups = {
-            name: GroupRollout(actor, self, (fields or {}).get(name, ())) for name, actor in actors.items()
-        }
+        self.groups = {name: GroupRollout(actor, self, (fields or {}).get(name, ())) for name, actor in actors.items()}
         self._players = players_of(list(actors.values()))
         of_env: list[Call] = []
         self.calls = [call for t in range(num_steps) for call in self._prepare_step(t, of_env)]

@@ -225,9 +225,7 @@ class FusedACLearner(ByRows):
         super().__init__(learner, shape, "ac_learn.cu", self._constants(learner.config))
         self._of_critics, self._of_policy = self._new(len(OF_CRITICS)), self._new(len(OF_POLICY))
         self.actor = Learned(learner.optimizer, shape.actor, self._seen, 1, shape, self._step)
-        self.critics = Learned(
-            learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step
-        )
+        self.critics = Learned(learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step)
         self._target = join_memory(list(learner.target_critics.parameters()))
         more = {"actor_addresses": self.actor.addresses, "actor_target": self._join_policy()}
         self.prepare_targets(self.critics, target=self._target, **more)

@@ -370,4 +370,3 @@ def _stage_sizes(layout: Layout, window: Any, number: int) -> Sizes:
             of_rings[one.name] = ((1, *of_rings[one.name][0][1:]), one.dtype)
     sides = {f"side_{one.name}" for one in layout.observations} if isinstance(window, Transitions) else set()
     return of_rings | {name: one for name, one in small.items() if name in sides}
-

@@ -131,9 +131,7 @@ class Transitions:
 
     def bulk_bytes(self, layout: Layout) -> int:
         """Shared memory that the copy engine needs for an item's long observations; 0: there are none."""
-        of_item = (
-            math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations
-        )
+        of_item = (math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations)
         return (self.stack + self.n_step) * max(of_item, default=0)
 
     def sizes(self, layout: Layout, number: int) -> Sizes:

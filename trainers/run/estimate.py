@@ -180,9 +180,7 @@ def explained_shortage(config: Config) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- the parts
 
 
-def actors_of(
-    env: Env, policies: Mapping[str, PolicyConfig], device: str, precision: str = "fp32"
-) -> dict[str, Actor]:
+def actors_of(env: Env, policies: Mapping[str, PolicyConfig], device: str, precision: str = "fp32") -> dict[str, Actor]:
     """Who plays for each policy; with shapes, without memory of their own, and without envs."""
     stage = Stage(torch.device("meta"), Limits.of_device(device), precision)
     found = {}
