@@ -64,16 +64,9 @@ def reserve(path: Path, num_bytes: int) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Writes a file as a whole or not at all: who reads it meanwhile finds the old one."""
-    with _in_place_of(path) as beside:
-        write(beside, content)
-
-
-@contextlib.contextmanager
-def _in_place_of(path: Path) -> Iterator[Path]:
-    """Gives a name beside it; what is made there takes its place, or goes."""
     beside = temporary(path)
     try:
-        yield beside
+        write(beside, content)
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -144,8 +137,15 @@ def flush_folder(path: Path) -> None:
 
 def replace_link(link: Path, target: str) -> None:
     """Lets a link point to a name beside it."""
-    with _in_place_of(link) as beside:
+    beside = temporary(link)
+    try:
+        beside.unlink(missing_ok=True)
         beside.symlink_to(target)
+        os.replace(beside, link)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    flush_folder(link.parent)
 
 
 def link(of: Path, to: Path, num_bytes: int) -> None:
