@@ -114,14 +114,7 @@ class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):
 
     value [T+1, E, A] of the actions that may be taken; final_value [K, E, A] of what an env saw before its k-th
     truncation, of all actions: which may be taken then, it does not say. log_prob [T, E, A] of what was drawn.
-
-    Args:
-        why: why torch plays, and not fused kernels.
     """
-
-    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str | None = None) -> None:
-        super().__init__(policy, spec, stage)
-        self.why = why
 
     def fields(self, num_steps: int) -> list[Field]:
         return [*value_fields(), *self._memory_fields(num_steps)]

@@ -7,12 +7,10 @@ from functools import partial
 
 import torch
 
-from trainers.acting.actor import Call, DrawingActor, Stage, value_fields
+from trainers.acting.actor import Call, DrawingActor, value_fields
 from trainers.acting.memory import Memory, RememberingActor
 from trainers.experience.field import Field
-from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Arrays
-from trainers.networks.policy import Policy
 from warpdrive.gaussian_sampler import GaussianSampler
 from warpdrive.layout import FINAL
 
@@ -22,14 +20,7 @@ class SampledActor(RememberingActor, DrawingActor):
 
     value [T+1, E, A] is in the critic's unit; final_value [K, E, A] of what an env saw before its k-th truncation.
     For what a recurrent policy remembers, see Memory.
-
-    Args:
-        why: why torch plays, and not fused kernels.
     """
-
-    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str | None = None) -> None:
-        super().__init__(policy, spec, stage)
-        self.why = why
 
     def fields(self, num_steps: int) -> list[Field]:
         return [*value_fields(), *Memory.fields(self.policy, num_steps)]

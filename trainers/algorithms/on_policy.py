@@ -103,9 +103,7 @@ class OnPolicy(Algorithm):
         from trainers.heads import GaussianHead
 
         by_torch = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
-        if cls.WHY_NO_KERNELS is not None:
-            return by_torch(policy, spec, stage, cls.WHY_NO_KERNELS)
-        return find_player(policy, spec, stage, by_torch)
+        return find_player(policy, spec, stage, by_torch, cls.WHY_NO_KERNELS)
 
     @classmethod
     def why_not(cls, config: ActorCriticConfig, spec: GroupSpec) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
 
 
-def find_player(policy: Policy, spec: GroupSpec, stage: Stage, by_torch: Callable[..., Actor]) -> Actor:
-    """Who plays for a policy: fused kernels; or `by_torch`, which is told why they cannot."""
-    why = why_no_kernels(policy.config.algorithm)
+def find_player(policy: Policy, spec: GroupSpec, stage: Stage, by_torch: type[Actor], why: str | None = None) -> Actor:
+    """Who plays for a policy: fused kernels; or `by_torch`, which is told why they cannot: `why`, if that is known."""
+    why = why or why_no_kernels(policy.config.algorithm)
     found = why or plan(Request.of(policy.config, spec), stage.limits, stage.precision)
-    return (by_torch if isinstance(found, str) else FusedPlayer)(policy, spec, stage, found)
+    if not isinstance(found, str):
+        return FusedPlayer(policy, spec, stage, found)
+    actor = by_torch(policy, spec, stage)
+    actor.why = found
+    return actor
 
 
 def find_learner(learner: OnPolicy) -> OnPolicy | FusedLearner:
