@@ -375,13 +375,9 @@ class Trainer:
     def learned(self) -> dict[str, Mapping[str, torch.Tensor]]:
         """What a checkpoint holds besides the envs, by file: live tensors."""
         found = {f"policy.{name}": policy.state_dict() for name, policy in self.policies.items()}
-        return {**found, **self._states(), **self.chunks.small()}
-
-    def _states(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        """What the algorithms' checkpoints hold, by file."""
-        return {
-            f"{file}.{name}": tensors for name, one in self.algorithms.items() for file, tensors in one.state().items()
-        }
+        for name, one in self.algorithms.items():
+            found |= {f"{file}.{name}": tensors for file, tensors in one.state().items()}
+        return {**found, **self.chunks.small()}
 
     def generators(self) -> dict[str, torch.Generator]:
         """Of the minibatches' order; each rank has its own."""

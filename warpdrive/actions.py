@@ -39,7 +39,7 @@ class ActionCheck:
         self._layout = layout
         self._groups = groups
         self._num_invalid = num_invalid
-        functions = FunctionManager(DataManager(backend.device), SOURCE, backend=backend)
+        functions = FunctionManager(None, SOURCE, backend=backend)
         self._bounds = {name: self._bounds_of(name) for name in layout.actions}
         self._calls: dict[str, Callable[[], None]] = {}
         for name, (lowest, highest) in self._bounds.items():

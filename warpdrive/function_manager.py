@@ -57,7 +57,7 @@ class FunctionManager:
     * a kernel that loops over elements from `global_thread()` gets enough threads for one an agent of every env.
 
     Args:
-        data: where arrays come from.
+        data: where arrays come from; None: from nowhere, all are given at each launch.
         source: path of the `.cu` file, or its text.
         constants: name -> number, or a sequence of numbers. Names are capitals. Sequences take 64 KiB at most.
         num_envs, num_agents: the grid; also the constants NUM_ENVS and NUM_AGENTS.
@@ -73,7 +73,7 @@ class FunctionManager:
 
     def __init__(
         self,
-        data: DataManager,
+        data: DataManager | None,
         source: Path | str,
         constants: Mapping[str, Constant] | None = None,
         num_envs: int = 1,
@@ -89,7 +89,7 @@ class FunctionManager:
             from warpdrive.backends import choose_backend
 
             backend = choose_backend(device=data.device)
-        self.data = data
+        self.data = DataManager(backend.device) if data is None else data
         self.backend = backend
         self.num_envs = num_envs
         self.num_agents = num_agents
@@ -270,6 +270,18 @@ class FunctionManager:
                 f"kernel '{kernel}' may write '{name}', which was pushed as constant. "
                 f"Declare the parameter `const {parameter}`, or push the array without const=True."
             )
+
+
+def all_of(calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """One call that makes them all, in order."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def launch() -> None:
+        for call in calls:
+            call()
+
+    return launch
 
 
 def _fitting(kernel: str, parameter: Parameter, number: bool | int | float) -> bool | int | float:

@@ -13,6 +13,7 @@ from warpdrive.backends.base import KERNELS_FOLDER, Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import ShapeError
 from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.sampler import column_of
 
 SOURCE: Path = KERNELS_FOLDER / "gaussian_sampler.cu"
 LARGEST_END = 1e30
@@ -49,16 +50,9 @@ class GaussianSampler:
         squashes: bool = False,
         rows_deviate: bool = False,
     ) -> None:
-        if not isinstance(agents, range) or agents.step != 1 or len(agents) < 1:
-            raise ShapeError(f"sampler: agents must be a range such as range(0, 4), got {agents!r}.")
-        first_column = agents.start if first_column is None else first_column
+        first_column = column_of(agents, num_agents, first_column)
         if len(space.shape) != 1:
             raise ShapeError(f"sampler: a Box must have one axis, as [n], got {list(space.shape)}. Flatten it.")
-        if first_column < 0 or first_column + len(agents) > num_agents:
-            raise ShapeError(
-                f"sampler: {agents} in columns {first_column} to {first_column + len(agents) - 1} do not fit an action "
-                f"array of {num_agents} agents. Give num_agents of that array."
-            )
         self.data = data
         num_numbers = space.shape[0]
         self.mean_shape = (num_envs, len(agents), num_numbers)

@@ -47,14 +47,7 @@ class Sampler:
         self.data = data
         self.agents = agents
         self.head_sizes = tuple(int(size) for size in head_sizes)
-        first_column = agents.start if first_column is None else first_column
-        if not isinstance(agents, range) or agents.step != 1 or len(agents) < 1:
-            raise ShapeError(f"sampler: agents must be a range such as range(0, 4), got {agents!r}.")
-        if first_column < 0 or first_column + len(agents) > num_agents:
-            raise ShapeError(
-                f"sampler: {agents} in columns {first_column} to {first_column + len(agents) - 1} do not fit an action "
-                f"array of {num_agents} agents. Give num_agents of that array."
-            )
+        first_column = column_of(agents, num_agents, first_column)
         if not self.head_sizes or min(self.head_sizes) < 1:
             raise ShapeError(f"sampler: every head needs at least one action, got head_sizes={self.head_sizes}.")
         if "seed" not in data:
@@ -137,6 +130,20 @@ class Sampler:
         if self._counts:
             self.data["env_step"] += 1
         return action, log_prob, entropy
+
+
+def column_of(agents: range, num_agents: int, first_column: int | None) -> int:
+    """Where a group starts in an action array; the first agent's number if not given. Raises ShapeError where it does
+    not fit."""
+    if not isinstance(agents, range) or agents.step != 1 or len(agents) < 1:
+        raise ShapeError(f"sampler: agents must be a range such as range(0, 4), got {agents!r}.")
+    first_column = agents.start if first_column is None else first_column
+    if first_column < 0 or first_column + len(agents) > num_agents:
+        raise ShapeError(
+            f"sampler: {agents} in columns {first_column} to {first_column + len(agents) - 1} do not fit an action "
+            f"array of {num_agents} agents. Give num_agents of that array."
+        )
+    return first_column
 
 
 def seed_words(seed: int, first_env: int = 0) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,8 +70,15 @@ class Actor:
         self.group: GroupRollout | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes its best action."""
+        return self.spec.name in self.stage.greedy
+
     def told(self, precision: str, learns: bool) -> str:
         """What plays, and learns, in words."""
+        if self.path == "fused":
+            return f"fused kernels play{' and learn' if learns else ''} in {precision}"
         return f"{self.path} plays{' and learns' if learns else ''} in {of_torch(precision)}"
 
     def fields(self, num_steps: int) -> list[Field]:
@@ -117,6 +125,29 @@ class Actor:
     def together(cls, actors: Sequence[Actor]) -> list[Actor]:
         """Those who play, of all actors of this class: the same, or one for all of them."""
         return list(actors)
+
+
+class DrawingActor(Actor):
+    """Draws from the distribution that a network's outputs say. Derive from it and write what fills `_outputs`."""
+
+    def num_bytes(self, num_envs: int) -> dict[str, int]:
+        rows = num_envs * self.spec.num_agents
+        return {"outputs": 4 * rows * (self.policy.head.num_outputs + 1)} | bytes_of_pass(self, num_envs)
+
+    def attach(self, group: GroupRollout) -> None:
+        super().attach(group)
+        rows = (group.rollout.num_envs, self.spec.num_agents)
+        new = group.rollout.reward.new_zeros
+        # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
+        self._outputs, self._entropy = new(*rows, self.policy.head.num_outputs), new(rows)
+        self._sampler = self._make_sampler()
+
+    def _prepare_draw(self, t: int) -> list[Call]:
+        """From `_outputs`, the actions of step t."""
+        group = self.group
+        mask = None if group.mask is None else group.mask[t]
+        outputs = (group.action_array[t], group.log_prob[t], self._entropy)
+        return [self._sampler.prepare(self._outputs, *outputs, mask, greedy=self.is_greedy)]
 
 
 def make_actors(
@@ -178,8 +209,4 @@ def bytes_of_pass(actor: Actor, num_envs: int, judges: bool = False) -> dict[str
 
 def prepare_copy(into: torch.Tensor, values: torch.Tensor) -> Call:
     """The copy of `values` into `into`, as a call."""
-
-    def copy() -> None:
-        into.copy_(values)
-
-    return copy
+    return partial(into.copy_, values)

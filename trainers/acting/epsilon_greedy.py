@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
-from trainers.acting.memory import Memory
+from trainers.acting.actor import Call, Stage, bytes_of_pass, value_fields
+from trainers.acting.memory import Memory, RememberingActor
 from trainers.algorithms.q_learning import epsilon_at, exponents_of_envs
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
@@ -22,7 +22,7 @@ NEVER = 1e-30
 """A probability that is none, but has a logarithm."""
 
 
-class EpsilonGreedyActor(Actor):
+class EpsilonGreedyActor(RememberingActor):
     """With probability `epsilon` [1], any action that may be taken; else the one of the largest Q-value.
 
     The draw is the Sampler's, so that it depends on seed, env, agent and step alone. q_value [T, E, A] is the largest
@@ -42,7 +42,6 @@ class EpsilonGreedyActor(Actor):
         self.noise: Noise = []
         self.keeps_every = keeps_every
         self._is_per_env = getattr(policy.config, "epsilon_per_env", False)
-        self._memory: Memory | None = None
 
     def fields(self, num_steps: int) -> list[Field]:
         return [Field("q_value", is_watched=True), *self._memory_fields(num_steps)]
@@ -74,26 +73,17 @@ class EpsilonGreedyActor(Actor):
         num_envs = rollout.num_envs
         self.exponents = exponents_of_envs(0, num_envs, num_envs).to(self._q.device) if self._is_per_env else None
         """[E, 1, 1], what `epsilon` is raised to in each env."""
-        if self.policy.memory_size:
-            self._memory = Memory(group)
-        if self.spec.name not in self.stage.greedy:
+        if not self.is_greedy:
             self.noise = make_noise(self.policy, rows[0] * rows[1])
-
-    def forget(self) -> None:
-        if self._memory is not None:
-            self._memory.clear()
 
     def prepare_step(self, t: int) -> list[Call]:
         group = self.group
         return self._prepare_choice(t, group.q_value[t], self._unread[0])
 
-    def prepare_between(self, t: int) -> list[Call]:
-        return [] if self._memory is None else self._memory.prepare_forget(t)
-
     def _prepare_choice(self, t: int, q_value: torch.Tensor, log_prob: torch.Tensor) -> list[Call]:
         """Acts in step t; [E, A] are written."""
         group = self.group
-        mask, is_greedy = None if group.mask is None else group.mask[t], self.spec.name in self.stage.greedy
+        mask, is_greedy = None if group.mask is None else group.mask[t], self.is_greedy
 
         def choose() -> None:
             allowed = allowed_values(self._q, mask)
@@ -103,12 +93,8 @@ class EpsilonGreedyActor(Actor):
 
         outputs = (group.action_array[t], log_prob, self._unread[1])
         draw = self._sampler.prepare(self._logits, *outputs, mask, greedy=is_greedy)
-        keep = [] if self._memory is None else self._memory.prepare_keep(t)
-        return [*keep, *self._prepare_values(group.rollout.seen(t), self._remembered, goes_on=True), choose, draw]
-
-    @property
-    def _remembered(self) -> torch.Tensor | None:
-        return None if self._memory is None else self._memory.now
+        think = self._prepare_values(group.rollout.seen(t), self._remembered, goes_on=True)
+        return [*self._prepare_keep(t), *think, choose, draw]
 
     def _prepare_values(self, arrays: Arrays, memory: torch.Tensor | None, goes_on: bool = False) -> list[Call]:
         """Q-values of what the agents see, into `_q`; `memory` [E, A, size] then knows of it if it `goes_on`."""
@@ -128,14 +114,7 @@ class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):
 
     value [T+1, E, A] of the actions that may be taken; final_value [K, E, A] of what an env saw before its k-th
     truncation, of all actions: which may be taken then, it does not say. log_prob [T, E, A] of what was drawn.
-
-    Args:
-        why: why torch plays, and not fused kernels.
     """
-
-    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str | None = None) -> None:
-        super().__init__(policy, spec, stage)
-        self.why = why
 
     def fields(self, num_steps: int) -> list[Field]:
         return [*value_fields(), *self._memory_fields(num_steps)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.acting.actor import Call, prepare_copy
+from trainers.acting.actor import Actor, Call, prepare_copy
 from trainers.experience.field import Field
 from trainers.networks.policy import Policy
 
@@ -63,3 +63,29 @@ class Memory:
             memory.masked_fill_(group.forgets(t).unsqueeze(-1), 0.0)
 
         return [forget]
+
+
+class RememberingActor(Actor):
+    """One whose agents remember, if its policy does."""
+
+    _memory: Memory | None = None
+
+    def attach(self, group: GroupRollout) -> None:
+        super().attach(group)
+        if self.policy.memory_size:
+            self._memory = Memory(group)
+
+    def forget(self) -> None:
+        if self._memory is not None:
+            self._memory.clear()
+
+    def prepare_between(self, t: int) -> list[Call]:
+        return [] if self._memory is None else self._memory.prepare_forget(t)
+
+    def _prepare_keep(self, t: int) -> list[Call]:
+        """What a rollout keeps of it before step t."""
+        return [] if self._memory is None else self._memory.prepare_keep(t)
+
+    @property
+    def _remembered(self) -> torch.Tensor | None:
+        return None if self._memory is None else self._memory.now

@@ -7,76 +7,33 @@ from functools import partial
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass, value_fields
-from trainers.acting.memory import Memory
+from trainers.acting.actor import Call, DrawingActor, value_fields
+from trainers.acting.memory import Memory, RememberingActor
 from trainers.experience.field import Field
-from trainers.experience.group_rollout import GroupRollout
-from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Arrays
-from trainers.networks.policy import Policy
 from warpdrive.gaussian_sampler import GaussianSampler
 from warpdrive.layout import FINAL
 
 
-class SampledActor(Actor):
+class SampledActor(RememberingActor, DrawingActor):
     """Draws from the distribution that a network's outputs say; keeps log-probabilities and values.
 
     value [T+1, E, A] is in the critic's unit; final_value [K, E, A] of what an env saw before its k-th truncation.
     For what a recurrent policy remembers, see Memory.
-
-    Args:
-        why: why torch plays, and not fused kernels.
     """
-
-    def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, why: str | None = None) -> None:
-        super().__init__(policy, spec, stage)
-        self.why = why
-        self._memory: Memory | None = None
 
     def fields(self, num_steps: int) -> list[Field]:
         return [*value_fields(), *Memory.fields(self.policy, num_steps)]
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
-        rows, head = num_envs * self.spec.num_agents, self.policy.head
-        own = {"outputs": 4 * rows * (head.num_outputs + 1), "memory of the envs": 4 * rows * self.policy.memory_size}
-        return own | bytes_of_pass(self, num_envs)
-
-    def attach(self, group: GroupRollout) -> None:
-        super().attach(group)
-        rollout, head = group.rollout, self.policy.head
-        new, rows = rollout.reward.new_zeros, (rollout.num_envs, self.spec.num_agents)
-        if self.policy.memory_size:
-            self._memory = Memory(group)
-        # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
-        self._outputs = new(*rows, head.num_outputs)
-        self._entropy = new(rows)
-        self._greedy = self.spec.name in self.stage.greedy
-        self._sampler = self._make_sampler()
-
-    def _prepare_sample(self, t: int) -> Call:
-        group = self.group
-        mask = None if group.mask is None else group.mask[t]
-        outputs = (group.log_prob[t], self._entropy)
-        return self._sampler.prepare(self._outputs, group.action_array[t], *outputs, mask, greedy=self._greedy)
-
-    def forget(self) -> None:
-        if self._memory is not None:
-            self._memory.clear()
+        memory = 4 * num_envs * self.spec.num_agents * self.policy.memory_size
+        return super().num_bytes(num_envs) | {"memory of the envs": memory}
 
     def prepare_step(self, t: int) -> list[Call]:
-        group, calls = self.group, []
-        if self._memory is not None:
-            calls += self._memory.prepare_keep(t)
+        group = self.group
         seen, active = group.rollout.seen(t), self._active(t)
-        calls += self._prepare_forward(seen, self._outputs, group.value[t], active, self._remembered)
-        return [*calls, self._prepare_sample(t)]
-
-    def prepare_between(self, t: int) -> list[Call]:
-        return [] if self._memory is None else self._memory.prepare_forget(t)
-
-    @property
-    def _remembered(self) -> torch.Tensor | None:
-        return None if self._memory is None else self._memory.now
+        forward = self._prepare_forward(seen, self._outputs, group.value[t], active, self._remembered)
+        return [*self._prepare_keep(t), *forward, *self._prepare_draw(t)]
 
     def prepare_end(self) -> list[Call]:
         """Values that targets bootstrap from: of the observation after the last step, and before each truncation."""
@@ -87,7 +44,7 @@ class SampledActor(Actor):
         for k, value in enumerate(group.final_value):
             final = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}
             memory = None if self._memory is None else group.final_memory[k]
-            active = partial(self._active_at_truncation, k) if group.credits_team else None
+            active = partial(rollout.active_at_truncation, k, self.spec.agents) if group.credits_team else None
             calls += self._prepare_forward(final, None, value, active, memory)
         return calls
 
@@ -98,11 +55,6 @@ class SampledActor(Actor):
             return None
         active = rollout.active[t, :, agents.start : agents.stop]
         return lambda: active
-
-    def _active_at_truncation(self, k: int) -> torch.Tensor:
-        """[E, A] bool: who was in the game when an env was truncated for the k-th time."""
-        agents = self.spec.agents
-        return self.group.rollout.active_at_truncation(k)[:, agents.start : agents.stop]
 
     def _prepare_forward(
         self,
@@ -142,14 +94,7 @@ class GaussianActor(SampledActor):
         given = (env.data, env.num_envs, self.spec.agents, self.group.action_array.shape[2], head.space, env.backend)
         return GaussianSampler(*given, columns.start, head.squashes)
 
-    def _prepare_sample(self, t: int) -> Call:
-        group = self.group
-        return self._sampler.prepare(
-            self._outputs,
-            self.policy.head.log_std.detach(),
-            group.action_array[t],
-            group.action[t],
-            group.log_prob[t],
-            self._entropy,
-            greedy=self._greedy,
-        )
+    def _prepare_draw(self, t: int) -> list[Call]:
+        group, log_std = self.group, self.policy.head.log_std.detach()
+        outputs = (group.action_array[t], group.action[t], group.log_prob[t], self._entropy)
+        return [self._sampler.prepare(self._outputs, log_std, *outputs, greedy=self.is_greedy)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainers.acting.actor import Actor, Call, Stage, bytes_of_pass
+from trainers.acting.actor import Call, DrawingActor, Stage
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
@@ -19,36 +19,16 @@ NEVER = 1e-30
 """A deviation that is none, but has a logarithm."""
 
 
-class UnjudgedActor(Actor):
+class UnjudgedActor(DrawingActor):
     """Draws from the distribution that a network's outputs say. log_prob [T, E, A] is kept."""
 
     def fields(self, num_steps: int) -> list[Field]:
         return [Field("log_prob", is_watched=True)]
 
-    def num_bytes(self, num_envs: int) -> dict[str, int]:
-        rows = num_envs * self.spec.num_agents
-        return {"outputs": 4 * rows * (self.policy.head.num_outputs + 1)} | bytes_of_pass(self, num_envs)
-
-    def attach(self, group: GroupRollout) -> None:
-        super().attach(group)
-        rows = (group.rollout.num_envs, self.spec.num_agents)
-        new = group.rollout.reward.new_zeros
-        # One slot for all steps: the sampler reads the outputs at once, and nobody reads the entropy.
-        self._outputs, self._entropy = new(*rows, self.policy.head.num_outputs), new(rows)
-        self._greedy = self.spec.name in self.stage.greedy
-        self._sampler = self._make_sampler()
-
     def prepare_step(self, t: int) -> list[Call]:
         rows, calls = self.features.prepare_step(self.group.rollout.seen(t), self._buffer)
         calls = [*calls, self.policy.prepare_act(rows, None, self._outputs.flatten(0, 1), None)]
         return [*calls, *self._prepare_draw(t)]
-
-    def _prepare_draw(self, t: int) -> list[Call]:
-        """From `_outputs`, the actions of step t."""
-        group = self.group
-        mask = None if group.mask is None else group.mask[t]
-        outputs = (group.action_array[t], group.log_prob[t], self._entropy)
-        return [self._sampler.prepare(self._outputs, *outputs, mask, greedy=self._greedy)]
 
 
 class BoxActor(UnjudgedActor):
@@ -90,7 +70,7 @@ class SquashedGaussianActor(BoxActor):
             self._log_std.copy_(head.log_std(self._outputs))
 
         outputs = (group.action_array[t], self._drawn, group.log_prob[t], self._entropy)
-        return [split, self._sampler.prepare(self._mean, self._log_std, *outputs, greedy=self._greedy)]
+        return [split, self._sampler.prepare(self._mean, self._log_std, *outputs, greedy=self.is_greedy)]
 
 
 class NoisyActor(BoxActor):
@@ -127,4 +107,4 @@ class NoisyActor(BoxActor):
             self._mean.copy_(self.policy.head.parts(self._outputs))
 
         outputs = (group.action_array[t], group.drawn[t], self._log_prob, self._entropy)
-        return [squash, self._sampler.prepare(self._mean, self.log_std, *outputs, greedy=self._greedy)]
+        return [squash, self._sampler.prepare(self._mean, self.log_std, *outputs, greedy=self.is_greedy)]

@@ -9,12 +9,11 @@ smaller of two critics.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from trainers.algorithms.algorithm import Clock, Figures, State
+from trainers.algorithms.algorithm import State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
@@ -25,10 +24,8 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
-    from trainers.fused.ac_learner import FusedACLearner
     from trainers.learning.guard import Guard
     from trainers.learning.optimiser import SafeAdam
-    from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
     from trainers.replay.of_team import TeamSamples
 
@@ -83,16 +80,14 @@ class ActorAndCritics(OffPolicy):
         self.critics = self.make_critics(config, group.spec, generator).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.followers = [(self.target_critics, self.critics)]
-        self.optimizer = self._adam(self.policy, self.scalars["lr"])
+        self.optimizer = self.adam(self.policy, self.scalars["lr"])
         critic_lr = self.scalars.get("critic_lr", self.scalars["lr"])
-        self.critic_optimizer = self._adam(self.critics, critic_lr, "critics")
+        self.critic_optimizer = self.adam(self.critics, critic_lr, "critics")
         self.deviates: torch.Tensor | None = None
         """[K, N, n] draws of the standard normal distribution: by which actions of a Box after each transition differ
         from what the policy says, then, if it DRAWS_ACTIONS, those in it. None where nothing is drawn."""
         if number := self.num_deviates(config, group.spec):
             self.deviates = torch.zeros(number, *self.batch.action.shape, device=self.device)
-        self.learns_by: ActorAndCritics | FusedACLearner = self
-        """Who makes updates: itself, by torch, or in its stead kernels, where they can."""
 
     @classmethod
     def num_deviates(cls, config: ActorAndCriticsConfig, spec: GroupSpec) -> int:
@@ -115,20 +110,6 @@ class ActorAndCritics(OffPolicy):
         from trainers.networks.critics import Critics
 
         return Critics(spec, config, config.num_critics, generator)
-
-    @classmethod
-    def blank_batch(cls, config: ActorAndCriticsConfig, actor: Actor) -> Any:
-        """Of NUM_ROWS items, all of them zeros; to count bytes by."""
-        from trainers.replay.of_group import blank_samples
-
-        return blank_samples(actor, config.window())
-
-    def _adam(self, module: torch.nn.Module, lr: torch.Tensor, beside: str | None = None) -> SafeAdam:
-        from trainers.learning.optimiser import SafeAdam
-
-        max_norm = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
-        parameters = [{"params": list(module.parameters())}]
-        return SafeAdam(module, parameters, lr, self.guard, self.group.name, max_norm, beside)
 
     @classmethod
     def heads(cls, config: ActorAndCriticsConfig, num_outputs: int) -> dict[str, int]:
@@ -158,7 +139,7 @@ class ActorAndCritics(OffPolicy):
         networks = [runnable(one) for one in (actor.policy, actor.policy, critics, critics)]
         batch = cls.blank_batch(config, actor)
         with Counted() as counted:
-            for losses in cls._passes(config, *networks, batch):
+            for losses in cls._passes(config, networks, batch):
                 counted.backward(losses())
                 for network in networks:
                     network.zero_grad()
@@ -180,15 +161,13 @@ class ActorAndCritics(OffPolicy):
 
     @classmethod
     def _passes(
-        cls,
-        config: ActorAndCriticsConfig,
-        policy: Policy,
-        target_policy: Policy,
-        critics: torch.nn.Module,
-        target_critics: torch.nn.Module,
-        batch: Samples,
+        cls, config: ActorAndCriticsConfig, networks: Sequence[torch.nn.Module], batch: Samples | TeamSamples
     ) -> list[Callable[[], torch.Tensor]]:
-        """For the memory that they take: what makes the losses of an update, summed up, one after the other."""
+        """For the memory that they take: what makes the losses of an update, summed up, one after the other.
+
+        Args:
+            networks: the policy, what follows it if anything does, critics, and what follows them.
+        """
         raise NotImplementedError
 
     def state(self) -> State:
@@ -198,20 +177,6 @@ class ActorAndCritics(OffPolicy):
             "critics": self.critics.state_dict(),
             "target_critics": self.target_critics.state_dict(),
         }
-
-    def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        return {"add": self.add, **self.learns_by.updates()}
-
-    def updates(self) -> Mapping[str, Callable[[], Figures]]:
-        """The phases that are updates."""
-        return {"learn": self.learn, "follow": self.follow}
-
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """This iteration's phases, as `learns_by` makes its updates: here one after the other."""
-        return phases
-
-    def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
-        return self.learns_by.at_once(super().prepare(clock, phases), clock)
 
     def deviate(self) -> Sequence[torch.Tensor]:
         """Draws `deviates` anew, [N, n] each; none where there are none."""

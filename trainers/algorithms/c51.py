@@ -82,10 +82,6 @@ class C51(DQN):
     }
 
     @classmethod
-    def heads(cls, config: C51Config, num_outputs: int) -> dict[str, int]:
-        return {"q": num_outputs * config.num_atoms}
-
-    @classmethod
     def num_atoms(cls, config: C51Config) -> int:
         return config.num_atoms
 

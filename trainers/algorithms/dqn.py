@@ -10,11 +10,11 @@ Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.algorithms.algorithm import Clock, Figures, State
+from trainers.algorithms.algorithm import Figures, State
 from trainers.algorithms.q_replay import FALLING, Losses, QReplay, QReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
-    from trainers.fused.q_learner import FusedQLearner
-    from trainers.fused.wide_q import WideQLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
@@ -105,9 +103,13 @@ class DQN(QReplay):
         self._noise_of_ranks = [tuple(one.repeat(size, 1) for one in pair) if size > 1 else pair for pair in self.noise]
         """As a checkpoint holds it: of the agents of all ranks, as if they were one's."""
         self._redraw()
-        self.learns_by: DQN | FusedQLearner | WideQLearner = find_q_learner(self) if type(self) is DQN else self
-        """Who makes updates: itself, by torch, or in its stead a kernel, where it can."""
+        if type(self) is DQN:
+            self.learns_by = find_q_learner(self)
         self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
+
+    @classmethod
+    def heads(cls, config: DQNConfig, num_outputs: int) -> dict[str, int]:
+        return {"q": num_outputs * cls.num_atoms(config)}
 
     @classmethod
     def finish(cls, config: DQNConfig, network: nn.Module, generator: torch.Generator | None) -> None:
@@ -122,9 +124,7 @@ class DQN(QReplay):
         return FusedQActor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
 
     @classmethod
-    def num_bytes(
-        cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         from trainers.fused.q_learner import bytes_of_q_learner
         from trainers.run.num_bytes import WORK
 
@@ -162,20 +162,6 @@ class DQN(QReplay):
         ours, theirs = (draw_noise(one, len(batch.reward), generator) for one in (policy, target_policy))
         with noise_of(policy, ours), noise_of(target_policy, theirs):
             return cls.losses_of(policy, target_policy, batch, config, generator)
-
-    def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        return {"add": self.add, **self.learns_by.updates()}
-
-    def updates(self) -> Mapping[str, Callable[[], Figures]]:
-        """The phases that are updates."""
-        return {"learn": self.learn, "follow": self.follow}
-
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """This iteration's phases, as `learns_by` makes its updates: here one after the other."""
-        return phases
-
-    def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
-        return self.learns_by.at_once(super().prepare(clock, phases), clock)
 
     def state(self) -> State:
         found = super().state()

@@ -21,12 +21,11 @@ from warpdrive.config import Between, Fraction, Number, Positive, Size
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-    from trainers.acting.actor import Actor, Stage
+    from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
-    from trainers.networks.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,19 @@ class IMPALA(OnPolicy):
         "ratio": "mean probability of what was done, now over then, before the update",
         "policy_lag": "iterations by which who played is behind who learns",
     }
+    WHY_NO_KERNELS = "no fused kernel has V-trace's loss"
     config: IMPALAConfig
 
     def __init__(self, config: IMPALAConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        import copy
+
         import torch
 
         from trainers.targets.gae import kernels_of, prepare_scale
         from trainers.targets.vtrace import prepare_vtrace
 
-        super().__init__(config, group, guard, seed, estimate=lambda: None, policy=_learner(config, group))
+        learner = copy.deepcopy(group.policy) if config.policy_lag else None
+        super().__init__(config, group, guard, seed, estimate=lambda: None, policy=learner)
         norm, new = self.policy.value_norm, torch.zeros_like
         self.log_ratio = new(group.log_prob)
         """[T, E, A], of probabilities now over then."""
@@ -111,14 +114,6 @@ class IMPALA(OnPolicy):
         if config.policy_lag:
             kept = {**self._learned(), "version": self.version}
             self.past = {name: torch.stack([one] * (config.policy_lag + 1)) for name, one in kept.items()}
-
-    @classmethod
-    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.sampled import GaussianActor, SampledActor
-        from trainers.heads import GaussianHead
-
-        kind = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
-        return kind(policy, spec, stage, "no fused kernel has V-trace's loss")
 
     @classmethod
     def why_not(cls, config: IMPALAConfig, spec: GroupSpec) -> str | None:
@@ -215,9 +210,3 @@ class IMPALA(OnPolicy):
                 past.copy_(torch.cat([past[1:], one.unsqueeze(0)]))
                 if played[name] is not None:
                     played[name].copy_(past[0])
-
-
-def _learner(config: IMPALAConfig, group: GroupRollout) -> Policy | None:
-    import copy
-
-    return copy.deepcopy(group.policy) if config.policy_lag else None

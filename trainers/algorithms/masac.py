@@ -12,7 +12,7 @@ policies is of Iqbal and Sha 2019, "Actor-attention-critic for multi-agent reinf
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -139,16 +139,11 @@ class MASAC(TeamReplay, SAC):
 
     @classmethod
     def _passes(
-        cls,
-        config: MASACConfig,
-        policy: Policy,
-        target_policy: Policy,
-        critics: CentralCritics,
-        target_critics: CentralCritics,
-        batch: TeamSamples,
+        cls, config: MASACConfig, networks: Sequence[torch.nn.Module], batch: TeamSamples
     ) -> list[Callable[[], torch.Tensor]]:
         import torch
 
+        policy, _, critics, target_critics = networks
         alpha, noise = torch.ones(()), torch.ones(*batch.action.shape, critics.num_actions)
         now = (batch.observation, batch.mask, batch.in_game, batch.state)
         return [

@@ -14,13 +14,12 @@ That all arms learn from each sequence: Kapturowski et al. 2022,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from trainers.algorithms.algorithm import Figures, State
 from trainers.algorithms.dqn import best_actions, dqn_loss
-from trainers.algorithms.q_learning import why_no_q_values
 from trainers.algorithms.q_replay import Losses
 from trainers.algorithms.q_sequences import unrolled
 from trainers.algorithms.r2d2 import R2D2, R2D2Config, rescaled, unscaled
@@ -221,23 +220,12 @@ class NGU(R2D2):
         return ArmActor(policy, spec, stage, policy.config.keeps_every)
 
     @classmethod
-    def why_not(cls, config: NGUConfig, spec: GroupSpec) -> str | None:
-        if config.model.type in ("mlp", "cnn"):
-            return f"learns by memory, and model.type: {config.model.type} has none. Take gru, or DQN."
-        return why_no_q_values(config, spec, from_sequences=True)
+    def taker(cls, config: NGUConfig, actor: Actor) -> Callable[[Batch], ArmSequences]:
+        sequences_of = super().taker(config, actor)
+        return lambda batch: ArmSequences(sequences_of(batch), batch.fields["arm"], batch.fields["intrinsic"])
 
     @classmethod
-    def blank_batch(cls, config: NGUConfig, actor: Actor) -> ArmSequences:
-        from trainers.replay.of_group import blank_batch
-
-        window = config.window()
-        kept = [one for one in actor.fields(window.period) if one.name in cls.kept(config)]
-        return arm_sequences_of(blank_batch(actor, window, kept), actor.features, actor.spec.num_agents)
-
-    @classmethod
-    def num_bytes(
-        cls, config: NGUConfig, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: NGUConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         import torch
 
         from trainers.exploration.episodic import EpisodicMemory
@@ -308,21 +296,12 @@ class NGU(R2D2):
             error = novelty.error(features[1:])
             lifelong = novelty.lifelong(error, weight, config.max_lifelong)
             group.intrinsic.copy_(episodic * lifelong * weight)
-            number = self.number_of_rollout(counts)
+            number = self.world.total(counts.sum()).clamp_min(1)
             means = torch.stack([group.intrinsic.sum(), (episodic * weight).sum()])
             of_both, of_episode = self.world.sum(means)[0] / number
         return {"novelty": of_both, "episodic_novelty": of_episode}
 
-    def number_of_rollout(self, counts: torch.Tensor) -> torch.Tensor:
-        """Of steps that are paid for novelty, of all ranks; at least 1."""
-        return self.world.total(counts.sum()).clamp_min(1)
-
     # ----------------------------------------------------------------------------------------- learning
-
-    def draw(self) -> ArmSequences:
-        """The sequences of this update, `batch_size` of them, in memory that the next draw writes anew."""
-        self._draw()
-        return arm_sequences_of(self.batch, self.group.features, self.group.spec.num_agents)
 
     def learn(self) -> Figures:
         found = super().learn()
@@ -419,13 +398,6 @@ def learned_by_arms(
     loss = (weight * dqn_loss(taken, target, config.huber_delta)).sum(-1)
     of_player = [one.gather(-1, arm.unsqueeze(-1)).squeeze(-1) for one in (taken.detach(), target)]
     return Losses(loss, *of_player, (of_player[0] - of_player[1]).abs())
-
-
-def arm_sequences_of(batch: Batch, features: Features, num_agents: int) -> ArmSequences:
-    """A batch of agents' sequences, as the group's networks take them."""
-    from trainers.replay.of_group import sequences_of
-
-    return ArmSequences(sequences_of(batch, features, num_agents), batch.fields["arm"], batch.fields["intrinsic"])
 
 
 def rows_of_group(spec: GroupSpec) -> Features:

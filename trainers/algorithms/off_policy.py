@@ -9,8 +9,10 @@ replay", arXiv:1511.05952.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
@@ -26,11 +28,12 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from torch import nn
 
     from trainers.acting.actor import Actor
+    from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
+    from trainers.learning.optimiser import SafeAdam
     from trainers.replay.batch import Batch
-    from trainers.replay.of_group import Samples
     from trainers.replay.selectors import Selector
     from trainers.replay.sequences import Sequences
     from trainers.replay.storage import Layout, Window
@@ -76,6 +79,11 @@ class OffPolicyConfig(PolicyConfig):
     of envs with goals (see docs/write_an_env.md). 4 is usual; 0: none."""
     tiers: TiersConfig = field(default_factory=TiersConfig)
     """Where transitions are kept that the device has no room for."""
+
+    @property
+    def kept(self) -> Sequence[str]:
+        """Names of the actor's fields that the store keeps, besides what is seen, done and paid."""
+        return ()
 
     @property
     def window_keys(self) -> Sequence[str]:
@@ -168,15 +176,22 @@ class OffPolicy(Algorithm):
     config: OffPolicyConfig
     followers: Sequence[tuple[nn.Module, nn.Module]] = ()
     """Networks that targets are made by, each with the one that it follows by `tau`."""
+    learns_by: Any
+    """Who makes updates: itself, by torch, or in its stead a kernel, where it can."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        from trainers.replay.of_group import store_of
+
         super().__init__(config, group, guard, seed)
+        self.learns_by = self
+        self.samples = self.taker(config, group.actor)
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""
         capacity = config.capacity(group.spec, num_steps, num_envs * num_ranks) // num_ranks
         try:
-            self.store = self.make_store(capacity, seed)
+            fields = self.stored(config, group.actor, num_steps)
+            self.store = store_of(group, capacity, seed, fields, config.tiers.tiers())
         except (ConfigError, MemoryShortError) as error:  # a store knows no policy by name
             told = str(error)
             raise type(error)(f"policy.{group.name}.{told}" if told.startswith("tiers") else told) from None
@@ -208,30 +223,53 @@ class OffPolicy(Algorithm):
         return (why_no_goals(spec) if config.hindsight else None) or super().why_not(config, spec)
 
     @classmethod
-    def kept(cls, config: OffPolicyConfig) -> Sequence[str]:
-        """Names of the actor's fields that the store keeps, besides what is seen, done and paid."""
-        return ()
+    def stored(cls, config: OffPolicyConfig, actor: Actor, num_steps: int) -> list[Field]:
+        """What its store keeps of each step of rollouts of so many."""
+        from trainers.replay.of_group import fields_of
+
+        return fields_of(actor.spec, cls.kept(config, actor, num_steps))
+
+    @classmethod
+    def kept(cls, config: OffPolicyConfig, actor: Actor, num_steps: int) -> list[Field]:
+        """Of that, what is the actor's."""
+        return [one for one in actor.fields(num_steps) if one.name in config.kept]
 
     @classmethod
     def layout(cls, config: OffPolicyConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
         """How much its store keeps of what."""
         from trainers.replay.of_group import layout_of
 
-        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
-        return layout_of(actor.spec, num_steps, num_envs, config.capacity(actor.spec, num_steps, num_envs), kept)
+        capacity = config.capacity(actor.spec, num_steps, num_envs)
+        return layout_of(actor.spec, cls.stored(config, actor, num_steps), num_steps, num_envs, capacity)
 
-    def make_store(self, capacity: int, seed: int) -> ReplayStore:
-        """A store of that layout."""
-        from trainers.replay.of_group import store_of
+    @classmethod
+    def taker(cls, config: OffPolicyConfig, actor: Actor) -> Callable[[Batch], Any]:
+        """What gives a draw of its table as its networks take it."""
+        from trainers.replay.of_group import samples_of
 
-        kept = [self.group.fields[name] for name in self.kept(self.config)]
-        return store_of(self.group, capacity, seed, kept, self.config.tiers.tiers())
+        return partial(samples_of, features=actor.features, num_agents=actor.spec.num_agents)
+
+    @classmethod
+    def blank_batch(cls, config: OffPolicyConfig, actor: Actor) -> Any:
+        """Of NUM_ROWS items, all of them zeros; to count bytes by."""
+        from trainers.replay.of_group import blank_batch
+
+        window = config.window()
+        return cls.taker(config, actor)(blank_batch(actor.spec, window, cls.stored(config, actor, window.period)))
 
     def window_of_rollout(self) -> Window:
         """The rollout's part of what the store keeps, as it takes it in."""
         from trainers.replay.of_group import window_of
 
-        return window_of(self.group, [self.group.fields[name] for name in self.kept(self.config)])
+        return window_of(self.group, self.config.kept)
+
+    def adam(self, module: nn.Module, lr: torch.Tensor, beside: str | None = None) -> SafeAdam:
+        """Of all of a module's parameters; see SafeAdam."""
+        from trainers.learning.optimiser import SafeAdam
+
+        max_norm = self.config.max_grad_norm if self.config.clip_grad_norm else math.inf
+        parameters = [{"params": list(module.parameters())}]
+        return SafeAdam(module, parameters, lr, self.guard, self.group.name, max_norm, beside)
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int, num_envs: int) -> str | None:
@@ -272,7 +310,15 @@ class OffPolicy(Algorithm):
         return found
 
     def phases(self) -> Mapping[str, Callable[[], Figures]]:
-        return {"add": self.add, "learn": self.learn, "follow": self.follow}
+        return {"add": self.add, **self.learns_by.updates()}
+
+    def updates(self) -> Mapping[str, Callable[[], Figures]]:
+        """The phases that are updates."""
+        return {"learn": self.learn, "follow": self.follow}
+
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
+        """This iteration's phases, as `learns_by` makes its updates: here one after the other."""
+        return phases
 
     def plan(self, clock: Clock) -> Sequence[str]:
         """Every rollout is kept. Of updates, as many as are due by then; every so many, the targets follow."""
@@ -305,10 +351,10 @@ class OffPolicy(Algorithm):
 
     def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
         """The calls of this iteration's phases, once its rollout counts as kept."""
-        if self.feed is None:
-            return phases
-        self.feed.begin(self.plan(clock).count("learn"))
-        return {**phases, "learn": self.feed.learning(phases["learn"])}
+        if self.feed is not None:
+            self.feed.begin(self.plan(clock).count("learn"))
+            phases = {**phases, "learn": self.feed.learning(phases["learn"])}
+        return self.learns_by.at_once(phases, clock)
 
     def report(self) -> Figures:
         return {} if self.store.tiered is None else self.store.tiered.counters()
@@ -334,22 +380,16 @@ class OffPolicy(Algorithm):
                 torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.config.tau)
         return {}
 
-    def draw(self) -> Samples:
-        """This rank's `batch_size` transitions of the update, in memory that the next draw writes anew."""
+    def draw(self) -> Any:
+        """This rank's `batch_size` items of the update, in memory that the next draw writes anew."""
         self._draw()
         if self._relabel is not None:
             self._relabel()
         return self.drawn()
 
-    def drawn(self) -> Samples:
+    def drawn(self) -> Any:
         """Those that were drawn last, for another phase of the same update."""
         return self.samples(self.batch)
-
-    def samples(self, batch: Batch) -> Samples:
-        """What a draw of its table gave, as its networks take it."""
-        from trainers.replay.of_group import samples_of
-
-        return samples_of(batch, self.group.features, self.group.spec.num_agents)
 
     def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:
         """How many losses all ranks learn from, at least 1, by `counts` [...] of this one: 0 where one does not."""

@@ -23,7 +23,7 @@ from warpdrive.config import Count
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-    from trainers.acting.actor import Actor, Stage
+    from trainers.acting.actor import Actor
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
@@ -74,18 +74,20 @@ class OFFPPO(PPO):
         "age": "iterations since what was learned from was played, in the mean",
         "counted": "part of what was drawn that was learned from; the rest had been as often as it may be",
     }
+    WHY_NO_KERNELS = "no fused kernel learns from a store by PPO's loss"
     config: OFFPPOConfig
 
     def __init__(self, config: OFFPPOConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         import torch
 
-        from trainers.replay.of_group import store_of, window_of
+        from trainers.replay.of_group import fields_of, store_of, window_of
         from trainers.replay.selectors import Uniform
 
         super().__init__(config, group, guard, seed)
         num_steps, num_envs, _ = group.shape
         kept = _kept_besides()
-        self.store = store_of(group, config.num_rollouts * num_steps * num_envs, seed, kept)
+        fields = fields_of(group.spec, kept)
+        self.store = store_of(group, config.num_rollouts * num_steps * num_envs, seed, fields)
         given = {"selector": Uniform(), "window": _window(), "max_times_sampled": config.max_times_sampled}
         self.table = self.store.table("transitions", **given, halted=guard.flag_of(group.name))
         held = {"log_prob": group.log_prob, "advantage": group.advantage, "target": self.target}
@@ -93,14 +95,6 @@ class OFFPPO(PPO):
         self._draw, self.batch = self.table.prepare_draw(-(-group.num_units // config.num_minibatches))
         self._told = torch.zeros(3, device=self.device)
         """[3]: rows drawn in this update, those of them that counted, and how many iterations ago these were played."""
-
-    @classmethod
-    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.acting.sampled import GaussianActor, SampledActor
-        from trainers.heads import GaussianHead
-
-        kind = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
-        return kind(policy, spec, stage, "no fused kernel learns from a store by PPO's loss")
 
     @classmethod
     def why_not(cls, config: OFFPPOConfig, spec: GroupSpec) -> str | None:
@@ -131,10 +125,10 @@ class OFFPPO(PPO):
     @classmethod
     def layout(cls, config: OFFPPOConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
         """How much its store keeps of what."""
-        from trainers.replay.of_group import layout_of
+        from trainers.replay.of_group import fields_of, layout_of
 
         capacity = config.num_rollouts * num_steps * num_envs
-        return layout_of(actor.spec, num_steps, num_envs, capacity, _kept_besides())
+        return layout_of(actor.spec, fields_of(actor.spec, _kept_besides()), num_steps, num_envs, capacity)
 
     def stores(self) -> Mapping[str, ReplayStore]:
         return {"replay": self.store}
@@ -222,15 +216,11 @@ def samples_of_kept(batch: Batch, policy: Policy, features: Features, shape: Seq
 
 def _bytes_of_learning(actor: Actor, num_samples: int) -> int:
     """The most in memory while a gradient is made from so many."""
-    import torch
-
-    from trainers.replay.of_group import layout_of
-    from trainers.replay.storage import allocate
-    from trainers.run.num_bytes import NUM_ROWS, Counted, runnable
+    from trainers.replay.of_group import blank_batch, fields_of
+    from trainers.run.num_bytes import Counted, runnable
 
     policy, num_agents = runnable(actor.policy), actor.spec.num_agents
-    layout, window = layout_of(actor.spec, 1, 1, 2, _kept_besides()), _window()
-    batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
+    batch = blank_batch(actor.spec, _window(), fields_of(actor.spec, _kept_besides()))
     with Counted() as counted:
         samples = samples_of_kept(batch, policy, actor.features, (1, 1, num_agents))
         log_prob, entropy, value = policy.evaluate(samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from trainers.algorithms.algorithm import Algorithm, Figures, State
 from trainers.settings.config import ActorCriticConfig
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
+    from trainers.fused.learner import FusedLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from warpdrive.function_manager import Constant
@@ -24,18 +25,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Samples that go through the network at once; gradients of more are added up. It bounds the memory of an
 update, and a CPU is fastest with what its cache holds."""
-
-
-class Learner(Protocol):
-    """Who makes an update of a policy."""
-
-    path: str
-    shares_nothing: bool
-    """See Algorithm."""
-
-    def learn(self) -> Figures:
-        """See OnPolicy."""
-        ...
 
 
 class OnPolicy(Algorithm):
@@ -65,6 +54,8 @@ class OnPolicy(Algorithm):
     OF_MINIBATCHES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
     """Figures that are means over the minibatches of an update."""
     SCHEDULED = ("lr", "critic_lr", "entropy_coeff", "vf_loss_coeff", "clip_param")
+    WHY_NO_KERNELS: ClassVar[str | None] = None
+    """Why no fused kernels play and learn for an algorithm, whatever the policy."""
 
     def __init__(
         self,
@@ -95,7 +86,7 @@ class OnPolicy(Algorithm):
         self.reduce = self.optimizer.reduce
         self.target = torch.zeros_like(group.advantage)
         """[T, E, A]: what the value should have been, in rewards as GAE saw them."""
-        self.learns_by: Learner = find_learner(self)
+        self.learns_by: OnPolicy | FusedLearner = find_learner(self)
         """Who makes an update: itself, by torch, or in its stead fused kernels, where they can."""
         self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
@@ -112,7 +103,7 @@ class OnPolicy(Algorithm):
         from trainers.heads import GaussianHead
 
         by_torch = GaussianActor if isinstance(policy.head, GaussianHead) else SampledActor
-        return find_player(policy, spec, stage, by_torch)
+        return find_player(policy, spec, stage, by_torch, cls.WHY_NO_KERNELS)
 
     @classmethod
     def why_not(cls, config: ActorCriticConfig, spec: GroupSpec) -> str | None:

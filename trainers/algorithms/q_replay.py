@@ -5,7 +5,6 @@ What differs is what a batch is and what of it is learned: single steps (DQN), s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -74,7 +73,7 @@ class Losses:
 
 class QReplay(OffPolicy):
     """Updates one policy from what it kept of all rollouts. Derive from it: say `losses_of`, and where a batch is not
-    of single steps `draw`, `blank_batch`, `weight_of` and `priority_of`."""
+    of single steps `taker`, `weight_of` and `priority_of`."""
 
     FIGURES: ClassVar[Mapping[str, str]] = {
         "loss": "loss of the last update, mean over its transitions",
@@ -91,8 +90,6 @@ class QReplay(OffPolicy):
 
         import torch
 
-        from trainers.learning.optimiser import SafeAdam
-
         super().__init__(config, group, guard, seed)
         generator = torch.Generator().manual_seed(self.world.first(lambda: seed))
         self.learned = self.learned_with(self.policy, config, group.spec, generator).to(self.device)
@@ -100,9 +97,7 @@ class QReplay(OffPolicy):
         self.target = copy.deepcopy(self.learned).requires_grad_(False)
         self.policy_of(self.target).observation_norm = self.policy.observation_norm
         self.followers = [(self.target, self.learned)]
-        max_norm = config.max_grad_norm if config.clip_grad_norm else math.inf
-        parameters = [{"params": list(self.learned.parameters())}]
-        self.optimizer = SafeAdam(self.learned, parameters, self.scalars["lr"], guard, group.name, max_norm)
+        self.optimizer = self.adam(self.learned, self.scalars["lr"])
         self.epsilon = begin_epsilon(self)
         self._rated: Rated | None = None
         if config.initial_priority == "error":
@@ -145,13 +140,6 @@ class QReplay(OffPolicy):
     ) -> Losses:
         """`losses_of`, as an update learns from them."""
         return cls.losses_of(learned, target, batch, config, generator)
-
-    @classmethod
-    def blank_batch(cls, config: QReplayConfig, actor: Actor) -> Any:
-        """Of NUM_ROWS items, all of them zeros; to count bytes by."""
-        from trainers.replay.of_group import blank_samples
-
-        return blank_samples(actor, config.window())
 
     def weight_of(self, batch: Any) -> torch.Tensor:
         """Of each loss, in the loss's shape: what makes up for priorities; 0 where nothing is to be learned."""

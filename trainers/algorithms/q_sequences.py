@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from trainers.algorithms.q_replay import QReplayConfig
+from trainers.algorithms.q_learning import why_no_q_values
+from trainers.algorithms.q_replay import QReplay, QReplayConfig
 from warpdrive.config import Between, Count
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -110,16 +111,32 @@ class QSequencesConfig(QReplayConfig):
         return -(-(num_kept + self.num_around) // whole) * whole * num_envs
 
 
-def actor_of(policy: Policy, spec: GroupSpec, stage: Stage) -> EpsilonGreedyActor:
-    """Who keeps its memory, if it has one, where sequences may begin."""
-    from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+class QSequences(QReplay):
+    """Q-learning from sequences, or from single steps where nothing is remembered, as its config says."""
 
-    return EpsilonGreedyActor(policy, spec, stage, policy.config.keeps_every)
+    config: QSequencesConfig
+
+    @classmethod
+    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> EpsilonGreedyActor:
+        """Who keeps its memory, if it has one, where sequences may begin."""
+        from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+
+        return EpsilonGreedyActor(policy, spec, stage, policy.config.keeps_every)
+
+    @classmethod
+    def why_not(cls, config: QSequencesConfig, spec: GroupSpec) -> str | None:
+        return why_no_q_values(config, spec, from_sequences=True)
+
+    def weight_of(self, batch: Any) -> torch.Tensor:
+        return batch.valid * batch.weight if self.config.from_sequences else batch.weight
+
+    def priority_of(self, error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        if self.config.from_sequences:
+            return error_of_sequences(error, counts, self.config.eta)
+        return super().priority_of(error, counts)
 
 
-def q_of_sequences(
-    policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig
-) -> torch.Tensor:
+def q_of_sequences(policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig) -> torch.Tensor:
     """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it; of a
     team N counts the agents of all its items."""
     return unrolled(policy.unroll, policy.memory_size, batch, config)

@@ -79,10 +79,6 @@ class QRDQN(DQN):
     }
 
     @classmethod
-    def heads(cls, config: QRDQNConfig, num_outputs: int) -> dict[str, int]:
-        return {"q": num_outputs * config.num_quantiles}
-
-    @classmethod
     def num_atoms(cls, config: QRDQNConfig) -> int:
         return config.num_quantiles
 

@@ -9,14 +9,14 @@ values: Pohlen et al. 2018, "Observe and look further: achieving consistent perf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms.dqn import dqn_loss, dqn_target
-from trainers.algorithms.q_learning import why_no_q_values
-from trainers.algorithms.q_replay import Losses, QReplay
-from trainers.algorithms.q_sequences import QSequencesConfig, actor_of, error_of_sequences, q_of_sequences
+from trainers.algorithms.q_replay import Losses
+from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, q_of_sequences
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
 from warpdrive.errors import ConfigError
@@ -24,11 +24,12 @@ from warpdrive.errors import ConfigError
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
 
-    from trainers.acting.actor import Actor, Stage
+    from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
+    from trainers.replay.batch import Batch
     from trainers.replay.of_group import SampledSequences
     from trainers.replay.sequences import Sequences
 
@@ -123,11 +124,11 @@ def r2d2_target(
     return target if value_rescaling is None else rescaled(target, value_rescaling)
 
 
-class R2D2(QReplay):
+class R2D2(QSequences):
     """Updates one policy from sequences of what it kept of all rollouts."""
 
     FIGURES: ClassVar[Mapping[str, str]] = {
-        **QReplay.FIGURES,
+        **QSequences.FIGURES,
         "loss": "loss of the last update, mean over its steps",
         "q_mean": "mean Q-value of the actions that were taken, in the last update, rescaled as value_rescaling says",
         "td_error": "mean distance of Q-values from their targets, likewise",
@@ -141,26 +142,16 @@ class R2D2(QReplay):
         super().__init__(config, group, guard, seed)
 
     @classmethod
-    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        return actor_of(policy, spec, stage)
-
-    @classmethod
-    def kept(cls, config: R2D2Config) -> Sequence[str]:
-        return config.kept
-
-    @classmethod
     def why_not(cls, config: R2D2Config, spec: GroupSpec) -> str | None:
         if config.model.type in ("mlp", "cnn"):
             return f"learns by memory, and model.type: {config.model.type} has none. Take gru, or DQN."
-        return why_no_q_values(config, spec, from_sequences=True)
+        return super().why_not(config, spec)
 
     @classmethod
-    def blank_batch(cls, config: R2D2Config, actor: Actor) -> SampledSequences:
-        from trainers.replay.of_group import blank_sequences
+    def taker(cls, config: R2D2Config, actor: Actor) -> Callable[[Batch], Any]:
+        from trainers.replay.of_group import sequences_of
 
-        window = config.window()
-        kept = [one for one in actor.fields(window.period) if one.name in cls.kept(config)]
-        return blank_sequences(actor, window, kept)
+        return partial(sequences_of, features=actor.features, num_agents=actor.spec.num_agents)
 
     @classmethod
     def losses_of(
@@ -181,16 +172,3 @@ class R2D2(QReplay):
             settings = (config.double, config.value_rescaling)
             target = r2d2_target(batch.reward, batch.discount, *of_next, batch.bootstrap - num, mask, *settings)
         return Losses(dqn_loss(q, target, config.huber_delta), q, target, (q - target).abs())
-
-    def draw(self) -> SampledSequences:
-        """The sequences of this update, `batch_size` of them, in memory that the next draw writes anew."""
-        from trainers.replay.of_group import sequences_of
-
-        self._draw()
-        return sequences_of(self.batch, self.group.features, self.group.spec.num_agents)
-
-    def weight_of(self, batch: SampledSequences) -> torch.Tensor:
-        return batch.valid * batch.weight
-
-    def priority_of(self, error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return error_of_sequences(error, counts, self.config.eta)

@@ -31,9 +31,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import SampledSequences
 
-OF_STEPS = ("starts", "action", "reward", "discount", "bootstrap", "valid")
-"""What sequences have of each step, whatever is seen."""
-
 
 @dataclass(frozen=True)
 class R2D3Config(R2D2Config):
@@ -92,7 +89,7 @@ def mixed(is_demo: torch.Tensor, demos: SampledSequences, played: SampledSequenc
     begin with an empty memory."""
     import torch
 
-    from trainers.replay.of_group import SampledSequences
+    from trainers.replay.of_group import OF_STEPS, SampledSequences
 
     def choose(theirs: torch.Tensor | None, ours: torch.Tensor | None, axis: int = 1) -> torch.Tensor | None:
         if ours is None:
@@ -152,9 +149,7 @@ class R2D3(R2D2):
         return super().why_not(config, spec) or why_no_demonstrations(config, spec)
 
     @classmethod
-    def num_bytes(
-        cls, config: R2D3Config, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: R2D3Config, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         from trainers.replay.dataset import layout_of_dataset
         from trainers.replay.storage import bytes_of
         from trainers.replay.sum_tree import bytes_of_tree
@@ -174,11 +169,9 @@ class R2D3(R2D2):
         """The sequences of this update, mixed."""
         import torch
 
-        from trainers.replay.of_group import sequences_of
-
         played = super().draw()
         self._draw_demos()
-        demos = sequences_of(self._demos, self.group.features, self.group.spec.num_agents)
+        demos = self.samples(self._demos)
         chance = torch.rand(self.batch_size, generator=self.generator, device=self.device)
         torch.lt(chance, self.config.demo_ratio, out=self._is_demo)
         return mixed(self._is_demo, demos, played)

@@ -10,17 +10,12 @@ Source: Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers.algorithms import actor_critic
-from trainers.algorithms.actor_critic import (
-    ActorAndCritics,
-    ActorAndCriticsConfig,
-    critic_losses,
-    part_of_mean,
-)
+from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, part_of_mean
 from trainers.algorithms.algorithm import Figures, State
 from warpdrive.config import Fraction, Positive
 
@@ -151,7 +146,7 @@ class SAC(ActorAndCritics):
         self.temperature = torch.nn.ParameterDict({"log": torch.nn.Parameter(log)})
         self.temperature_optimizer = None
         if config.learns_temperature:
-            self.temperature_optimizer = self._adam(self.temperature, self.scalars["lr"], "temperature")
+            self.temperature_optimizer = self.adam(self.temperature, self.scalars["lr"], "temperature")
         self.find_kernels()
 
     @classmethod
@@ -216,16 +211,11 @@ class SAC(ActorAndCritics):
 
     @classmethod
     def _passes(
-        cls,
-        config: SACConfig,
-        policy: Policy,
-        target_policy: Policy,
-        critics: Critics,
-        target_critics: Critics,
-        batch: Samples,
+        cls, config: SACConfig, networks: Sequence[torch.nn.Module], batch: Samples
     ) -> list[Callable[[], torch.Tensor]]:
         import torch
 
+        policy, _, critics, target_critics = networks
         alpha, is_of_box = torch.ones(()), critics.is_of_box
 
         def deviate() -> torch.Tensor | None:

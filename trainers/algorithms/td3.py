@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers.algorithms import actor_critic
-from trainers.algorithms.actor_critic import (
-    ActorAndCritics,
-    ActorAndCriticsConfig,
-    critic_losses,
-    part_of_mean,
-)
+from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, part_of_mean
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.c51 import c51_loss, projected, support_of
 from warpdrive.config import Between, Count, Number, Schedule, value_at
@@ -80,9 +75,7 @@ class TD3Config(ActorAndCriticsConfig):
             yield "model.log_std_init", f"{self.algorithm} draws no actions. Set exploration_noise, or leave it out."
 
 
-def target_action(
-    policy: Policy, observation: Any, noise: torch.Tensor | None, config: TD3Config
-) -> torch.Tensor:
+def target_action(policy: Policy, observation: Any, noise: torch.Tensor | None, config: TD3Config) -> torch.Tensor:
     """What a target policy would do, in parts of the Box, [N, n].
 
     Args:
@@ -210,9 +203,7 @@ class TD3(ActorAndCritics):
         return super().why_not(config, spec)
 
     @classmethod
-    def num_bytes(
-        cls, config: TD3Config, actor: Actor, num_steps: int, num_envs: int, device: str
-    ) -> dict[str, int]:
+    def num_bytes(cls, config: TD3Config, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
         from trainers.run.num_bytes import bytes_of
 
         return {**super().num_bytes(config, actor, num_steps, num_envs, device), "target": bytes_of(actor.policy)}
@@ -262,19 +253,14 @@ class TD3(ActorAndCritics):
 
     @classmethod
     def _passes(
-        cls,
-        config: TD3Config,
-        policy: Policy,
-        target_policy: Policy,
-        critics: Critics,
-        target_critics: Critics,
-        batch: Samples,
+        cls, config: TD3Config, networks: Sequence[torch.nn.Module], batch: Samples
     ) -> list[Callable[[], torch.Tensor]]:
         import torch
 
+        policy, *others = networks
         noise = torch.zeros_like(batch.action) if config.target_noise else None
         learned_by = distributional_pass if config.distributional else critic_pass
         return [
-            lambda: learned_by(target_policy, critics, target_critics, batch, noise, config)[0].sum(),
-            lambda: actor_losses(policy, critics, batch.observation).sum(),
+            lambda: learned_by(*others, batch, noise, config)[0].sum(),
+            lambda: actor_losses(policy, others[1], batch.observation).sum(),
         ]

@@ -3,7 +3,8 @@ MASAC)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,14 +14,11 @@ from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor
     from trainers.experience.field import Field
-    from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
-    from trainers.learning.guard import Guard
     from trainers.replay.batch import Batch
     from trainers.replay.of_team import Team, TeamSamples, TeamSequences
     from trainers.replay.sequences import Sequences
-    from trainers.replay.storage import Layout, Window
-    from trainers.replay.store import ReplayStore
+    from trainers.replay.storage import Window
     from trainers.replay.windows import Transitions
 
 
@@ -49,48 +47,33 @@ class TeamReplay(OffPolicy):
 
     config: TeamReplayConfig
 
-    def __init__(self, config: TeamReplayConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        kept = [group.fields[name] for name in self.kept(config)]
-        self._team = self.team(config, group.spec, kept)
-        super().__init__(config, group, guard, seed)
+    @functools.cached_property
+    def _team(self) -> Team:
+        return self.team(self.config, self.group.spec)
 
     @classmethod
-    def team(cls, config: TeamReplayConfig, spec: GroupSpec, kept: Sequence[Field] = ()) -> Team:
-        """The policy's agents as one; `kept` as Team takes it."""
+    def team(cls, config: TeamReplayConfig, spec: GroupSpec) -> Team:
+        """The policy's agents as one."""
         from trainers.replay.of_team import Team
 
-        return Team(spec, config.reads_state, kept)
-
-    @classmethod
-    def team_of(cls, config: TeamReplayConfig, actor: Actor, num_steps: int) -> Team:
-        """That of an actor's agents, with what is kept of it in rollouts of so many steps."""
-        kept = [one for one in actor.fields(num_steps) if one.name in cls.kept(config)]
-        return cls.team(config, actor.spec, kept)
+        return Team(spec, config.reads_state)
 
     @classmethod
     def fields(cls, config: TeamReplayConfig, spec: GroupSpec) -> list[Field]:
         return cls.team(config, spec).of_rollout()
 
     @classmethod
-    def layout(cls, config: TeamReplayConfig, actor: Actor, num_steps: int, num_envs: int) -> Layout:
-        capacity = config.capacity(actor.spec, num_steps, num_envs)
-        return cls.team_of(config, actor, num_steps).layout(num_steps, num_envs, capacity)
-
-    def make_store(self, capacity: int, seed: int) -> ReplayStore:
-        return self._team.store(self.group, capacity, seed, self.config.tiers.tiers())
-
-    def window_of_rollout(self) -> Window:
-        return self._team.window(self.group)
+    def stored(cls, config: TeamReplayConfig, actor: Actor, num_steps: int) -> list[Field]:
+        return cls.team(config, actor.spec).stored(cls.kept(config, actor, num_steps))
 
     @classmethod
-    def blank_batch(cls, config: TeamReplayConfig, actor: Actor) -> TeamSamples | TeamSequences:
-        window = config.window()
-        team = cls.team_of(config, actor, window.period)
-        return team.learned_from(team.blank_batch(window), actor.features, window)
+    def taker(cls, config: TeamReplayConfig, actor: Actor) -> Callable[[Batch], TeamSamples | TeamSequences]:
+        team = cls.team(config, actor.spec)
+        return functools.partial(team.learned_from, features=actor.features, window=config.window())
+
+    def window_of_rollout(self) -> Window:
+        return self._team.window(self.group, self.config.kept)
 
     def add(self) -> Figures:
         self._team.take_in(self.group)
         return super().add()
-
-    def samples(self, batch: Batch) -> TeamSamples | TeamSequences:
-        return self._team.learned_from(batch, self.group.features, self.config.window())

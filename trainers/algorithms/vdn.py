@@ -9,21 +9,19 @@ Source: Sunehag et al. 2017, "Value-decomposition networks for cooperative multi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from trainers.algorithms.dqn import dqn_loss, value_of_best
-from trainers.algorithms.q_learning import why_no_q_values
-from trainers.algorithms.q_replay import Losses, QReplay
-from trainers.algorithms.q_sequences import QSequencesConfig, actor_of, error_of_sequences, q_of_sequences
+from trainers.algorithms.q_replay import Losses
+from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, q_of_sequences
 from trainers.algorithms.team_replay import TeamReplay, TeamReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
     from torch import nn
 
-    from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
@@ -119,11 +117,11 @@ def team_target_of_sequences(
     return batch.reward + batch.discount * of_team
 
 
-class VDN(TeamReplay, QReplay):
+class VDN(TeamReplay, QSequences):
     """Updates one policy, of a team, from what it kept of all rollouts."""
 
     FIGURES: ClassVar[Mapping[str, str]] = {
-        **QReplay.FIGURES,
+        **QSequences.FIGURES,
         "q_mean": "mean value of what the team did, in the last update",
         "td_error": "mean distance of the team's values from their targets, in the last update",
     }
@@ -153,18 +151,6 @@ class VDN(TeamReplay, QReplay):
         return Sum()
 
     @classmethod
-    def kept(cls, config: VDNConfig) -> Sequence[str]:
-        return config.kept
-
-    @classmethod
-    def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        return actor_of(policy, spec, stage)
-
-    @classmethod
-    def why_not(cls, config: VDNConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec, from_sequences=True)
-
-    @classmethod
     def losses_of(
         cls,
         learned: nn.Module,
@@ -188,11 +174,3 @@ class VDN(TeamReplay, QReplay):
                 of_next = (every.detach(), of_target, target["mixer"])
                 aim = team_target_of_sequences(*of_next, batch, num, config.double)
         return Losses(dqn_loss(q, aim, config.huber_delta), q, aim, (q - aim).abs())
-
-    def weight_of(self, batch: TeamSamples | TeamSequences) -> torch.Tensor:
-        return batch.valid * batch.weight if self.config.from_sequences else batch.weight
-
-    def priority_of(self, error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        if self.config.from_sequences:
-            return error_of_sequences(error, counts, self.config.eta)
-        return super().priority_of(error, counts)

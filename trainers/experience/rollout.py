@@ -79,9 +79,7 @@ class Rollout:
             shape = (num_steps + 1, env.num_envs, env.num_agents)
             self.active = torch.ones(shape, dtype=torch.bool, device=env.device)
             self.survived = torch.ones_like(self.active[:-1])
-        self.groups = {
-            name: GroupRollout(actor, self, (fields or {}).get(name, ())) for name, actor in actors.items()
-        }
+        self.groups = {name: GroupRollout(actor, self, (fields or {}).get(name, ())) for name, actor in actors.items()}
         self._players = players_of(list(actors.values()))
         of_env: list[Call] = []
         self.calls = [call for t in range(num_steps) for call in self._prepare_step(t, of_env)]
@@ -114,11 +112,12 @@ class Rollout:
             if any(place.array == name for place in places.values())
         )
 
-    def active_at_truncation(self, k: int) -> torch.Tensor:
-        """[E, A] bool: who was in the game when an env was truncated for the k-th time."""
+    def active_at_truncation(self, k: int, agents: range | None = None) -> torch.Tensor:
+        """[E, A] bool: who was in the game, of these agents or of all, when an env was truncated for the k-th time."""
         number = self.truncated.cumsum(0, dtype=torch.int32)
         step = (number <= k).sum(0).clamp_max(self.num_steps - 1)  # of an env without such a truncation: any
-        return self.survived[step, torch.arange(self.num_envs, device=step.device)]
+        survived = self.survived[step, torch.arange(self.num_envs, device=step.device)]
+        return survived if agents is None else survived[:, agents.start : agents.stop]
 
     def begin(self) -> None:
         """Starts from what the env's observation arrays hold, after a reset or a restore."""

@@ -89,9 +89,7 @@ class Novelty(nn.Module):
         self.mean_distance += (number > 0) * share * (mean - self.mean_distance)
 
 
-def inverse_losses(
-    novelty: Novelty, features: torch.Tensor, action: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def inverse_losses(novelty: Novelty, features: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each step, the cross entropy of the action that lies between what was seen before it and after it; and whether
     the likeliest is right. [L, N] each.
 

@@ -9,11 +9,10 @@ import torch
 from trainers.acting.unjudged import BoxActor, NoisyActor, SquashedGaussianActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.fused.ac_shape import ACShape, shape_of
-from trainers.fused.actor import place_constants
+from trainers.fused.actor import data_of_draws, place_constants
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
 from warpdrive.gaussian_sampler import constants_of_box
 
@@ -58,25 +57,15 @@ class FusedBoxActor(BoxActor):
             "THREADS": shape.threads, "SHARED_BYTES": shape.act_shared_bytes, "ROWS": shape.rows,
             "LOG_STD_INIT": self.policy.config.model.log_std_init,
             "IS_TANH": self.policy.config.model.activates == "tanh",
-            "GREEDY": self.spec.name in self.stage.greedy,
+            "GREEDY": self.is_greedy,
         }  # fmt: skip
-        env = group.rollout.env
-        data, new = DataManager(env.device), group.rollout.reward.new_zeros
-        for name in ("seed", "env_step"):
-            data.add(name, env.data[name])
-        self._functions = FunctionManager(
-            data, KERNELS / "ac_act.cu", constants, group.rollout.num_envs, backend=env.backend
-        )
+        env, new, file = group.rollout.env, group.rollout.reward.new_zeros, KERNELS / "ac_act.cu"
+        self._functions = FunctionManager(data_of_draws(env), file, constants, env.num_envs, backend=env.backend)
         self._packed = {
             "elements": new(shape.num_actor_elements * shape.element_bytes, dtype=torch.uint8),
             "biases": new(shape.num_actor_biases),
         }
         return None
-
-    def told(self, precision: str, learns: bool) -> str:
-        if self.path != "fused":
-            return super().told(precision, learns)
-        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
 
     def prepare_step(self, t: int) -> list[Callable[[], None]]:
         """The first of a rollout brings the policy up to date."""

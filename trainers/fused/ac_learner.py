@@ -11,10 +11,9 @@ import torch
 
 from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
 from trainers.fused.of_replay import AdamMemory, Drawn, join_memory
-from trainers.fused.packed import KERNELS
+from trainers.fused.packed import KERNELS, bytes_of, elements_of
 from trainers.fused.shape import to_tiles
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.off_policy import OffPolicy
     from trainers.algorithms.sac import SAC
-    from trainers.algorithms.td3 import TD3
+    from trainers.algorithms.td3 import TD3, TD3Config
     from trainers.learning.optimiser import SafeAdam
 
 OF_CRITICS = ("critic_loss", "q_mean", "td_error", "critic_grad_norm")
@@ -65,15 +64,11 @@ def compile_kernels(
         "THREADS": shape.step_threads, "SHARED_BYTES": shape.step_shared_bytes, "PARTS": shape.parts,
         "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0, "TAU": float(config.tau),
     }  # fmt: skip
-    data, backend = DataManager(learner.device), learner.group.rollout.env.backend
+    backend = learner.group.rollout.env.backend
     return (
-        FunctionManager(data, KERNELS / file, {**shared, **by_rows, **constants}, backend=backend),
-        FunctionManager(data, KERNELS / "ac_step.cu", {**shared, **of_step}, backend=backend),
+        FunctionManager(None, KERNELS / file, {**shared, **by_rows, **constants}, backend=backend),
+        FunctionManager(None, KERNELS / "ac_step.cu", {**shared, **of_step}, backend=backend),
     )
-
-
-def elements_of(shape: ACShape) -> torch.dtype:
-    return torch.float32 if shape.element_bytes == 4 else torch.bfloat16
 
 
 class Learned:
@@ -157,51 +152,50 @@ class Learned:
                 weights, name = biases + out, name + 2
 
 
-class FusedACLearner:
-    """Makes an algorithm's updates by the kernels.
+class ByRows:
+    """Makes an algorithm's updates by kernels that go by rows, and by those of ac_step.cu.
 
     The networks' parameters and the optimisers' memory stay the algorithm's; that memory and target networks become
     views of one piece of memory each.
 
     Args:
         learner: its networks, table and optimisers are there.
-        shape: of `plan_ac`.
+        shape: of `plan_ac` or `plan_wide_q`.
+        file: with the former kernels, and `constants` of its own.
     """
 
     path = "fused"
     shares_nothing = True
 
-    def __init__(self, learner: ActorAndCritics, shape: ACShape) -> None:
+    def __init__(self, learner: OffPolicy, shape: ACShape, file: str, constants: Mapping[str, Constant]) -> None:
         self.learner, self.shape = learner, shape
         self._new = new = partial(torch.zeros, device=learner.device)
-        self._rows, self._step = compile_kernels(learner, shape, "ac_learn.cu", self._constants())
-        self._seen = new(1, shape.num_rows, to_tiles(shape.critic[0][1]), dtype=elements_of(shape))
+        self._rows, self._step = compile_kernels(learner, shape, file, constants)
+        self._drawn = Drawn(learner, shape.num_features, shape.is_plain)
+        self._seen = new(1, shape.num_rows, to_tiles(shape.critic[0][1]), dtype=elements_of(shape.element_bytes))
         self._error, self._nothing = new(shape.batch), new(1)
-        self._of_critics, self._of_policy = new(len(OF_CRITICS)), new(len(OF_POLICY))
         self._networks = {
             "elements": new(shape.num_elements * shape.element_bytes, dtype=torch.uint8),
             "biases": new(shape.num_biases),
         }
-        self.actor = Learned(learner.optimizer, shape.actor, self._seen, 1, shape, self._step)
-        self.critics = Learned(
-            learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step
-        )
-        targets = {
-            **self._networks, "addresses": self.critics.addresses, "actor_addresses": self.actor.addresses,
-            "target": join_memory(list(learner.target_critics.parameters())), "actor_target": self._join_policy(),
-        }  # fmt: skip
-        self._target = targets["target"]
-        self._follow = self._step.prepare("ac_follow", self.critics.by_numbers(), **targets)
-        self._pack = self._step.prepare("ac_pack", self.critics.by_numbers(), **targets)
-        self._prepare()
+        guard, name = learner.guard, learner.group.name
+        self._flags = {"halted": guard.flag_of(name), "first_name": guard.place_of("gradient", name)}
+        self._stepped = {**self._flags, **self._networks, "run_halted": guard.halted, "steps": new(2)}
+        self._by_rows = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes)
+
+    def prepare_targets(self, learned: Learned, **targets: torch.Tensor) -> None:
+        """What copies networks to where products read them, and lets targets follow."""
+        given = {**self._networks, "addresses": learned.addresses, **targets}
+        self._follow = self._step.prepare("ac_follow", learned.by_numbers(), **given)
+        self._pack = self._step.prepare("ac_pack", learned.by_numbers(), **given)
 
     def updates(self) -> Mapping[str, Callable[[], Figures]]:
         """The phases that are updates, and what comes before them."""
         return {"add": self.add, "learn": self.learn, "follow": self.follow}
 
     def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """The phases of an iteration."""
-        return phases
+        """The phases of an iteration. Where target networks follow each update, they may do so within it."""
+        return {**phases, "follow": dict} if self._follows else phases
 
     def add(self) -> Figures:
         """Keeps the rollout. Products read the networks as they are: a callback, or a resume, may have changed them."""
@@ -209,12 +203,33 @@ class FusedACLearner:
         return self.learner.add()
 
     def learn(self) -> Figures:
-        """One update; of the critics alone, where the policy's is a phase of its own."""
+        """One update."""
         raise NotImplementedError
 
     def follow(self) -> Figures:
         self._follow()
         return {}
+
+    @property
+    def _follows(self) -> bool:
+        """Whether target networks follow within an update."""
+        return self.learner.config.target_update_freq == 1
+
+
+class FusedACLearner(ByRows):
+    """Updates of a policy and its critics. In `learn` the policy's may be left to a phase of its own."""
+
+    learner: ActorAndCritics
+
+    def __init__(self, learner: ActorAndCritics, shape: ACShape) -> None:
+        super().__init__(learner, shape, "ac_learn.cu", self._constants(learner.config))
+        self._of_critics, self._of_policy = self._new(len(OF_CRITICS)), self._new(len(OF_POLICY))
+        self.actor = Learned(learner.optimizer, shape.actor, self._seen, 1, shape, self._step)
+        self.critics = Learned(learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step)
+        self._target = join_memory(list(learner.target_critics.parameters()))
+        more = {"actor_addresses": self.actor.addresses, "actor_target": self._join_policy()}
+        self.prepare_targets(self.critics, target=self._target, **more)
+        self._prepare()
 
     def _learn_critics(self) -> Figures:
         self._drawn.draw()
@@ -233,28 +248,21 @@ class FusedACLearner:
         """The parameters of the target policy; anything, where there is none."""
         return self._nothing
 
-    def _constants(self) -> dict[str, Constant]:
+    @staticmethod
+    def _constants(config: ActorAndCriticsConfig) -> dict[str, Constant]:
         """Of ac_learn.cu, an algorithm's own."""
-        return {"LOG_STD_INIT": self.learner.config.model.log_std_init}
+        raise NotImplementedError
 
     def _temperature(self) -> dict[str, object]:
         """What the policy's step is told of it."""
         nothing = dict.fromkeys(("log_alpha", "alpha_average", "alpha_square", "alpha_steps"), self._nothing)
         return {**nothing, "learns_alpha": False, "target_entropy": 0.0, "alpha_name": 0}
 
-    @property
-    def _follows(self) -> bool:
-        """Whether target critics follow within an update."""
-        return False
-
     def _prepare(self) -> None:
         """An update's launches, from what was drawn."""
         learner, shape, actor, critics = self.learner, self.shape, self.actor, self.critics
-        batch, scalars, guard, head = learner.batch, learner.scalars, learner.guard, learner.policy.head
-        drawn = self._drawn = Drawn(learner, shape.num_features, shape.is_plain)
-        name, temperature = learner.group.name, self._temperature()
-        flags = {"halted": guard.flag_of(name), "first_name": guard.place_of("gradient", name)}
-        stepped = {**flags, **self._networks, "run_halted": guard.halted, "steps": self._new(2)}
+        batch, scalars, head, drawn = learner.batch, learner.scalars, learner.policy.head, self._drawn
+        temperature, stepped = self._temperature(), self._stepped
         given = {
             **self._networks, "observation": drawn.observation, "weight": drawn.weight,
             "deviates": self._nothing if learner.deviates is None else learner.deviates,
@@ -262,9 +270,8 @@ class FusedACLearner:
             "outputs": self._new(shape.batch, shape.num_outputs) if shape.samples else self._nothing,
             **{f"actor_{rows}": tensor for rows, tensor in actor.hidden_rows().items()},
         }  # fmt: skip
-        by_rows = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes)
         judge = self._rows.prepare(
-            "ac_judge", by_rows, **given, **critics.hidden_rows(), **critics.delta_rows(),
+            "ac_judge", self._by_rows, **given, **critics.hidden_rows(), **critics.delta_rows(),
             next_observation=drawn.next_observation, action=batch.action, centre=head.centre,
             scale=head.scale, reward=batch.reward, discount=batch.discount, critic_steps=critics.adam.steps,
             actor_steps=actor.adam.steps, steps=stepped["steps"], seen=bytes_of(self._seen), error=self._error,
@@ -274,12 +281,12 @@ class FusedACLearner:
             "ac_step_critics", **stepped, lr=scalars.get("critic_lr", scalars["lr"]).view(1), target=self._target,
             figures=self._of_critics, follows=self._follows,
         )  # fmt: skip
-        improve = self._rows.prepare("ac_improve", by_rows, **given, **actor.delta_rows(), sums=actor.sums)
+        improve = self._rows.prepare("ac_improve", self._by_rows, **given, **actor.delta_rows(), sums=actor.sums)
         step_actor = actor.prepare_step(
             "ac_step_actor", **stepped, lr=scalars["lr"].view(1), figures=self._of_policy, **temperature
         )
-        self._learns_critics = [judge, critics.prepare_gradient(**flags), step_critics]
-        self._learns_policy = [improve, actor.prepare_gradient(**flags), step_actor]
+        self._learns_critics = [judge, critics.prepare_gradient(**self._flags), step_critics]
+        self._learns_policy = [improve, actor.prepare_gradient(**self._flags), step_actor]
 
 
 class FusedSAC(FusedACLearner):
@@ -287,19 +294,12 @@ class FusedSAC(FusedACLearner):
 
     learner: SAC
 
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """Where target critics follow each update, they do so within it."""
-        return {**phases, "follow": dict} if self._follows else phases
-
     def learn(self) -> Figures:
         return {**self._learn_critics(), **self._learn_policy()}
 
-    @property
-    def _follows(self) -> bool:
-        return self.learner.config.target_update_freq == 1
-
-    def _constants(self) -> dict[str, Constant]:
-        return {**super()._constants(), "TARGET_NOISE": 0.0, "NOISE_CLIP": 0.0}
+    @staticmethod
+    def _constants(config: ActorAndCriticsConfig) -> dict[str, Constant]:
+        return {"LOG_STD_INIT": config.model.log_std_init, "TARGET_NOISE": 0.0, "NOISE_CLIP": 0.0}
 
     def _temperature(self) -> dict[str, object]:
         learner, optimizer = self.learner, self.learner.temperature_optimizer
@@ -316,6 +316,7 @@ class FusedTD3(FusedACLearner):
     """The policy's update is a phase of its own, and so is following."""
 
     learner: TD3
+    _follows = False
 
     def updates(self) -> Mapping[str, Callable[[], Figures]]:
         return {**super().updates(), "improve": self.improve}
@@ -330,10 +331,7 @@ class FusedTD3(FusedACLearner):
     def _join_policy(self) -> torch.Tensor:
         return join_memory(list(self.learner.target.parameters()))
 
-    def _constants(self) -> dict[str, Constant]:
-        config = self.learner.config
-        return {**super()._constants(), "TARGET_NOISE": config.target_noise, "NOISE_CLIP": config.target_noise_clip}
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    @staticmethod
+    def _constants(config: TD3Config) -> dict[str, Constant]:
+        noise = {"TARGET_NOISE": config.target_noise, "NOISE_CLIP": config.target_noise_clip}
+        return {"LOG_STD_INIT": config.model.log_std_init, **noise}

@@ -179,12 +179,7 @@ def plan_ac(
         return f"the kernel of {config.algorithm} is of one GPU"
     if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
         return "the networks' layers do not fit the shared memory of a block"
-    while found.num_blocks > limits.num_multiprocessors and found.rows < MOST_ROWS:
-        larger = replace(found, rows=2 * found.rows)
-        if larger.shared_bytes > limits.shared_bytes:
-            break
-        found = larger
-    return with_parts(found, limits)
+    return shared_out(found, limits)
 
 
 def shape_of(
@@ -202,8 +197,13 @@ def shape_of(
     return ACShape(num_features, spec.action_space.shape[0], *widths, *sizes, samples=config.DRAWS_ACTIONS)
 
 
-def with_parts(shape: ACShape, limits: Limits) -> ACShape:
-    """Gradients by enough blocks, in few enough parts."""
+def shared_out(shape: ACShape, limits: Limits) -> ACShape:
+    """With as many rows a block as let all blocks run at once; gradients by enough blocks, in few enough parts."""
+    while shape.num_blocks > limits.num_multiprocessors and shape.rows < MOST_ROWS:
+        larger = replace(shape, rows=2 * shape.rows)
+        if larger.shared_bytes > limits.shared_bytes:
+            break
+        shape = larger
     most = min(MOST_PARTS, -(-shape.num_rows // ROWS_OF_PART))
     wanted = round(2 * limits.num_multiprocessors / max(shape.num_tiles))
     return replace(shape, parts=max(1, min(most, wanted)))

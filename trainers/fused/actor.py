@@ -27,6 +27,7 @@ from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
     from trainers.experience.group_rollout import GroupRollout
+    from warpdrive.env_wrapper import EnvWrapper
 
 
 def group_constants(group: GroupRollout) -> dict[str, Constant]:
@@ -68,6 +69,14 @@ def head_constants(head: Head) -> dict[str, Constant]:
     }
 
 
+def data_of_draws(env: EnvWrapper) -> DataManager:
+    """What draws depend on besides env and agent."""
+    data = DataManager(env.device)
+    for name in ("seed", "env_step"):
+        data.add(name, env.data[name])
+    return data
+
+
 class FusedPlayers(Actor):
     """Plays for all policies whose networks the fused kernels know, in one launch a step.
 
@@ -80,9 +89,7 @@ class FusedPlayers(Actor):
         self.rollout = self.groups[0].rollout
         self._greedy = actors[0].stage.greedy
         env = self.rollout.env
-        self._data = DataManager(env.device)
-        for name in ("seed", "env_step"):
-            self._data.add(name, env.data[name])
+        self._data = data_of_draws(env)
         dtypes = {"mask": torch.bool, "active": torch.bool, "action": torch.int32}  # or floats of a Box, viewed so
         self._nothing = {
             name: torch.zeros(1, dtype=dtypes.get(name, torch.float32), device=env.device)

@@ -18,11 +18,10 @@ from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.layers_shape import PANEL, WarpgroupShape
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
-from trainers.fused.packed import KERNELS, Layer, PackedNetwork, PackedPolicy
+from trainers.fused.packed import KERNELS, Layer, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import NORM_EPS, WARPS
 from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 Call = Callable[[], None]
@@ -38,8 +37,7 @@ class RowKernels:
     def __init__(self, packed: PackedPolicy) -> None:
         is_tanh = packed.plan.request.activation == "tanh"
         constants = {**packed.precision, "IS_TANH": is_tanh, "THREADS": THREADS, "NORM_EPS": NORM_EPS}
-        data = DataManager(packed.backend.device)
-        self._functions = FunctionManager(data, KERNELS / "by_layers.cu", constants, backend=packed.backend)
+        self._functions = FunctionManager(None, KERNELS / "by_layers.cu", constants, backend=packed.backend)
         self._num_blocks = packed.plan.limits.num_multiprocessors * BLOCKS_AT_ONCE
 
     def activate(self, sum: torch.Tensor, bias: torch.Tensor, hidden: torch.Tensor) -> Call:
@@ -113,7 +111,88 @@ class Dense:
         return gradient.prepare_product(delta.t(), given, part.view(self.weight.shape))
 
 
-class LayersNetwork:
+class NetworkOfRows:
+    """What computes a network's outputs in memory for its rows, which whoever derives from it makes: `outputs` of all
+    rows, and `sum`, room for the sums of a layer.
+
+    Args:
+        at_once: rows that go through it together.
+        constants: of `gather`: where features are.
+    """
+
+    outputs: torch.Tensor
+    sum: torch.Tensor
+
+    def __init__(
+        self, packed: PackedPolicy, network: PackedNetwork, at_once: int, constants: Mapping[str, Constant]
+    ) -> None:
+        self.packed, self.network, self.at_once, shape = packed, network, at_once, network.shape
+        self.kernels = RowKernels(packed)
+        weights = packed.elements.view(packed.dtype)[network.first_element :]
+        biases = packed.biases[network.first_bias :]
+        self.layers = []
+        for i, ((start, bias_start), (out, given)) in enumerate(zip(shape.starts, shape.padded, strict=True)):
+            weight, num_rows = weights[start : start + out * given].view(out, given), shape.rows_of_biases[i]
+            bias = biases[bias_start : bias_start + num_rows * out]
+            self.layers.append(Dense(weight, bias, shape.layers[i][0], num_rows == 3))
+        part = packed.plan.gathering(shape, at_once)
+        part = replace(part, constants={**part.constants, **constants})
+        self._gather, self._launch_shape = compile_fused("gather", [part], packed.precision, 1, None, packed.backend)
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """What `act` and `learn` take of it in place of weights and biases."""
+        return {"weights": bytes_of(self.outputs), "biases": self.layers[-1].bias}
+
+    def prepare_gather(
+        self, num_rows: int, first_row: int, features: torch.Tensor, arrays: Mapping[str, torch.Tensor]
+    ) -> Call:
+        """Brings the features of rows from one of the order on together.
+
+        Args:
+            arrays: the order, who is active, and what the network sees (Seen.arrays), among others.
+        """
+        own = {**arrays, **self.packed.arrays_of(self.network), "features": bytes_of(features)}
+        names = ("active", "mean", "variance", "features", *self.network.seen.parameters)
+        whole = {f"{name}_0": own[name] for name in names}
+        whole |= {"order": arrays["order"], "first_row": first_row, "num_rows": num_rows}
+        return self._gather.prepare("gather", self._launch_shape, **whole)
+
+    def forward(self, i: int, given: torch.Tensor, hidden: torch.Tensor, norm: Norm | None) -> list[Call]:
+        """Hidden layer i from what is given to it; `norm` keeps what its LayerNorm needs on the way back."""
+        layer = self.layers[i]
+        sum = self.sums_of(len(given), len(layer.weight))
+        if layer.has_norm:
+            then = self.kernels.activate_normed(sum, layer, hidden, norm)
+        else:
+            then = self.kernels.activate(sum, layer.bias, hidden)
+        return [layer.prepare_forward(given, sum), then]
+
+    def backward(
+        self, i: int, behind: Dense, delta: torch.Tensor, hidden: torch.Tensor, norm: Norm | None, part: torch.Tensor,
+        goes_on: bool,
+    ) -> list[Call]:  # fmt: skip
+        """From the delta of the layer behind hidden layer i to that layer's, which takes its place.
+
+        Args:
+            part: [blocks, out] sums of it, with a LayerNorm three times; added to if it `goes_on`.
+        """
+        layer, sum = self.layers[i], self.sums_of(len(delta), hidden.shape[1])
+        if layer.has_norm:
+            then = self.kernels.differentiate_normed(sum, layer, hidden, norm, part, goes_on)
+        else:
+            then = self.kernels.differentiate(sum, hidden, part, goes_on)
+        return [behind.prepare_backward(delta, sum), then]
+
+    def sums_of(self, num_rows: int, width: int) -> torch.Tensor:
+        """Room for [num_rows, width] sums, which the next ones take again."""
+        return first_rows(self.sum, num_rows, width)
+
+
+def first_rows(array: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
+    return array.view(-1)[: num_rows * width].view(num_rows, width)
+
+
+class LayersNetwork(NetworkOfRows):
     """Memory for the rows of a network, and what computes its outputs there.
 
     Args:
@@ -134,14 +213,13 @@ class LayersNetwork:
         learns: bool,
         constants: Mapping[str, Constant],
     ) -> None:
-        self.packed, self.network, self.shape = packed, network, network.shape
-        self._memory, self._num_rows = memory, num_rows
-        self.dtype = torch.float32 if packed.plan.element_bytes == 4 else torch.bfloat16
+        super().__init__(packed, network, at_once, constants)
+        self.shape, self._memory, self._num_rows = network.shape, memory, num_rows
         padded = self.shape.padded
         self.outputs = self._take(padded[-1][0], torch.float32)
         self.norms: list[Norm | None] = [None] * (len(padded) - 1)
         self._num_rows = at_once
-        self._sum = self._take(self.shape.widest_sum, torch.float32)
+        self.sum = self._take(self.shape.widest_sum, torch.float32)
         self.features = self._take(padded[0][1])
         if learns:
             self.hidden = [self._take(out) for out, _ in padded[:-1]]
@@ -151,49 +229,23 @@ class LayersNetwork:
         else:
             places = [self._take(self.shape.widest) for _ in range(self.shape.num_places)]
             self.hidden = [places[i % len(places)] for i in range(len(padded) - 1)]
-        self.kernels = RowKernels(packed)
-        weights = packed.elements.view(self.dtype)[network.first_element :]
-        biases = packed.biases[network.first_bias :]
-        self.layers = []
-        for i, ((start, bias_start), (out, given)) in enumerate(zip(self.shape.starts, padded, strict=True)):
-            weight, num_rows = weights[start : start + out * given].view(out, given), self.shape.rows_of_biases[i]
-            bias = biases[bias_start : bias_start + num_rows * out]
-            self.layers.append(Dense(weight, bias, self.shape.layers[i][0], num_rows == 3))
-        part = packed.plan.gathering(self.shape, at_once)
-        part = replace(part, constants={**part.constants, **constants})
-        self._gather, self._launch_shape = compile_fused(
-            "gather", [part], packed.precision, 1, DataManager(packed.backend.device), packed.backend
-        )
-        self._at_once = at_once
-
-    def arrays(self) -> dict[str, torch.Tensor]:
-        """What `act` and `learn` take of it in place of weights and biases."""
-        return {"weights": bytes_of(self.outputs), "biases": self.layers[-1].bias}
 
     def prepare_all(self, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
-        """Outputs of all rows, in their own order; `arrays` as for prepare_forward."""
+        """Outputs of all rows, in their own order; `arrays` as for prepare_gather."""
         calls, num_rows = [], len(self.outputs)
-        for first in range(0, num_rows, self._at_once):
-            rows = min(self._at_once, num_rows - first)
+        for first in range(0, num_rows, self.at_once):
+            rows = min(self.at_once, num_rows - first)
             calls += self.prepare_forward(rows, first, self.outputs[first : first + rows], arrays)
         return calls
 
     def prepare_forward(
         self, num_rows: int, first_row: int, outputs: torch.Tensor, arrays: Mapping[str, torch.Tensor]
     ) -> list[Call]:
-        """`outputs` [num_rows, columns], of rows from one of the order on.
-
-        Args:
-            arrays: the order, who is active, and what the network sees (Seen.arrays), among others.
-        """
-        own = {**arrays, **self.packed.arrays_of(self.network), "features": bytes_of(self.features)}
-        names = ("active", "mean", "variance", "features", *self.network.seen.parameters)
-        whole = {f"{name}_0": own[name] for name in names}
-        whole |= {"order": arrays["order"], "first_row": first_row, "num_rows": num_rows}
-        calls = [self._gather.prepare("gather", self._launch_shape, **whole)]
-        given = self.rows_of(self.features, num_rows, self.shape.padded[0][1])
+        """`outputs` [num_rows, columns], of rows from one of the order on; `arrays` as for prepare_gather."""
+        calls = [self.prepare_gather(num_rows, first_row, self.features, arrays)]
+        given = first_rows(self.features, num_rows, self.shape.padded[0][1])
         for i, layer in enumerate(self.layers[:-1]):
-            hidden = self.rows_of(self.hidden[i], num_rows, len(layer.weight))
+            hidden = first_rows(self.hidden[i], num_rows, len(layer.weight))
             calls += self.prepare_layer(i, given, hidden)
             given = hidden
         calls.append(self.layers[-1].prepare_forward(given, outputs))
@@ -201,40 +253,17 @@ class LayersNetwork:
 
     def prepare_layer(self, i: int, given: torch.Tensor, hidden: torch.Tensor) -> list[Call]:
         """Hidden layer i from what is given to it."""
-        layer = self.layers[i]
-        sum = self.sums_of(len(given), len(layer.weight))
-        if layer.has_norm:
-            then = self.kernels.activate_normed(sum, layer, hidden, self.norms[i])
-        else:
-            then = self.kernels.activate(sum, layer.bias, hidden)
-        return [layer.prepare_forward(given, sum), then]
+        return self.forward(i, given, hidden, self.norms[i])
 
     def prepare_backward(
         self, i: int, delta: torch.Tensor, hidden: torch.Tensor, part: torch.Tensor, goes_on: bool
     ) -> list[Call]:
-        """From the delta of the layer behind hidden layer i to that layer's, which takes its place.
-
-        Args:
-            part: [blocks, out] sums of it, with a LayerNorm three times; added to if it `goes_on`.
-        """
-        layer, sum = self.layers[i], self.sums_of(len(delta), hidden.shape[1])
-        if layer.has_norm:
-            then = self.kernels.differentiate_normed(sum, layer, hidden, self.norms[i], part, goes_on)
-        else:
-            then = self.kernels.differentiate(sum, hidden, part, goes_on)
-        return [self.layers[i + 1].prepare_backward(delta, sum), then]
-
-    def sums_of(self, num_rows: int, width: int) -> torch.Tensor:
-        """Room for [num_rows, width] sums, which the next ones take again."""
-        return self.rows_of(self._sum, num_rows, width)
-
-    @staticmethod
-    def rows_of(array: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
-        return array.view(-1)[: num_rows * width].view(num_rows, width)
+        """See `backward`."""
+        return self.backward(i, self.layers[i + 1], delta, hidden, self.norms[i], part, goes_on)
 
     def _take(self, width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The next of the memory, [num_rows, width]."""
-        dtype = dtype or self.dtype
+        dtype = dtype or self.packed.dtype
         size = self._num_rows * width * dtype.itemsize
         found, self._memory = self._memory[:size], self._memory[size:]
         return found.view(dtype).view(self._num_rows, width)
@@ -392,9 +421,8 @@ def compiled(packed: PackedPolicy) -> FunctionManager:
     """The kernels of by_warpgroups.cu for a policy."""
     file = KERNELS / "by_warpgroups.cu"
     if file not in packed.compiled:
-        is_tanh, data = packed.plan.request.activation == "tanh", DataManager(packed.backend.device)
-        constants = {**packed.precision, "IS_TANH": is_tanh, "WARPS": WARPS}
-        packed.compiled[file] = FunctionManager(data, file, constants, backend=packed.backend)
+        constants = {**packed.precision, "IS_TANH": packed.plan.request.activation == "tanh", "WARPS": WARPS}
+        packed.compiled[file] = FunctionManager(None, file, constants, backend=packed.backend)
     return packed.compiled[file]
 
 
@@ -402,7 +430,3 @@ def make_layers(packed: PackedPolicy, network: PackedNetwork, *arguments: Any) -
     """As LayersNetwork takes them."""
     kind = WarpgroupNetwork if isinstance(network.shape, WarpgroupShape) else LayersNetwork
     return kind(packed, network, *arguments)
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)

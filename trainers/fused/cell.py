@@ -226,8 +226,6 @@ class RecurrentShape(LayersShape):
             "delta": (rows, outputs, False),
         }
 
-    def bytes_of(
-        self, element_bytes: int, num_rows: int, at_once: int, sequences: int | None, in_width: int
-    ) -> int:
+    def bytes_of(self, element_bytes: int, num_rows: int, at_once: int, sequences: int | None, in_width: int) -> int:
         arrays = self.arrays(num_rows, at_once, sequences, in_width).values()
         return sum(rows * width * (4 if is_float else element_bytes) for rows, width, is_float in arrays)

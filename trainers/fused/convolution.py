@@ -10,10 +10,9 @@ import torch
 from trainers.fused.conv_shape import FILTERS, ConvShape
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
-from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
+from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import WARPS
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 Call = Callable[[], None]
@@ -64,8 +63,7 @@ class ConvNetwork:
         self._backward = self._compile("conv_backward.cu") if learns else None
 
     def _compile(self, file: str) -> FunctionManager:
-        backend = self.packed.backend
-        return FunctionManager(DataManager(backend.device), KERNELS / file, self._constants, backend=backend)
+        return FunctionManager(None, KERNELS / file, self._constants, backend=self.packed.backend)
 
     def _take(self, size: int) -> torch.Tensor:
         """The next of the memory."""
@@ -76,7 +74,7 @@ class ConvNetwork:
         """What `act` and `learn` take of it in place of weights and biases."""
         outputs, _ = self.shape.padded[-1]
         biases = self.packed.arrays_of(self.network)["biases"]
-        return {"weights": self.outputs.view(-1).view(torch.uint8), "biases": biases[-outputs:]}
+        return {"weights": bytes_of(self.outputs), "biases": biases[-outputs:]}
 
     def prepare_all(self, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
         """Outputs of all rows, in their own order; `arrays` as for prepare_forward."""

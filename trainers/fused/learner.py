@@ -22,7 +22,6 @@ from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
 from trainers.heads import GaussianHead
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
 
 if TYPE_CHECKING:
@@ -125,16 +124,15 @@ class FusedLearner:
 
     def _compile(self, normalises: bool) -> None:
         """The learn kernel, which serves all networks in one launch; and that of the products of those in pieces."""
-        packed, plan, data = self.packed, self.plan, DataManager(self._order.device)
+        packed, plan = self.packed, self.plan
         shared = {**packed.precision, "NORMALISES_ADVANTAGE": normalises, "NUM_SUMS": plan.num_sums}
         parts = [self._with_own_constants(one.learn) for one in plan.networks]
-        self._functions, self._launch_shape = compile_fused(
-            "learn", parts, shared, plan.blocks_at_once, data, packed.backend
-        )
+        learn = compile_fused("learn", parts, shared, plan.blocks_at_once, None, packed.backend)
+        self._functions, self._launch_shape = learn
         self._in_pieces = [one for one in self._networks if one.plan.products is not None]
         if self._in_pieces:
             parts = [self._with_own_constants(one.plan.products) for one in self._in_pieces]
-            self._products = compile_fused("products", parts, packed.precision, 1, data, packed.backend)
+            self._products = compile_fused("products", parts, packed.precision, 1, None, packed.backend)
 
     def _with_own_constants(self, part: Part) -> Part:
         return replace(part, constants={**part.constants, **self.constants})
@@ -245,8 +243,7 @@ class FusedLearner:
             "STEP_ROWS": sequences.step_rows if sequences else 1,
             "CHUNK": plan.chunk,
         }  # fmt: skip
-        data, backend = DataManager(self._order.device), self.packed.backend
-        functions = FunctionManager(data, KERNELS / "minibatches.cu", constants, backend=backend)
+        functions = FunctionManager(None, KERNELS / "minibatches.cu", constants, backend=self.packed.backend)
         num_blocks = min(-(-len(self._order) // 256), 16 * plan.policy.limits.num_multiprocessors)
         shuffles, given = "shuffle_samples", {"key": self._key, "order": self._order}
         if sequences:

@@ -10,7 +10,6 @@ from trainers.acting.actor import Call
 from trainers.acting.memory import Memory
 from trainers.fused.packed import KERNELS
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ class KernelMemory(Memory):
             "HAS_ACTIVE": rollout.active is not None,
             "CREDITS_TEAM": group.credits_team,
         }
-        data, backend = DataManager(self.now.device), rollout.env.backend
-        self._functions = FunctionManager(data, KERNELS / "memory.cu", constants, backend=backend)
+        self._functions = FunctionManager(None, KERNELS / "memory.cu", constants, backend=rollout.env.backend)
 
     def prepare_forget(self, t: int) -> list[Call]:
         group, rollout, num_rows = self.group, self.group.rollout, self.now[..., 0].numel()

@@ -20,8 +20,7 @@ from trainers.heads import GaussianHead
 from trainers.networks.cnn import CNN
 from trainers.networks.policy import Policy
 from warpdrive.backends.base import Backend, LaunchShape
-from warpdrive.data_manager import DataManager
-from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.function_manager import Constant, FunctionManager, all_of
 
 KERNELS = Path(__file__).resolve().parent
 NORM_THREADS = 128
@@ -55,9 +54,7 @@ class PackedCell:
         size = plan.element_bytes
         constants = {"UNITS": plan.units, "IN_TILES": plan.in_width // 16, "INPUTS": input_weight.shape[1]}
         constants["FULL_PRECISION"] = size == 4
-        functions = FunctionManager(
-            DataManager(backend.device), KERNELS / "gru_pack.cu", constants, backend=backend
-        )
+        functions = FunctionManager(None, KERNELS / "gru_pack.cu", constants, backend=backend)
         new = partial(torch.zeros, dtype=torch.uint8, device=weight.device)
         self.forwards, self.backwards = new(2, size * weight.numel())
         self.input_forwards, self.input_backwards = new(2, size * max(plan.input_elements, 1))
@@ -128,7 +125,8 @@ class PackedPolicy:
         self.norms = InputNorms(self, place) if plan.request.norms_input else None
         self.weight_place = torch.as_tensor(place, device=device)
         """Where each parameter lies: an element, or -1 - a bias."""
-        self.step_functions = self._compile_steps()
+        constants = {"STEP_THREADS": STEP_THREADS, "SLICES": SLICES, "NUM_FIGURES": NUM_FIGURES, **self.precision}
+        self.step_functions = FunctionManager(None, KERNELS / "fused_step.cu", constants, backend=backend)
         pack = self.step_functions.prepare(
             "pack_parameters",
             LaunchShape(-(-len(place) // 256), (256, 1)),
@@ -146,26 +144,17 @@ class PackedPolicy:
         more = [network.cell.pack for network in self.networks if network.cell is not None]
         if self.norms is not None:
             more.append(self.norms.fold)
-        if not more:
-            return call
+        return all_of([call, *more])
 
-        def all_of_them() -> None:
-            call()
-            for one in more:
-                one()
-
-        return all_of_them
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of elements."""
+        return elements_of(self.plan.element_bytes)
 
     @property
     def precision(self) -> dict[str, Constant]:
         """What all networks of a launch share."""
         return {"FULL_PRECISION": self.plan.element_bytes == 4}
-
-    def _compile_steps(self) -> FunctionManager:
-        """The kernels of fused_step.cu, which are the same for all policies of a precision."""
-        constants = {"STEP_THREADS": STEP_THREADS, "SLICES": SLICES, "NUM_FIGURES": NUM_FIGURES, **self.precision}
-        data = DataManager(self.backend.device)
-        return FunctionManager(data, KERNELS / "fused_step.cu", constants, backend=self.backend)
 
     def arrays_of(self, network: PackedNetwork) -> dict[str, torch.Tensor]:
         """What every kernel of a network takes: its weights, and what features are normalised by."""
@@ -258,9 +247,7 @@ class InputNorms:
         self.place = torch.as_tensor(np.concatenate(places), device=device)
         constants = {"NUM_NORMS": len(norms), "THREADS": NORM_THREADS, **packed.precision}
         self._parameter = packed.parameter
-        self._functions = FunctionManager(
-            DataManager(device), KERNELS / "layer_norm.cu", constants, backend=packed.backend
-        )
+        self._functions = FunctionManager(None, KERNELS / "layer_norm.cu", constants, backend=packed.backend)
         self.fold = self._functions.prepare(
             "fold_norms",
             LaunchShape(-(-self.num_rows // (NORM_THREADS // 32)), (NORM_THREADS, 1)),
@@ -296,3 +283,13 @@ def _trunks(network: nn.Module) -> list[Iterable[nn.Module] | None]:
 
 def _starts(parameters: list[nn.Parameter]) -> list[int]:
     return np.cumsum([0] + [p.numel() for p in parameters])[:-1].tolist()
+
+
+def elements_of(element_bytes: int) -> torch.dtype:
+    """The dtype of elements of so many bytes."""
+    return torch.float32 if element_bytes == 4 else torch.bfloat16
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as kernels take them."""
+    return tensor.reshape(-1).view(torch.uint8)

@@ -243,6 +243,7 @@ class Plan:
         if shape.num_outputs == 0 and asked.critic_seen is not None:
             return asked.critic_seen
         return asked.seen or plain(asked.num_features)
+
     def cell(self, number: int, num_rows: int, step_rows: int = 1) -> CellPlan | None:
         """How the recurrent unit of a network of this number goes through so many rows; None if it has none."""
         asked, shapes = self.request, self.shapes

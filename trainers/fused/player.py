@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
 
 
-def find_player(policy: Policy, spec: GroupSpec, stage: Stage, by_torch: Callable[..., Actor]) -> Actor:
-    """Who plays for a policy: fused kernels; or `by_torch`, which is told why they cannot."""
-    why = why_no_kernels(policy.config.algorithm)
+def find_player(policy: Policy, spec: GroupSpec, stage: Stage, by_torch: type[Actor], why: str | None = None) -> Actor:
+    """Who plays for a policy: fused kernels; or `by_torch`, which is told why they cannot: `why`, if that is known."""
+    why = why or why_no_kernels(policy.config.algorithm)
     found = why or plan(Request.of(policy.config, spec), stage.limits, stage.precision)
-    return (by_torch if isinstance(found, str) else FusedPlayer)(policy, spec, stage, found)
+    if not isinstance(found, str):
+        return FusedPlayer(policy, spec, stage, found)
+    actor = by_torch(policy, spec, stage)
+    actor.why = found
+    return actor
 
 
 def find_learner(learner: OnPolicy) -> OnPolicy | FusedLearner:
@@ -62,9 +66,6 @@ class FusedPlayer(Actor):
         if plan.request.gives_values:
             self.epsilon = torch.full((1,), epsilon_at(policy.config, 1e30), device=stage.device)
             """[1], how often it plays any action; the config's last until somebody sets another."""
-
-    def told(self, precision: str, learns: bool) -> str:
-        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
 
     def fields(self, num_steps: int) -> list[Field]:
         """Of a Box also what was drawn, in parts of it (see GaussianHead); the env's array has it clipped."""

@@ -8,13 +8,12 @@ import torch
 
 from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
 from trainers.experience.group_rollout import GroupRollout
-from trainers.fused.actor import place_constants
+from trainers.fused.actor import data_of_draws, place_constants
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import FULL_PRECISION
 from trainers.fused.q_learner import KERNEL, QShape, layers_of, why_not, widths_of
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
 
 ROWS, MANY_ROWS = 16, 64
@@ -58,22 +57,12 @@ class FusedQActor(EpsilonGreedyActor):
             **shape.constants(),
             "SHARED_BYTES": shape.act_shared_bytes,
             "IS_TANH": config.model.activates == "tanh",
-            "GREEDY": self.spec.name in self.stage.greedy,
+            "GREEDY": self.is_greedy,
             "HAS_EXPONENTS": self.exponents is not None,
             "NEVER": NEVER,
         }
-        env = group.rollout.env
-        data = DataManager(env.device)
-        for name in ("seed", "env_step"):
-            data.add(name, env.data[name])
-        self._functions = FunctionManager(
-            data, KERNELS / "q_act.cu", constants, group.rollout.num_envs, backend=env.backend
-        )
-
-    def told(self, precision: str, learns: bool) -> str:
-        if self.path != "fused":
-            return super().told(precision, learns)
-        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
+        env, file = group.rollout.env, KERNELS / "q_act.cu"
+        self._functions = FunctionManager(data_of_draws(env), file, constants, env.num_envs, backend=env.backend)
 
     def _prepare_choice(self, t: int, q_value: torch.Tensor, log_prob: torch.Tensor) -> list[Callable[[], None]]:
         if self.path != "fused":

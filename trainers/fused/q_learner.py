@@ -19,7 +19,6 @@ from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
 
@@ -275,7 +274,7 @@ class FusedQLearner:
         if shape.in_cluster:
             text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
         functions = FunctionManager(
-            DataManager(learner.device), text, constants, store.layout.num_envs, backend=backend,
+            None, text, constants, store.layout.num_envs, backend=backend,
             include_folders=[KERNELS, REPLAY], name="<fused q_learn>",
         )  # fmt: skip
         if tree is None:

@@ -8,20 +8,17 @@ and `RecurrentGradient` as it learns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from trainers.fused.by_layers import Dense, Norm, RowKernels, bytes_of, places_of_sums
+from trainers.fused.by_layers import Dense, LayersGradient, NetworkOfRows, Norm, places_of_sums
 from trainers.fused.cell import CellPlan, RecurrentShape
-from trainers.fused.gradient import NetworkGradient, Places
+from trainers.fused.gradient import Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
-from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy
+from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import WARPS
-from trainers.fused.source import compile_fused
 from warpdrive.backends.base import Backend, LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 
 Call = Callable[[], None]
@@ -37,8 +34,7 @@ class CellKernels:
 
     def __init__(self, plan: CellPlan, backend: Backend) -> None:
         self.plan = plan
-        constants, file = plan.constants, KERNELS / "gru.cu"
-        self._functions = FunctionManager(DataManager(backend.device), file, constants, backend=backend)
+        self._functions = FunctionManager(None, KERNELS / "gru.cu", plan.constants, backend=backend)
 
     def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
         plan = self.plan
@@ -80,8 +76,7 @@ class DenseKernel:
             "WARPS": WARPS,
             "IS_TANH": plan.request.activation == "tanh",
         }
-        data, file = DataManager(packed.backend.device), KERNELS / "dense.cu"
-        self._functions = FunctionManager(data, file, constants, backend=packed.backend)
+        self._functions = FunctionManager(None, KERNELS / "dense.cu", constants, backend=packed.backend)
 
     @classmethod
     def of(cls, packed: PackedPolicy, layer: Dense) -> DenseKernel | None:
@@ -105,7 +100,7 @@ class DenseKernel:
         )
 
 
-class RecurrentNetwork:
+class RecurrentNetwork(NetworkOfRows):
     """Memory for the rows of a network, and what computes its outputs there.
 
     Args:
@@ -128,36 +123,18 @@ class RecurrentNetwork:
         sequences: int | None,
         constants: Mapping[str, Constant],
     ) -> None:
-        self.packed, self.network, self.at_once = packed, network, at_once
-        self.shape: RecurrentShape = network.shape
-        self.units = self.shape.units
-        self.dtype = torch.float32 if packed.plan.element_bytes == 4 else torch.bfloat16
+        super().__init__(packed, network, at_once, constants)
+        shape: RecurrentShape = network.shape
+        self.units = shape.units
         self.rows_of: dict[str, torch.Tensor] = {}
-        for name, (rows, width, is_float) in self.shape.arrays(num_rows, at_once, sequences, cell.in_width).items():
-            dtype = torch.float32 if is_float else self.dtype
+        for name, (rows, width, is_float) in shape.arrays(num_rows, at_once, sequences, cell.in_width).items():
+            dtype = torch.float32 if is_float else packed.dtype
             size = rows * width * dtype.itemsize
             self.rows_of[name], memory = memory[:size].view(dtype).view(rows, width), memory[size:]
-        weights = packed.elements.view(self.dtype)[network.first_element :]
-        biases = packed.biases[network.first_bias :]
-        layers = []
-        for i, ((start, bias_start), (out, given)) in enumerate(
-            zip(self.shape.starts, self.shape.padded, strict=True)
-        ):
-            weight, num_rows = weights[start : start + out * given].view(out, given), self.shape.rows_of_biases[i]
-            bias = biases[bias_start : bias_start + num_rows * out]
-            layers.append(Dense(weight, bias, self.shape.layers[i][0], num_rows == 3))
-        *self.trunk, self.of_input, self.of_state, self.last = layers
+        self.outputs, self.sum = self.rows_of["outputs"], self.rows_of["sum"]
+        *self.trunk, self.of_input, self.of_state, self.last = self.layers
         self._dense = [DenseKernel.of(packed, layer) for layer in self.trunk]
-        self.kernels, self.cell = RowKernels(packed), CellKernels(cell, packed.backend)
-        part = packed.plan.gathering(self.shape, at_once)
-        part = replace(part, constants={**part.constants, **constants})
-        self._gather, self._launch_shape = compile_fused(
-            "gather", [part], packed.precision, 1, DataManager(packed.backend.device), packed.backend
-        )
-
-    def arrays(self) -> dict[str, torch.Tensor]:
-        """What `act` and `learn` take of it in place of weights and biases."""
-        return {"weights": bytes_of(self.rows_of["outputs"]), "biases": self.last.bias}
+        self.cell = CellKernels(cell, packed.backend)
 
     @property
     def of_cell(self) -> dict[str, torch.Tensor]:
@@ -180,10 +157,10 @@ class RecurrentNetwork:
         """A step of all agents, whose outputs it leaves.
 
         Args:
-            arrays: the order, who is active, and what the network sees (Seen.arrays), among others.
+            arrays: as for prepare_gather.
             memory: [agents, numbers] before the step, and if it `remembers`, after it.
         """
-        calls, outputs = [], self.rows_of["outputs"]
+        calls, outputs = [], self.outputs
         memory = memory.view(len(outputs), -1)
         for first in range(0, len(outputs), self.at_once):
             rows = min(self.at_once, len(outputs) - first)
@@ -199,34 +176,19 @@ class RecurrentNetwork:
 
     def prepare_trunk(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
         """The layers before the cell, of rows from one of the order on; `arrays` as for prepare_all."""
-        features = self.layer(-1)[:num_rows]
-        own = {**arrays, **self.packed.arrays_of(self.network), "features": bytes_of(features)}
-        names = ("active", "mean", "variance", "features", *self.network.seen.parameters)
-        whole = {f"{name}_0": own[name] for name in names}
-        whole |= {"order": arrays["order"], "first_row": first_row, "num_rows": num_rows}
-        calls = [self._gather.prepare("gather", self._launch_shape, **whole)]
+        calls = [self.prepare_gather(num_rows, first_row, self.layer(-1)[:num_rows], arrays)]
         for number in range(len(self.trunk)):
             given, hidden = self.layer(number - 1)[:num_rows], self.layer(number)[:num_rows]
             if self._dense[number] is not None:
                 calls.append(self._dense[number].prepare(given, hidden))
                 continue
             for some in self.slices(num_rows):
-                calls += self._prepare_layer(number, given[some], hidden[some], some)
+                calls += self.forward(number, given[some], hidden[some], self.norm(number, some))
         return calls
-
-    def _prepare_layer(self, number: int, given: torch.Tensor, hidden: torch.Tensor, rows: slice) -> list[Call]:
-        """A hidden layer of some rows by the matrix library."""
-        layer = self.trunk[number]
-        sum = self.sums_of(len(given), len(layer.weight))
-        if layer.has_norm:
-            then = self.kernels.activate_normed(sum, layer, hidden, self.norm(number, rows))
-        else:
-            then = self.kernels.activate(sum, layer.bias, hidden)
-        return [layer.prepare_forward(given, sum), then]
 
     def slices(self, num_rows: int) -> list[slice]:
         """Of rows, as many as there is room for sums of."""
-        step = len(self.rows_of["sum"])
+        step = len(self.sum)
         return [slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
 
     def norm(self, number: int, rows: slice) -> Norm | None:
@@ -252,19 +214,15 @@ class RecurrentNetwork:
         given = {"gates": bytes_of(gates), "hidden": bytes_of(self.rows_of["states"]), "input": bytes_of(input)}
         calls.append(self.cell.prepare_forward(num_rows // num_steps, num_steps, **self.of_cell, **given, **cell))
         _, after = self.states_of(num_rows, num_steps)
-        return [*calls, self.last.prepare_forward(after, self.rows_of["outputs"][:num_rows])]
+        return [*calls, self.last.prepare_forward(after, self.outputs[:num_rows])]
 
     def states_of(self, num_rows: int, num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """[num_rows, units] before each step, and after it."""
         states, sequences = self.rows_of["states"], num_rows // num_steps
         return states[:num_rows], states[sequences : sequences + num_rows]
 
-    def sums_of(self, num_rows: int, width: int) -> torch.Tensor:
-        """Room for [num_rows, width] sums, which the next ones take again."""
-        return self.rows_of["sum"].view(-1)[: num_rows * width].view(num_rows, width)
 
-
-class RecurrentGradient(NetworkGradient):
+class RecurrentGradient(LayersGradient):
     """The gradient of such a network: products, a part a chunk of samples; sums of the deltas, a part a block; and
     those of the cell, which its kernel's blocks make for each chunk."""
 
@@ -352,14 +310,8 @@ class RecurrentGradient(NetworkGradient):
         """From the delta of the layer behind hidden layer i to that layer's, which takes its place."""
         made, calls, part = self._made, [], self._sums_of(i)
         for some in made.slices(len(delta)):
-            sum = made.sums_of(some.stop - some.start, hidden.shape[1])
-            gave, adds = hidden[some], goes_on or some.start > 0
-            calls.append(layer.prepare_backward(delta[some], sum))
-            if made.trunk[i].has_norm:
-                norm = made.norm(i, some)
-                calls.append(made.kernels.differentiate_normed(sum, made.trunk[i], gave, norm, part, adds))
-            else:
-                calls.append(made.kernels.differentiate(sum, gave, part, adds))
+            norm, adds = made.norm(i, some), goes_on or some.start > 0
+            calls += made.backward(i, layer, delta[some], hidden[some], norm, part, adds)
         return calls
 
     def _part_of(self, number: int, layer: int) -> torch.Tensor:
@@ -367,12 +319,6 @@ class RecurrentGradient(NetworkGradient):
         start = number * self.plan.part_size + self.plan.shape.starts[layer][0]
         out, given = self.plan.shape.padded[layer]
         return self._products[start : start + out * given]
-
-    def _sums_of(self, layer: int) -> torch.Tensor:
-        """[blocks, out] of its deltas, flat; with a LayerNorm three times."""
-        shape, num_blocks = self.plan.shape, self.plan.num_row_blocks
-        start, num_columns = shape.starts[layer][1], shape.rows_of_biases[layer] * shape.padded[layer][0]
-        return self._sums[start * num_blocks : (start + num_columns) * num_blocks]
 
 
 def prepare_elements(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Call:

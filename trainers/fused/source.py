@@ -29,7 +29,7 @@ def compile_fused(
     parts: Sequence[Part],
     shared: Mapping[str, Constant],
     blocks_at_once: int,
-    data: DataManager,
+    data: DataManager | None,
     backend: Backend,
 ) -> tuple[FunctionManager, LaunchShape]:
     """`kernel` ("act", "learn", "products" or "gather") for some networks: number i's own parameters end in _i.

@@ -103,9 +103,7 @@ class CentralCritics(nn.Module):
         heads = {"q": self.num_actions}
         self.networks = nn.ModuleList(make_network("mlp", model, inputs, heads, generator) for _ in range(number))
 
-    def forward(
-        self, state: torch.Tensor, action: torch.Tensor, in_game: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, state: torch.Tensor, action: torch.Tensor, in_game: torch.Tensor | None = None) -> torch.Tensor:
         """Q-values [critics, N, A, actions] of each agent's actions, as the others do what they do.
 
         Args:

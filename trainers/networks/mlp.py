@@ -13,6 +13,7 @@ from torch import nn
 
 from trainers.networks.features import Inputs
 from trainers.settings.config import ModelConfig
+from warpdrive.function_manager import all_of
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_}
@@ -87,12 +88,7 @@ class MLP(nn.Module):
             if names:
                 hidden = self._prepare_trunk(calls, trunk, features)
                 calls += [_prepare_layer(getattr(self, f"{name}_head"), hidden, into[name], None) for name in names]
-
-        def act() -> None:
-            for call in calls:
-                call()
-
-        return act
+        return all_of(calls)
 
     def _prepare_trunk(self, calls: list[Callable[[], None]], name: str, features: torch.Tensor) -> torch.Tensor:
         """Adds the calls of a trunk; returns where the last layer writes."""
@@ -186,25 +182,13 @@ def drawn(make: Callable[[], Layer], gain: float, generator: torch.Generator | N
 def _prepare_layer(
     layer: nn.Module, features: torch.Tensor, out: torch.Tensor, activation: Callable | None
 ) -> Callable[[], None]:
-    if not isinstance(layer, nn.Linear):
-        return _prepare_other(layer, features, out, activation)
-    # Views of the parameters: the optimiser changes them in place, so they stay true.
-    bias, weight = layer.bias.detach(), layer.weight.detach().t()
+    if isinstance(layer, nn.Linear):
+        # Views of the parameters: the optimiser changes them in place, so they stay true.
+        bias, weight = layer.bias.detach(), layer.weight.detach().t()
+        call = partial(torch.addmm, bias, features, weight, out=out)
+    else:
 
-    def call() -> None:
-        torch.addmm(bias, features, weight, out=out)
-        if activation is not None:
-            activation(out)
+        def call() -> None:
+            out.copy_(layer(features))
 
-    return call
-
-
-def _prepare_other(
-    layer: nn.Module, features: torch.Tensor, out: torch.Tensor, activation: Callable | None
-) -> Callable[[], None]:
-    def call() -> None:
-        out.copy_(layer(features))
-        if activation is not None:
-            activation(out)
-
-    return call
+    return call if activation is None else all_of([call, partial(activation, out)])

@@ -172,29 +172,22 @@ class Policy(nn.Module):
             value: [N], contiguous; None if it is not wanted.
             memory: [N, memory_size], read, and written unless `keep_memory` is false.
         """
-        if self.memory_size:
-
-            def act() -> None:
-                found, values, after = self.unroll(
-                    observation.unsqueeze(0), None if critic_input is None else critic_input.unsqueeze(0), memory
-                )
-                if outputs is not None:
-                    outputs.copy_(found[0])
-                if value is not None:
-                    value.copy_(values[0])
-                if keep_memory:
-                    memory.copy_(after)
-
-            return act
         gives_outputs = self.algorithm.outputs.__func__ is Algorithm.outputs.__func__
-        if hasattr(self.network, "prepare_act") and self.observation_norm is None and gives_outputs:
+        can_prepare = hasattr(self.network, "prepare_act") and self.observation_norm is None and gives_outputs
+        if can_prepare and not self.memory_size:
             into = {} if outputs is None else {self.acts_by: outputs}
             if value is not None:
                 into["value"] = value.view(-1, 1)
             return self.network.prepare_act(observation, critic_input, into)
 
         def act() -> None:
-            found, values = self(observation, critic_input)
+            if self.memory_size:
+                sequence = None if critic_input is None else critic_input.unsqueeze(0)
+                (found,), (values,), after = self.unroll(observation.unsqueeze(0), sequence, memory)
+                if keep_memory:
+                    memory.copy_(after)
+            else:
+                found, values = self(observation, critic_input)
             if outputs is not None:
                 outputs.copy_(found)
             if value is not None:

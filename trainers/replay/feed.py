@@ -17,6 +17,7 @@ from trainers.replay.selectors import Uniform
 from trainers.replay.storage import Layout, Sizes, allocate, bytes_of
 from trainers.replay.tiered import pinned
 from trainers.replay.windows import Transitions, lanes_for, word_of
+from warpdrive.function_manager import all_of
 
 if TYPE_CHECKING:
     from trainers.replay.table import Table
@@ -153,8 +154,7 @@ class Feed:
             with self.tiered.beside():
                 slot.filed["index"].copy_(slot.drawn["index"], non_blocking=True)
                 if self.tiered.side is not None:
-                    slot.indexed = torch.cuda.Event()
-                    slot.indexed.record(self.tiered.side)
+                    slot.indexed = self.tiered.side.record_event()
 
     def _know(self, slot: Slot, known: int) -> None:
         """So many steps are there when the batch is fetched."""
@@ -201,8 +201,7 @@ class Feed:
         with self.tiered.beside():
             self._know_more(slot)
             slot.fetch()
-            slot.fetched = torch.cuda.Event()
-            slot.fetched.record(self.tiered.side)
+            slot.fetched = self.tiered.side.record_event()
 
     def _know_more(self, slot: Slot) -> None:
         """A window has come in since it was drawn, as files were waited for."""
@@ -251,7 +250,7 @@ class Feed:
         take = {}
         for is_early in (False, *((True,) if self.crosses else ())):
             ends = self._prepare_ends(drawn, stage, filed, is_early)
-            take[is_early] = _both(ends, gather)
+            take[is_early] = all_of([ends, gather])
         return Slot(drawn, stage, filed, draw, fetch, take)
 
     def _prepare_fetch(self, drawn: Mapping, stage: Mapping, filed: Mapping, is_late: bool) -> Call:
@@ -371,12 +370,3 @@ def _stage_sizes(layout: Layout, window: Any, number: int) -> Sizes:
             of_rings[one.name] = ((1, *of_rings[one.name][0][1:]), one.dtype)
     sides = {f"side_{one.name}" for one in layout.observations} if isinstance(window, Transitions) else set()
     return of_rings | {name: one for name, one in small.items() if name in sides}
-
-
-def _both(first: Call, second: Call) -> Call:
-    def call() -> None:
-        first()
-        second()
-
-    return call
-

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from warpdrive.backends.base import Backend, LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
 
@@ -62,7 +61,7 @@ class KernelText:
         head = f'extern "C" __global__ void {bounds} replay_{self.name}({", ".join(self._parameters.values())})'
         text = "\n".join([*includes, "", head, "{", *self.lines, "}", ""])
         functions = FunctionManager(
-            DataManager(backend.device), text, constants, num_envs, backend=backend,
+            None, text, constants, num_envs, backend=backend,
             include_folders=[HERE], name=f"<replay {self.name}>",
         )  # fmt: skip
         return functions.prepare(f"replay_{self.name}", shape, **self._given)

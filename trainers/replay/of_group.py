@@ -23,7 +23,6 @@ from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
 
 
@@ -68,22 +67,20 @@ def fields_of(spec: GroupSpec, kept: Sequence[Field] = ()) -> list[Field]:
     return found
 
 
-def layout_of(
-    spec: GroupSpec, num_steps: int, num_envs: int, capacity: int, kept: Sequence[Field] = ()
-) -> Layout:
+def layout_of(spec: GroupSpec, fields: Sequence[Field], num_steps: int, num_envs: int, capacity: int) -> Layout:
     """Of a group's store, whose capacity is in env steps over all envs."""
-    return Layout.of(fields_of(spec, kept), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
+    return Layout.of(fields, num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
 
 
-def window_of(group: GroupRollout, kept: Sequence[Field] = ()) -> Window:
-    """The group's part of its rollout, as a store takes it: views."""
+def window_of(group: GroupRollout, kept: Sequence[str] = ()) -> Window:
+    """The group's part of its rollout, as a store takes it, with those of its fields that are `kept`: views."""
     rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
     found: dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]] = {
         "action": group.action,
         "reward": rollout.reward[:, :, agents],
         "terminated": rollout.terminated,
         "truncated": rollout.truncated,
-        **{one.name: group.tensors[one.name] for one in kept},
+        **{name: group.tensors[name] for name in kept},
     }
     for i, place in enumerate(group.features.places):
         found[f"observation_{i}"] = rollout.data[place.array][:, :, place.columns]
@@ -141,6 +138,10 @@ class SampledSequences:
     """[N] float32: that a loss takes."""
 
 
+OF_STEPS = ("starts", "action", "reward", "discount", "bootstrap", "valid")
+"""What they have of each step, whatever is seen."""
+
+
 def sequences_of(batch: Batch, features: Features, num_agents: int) -> SampledSequences:
     """A batch of agents' sequences, as the group's networks take them."""
     ids, parts, memory = _ids_of(batch, features, num_agents), batch.observation, batch.fields.get("memory")
@@ -151,14 +152,9 @@ def sequences_of(batch: Batch, features: Features, num_agents: int) -> SampledSe
     return SampledSequences(
         observation=features.of_parts([parts[f"observation_{i}"] for i in range(len(features.places))], ids),
         mask=batch.mask,
-        starts=batch.starts,
         memory=memory,
-        action=batch.action,
-        reward=batch.reward,
-        discount=batch.discount,
-        bootstrap=batch.bootstrap,
-        valid=batch.valid,
         weight=batch.weight,
+        **{name: getattr(batch, name) for name in OF_STEPS},
     )
 
 
@@ -170,31 +166,21 @@ def _ids_of(batch: Batch, features: Features, num_agents: int) -> torch.Tensor |
     return (batch.index.unsqueeze(-1) % num_agents == agent).float()
 
 
-def blank_sequences(actor: Actor, window: Sequences, kept: Sequence[Field]) -> SampledSequences:
-    """NUM_ROWS sequences of what an actor's agents do, all of them zeros; to count bytes by."""
-    return sequences_of(blank_batch(actor, window, kept), actor.features, actor.spec.num_agents)
-
-
-def blank_batch(actor: Actor, window: Sequences, kept: Sequence[Field]) -> Batch:
-    """The same, as a store gives it."""
-    num_steps = math.lcm(*(one.every for one in kept))
-    layout = layout_of(actor.spec, num_steps, 1, num_steps, kept)
+def blank_batch(spec: GroupSpec, window: Transitions | Sequences, fields: Sequence[Field]) -> Batch:
+    """NUM_ROWS items of a store of these fields, all of them zeros; to count bytes by."""
+    num_steps = math.lcm(*(one.every for one in fields))
+    capacity = -(-(window.behind + window.ahead + 1) // num_steps) * num_steps
+    layout = layout_of(spec, fields, num_steps, 1, capacity)
     batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
-    batch.bootstrap.fill_(window.num_rows - 1)
+    if batch.bootstrap is not None:
+        batch.bootstrap.fill_(window.num_rows - 1)
     return batch
 
 
-def blank_samples(actor: Actor, window: Transitions) -> Samples:
-    """NUM_ROWS items of what an actor's agents do, all of them zeros; to count bytes by."""
-    layout = layout_of(actor.spec, 1, 1, window.behind + window.ahead + 1)
-    batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
-    return samples_of(batch, actor.features, actor.spec.num_agents)
-
-
 def store_of(
-    group: GroupRollout, capacity: int, seed: int, kept: Sequence[Field] = (), tiers: Sequence[Tier] = ()
+    group: GroupRollout, capacity: int, seed: int, fields: Sequence[Field], tiers: Sequence[Tier] = ()
 ) -> ReplayStore:
-    """The group's store; see `ReplayStore`."""
+    """The group's store of these fields; see `ReplayStore`."""
     rollout, spec = group.rollout, group.spec
     sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-    return ReplayStore(fields_of(spec, kept), *sizes, seed, spec.episode_length, tiers)
+    return ReplayStore(fields, *sizes, seed, spec.episode_length, tiers)

@@ -18,13 +18,11 @@ from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, central_features, torch_dtype
 from trainers.replay.batch import Batch
-from trainers.replay.of_group import fields_of, window_of
+from trainers.replay.of_group import SampledSequences, Samples, fields_of, window_of
 from trainers.replay.sequences import Sequences
-from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Layout, Window, allocate
-from trainers.replay.store import LAST, ReplayStore
-from trainers.replay.tiers import Tier
+from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Window
+from trainers.replay.store import LAST
 from trainers.replay.windows import Transitions
-from trainers.run.num_bytes import NUM_ROWS
 from warpdrive.layout import FINAL
 
 if TYPE_CHECKING:
@@ -34,62 +32,29 @@ IN_GAME = "in_game"
 
 
 @dataclass(frozen=True)
-class TeamSamples:
-    """N transitions of whole teams of A agents, as networks take them."""
+class TeamSamples(Samples):
+    """N transitions of whole teams of A agents, as networks take them: what is seen [N A, ...], of one agent after the
+    other; what is done [N, A], and what may be [N, A, actions]. Nothing comes after steps where nobody is left;
+    `weight` is 0 where nobody was in the game."""
 
-    observation: Observation
-    """[N A, ...]: of one agent after the other."""
-    action: torch.Tensor
-    """[N, A] int64."""
-    mask: torch.Tensor | None
-    """[N, A, actions] bool: what could be done; None: everything."""
     in_game: torch.Tensor | None
     """[N, A] float32: 0 where an agent was not in the game; None: all were."""
     state: torch.Tensor | None
     """[N, state]: of the whole env, if it is kept."""
-    reward: torch.Tensor
-    """[N], the team's, of the steps that count, discounted and added up."""
-    discount: torch.Tensor
-    """[N], of what comes after them; 0 where nothing does, or nobody is left."""
-    next_observation: Observation
-    """What was seen after these steps, before any reset; so are the others below."""
-    next_mask: torch.Tensor | None
     next_in_game: torch.Tensor | None
     next_state: torch.Tensor | None
-    weight: torch.Tensor
-    """[N] float32: that a loss takes; 0 where nobody was in the game."""
 
 
 @dataclass(frozen=True)
-class TeamSequences:
-    """N sequences of the steps of whole teams of A agents, as recurrent networks take them: R rows of what is seen, of
-    which the last L + n_step follow what a memory is warmed up by; L steps are learned from."""
+class TeamSequences(SampledSequences):
+    """N sequences of the steps of whole teams of A agents: what is seen, begins and is remembered of N A agents, one
+    after the other; what is done [R - n_step, N, A], and what may be [R, N, A, actions]. An agent also begins anew
+    where it is out of the game or was; nothing comes after steps where nobody is left."""
 
-    observation: Observation
-    """[R, N A, ...]: of one agent after the other."""
-    mask: torch.Tensor | None
-    """[R, N, A, actions] bool: what may be done; None: everything."""
-    starts: torch.Tensor
-    """[R, N A] bool, whether nothing is remembered in this row: an episode begins, or the agent is out of the game or
-    was."""
-    memory: torch.Tensor | None
-    """[N A, size], of who played, before the first row; None if it was not kept."""
-    action: torch.Tensor
-    """[R - n_step, N, A] int64."""
     in_game: torch.Tensor | None
     """[R, N, A] float32: 0 where an agent was not in the game; None: all were."""
     state: torch.Tensor | None
     """[R, N, state]: of the whole env, if it is kept."""
-    reward: torch.Tensor
-    """[L, N], the team's, of the steps that count, discounted and added up."""
-    discount: torch.Tensor
-    """[L, N], of what comes after them; 0 where nothing does, or nobody is left."""
-    bootstrap: torch.Tensor
-    """[L, N] int64: the row that comes after them."""
-    valid: torch.Tensor
-    """[L, N] float32: 0 where there is nothing to learn."""
-    weight: torch.Tensor
-    """[N] float32: that a loss takes."""
 
 
 class Team:
@@ -99,12 +64,10 @@ class Team:
         spec: of the policy's agents.
         reads_state: whether the state of the whole env is kept: its global_state or else all observations side by side,
             as a central critic sees it (see CentralFeatures).
-        kept: fields of the actor that are kept besides.
     """
 
-    def __init__(self, spec: GroupSpec, reads_state: bool, kept: Sequence[Field] = ()) -> None:
+    def __init__(self, spec: GroupSpec, reads_state: bool) -> None:
         self.spec = spec
-        self.kept = kept
         self.state_arrays = central_features(spec.layout, spec.num_agents).arrays if reads_state else ()
         self._fields_of_state = [self._field_of_state(i, name) for i, name in enumerate(self.state_arrays)]
 
@@ -120,9 +83,9 @@ class Team:
             found.append(Field("final_in_game", dtype=torch.bool, of="truncation"))
         return found
 
-    def stored(self) -> list[Field]:
-        """What a store keeps of each step."""
-        found = [one for one in fields_of(self.spec, self.kept) if one.name not in (REWARD, ACTIVE, SURVIVED)]
+    def stored(self, kept: Sequence[Field]) -> list[Field]:
+        """What a store keeps of each step, with fields of the actor that are `kept` besides."""
+        found = [one for one in fields_of(self.spec, kept) if one.name not in (REWARD, ACTIVE, SURVIVED)]
         found.append(Field(REWARD, axis="env"))
         if self.spec.may_leave:
             found.append(Field(IN_GAME, dtype=torch.bool, extra=1))
@@ -132,21 +95,10 @@ class Team:
                 found.append(Field(field, tuple(shape), torch_dtype(dtype), axis="env", extra=1))
         return found
 
-    def layout(self, num_steps: int, num_envs: int, capacity: int) -> Layout:
-        """Of a store of them, whose capacity is in env steps over all envs."""
-        spec = self.spec
-        return Layout.of(self.stored(), num_envs, spec.num_agents, num_steps, capacity, spec.episode_length)
-
-    def store(self, group: GroupRollout, capacity: int, seed: int, tiers: Sequence[Tier] = ()) -> ReplayStore:
-        """Such a store; see `ReplayStore`."""
-        rollout, spec = group.rollout, self.spec
-        sizes = (rollout.num_envs, spec.num_agents, rollout.num_steps, capacity, rollout.env.backend)
-        return ReplayStore(self.stored(), *sizes, seed, spec.episode_length, tiers)
-
-    def window(self, group: GroupRollout) -> Window:
+    def window(self, group: GroupRollout, kept: Sequence[str]) -> Window:
         """Where a rollout holds that: views."""
         rollout, agents = group.rollout, slice(group.agents.start, group.agents.stop)
-        found = {**window_of(group, self.kept), REWARD: group.reward_of_team}
+        found = {**window_of(group, kept), REWARD: group.reward_of_team}
         if self.spec.may_leave:
             del found[ACTIVE], found[SURVIVED]
             found |= {IN_GAME: rollout.active[:, :, agents], LAST + IN_GAME: group.final_in_game}
@@ -165,7 +117,7 @@ class Team:
         paid = torch.where(group.active, reward, 0.0).sum(-1)
         group.reward_of_team.copy_(paid / group.active.sum(-1).clamp_min(1))
         for k, final in enumerate(group.final_in_game):
-            final.copy_(rollout.active_at_truncation(k)[:, agents])
+            final.copy_(rollout.active_at_truncation(k, group.agents))
 
     def learned_from(
         self, batch: Batch, features: Features, window: Transitions | Sequences
@@ -238,15 +190,6 @@ class Team:
         """[N, state] or [R, N, state], likewise."""
         found = [_scaled(arrays[name]).flatten(agents) for name in self._fields_of_state]
         return torch.cat(found, dim=-1) if found else None
-
-    def blank_batch(self, window: Transitions | Sequences) -> Batch:
-        """NUM_ROWS items, all of them zeros; to count bytes by."""
-        num_steps = math.lcm(*(one.every for one in self.kept))
-        layout = self.layout(num_steps, 1, -(-(window.behind + window.ahead + 1) // num_steps) * num_steps)
-        batch = window.batch(layout, allocate(window.sizes(layout, NUM_ROWS), torch.device("cpu")))
-        if batch.bootstrap is not None:
-            batch.bootstrap.fill_(window.num_rows - 1)
-        return batch
 
     def _field_of_state(self, number: int, array: str) -> str:
         """The field that holds an array of the state: what the agents see, where they are all that see it."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText
-from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, Layout, Sizes
-from trainers.replay.windows import Axis, axes_of, is_whole, lanes_for, powers_of, word_of
+from trainers.replay.storage import ACTION, ACTIVE, REWARD, SURVIVED, Layout, Sizes
+from trainers.replay.windows import Axis, axes_of, batch_of, is_whole, lanes_for, powers_of, word_of
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
 from warpdrive.signature import CTYPES
@@ -114,16 +113,7 @@ class Sequences:
                 found[one.name] = ((*steps, *start, *one.shape), dtype)
         return found
 
-    def batch(self, layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
-        """Of these tensors."""
-        names = {one.name for one in layout.observations}
-        known = {name: tensors[name] for name in Batch.__dataclass_fields__ if name in tensors}
-        others = {one.name for one in layout} - names - {REWARD, ACTION, ACTIVE, SURVIVED, MASK}
-        return replace(
-            Batch(**known),
-            observation={name: tensors[name] for name in sorted(names)},
-            fields={name: tensors[name] for name in sorted(others)},
-        )
+    batch = staticmethod(batch_of)
 
     def write_rows(
         self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]

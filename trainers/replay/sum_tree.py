@@ -11,9 +11,8 @@ import torch
 from trainers.errors import PriorityError
 from trainers.replay.kernel_text import draw_shape
 from warpdrive.backends.base import Backend, LaunchShape
-from warpdrive.data_manager import DataManager
 from warpdrive.errors import ConfigError
-from warpdrive.function_manager import FunctionManager
+from warpdrive.function_manager import FunctionManager, all_of
 
 SOURCE = Path(__file__).parent / "sum_tree.cu"
 CHILDREN = 16
@@ -147,14 +146,19 @@ class SumTree:
         """[2] int64: the first item of a batch, and the first leaf, whose priority was NaN or negative."""
         self.beta = numbers(1, 1, torch.float32)
         """[1] float32: how much of the uneven chances the weights make up for."""
-        constants = {
-            **constants_of(anchors),
+        constants = {  # rows count as envs
+            "NUM_SLOTS": anchors.num_slots,
+            "GROUP_SIZE": 1,
+            "OF_AGENTS": False,
+            "TABLE": 0,
+            "PERIOD": anchors.period,
+            "BEHIND": anchors.behind,
+            "AHEAD": anchors.ahead,
             "NORMALISED": is_normalised,
             "HAS_OWN": own is not None,
             "HAS_USES": max_uses > 0,
         }
-        data = DataManager(backend.device)
-        self._functions = FunctionManager(data, SOURCE, constants, anchors.num_rows, backend=backend)
+        self._functions = FunctionManager(None, SOURCE, constants, anchors.num_rows, backend=backend)
         self._given = {
             "head": head,
             "oldest": self.oldest,
@@ -302,28 +306,3 @@ class SumTree:
         if self.backend.name == "cuda":
             return LaunchShape(-(-num_threads // THREADS), (THREADS, 1))
         return LaunchShape(max(2, -(-num_threads // BLOCK_ITEMS)), (32 if num_lanes == 4 else 1, 1))
-
-
-def constants_of(anchors: Anchors) -> dict[str, int]:
-    """What drawable.cuh must know; rows count as envs."""
-    return {
-        "NUM_SLOTS": anchors.num_slots,
-        "GROUP_SIZE": 1,
-        "OF_AGENTS": False,
-        "TABLE": 0,
-        "PERIOD": anchors.period,
-        "BEHIND": anchors.behind,
-        "AHEAD": anchors.ahead,
-    }
-
-
-def all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
-    """One call that makes them all."""
-    if len(calls) == 1:
-        return calls[0]
-
-    def launch() -> None:
-        for call in calls:
-            call()
-
-    return launch

@@ -16,10 +16,10 @@ from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
-from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
+from warpdrive.function_manager import all_of
 
 if TYPE_CHECKING:
     from trainers.replay.store import ReplayStore
@@ -316,9 +316,7 @@ class Table:
         calls += self.selector.prepare_drawn(tensors["index"], tensors["weight"])
         return all_of(calls), window.batch(store.layout, tensors) if given is None else None
 
-    def _prepare_gather(
-        self, window: Transitions, number: int, tensors: dict[str, torch.Tensor]
-    ) -> Callable[[], None]:
+    def _prepare_gather(self, window: Transitions, number: int, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
         """What gathers items whose index is there."""
         store = self.store
         num_bytes = window.bulk_bytes(store.layout) if has_copy_engine(store.backend) else 0
@@ -342,9 +340,7 @@ class Table:
         shape = LaunchShape(number, (32, 1), num_bytes) if num_bytes else self._shape(number * lanes)
         return text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)
 
-    def _prepare_rows(
-        self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]
-    ) -> Callable[[], None]:
+    def _prepare_rows(self, window: Sequences, number: int, tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
         """What gathers the rows of sequences whose index is there: a second launch, as they are many."""
         store = self.store
         lanes = window.num_lanes(store.layout) if store.backend.name == "cuda" else 1

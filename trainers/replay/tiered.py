@@ -122,8 +122,7 @@ class Tiered:
             to, of = (_rows(one, every, n, begin, end) for one, n in ((warm, self.division.warm), (hot, slots)))
             to.copy_(of, non_blocking=True)
         if self.side is not None:
-            self._came_down = torch.cuda.Event()
-            self._came_down.record(self.side)
+            self._came_down = self.side.record_event()
 
     def _settle(self, chunks: range) -> tuple[torch.Tensor, Any] | None:
         """Of these chunks one is kept: says which, by how far it is from the first, if priorities do; and drops the

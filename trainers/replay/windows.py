@@ -59,6 +59,18 @@ def is_whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype is not torch.bool
 
 
+def batch_of(layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
+    """Of the tensors of a window's `sizes`."""
+    names = sorted(field.name for field in layout.observations)
+    others = {one.name for one in layout} - {*names, REWARD, ACTION, ACTIVE, SURVIVED, MASK}
+    return replace(
+        Batch(**{name: tensors[name] for name in Batch.__dataclass_fields__ if name in tensors}),
+        observation={name: tensors[name] for name in names},
+        next_observation={name: tensors[f"next_{name}"] for name in names if f"next_{name}" in tensors},
+        fields={name: tensors[name] for name in sorted(others)},
+    )
+
+
 @dataclass(frozen=True)
 class Transitions:
     """A step, and where it led some steps later."""
@@ -119,9 +131,7 @@ class Transitions:
 
     def bulk_bytes(self, layout: Layout) -> int:
         """Shared memory that the copy engine needs for an item's long observations; 0: there are none."""
-        of_item = (
-            math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations
-        )
+        of_item = (math.prod(axes_of(one, self.axis, layout.num_agents)) * bulk_row(one) for one in layout.observations)
         return (self.stack + self.n_step) * max(of_item, default=0)
 
     def sizes(self, layout: Layout, number: int) -> Sizes:
@@ -137,7 +147,7 @@ class Transitions:
                 for name in (MASK, f"next_{MASK}"):
                     found[name] = ((*start, *field.shape), field.dtype)
             elif kind == REWARD:
-                found |= {name: (self._of_returns(layout, number), torch.float32) for name in (REWARD, "discount")}
+                found |= {name: (start, torch.float32) for name in (REWARD, "discount")}
             elif kind == ACTIVE:
                 found[field.name] = (start, torch.float32)
             else:
@@ -145,17 +155,7 @@ class Transitions:
                 found[field.name] = ((*start, *field.shape), torch.int64 if whole else field.dtype)
         return found
 
-    def batch(self, layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
-        """Of these tensors."""
-        names = {field.name for field in layout.observations}
-        known = {name: tensors.get(name) for name in Batch.__dataclass_fields__ if name in tensors}
-        others = {one.name for one in layout} - names - {REWARD, ACTION, ACTIVE, SURVIVED, MASK}
-        return replace(
-            Batch(**known),
-            observation={name: tensors[name] for name in sorted(names)},
-            next_observation={name: tensors[f"next_{name}"] for name in sorted(names)},
-            fields={name: tensors[name] for name in sorted(others)},
-        )
+    batch = staticmethod(batch_of)
 
     def write(
         self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
@@ -214,9 +214,6 @@ class Transitions:
                 text.line(f"const FieldRow<{word}, {words}, {by_agent}> of_{name}(item, lane, {ring});")
                 stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
         return stores
-
-    def _of_returns(self, layout: Layout, number: int) -> tuple[int, ...]:
-        return (number, *axes_of(layout[REWARD], self.axis, layout.num_agents))
 
     def _outputs(self, layout: Layout) -> Iterator[tuple[Field, tuple[int, ...], str]]:
         """Fields, axes of agents, and what they mean; `survived` goes into the discount."""

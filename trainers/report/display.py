@@ -124,7 +124,8 @@ class LiveDisplay:
             rows.append(("time", _join(self._parts(), width)))
             rows.append(("memory", Text(_memory(metrics["health/gpu_mem_mb"]))))
             rows.append(("health", _health(metrics, width)))
-        rows.append(("checkpoint", _join([self._checkpoint, *self._age()], width)))
+        age = [] if self._saved_at is None else [f"{_clock(time.monotonic() - self._saved_at)} ago"]
+        rows.append(("checkpoint", _join([self._checkpoint, *age], width)))
         return rows
 
     def _progress(self, is_narrow: bool) -> list[str]:
@@ -157,9 +158,6 @@ class LiveDisplay:
         known = {word: ms for word, ms in parts.items() if math.isfinite(ms)}
         whole = sum(known.values()) or 1.0
         return [*(f"{word} {ms / whole:.0%}" for word, ms in known.items()), f"of {whole:,.1f} ms an iteration"]
-
-    def _age(self) -> list[str]:
-        return [] if self._saved_at is None else [f"{_clock(time.monotonic() - self._saved_at)} ago"]
 
 
 class _LiveWithCursor(Live):

@@ -166,10 +166,10 @@ class Reporter:
         self._log_seconds += time.perf_counter() - begun
         if evaluates or pending.is_at_once or trainer.callbacks.read_reports:
             self._write()
-        return evaluates and trainer.world.first(self._is_best)
-
-    def _is_best(self) -> bool:
-        return is_best_evaluation(self.config, self.env.groups, [self.run.highest, self.run.metrics[-1]])
+        given = self.config, self.env.groups
+        return evaluates and trainer.world.first(
+            lambda: is_best_evaluation(*given, [self.run.highest, self.run.metrics[-1]])
+        )
 
     def flush(self) -> None:
         """Writes the report that waits, if one does; waits for the device up to there."""

@@ -68,10 +68,6 @@ class Estimate:
         self.shapes[name] = shape
         self.num_bytes[name] = math.prod(shape) * item_bytes
 
-    def add_tensors(self, owner: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, one in tensors.items():
-            self.add(f"{owner}.{name}", tuple(one.shape), one.itemsize)
-
     def add_bytes(self, owner: str, sizes: Mapping[str, int]) -> None:
         self.num_bytes |= {f"{owner}.{name}": size for name, size in sizes.items() if size}
 
@@ -90,7 +86,8 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     kinds = {name: find_algorithm(config.policy[name].algorithm)[0] for name in actors if config.policy[name].to_train}
     fields = {name: kind.fields(config.policy[name], actors[name].spec) for name, kind in kinds.items()}
     found = of_rollout(env, actors, num_envs, num_steps, max_truncations(env, num_steps), fields)
-    found.add_tensors("env", new_sums(num_envs, env.num_agents, "meta", env.figures))
+    for name, one in new_sums(num_envs, env.num_agents, "meta", env.figures).items():
+        found.add(f"env.{name}", tuple(one.shape), one.itemsize)
     works = [found.num_bytes.pop(WORK)]
     # What a checkpoint travels through. (The envs' arrays lie in one run of memory each, and need none on a CPU.)
     works.append(min(PIECE, max(bytes_of(actor.policy) for actor in actors.values())))
@@ -183,9 +180,7 @@ def explained_shortage(config: Config) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- the parts
 
 
-def actors_of(
-    env: Env, policies: Mapping[str, PolicyConfig], device: str, precision: str = "fp32"
-) -> dict[str, Actor]:
+def actors_of(env: Env, policies: Mapping[str, PolicyConfig], device: str, precision: str = "fp32") -> dict[str, Actor]:
     """Who plays for each policy; with shapes, without memory of their own, and without envs."""
     stage = Stage(torch.device("meta"), Limits.of_device(device), precision)
     found = {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainers.experience.group_rollout import GroupRollout
-from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.function_manager import Constant, FunctionManager, all_of
 
 SOURCE = Path(__file__).parent / "gae.cu"
 LARGEST = torch.finfo(torch.float32).max
@@ -37,12 +37,7 @@ def prepare_gae(
         gae_lambda=gae_lambda,
         max_truncations=rollout.max_truncations,
     )
-
-    def estimate() -> None:
-        for call in (*calls, launch):
-            call()
-
-    return estimate if calls else launch
+    return all_of([*calls, launch])
 
 
 def kernels_of(

@@ -57,6 +57,7 @@ def prepare_vtrace(
         max_truncations=group.rollout.max_truncations,
     )
 
+
 def vtrace_reference(
     reward: torch.Tensor,
     value: torch.Tensor,

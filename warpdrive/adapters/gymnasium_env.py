@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from warpdrive.adapters.joint import Joint, to_numpy
+from warpdrive.adapters.joint import Joint, row_of, to_numpy
 from warpdrive.adapters.spaces import new_seed
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper
@@ -89,13 +89,8 @@ class GymnasiumEnv(gymnasium.Env):
             raise EnvError("the env is closed. Make another.")
 
     def _seen(self) -> Any:
-        return _first(to_numpy(self._joint.observation(self.wrapper.observation)))
+        return row_of(to_numpy(self._joint.observation(self.wrapper.observation)), 0)
 
     def _info(self, more: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        info = _first(to_numpy({**self._joint.info(), **more}))
+        info = row_of(to_numpy({**self._joint.info(), **more}), 0)
         return {name: array.astype(np.int8) if name.startswith(ACTION_MASK) else array for name, array in info.items()}
-
-
-def _first(arrays: Any) -> Any:
-    """What the one env has of each array."""
-    return {key: _first(part) for key, part in arrays.items()} if isinstance(arrays, Mapping) else np.asarray(arrays[0])

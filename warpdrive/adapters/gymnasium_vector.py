@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from warpdrive.adapters.joint import Joint, to_numpy
+from warpdrive.adapters.joint import Joint, row_of, to_numpy
 from warpdrive.adapters.spaces import new_seed
 from warpdrive.env import Env
 from warpdrive.env_wrapper import EnvWrapper, Tensors
@@ -138,7 +138,7 @@ class GymnasiumVectorEnv(VectorEnv):
         seen = to_numpy(self.joint.observation(seen))
         final_obs = np.full(self.num_envs, None, dtype=object)
         for index in np.flatnonzero(ended):
-            final_obs[index] = _row(seen, index)
+            final_obs[index] = row_of(seen, index)
         final_info = to_numpy(self._final_info(torch.from_numpy(ended)))
         return {"final_obs": final_obs, "_final_obs": ended, "final_info": final_info, "_final_info": ended.copy()}
 
@@ -172,10 +172,3 @@ def _one_seed(seed: int | Sequence[int | None] | None, num_envs: int) -> int | N
     if list(given) == list(range(given[0], given[0] + num_envs)):
         return int(given[0])
     return int(np.random.SeedSequence([int(one) for one in given]).generate_state(1, np.uint64)[0])
-
-
-def _row(arrays: Any, index: int) -> Any:
-    """What one env has of each array, a copy."""
-    if isinstance(arrays, Mapping):
-        return {key: _row(part, index) for key, part in arrays.items()}
-    return np.array(arrays[index])

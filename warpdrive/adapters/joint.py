@@ -138,3 +138,10 @@ def to_numpy(tensors: Tensors) -> Any:
     if isinstance(tensors, Mapping):
         return {key: to_numpy(part) for key, part in tensors.items()}
     return tensors.to("cpu", copy=True).numpy()
+
+
+def row_of(arrays: Any, index: int) -> Any:
+    """What one env has of each array, a copy."""
+    if isinstance(arrays, Mapping):
+        return {key: row_of(part, index) for key, part in arrays.items()}
+    return np.array(arrays[index])

@@ -214,9 +214,7 @@ class WarpDriveTorchRLEnv:
         for name, group in wrapper.groups.items():
             shape = size if self.is_single else torch.Size([*size, len(group.agents)])
             of_group: dict[str, Any] = {}
-            by_key = {
-                key: _box_spec(space, shape, device) for key, space in parts(group.observation_space).items()
-            }
+            by_key = {key: _box_spec(space, shape, device) for key, space in parts(group.observation_space).items()}
             of_group["observation"] = by_key[""] if "" in by_key else Composite(by_key, shape=shape, device=device)
             if self._masks[name] is not None:
                 of_group["action_mask"] = Binary(shape=(*shape, sum(group.head_sizes)), dtype=torch.bool, device=device)

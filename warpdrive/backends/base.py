@@ -132,6 +132,16 @@ def check_room(said: str, path: str) -> None:
         )
 
 
+def too_much_shared(source: Source, kernel: str, used: int, most: int) -> str:
+    """What to say of a kernel with more static shared memory than a GPU's block may have."""
+    line = source.signatures[kernel].line if kernel in source.signatures else 1
+    message = (
+        f"kernel '{kernel}' has {used} bytes of static shared memory. A GPU's block has {most} ({most >> 10} KB): "
+        "use fewer or smaller __shared__ arrays, or dynamic shared memory (extern __shared__)."
+    )
+    return show_source_line(message, source.path, line, 1, source.text)
+
+
 def show_source_line(message: str, path: str, line: int, column: int, text: str) -> str:
     """`path:line:column: error: message`, then the line of `text` and a caret below the column. Both count from 1."""
     lines = text.splitlines()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpdrive.backends.base import KERNELS_FOLDER, Source, check_room, show_source_line
+from warpdrive.backends.base import KERNELS_FOLDER, Source, check_room, show_source_line, too_much_shared
 from warpdrive.backends.compiler_process import run_compiler, run_tool, work_folder
 from warpdrive.backends.object_file import ObjectFile, static_shared_bytes, undefined_thread_locals
 from warpdrive.cache import cache_key, cached
@@ -285,12 +285,7 @@ def _dynamic_shared_memory(names: Sequence[str]) -> str:
 def _check_static_shared_memory(source: Source, file: bytes) -> None:
     for signature in source.signatures.values():
         if (num_bytes := static_shared_bytes(file, signature.name)) > MAX_STATIC_SHARED_BYTES:
-            message = (
-                f"kernel '{signature.name}' has {num_bytes} bytes of static shared memory. A GPU's block has "
-                f"{MAX_STATIC_SHARED_BYTES} (48 KB): use fewer or smaller __shared__ arrays, or dynamic shared memory "
-                "(extern __shared__)."
-            )
-            raise CompileError(show_source_line(message, source.path, signature.line, 1, source.text))
+            raise CompileError(too_much_shared(source, signature.name, num_bytes, MAX_STATIC_SHARED_BYTES))
 
 
 def _check_size(source: Source, file: bytes) -> None:
@@ -307,9 +302,7 @@ def _explain(source: Source, output: str) -> str:
     for error in _ERROR.finditer(output):
         path, line, message = error["path"], int(error["line"]), error["message"].removeprefix("error: ")
         if path == _ENTRY_POINTS:
-            block = _explain_entry(source, line, message)
-            if block not in shown:
-                shown.append(block)
+            shown.append(_explain_entry(source, line, message))
             continue
         if re.search(r"frame.*(larger than|exceeds limit)", message):
             message = f"the local arrays of a thread take more than {MAX_FRAME_BYTES} bytes. Put them in shared memory."
@@ -318,25 +311,19 @@ def _explain(source: Source, output: str) -> str:
         column = int(error["column"] or 1)
         if line <= len(lines):  # the compilers count bytes
             column = len(lines[line - 1].encode()[: column - 1].decode(errors="replace")) + 1
-        block = show_source_line(message, path, line, column, text)
-        if block not in shown:
-            shown.append(block)
+        shown.append(show_source_line(message, path, line, column, text))
     for missing in _UNDEFINED.finditer(output):
         path, line = missing["path"], int(missing["line"])
         if path == _ENTRY_POINTS or missing["name"] in source.signatures:  # a kernel's own error follows
             continue
         message = f"'{missing['name']}' is declared but not defined. Define it, or include the file that does."
-        block = show_source_line(message, path, line, 1, _text_of(path, source))
-        if block not in shown:
-            shown.append(block)
+        shown.append(show_source_line(message, path, line, 1, _text_of(path, source)))
     for missing in _UNDEFINED_ANYWHERE.finditer(output):
         if missing["name"] in source.signatures:
-            block = _not_a_plain_function(source, missing["name"])
-            if block not in shown:
-                shown.append(block)
+            shown.append(_not_a_plain_function(source, missing["name"]))
     if not shown:
         return f"{source.path}: the compiler refused it:\n{output.strip()}"
-    return "\n".join(shown[:NUM_ERRORS_SHOWN])
+    return "\n".join(list(dict.fromkeys(shown))[:NUM_ERRORS_SHOWN])
 
 
 def _explain_entry(source: Source, line: int, message: str) -> str:

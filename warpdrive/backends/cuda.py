@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from warpdrive.backends import nvrtc
-from warpdrive.backends.base import Backend, LaunchShape, Module, Source, check_room, show_source_line
+from warpdrive.backends.base import Backend, LaunchShape, Module, Source, check_room, show_source_line, too_much_shared
 from warpdrive.backends.compiler_process import run_compiler, work_folder
 from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
 from warpdrive.cache import cache_key, cached, read_entry
@@ -96,7 +96,7 @@ class CudaModule(Module):
             function = self._driver.function(self._handle, signature.name)
             used = self._driver.static_shared_bytes(function)
             if used > _MAX_STATIC_SHARED:  # the compilers of CUDA 13 refuse it themselves
-                raise CompileError(_too_much_shared(self._source, signature.name, used, _MAX_STATIC_SHARED))
+                raise CompileError(too_much_shared(self._source, signature.name, used, _MAX_STATIC_SHARED))
             self._functions[signature.name] = function
         if shape.shared_bytes > self._shared_bytes.get(signature.name, _MAX_STATIC_SHARED):
             self._driver.allow_shared_bytes(function, shape.shared_bytes)
@@ -245,14 +245,5 @@ def _read_diagnostics(log: str, source: Source) -> str:
         if len(shown) == 5:
             break
     if not shown and (match := _TOO_MUCH_SHARED.search(log)):
-        shown.append(_too_much_shared(source, match.group(1), int(match.group(2), 16), int(match.group(3), 16)))
+        shown.append(too_much_shared(source, match.group(1), int(match.group(2), 16), int(match.group(3), 16)))
     return "\n".join(shown) or f"{source.path}: the compiler failed:\n{log.strip()}"
-
-
-def _too_much_shared(source: Source, kernel: str, used: int, most: int) -> str:
-    line = source.signatures[kernel].line if kernel in source.signatures else 1
-    message = (
-        f"kernel '{kernel}' has {used} bytes of static shared memory. A GPU's block has {most} ({most >> 10} KB): "
-        "use fewer or smaller __shared__ arrays, or dynamic shared memory (extern __shared__)."
-    )
-    return show_source_line(message, source.path, line, 1, source.text)

@@ -12,7 +12,7 @@ from trainers.acting.epsilon_greedy import allowed_values, epsilon_greedy_logits
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.dqn import DQN, DQNConfig, dqn_loss, dqn_target
 from trainers.cli import main
-from trainers.replay.of_group import store_of, window_of
+from trainers.replay.of_group import fields_of, store_of, window_of
 from trainers.replay.selectors import Uniform
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -103,7 +103,7 @@ def test_what_is_kept_is_what_was_played_and_seen_before_each_truncation(trainer
     config = DQNConfig(buffer_size=30, n_step=n_step, gamma=0.5)
     capacity = config.capacity(group.spec, 4, 2)
     assert capacity == 32 + 8 * (n_step > 1)  # 30 transitions, and those under way, in whole iterations of 8
-    store = store_of(group, capacity, seed=1)
+    store = store_of(group, capacity, 1, fields_of(group.spec))
     table = store.table("all", Uniform(), config.window())
     add = store.prepare_add(window_of(group))
     seen, after, rewards, left = [], [], [], []

@@ -11,15 +11,8 @@ import torch
 from recurrent_cases import Recurrent
 
 from trainers.algorithms.q_learning import exponents_of_envs
-from trainers.algorithms.r2d2 import (
-    R2D2,
-    R2D2Config,
-    error_of_sequences,
-    q_of_sequences,
-    r2d2_target,
-    rescaled,
-    unscaled,
-)
+from trainers.algorithms.q_sequences import error_of_sequences, q_of_sequences
+from trainers.algorithms.r2d2 import R2D2, R2D2Config, r2d2_target, rescaled, unscaled
 from trainers.evaluation import Evaluation
 from trainers.replay.of_group import SampledSequences
 from trainers.settings.read_config import read_config
