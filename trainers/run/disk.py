@@ -111,6 +111,8 @@ def append(path: Path, line: str) -> None:
                 content = content[file.write(content) :]
         except OSError:
             file.truncate(size)
+            if not size:
+                path.unlink(missing_ok=True)
             raise
 
 
