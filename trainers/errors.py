@@ -17,7 +17,7 @@ class NotSavedError(RunFolderError):
 
 
 class UnreadableError(CheckpointError):
-    """A checkpoint cannot be read now, and may be whole: nothing older is taken instead."""
+    """A checkpoint, or a run's config, cannot be read now, and may be whole: nothing older is taken instead."""
 
 
 class MemoryShortError(WarpDriveError, MemoryError):

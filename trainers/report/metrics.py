@@ -12,7 +12,6 @@ import torch
 from trainers.algorithms import ALGORITHMS, find_algorithm
 from trainers.experience.rollout import Rollout
 from trainers.learning.distributed import world
-from trainers.run import disk
 from trainers.settings.config import Config
 from warpdrive.function_manager import FunctionManager
 
@@ -223,7 +222,6 @@ class PendingReport:
         return {**metrics, **self._figures, **dict(zip(self._waiting, found, strict=True))}, also
 
 
-def append_jsonl(path: Path, metrics: Mapping[str, float]) -> None:
-    """Adds one line; what is no number becomes null, as JSON has no NaN."""
-    plain = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    disk.append(path, json.dumps(plain))
+def line_of(metrics: Mapping[str, float]) -> str:
+    """Of metrics.jsonl; what is no number becomes null, as JSON has no NaN."""
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()})

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainers.errors import RunFolderError
+from trainers.errors import RunFolderError, UnreadableError
 from trainers.learning.heartbeat import LAUNCH_FOLDER
 from trainers.run.checkpoint import age_of, list_checkpoints
 from trainers.run.disk import remove_leftovers
@@ -22,7 +22,7 @@ from trainers.run.reading import CHECKPOINTS, HISTORY, members_in, read
 from trainers.settings.config import Config
 from trainers.settings.read_config import falls_over_run, read_config
 from warpdrive.config import to_plain
-from warpdrive.config_file import MAX_FILE_BYTES, load_yaml
+from warpdrive.config_file import MAX_FILE_BYTES, parse_yaml
 from warpdrive.errors import CheckpointError, WarpDriveError, tell_anyway
 
 RUN = "run"
@@ -54,6 +54,7 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
         allow_import: see `read_config`.
     Raises:
         RunFolderError: another process trains in it.
+        UnreadableError: nobody can tell now whether a run, newer than those of this config, is one of them.
     """
     basedir, wanted = Path(config.saving.basedir), _meaning(config)
     is_named = re.compile(".*" if name is None else rf"{re.escape(name)}(-[0-9]+)?")
@@ -86,11 +87,12 @@ def _starts_of(folder: Path) -> list[float]:
 
 
 def _starts_in(folder: Path) -> list[float]:
-    """What a run's history tells of that."""
+    """What a run's history tells of that; damaged lines, as a crash of the machine leaves them, tell nothing."""
     starts = []
-    with contextlib.suppress(CheckpointError, ArithmeticError, ValueError, LookupError, TypeError, RecursionError):
+    with contextlib.suppress(CheckpointError):
         for line in read(folder / HISTORY, max_bytes=MAX_FILE_BYTES).splitlines():
-            starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
+            with contextlib.suppress(ArithmeticError, ValueError, LookupError, TypeError, RecursionError):
+                starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
     return starts
 
 
@@ -112,12 +114,16 @@ def _meaning(config: Config) -> dict[str, object]:
 
 
 def _meaning_of(folder: Path, config: Config, allow_import: bool) -> dict[str, object] | None:
-    """Of a run's config; None where it cannot be read, or names what this one does not: that is then not imported."""
+    """Of a run's config; None where it is damaged, or names what this one does not: that is then not imported. Raises
+    UnreadableError where it may be whole, and cannot be read now."""
     path = folder / RESOLVED_CONFIG
     try:
-        if not set(_names_in(load_yaml(path))) <= set(_names_in(to_plain(config))):
+        plain = parse_yaml(read(path, max_bytes=MAX_FILE_BYTES), str(path))
+        if not set(_names_in(plain)) <= set(_names_in(to_plain(config))):
             return None
-        return _meaning(read_config(path, allow_import=allow_import))
+        return _meaning(read_config(plain, allow_import=allow_import))
+    except UnreadableError:
+        raise
     except WarpDriveError:
         return None
 

@@ -101,15 +101,18 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def append(path: Path, line: str) -> None:
-    """Adds a whole line, or nothing where the disk is full."""
-    with open(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as file:
+    """Adds a whole line, or nothing where the disk is full; not to the half of one that a crash of the machine left."""
+    with open(open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
-        content = memoryview((line + "\n").encode("utf-8", "backslashreplace"))
+        begin = "\n" if size and os.pread(file.fileno(), 1, size - 1) != b"\n" else ""
+        content = memoryview(f"{begin}{line}\n".encode("utf-8", "backslashreplace"))
         try:
             while content:  # what takes a part says why only when it is given the rest
                 content = content[file.write(content) :]
         except OSError:
             file.truncate(size)
+            if not size:
+                path.unlink(missing_ok=True)
             raise
 
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from trainers.errors import RunFolderError
 from trainers.learning.distributed import world
 from trainers.replay.listing import REPLAY
-from trainers.report.metrics import append_jsonl
+from trainers.report.metrics import line_of
 from trainers.report.statistics import has, returns_by_group
 from trainers.run import disk
 from trainers.run.checkpoint import RESOLVED_CONFIG
@@ -53,8 +53,8 @@ MAX_LOG_BYTES = 10 << 20
 """Of log.txt; then it becomes log.1.txt, in place of an older one, and a new one begins."""
 MAX_CURVE_POINTS = 2000
 """Of the learning curve that is kept in memory; then every second of them is taken out."""
-MAX_UNWRITTEN = 1000
-"""Reports that wait in memory for room on the disk; then every second of them is left out."""
+MAX_UNWRITTEN_BYTES = 256 << 10
+"""Of reports that wait in memory for room on the disk; then every second of them is left out."""
 READER_PATIENCE = 5.0
 """Seconds that a line waits for a reader of stdout who does not read; the lines after it wait no more until he does."""
 NUM_KEPT = 20
@@ -92,7 +92,7 @@ class RunFolder:
         self.is_silent, self.is_quiet = world().rank > 0, is_quiet
         self._lock: RunLock | None = None
         self._is_told, self._is_read = False, True
-        self._unwritten: list[Mapping[str, float]] = []
+        self._unwritten: list[str] = []
         with removed_if_refused(None if self.is_resumed or self.is_silent else self.path):
             world().first(self._take_lock)
             self._waiting: list[Callable[[], None]] | None = None if resumed is None else []
@@ -289,15 +289,15 @@ class RunFolder:
         self._curve.add(metrics)
 
     def _append_metrics(self, metrics: Mapping[str, float]) -> None:
-        self._unwritten.append(dict(metrics))
-        if len(self._unwritten) > MAX_UNWRITTEN:
+        self._unwritten.append(line_of(metrics))
+        if sum(len(line) + 1 for line in self._unwritten) > MAX_UNWRITTEN_BYTES:
             del self._unwritten[1:-1:2]
         self._append_unwritten()
 
     def _append_unwritten(self, path: Path | None = None) -> None:
         path = path or self.path / METRICS
         while self._unwritten:
-            append_jsonl(path, self._unwritten[0])
+            disk.append(path, self._unwritten[0])
             del self._unwritten[0]
         if path.stat().st_size > MAX_METRICS_BYTES:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

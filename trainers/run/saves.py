@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainers.errors import NotSavedError
 from trainers.run import disk
+from trainers.run.run_folder import MAX_UNWRITTEN_BYTES
 from trainers.run.stop import SAVE, StopSignals
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Saves:
         self.iteration: int | None = None
         """That was saved last, whole; None if none is in this run's folder."""
         self.reserved = disk.temporary(self.run.path / "reserved")
-        """A file that takes the room of the last checkpoint while the run trains."""
+        """A file that takes the room of the last checkpoint, and of reports that wait, while the run trains."""
         self._since = self.now()
         self._writing: _Writing | None = None
         self._is_told = False
@@ -154,7 +155,7 @@ class Saves:
     # ------------------------------------------------------------------------------------ the last one's room
 
     def _reserve_room(self) -> None:
-        num_bytes = self.trainer.num_bytes_of_checkpoint()
+        num_bytes = self.trainer.num_bytes_of_checkpoint() + MAX_UNWRITTEN_BYTES
         if self.world.rank:
             return
         try:

@@ -1,5 +1,6 @@
 """A run that failed is started again from where it stood, as often as was asked for."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -10,7 +11,9 @@ import yaml
 from programs import run_python
 
 from trainers.cli import main
+from trainers.errors import UnreadableError
 from trainers.learning.heartbeat import LAUNCH_FOLDER
+from trainers.run import disk
 from trainers.run.again import newest_run_of, tell_launcher, with_restarts
 from trainers.run.reading import list_checkpoints
 from trainers.settings.read_config import read_config
@@ -59,6 +62,7 @@ def test_it_goes_on_from_its_checkpoint_once_there_is_one_and_says_so(starts, tm
 def test_it_is_started_again_whether_anybody_reads_that_or_not(tmp_path, reader):
     code = """
 from pathlib import Path
+from trainers.run import disk
 from trainers.run.again import with_restarts
 codes = [1, 1, 0]
 assert with_restarts(lambda run, folder: codes.pop(0), 5, None) == 0 and not codes
@@ -150,6 +154,44 @@ def test_a_history_that_tells_nothing_is_no_obstacle(tmp_path, line):
     (run / "config.resolved.yaml").write_text(yaml.safe_dump(ours))
     (run / "history.jsonl").write_bytes(line.encode("latin-1") + b"\n")
     assert newest_run_of(read_config(ours)) == run
+
+
+@pytest.mark.parametrize(
+    "damaged", ['{"time": "2026-11-2', "\0\0\0", "\0\0\0\n"], ids=["half a line", "NULs", "a line of NULs"]
+)
+def test_a_damaged_line_of_history_hides_no_later_start(tmp_path, damaged):
+    """What a power cut leaves. The next line begins on a line of its own."""
+    ours = {"name": "cartpole", "trainer": {"total_timesteps": 1000}, "saving": {"basedir": str(tmp_path)}}
+    for name, second in (("x", 1), ("y", 2)):
+        run = with_checkpoint(tmp_path / name, second)
+        (run / "config.resolved.yaml").write_text(yaml.safe_dump(ours))
+    assert newest_run_of(read_config(ours)) == tmp_path / "y"
+    with open(tmp_path / "x" / "history.jsonl", "a") as history:
+        history.write(damaged)
+    disk.append(tmp_path / "x" / "history.jsonl", '{"time": "2026-11-24T12:00:03+00:00"}')
+    assert newest_run_of(read_config(ours)) == tmp_path / "x"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM], ids=os.strerror)
+def test_no_other_run_goes_on_where_the_newest_ones_config_cannot_be_read_now(tmp_path, monkeypatch, number):
+    ours = {"name": "cartpole", "trainer": {"total_timesteps": 1000}, "saving": {"basedir": str(tmp_path)}}
+    for name, second in (("x", 1), ("y", 2)):
+        run = with_checkpoint(tmp_path / name, second)
+        (run / "config.resolved.yaml").write_text(yaml.safe_dump(ours))
+    config, opened = read_config(ours), os.open
+
+    def fails(path, *more, **how):
+        if path == "config.resolved.yaml" or Path(path).parts[-2:] == ("y", "config.resolved.yaml"):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *more, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(UnreadableError) as told:
+        patch.setattr(os, "open", fails)
+        newest_run_of(config)
+    assert str(told.value).startswith(f"{tmp_path / 'y' / 'config.resolved.yaml'}: cannot be read now (")
+    assert str(told.value).endswith(f"{os.strerror(number)}). It may be whole: mend that, and try again.")
+    (tmp_path / "y" / "config.resolved.yaml").write_bytes(b"\0\0\0")  # damaged for good
+    assert newest_run_of(config) == tmp_path / "x"
 
 
 def test_a_folder_that_another_process_trains_in_is_not_tried_again(starts, tmp_path):

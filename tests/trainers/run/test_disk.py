@@ -94,6 +94,8 @@ def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):
     )
     assert run_python("-c", code, path).returncode == errno.EFBIG  # as it is: no full disk
     assert path.read_text() == "one\n"
+    assert run_python("-c", code, tmp_path / "new.txt").returncode == errno.EFBIG
+    assert not (tmp_path / "new.txt").exists()
     disk.append(path, "two")
     assert path.read_text() == "one\ntwo\n"
 
@@ -258,8 +260,8 @@ def test_reports_that_never_find_their_place_go_beside_it_or_are_told_to_be_lost
 
 
 def test_reports_that_wait_for_room_do_not_fill_the_memory(tiny, monkeypatch):
-    """Every second is left out, and never the first or the newest."""
-    monkeypatch.setattr(run_folder, "MAX_UNWRITTEN", 4)
+    """Every second is left out, and never the first or the newest. A line has 28 or 29 bytes."""
+    monkeypatch.setattr(run_folder, "MAX_UNWRITTEN_BYTES", 5 * 29 - 1)
     run = Trainer(tiny()).run
     append = disk.append
     monkeypatch.setattr(disk, "append", full_disk)
