@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
@@ -11,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainers.errors import UnreadableError
 from trainers.run.disk import check_runs_folder
 from trainers.run.stop import PARENT, end_with_parent, save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, PopulationConfig, check_run_name
-from warpdrive.errors import ConfigError, tell, tell_anyway
+from warpdrive.errors import CheckpointError, ConfigError, tell, tell_anyway
 from warpdrive.variables import number_in
 
 if TYPE_CHECKING:
@@ -74,18 +76,19 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     source = path.read_text(encoding="utf-8-sig") if resume is None else None
     asked = {name: True for name in ("track", "profile", "allow_changed") if getattr(options, name)}
-    if config.population.size > 1:
-        from trainers.population import Population
+    with _told_how_auto_begins_anew(resume if options.resume == AUTO else None):
+        if config.population.size > 1:
+            from trainers.population import Population
 
-        if "profile" in asked:
-            raise ConfigError("command line: --profile: traces one run. Set population.size=1.")
-        trainer = Population(config, None if resume else options.run_name, source, options.typed, resume, **asked)
-        path = trainer.path
-    else:
-        from trainers.trainer import Trainer
+            if "profile" in asked:
+                raise ConfigError("command line: --profile: traces one run. Set population.size=1.")
+            trainer = Population(config, None if resume else options.run_name, source, options.typed, resume, **asked)
+            path = trainer.path
+        else:
+            from trainers.trainer import Trainer
 
-        trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
-        path = trainer.run.path
+            trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
+            path = trainer.run.path
     if _is_launched():
         from trainers.run.again import tell_launcher
 
@@ -133,6 +136,18 @@ def _newest_run(config: Config, options: argparse.Namespace, is_rank: bool) -> P
     else:
         found = find()
     return None if found is None else Path(found)
+
+
+@contextlib.contextmanager
+def _told_how_auto_begins_anew(found: Path | None) -> Iterator[None]:
+    """While it is entered, an error of the run that auto found, if any, ends in how it will find that no more."""
+    try:
+        yield
+    except CheckpointError as error:
+        if found is None or isinstance(error, UnreadableError):  # that may pass
+            raise
+        way_out = f"Move {found} out of saving.basedir, and --resume auto begins a new run."
+        raise CheckpointError(f"{error} {way_out}") from None
 
 
 def _launch(config: Config, options: argparse.Namespace, resume: Path | None) -> int:

@@ -130,7 +130,10 @@ class Chunks:
         shared = self.shared(folder)
         found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
         ranges = {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}
-        return Addition(self, ranges, kept, shared)
+        tiers = {name: tiered.counted() for name, one in self.stores.items() if (tiered := _tiered(one)) is not None}
+        ranks = enumerate(self.world.gather(tiers))
+        counted = {name_on(name, rank): found for rank, ones in ranks for name, found in ones.items()}
+        return Addition(self, ranges, kept, shared, counted)
 
     def _whole(self, folder: Path, names: Sequence[str], store: Store) -> dict[str, tuple[Part, ...]]:
         """Of all ranks' parts of a store, those that may go on: what was harmed meanwhile is told, and left out."""
@@ -205,7 +208,7 @@ class Chunks:
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             if listing.gaps and _files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
-            if cut is not None and getattr(store, "tiered", None) is not None:
+            if cut is not None and _tiered(store) is not None:
                 told = f"{folder}: {name} was of another number of ranks, and tiers take over no other rank's envs"
                 raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
             for part in listing.parts:
@@ -220,6 +223,8 @@ class Chunks:
             are_ours: whether later checkpoints go into this folder, and may share these files.
         """
         for _, store, listing, cut in sources_of(self.stores, listings, self.world):
+            if (tiered := _tiered(store)) is not None:
+                tiered.count_on_from(listing.counted)
             if (files := _files_of(store)) is not None:
                 files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
             fill(store, folder / REPLAY, listing, cut)
@@ -241,8 +246,10 @@ class Addition:
         ranges: Mapping[str, list[tuple[int, int]]],
         kept: Mapping[str, tuple[Part, ...]],
         shared: Mapping[str, Any],
+        counted: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self._chunks, self._ranges, self._kept, self._shared = chunks, ranges, kept, shared
+        self._counted = counted or {}
         self._heads = {name: (one.num_steps_added, one.num_slots) for name, one in chunks.stores.items()}
         self._layouts = {name: one.layout.described() for name, one in chunks.stores.items()}
         self._parts: dict[str, tuple[Part, ...]] = {}
@@ -290,7 +297,8 @@ class Addition:
                     self._chunks.stamps_of(name).note(folder / REPLAY, parts)
                     parts = self._parts[one] = (*self._kept[one], *parts)
                     gaps = gaps_of(parts, *self._heads[name])
-                    found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps)
+                    counted = self._counted.get(one, {})
+                    found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps, counted)
             if any(self._ranges.values()):
                 os.fsync(place)
         return {name: listing_to_json(one) for name, one in found.items()}
@@ -342,7 +350,7 @@ def _check_tensors(
 def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
     """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros. If the envs
     were another rank's, a cut of them."""
-    if (tiered := getattr(store, "tiered", None)) is not None:
+    if (tiered := _tiered(store)) is not None:
         for part in listing.parts:
             if part.end <= tiered.division.warm_from(listing.num_steps):
                 tiered.put(part.begin, {"done": tiered.files.rows("done", part.begin, part.end)}, listing.num_steps)
@@ -400,7 +408,7 @@ def _to_write(store: Store, known: Sequence[Part], settled: int) -> Plan:
 
 def _rows(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
     """What is known of these steps: views, but for what lies in several tiers."""
-    if (tiered := getattr(store, "tiered", None)) is not None:
+    if (tiered := _tiered(store)) is not None:
         return tiered.rows(begin, end)
     tensors, num_slots = store.tensors, store.num_slots
     return {name: _rows_of(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
@@ -408,13 +416,16 @@ def _rows(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
 
 def _like(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
     """Tensors of their shapes."""
-    tiered = getattr(store, "tiered", None)
-    return _rows(store, begin, end) if tiered is None else tiered.like(begin, end)
+    return _rows(store, begin, end) if _tiered(store) is None else _tiered(store).like(begin, end)
+
+
+def _tiered(store: Store) -> Any:
+    """The store's tiers, if it has some."""
+    return getattr(store, "tiered", None)
 
 
 def _files_of(store: Store) -> Any:
-    """The store's tier of files, if it has one."""
-    return getattr(getattr(store, "tiered", None), "files", None)
+    return getattr(_tiered(store), "files", None)
 
 
 def _rows_of(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
@@ -434,6 +445,6 @@ def _ring(store: Store) -> weakref.ref[torch.Tensor]:
 
 
 def _step_bytes(store: Store) -> int:
-    if (tiered := getattr(store, "tiered", None)) is not None:
+    if (tiered := _tiered(store)) is not None:
         return tiered.division.step_bytes + tiered.division.done_bytes
     return sum(one.nbytes for one in store.tensors.values()) // store.num_slots

@@ -275,9 +275,9 @@ class Filed:
             lost[~lost] = steps[~lost] >= ends[number[~lost]]
             (found,) = (~lost).nonzero(as_tuple=True)
             found = found[number[found].argsort(stable=True)]  # those of a file side by side
-            of_parts, counts = number[found].unique_consecutive(return_counts=True)
-            spans = list(zip(of_parts.tolist(), counts.tolist(), strict=True))
-            if all([self._mapped(parts[one]) is not None for one, _ in spans]):  # else without those that are gone
+            of_parts, counts = (one.tolist() for one in number[found].unique_consecutive(return_counts=True))
+            maps = [self._mapped(parts[one]) for one in of_parts]
+            if None not in maps:  # else without those that are gone
                 break
         for name, to in into.items():
             field_of = self.layout[name]
@@ -287,8 +287,8 @@ class Filed:
             place = (steps[found] // every - begins[number[found]] // every) * num_rows + row
             at = 0
             read = torch.empty((len(found), to.nbytes // (to.shape[0] * to.shape[1])), dtype=torch.uint8)
-            for one, count in spans:
-                flat = self._mapped(parts[one])[name].view(-1, read.shape[1])
+            for mapped, count in zip(maps, counts, strict=True):
+                flat = mapped[name].view(-1, read.shape[1])
                 torch.index_select(flat, 0, place[at : at + count], out=read[at : at + count])
                 at += count
             to.view(-1).view(torch.uint8).view(-1, read.shape[1])[places[found]] = read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class Listing:
     """Of the store, described."""
     gaps: tuple[tuple[int, int], ...] = ()
     """Steps between them that a tier of files did not take, from one to another."""
+    counted: Mapping[str, float] = field(default_factory=dict)
+    """What its tiers had counted so far, by the metric's name; {} without, and in older checkpoints."""
 
     @property
     def first(self) -> int:
@@ -63,7 +65,7 @@ def part_name(name: str, begin: int, end: int, found: str = "") -> str:
 def listing_to_json(listing: Listing) -> dict[str, Any]:
     """What JSON takes."""
     found = {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
-    return found if listing.gaps else {key: one for key, one in found.items() if key != "gaps"}
+    return {key: one for key, one in found.items() if one or key not in ("gaps", "counted")}
 
 
 def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
@@ -83,11 +85,14 @@ def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
 def _listing_of(value: Mapping[str, Any]) -> Listing:
     parts = tuple(sorted((Part(**one) for one in value["parts"]), key=lambda part: part.begin))
     gaps = tuple((begin, end) for begin, end in value.get("gaps", ()))
-    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps)
+    counted = dict(value.get("counted", {}))
+    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps, counted)
     numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
     numbers += [number for one in gaps for number in one]
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers) or not found.num_slots:
         raise ValueError("numbers")
+    if not all(type(number) in (int, float) and 0 <= number < 1 << 62 for number in counted.values()):
+        raise ValueError("counts")
     if not all(_NAME.fullmatch(part.name) and part.name.isprintable() for part in parts):
         raise ValueError("names")
     spans = sorted([*((part.begin, part.end) for part in parts), *gaps])

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Rows = dict[str, torch.Tensor]
 """By field, [steps / every, ...]."""
+SO_FAR = {"dropped_steps", "fetched", "stalls", "stall_seconds", "bytes_admitted", "bytes_written", "bytes_read"}
+"""What is counted over the whole run."""
 
 
 def hot_sizes(of_rings: Sizes, division: Division | None) -> Sizes:
@@ -68,6 +70,8 @@ class Tiered:
         """Batches whose items were fetched in time; and those that the host had to wait for."""
         self.stall_seconds = 0.0
         """That it waited for items."""
+        self._counted_before: dict[str, float] = {}
+        """By processes before this one; less what this one had counted when it went on from there."""
         self.head = 0
         self.dropping: list[Callable[[int, int, torch.Tensor | None], None]] = []
         """Are told which steps may not be drawn any more, from one to another; if a tensor [1] bool says so."""
@@ -270,7 +274,17 @@ class Tiered:
             "stalls": self.num_fetched[1] + (0 if self.files is None else self.files.num_stalls),
             "stall_seconds": self.stall_seconds + (0.0 if self.files is None else self.files.stall_seconds),
         }
-        return found | ({} if self.files is None else self.files.counters())
+        found |= {} if self.files is None else self.files.counters()
+        return {name: one + self._counted_before.get(name, 0) for name, one in found.items()}
+
+    def counted(self) -> dict[str, float]:
+        """What a checkpoint holds of them."""
+        return {name: one for name, one in self.counters().items() if name in SO_FAR}
+
+    def count_on_from(self, counted: Mapping[str, float]) -> None:
+        """Goes on from what a checkpoint holds; what that lacks begins at 0."""
+        self._counted_before = {}
+        self._counted_before = {name: counted.get(name, 0) - one for name, one in self.counted().items()}
 
 
 def _hold(folder: Path) -> FolderHold | None:

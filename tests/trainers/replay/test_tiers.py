@@ -358,6 +358,30 @@ def test_a_selector_that_knows_of_no_gaps_is_refused_where_there_are_some(tmp_pa
         store.table("all", selector(), WINDOW)
 
 
+def test_a_file_that_goes_while_a_batch_is_read_of_it_is_read_to_the_end(tmp_path, backend, monkeypatch):
+    """Each file can be found once a batch, and not again."""
+    kept = make(backend, tmp_path)
+    files, ours = kept.store.tiered.files, threading.local()
+    table = kept.store.table("all", Uniform(), WINDOW)
+    for _ in range(24):
+        kept.add()
+    files.flush()
+    read, mapped, num_read = files.read, files._mapped, files.bytes_read
+
+    def reads(*what):
+        ours.seen = set()
+        return read(*what)
+
+    def once(part):
+        found = None if part.name in ours.seen else mapped(part)
+        ours.seen.add(part.name)
+        return found
+
+    monkeypatch.setattr(files, "read", reads)
+    monkeypatch.setattr(files, "_mapped", once)
+    assert (drawn(table, 60)["weight"] > 0.0).all() and files.bytes_read > num_read
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tmp_path, backend, is_cut):
     kept, said = make(backend, tmp_path), []

@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,10 @@ from trainers_runs import config_of
 
 from trainers.commands.train import dry_run
 from trainers.replay import store as store_module
+from trainers.replay.tiered import SO_FAR
 from trainers.replay.tiers import Device, File, Pinned, TiersConfig, bytes_of_text
+from trainers.run.checkpoint import load_checkpoint
+from trainers.run.manifest import sha256, to_json
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError, ConfigError
@@ -161,7 +165,9 @@ def test_sequences_and_teams_learn_the_same_bits_and_go_on_with_them(tmp_path, d
     resumed.train()
     assert files_of(resumed) == files_of(whole)
     figures = resumed.algorithms[policy].report()
-    assert figures["file_steps"] > 0 and figures["fetched"] == 6 and figures["bytes_read"] > 0
+    before = stopped.algorithms[policy].report()
+    assert figures["file_steps"] > 0 and figures["fetched"] == before["fetched"] + 6
+    assert figures["bytes_read"] > before["bytes_read"]
 
 
 def run_with_files_in(folder, basedir, resume=None, name="same", **more) -> Trainer:
@@ -170,10 +176,54 @@ def run_with_files_in(folder, basedir, resume=None, name="same", **more) -> Trai
     freq = more.pop("model_params_save_freq", 3)
     config = config_of("dqn", sizes, {"basedir": str(basedir), "model_params_save_freq": freq})
     tiers = {"device": "360KB", "file": "1GB", "ahead": 2, **({} if folder is None else {"folder": str(folder)})}
+    tiers |= more.pop("tiers", {})
     tagger = {**config["policy"]["tagger"], "buffer_size": 4000, "prioritized": False, "tiers": tiers, **more}
     runner = {**config["policy"]["runner"], "to_train": False}
     config = read_config({**config, "policy": {"tagger": tagger, "runner": runner}})
     return Trainer(config, run_name=name if resume is None else None, resume=resume)
+
+
+def tiers_at_the_end(trainer) -> dict[str, float]:
+    trainer.train()
+    lines = (trainer.run.path / "metrics.jsonl").read_text().splitlines()
+    found = {name.rpartition("/")[2]: one for name, one in json.loads(lines[-1]).items()}
+    return {name: found[name] for name in SO_FAR}
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "a folder"])
+def test_what_tiers_count_so_far_is_counted_on_by_a_run_that_goes_on(tmp_path, place):
+    """Windows of 5 steps of 8 envs, every second one kept. Stalls and what is read ahead are as time has it."""
+    folder = None if place == "checkpoints" else tmp_path / "scratch"
+    own = {"admit": "stride:2"}
+    whole = tiers_at_the_end(run_with_files_in(folder, tmp_path / "whole", length=960, tiers=own))
+    stopped = run_with_files_in(folder, tmp_path / "parts", tiers=own)
+    before = tiers_at_the_end(stopped)
+    resumed = run_with_files_in(folder, tmp_path / "parts", stopped.run.path, length=960, tiers=own)
+    after = tiers_at_the_end(resumed)
+    assert 0 < before["dropped_steps"] < whole["dropped_steps"] and before["dropped_steps"] % 40 == 0
+    assert before["stall_seconds"] <= after["stall_seconds"] and before["bytes_read"] < after["bytes_read"]
+    for name in ("dropped_steps", "fetched", "bytes_admitted"):
+        assert after[name] == whole[name], name
+
+
+@pytest.mark.parametrize("counted", [None, {"fetched": 7}, {"fetched": 7, "of_a_later_version": 1}])
+def test_a_checkpoint_whose_tiers_counted_less_counts_on_from_what_it_has(tmp_path, counted):
+    """One of an older version has nothing."""
+    trainer = run_with_files_in(None, tmp_path, length=480)
+    trainer.train()
+    path = trainer.run.checkpoints / "last" / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    del manifest["sha256"], manifest["replay"]["replay.tagger"]["counted"]
+    if counted is not None:
+        manifest["replay"]["replay.tagger"]["counted"] = counted
+    path.write_bytes(to_json({**manifest, "sha256": sha256(to_json(manifest))}))
+    resumed = run_with_files_in(None, tmp_path, trainer.run.path, length=480)
+    found = resumed.stores["replay.tagger"].tiered.counted()
+    assert found == dict.fromkeys(SO_FAR, 0) | {name: one for name, one in (counted or {}).items() if name in SO_FAR}
+    manifest["replay"]["replay.tagger"]["counted"] = {"fetched": -1}
+    path.write_bytes(to_json({**manifest, "sha256": sha256(to_json(manifest))}))
+    with pytest.raises(CheckpointError, match="'replay' says nothing of use"):
+        load_checkpoint(path.parent)
 
 
 def everything_in(folder) -> dict[str, bytes]:

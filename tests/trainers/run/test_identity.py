@@ -148,6 +148,17 @@ def test_auto_goes_on_with_the_newest_run_of_a_config_or_starts_one(run, capsys)
     assert "resumed from" in capsys.readouterr().out
 
 
+def test_auto_says_how_a_new_run_begins_where_no_checkpoint_of_the_newest_is_whole(run, capsys):
+    for manifest in run.glob("checkpoints/step_*/manifest.json"):
+        manifest.write_bytes(b"")
+    assert auto("--total-timesteps", "24") == 4
+    way_out = "Train anew. Move runs/a out of saving.basedir, and --resume auto begins a new run.\n"
+    assert capsys.readouterr().err.endswith(f"No checkpoint of this run is whole. {way_out}")
+    run.rename(run.parent.parent / "away")
+    assert auto("--total-timesteps", "24") == 0
+    assert "a new one begins" in capsys.readouterr().out
+
+
 def test_auto_takes_a_longer_run_whose_step_size_falls_over_it_for_the_same(run, capsys):
     """A step size that is not given is a schedule as long as the run."""
     Path("pole.yaml").write_text(YAML.replace("lr: 1e-3, ", ""))
