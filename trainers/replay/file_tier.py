@@ -277,7 +277,8 @@ class Filed:
             found = found[number[found].argsort(stable=True)]  # those of a file side by side
             of_parts, counts = number[found].unique_consecutive(return_counts=True)
             spans = list(zip(of_parts.tolist(), counts.tolist(), strict=True))
-            if all([self._mapped(parts[one]) is not None for one, _ in spans]):  # else without those that are gone
+            mapped = [self._mapped(parts[one]) for one, _ in spans]  # once: a file may go while its rows are read
+            if all(one is not None for one in mapped):  # else without those that are gone
                 break
         for name, to in into.items():
             field_of = self.layout[name]
@@ -287,10 +288,9 @@ class Filed:
             place = (steps[found] // every - begins[number[found]] // every) * num_rows + row
             at = 0
             read = torch.empty((len(found), to.nbytes // (to.shape[0] * to.shape[1])), dtype=torch.uint8)
-            for one, count in spans:
-                flat = self._mapped(parts[one])[name].view(-1, read.shape[1])
-                torch.index_select(flat, 0, place[at : at + count], out=read[at : at + count])
-                at += count
+            for fields, (_, count) in zip(mapped, spans, strict=True):
+                flat, span = fields[name].view(-1, read.shape[1]), slice(at, at := at + count)
+                torch.index_select(flat, 0, place[span], out=read[span])
             to.view(-1).view(torch.uint8).view(-1, read.shape[1])[places[found]] = read
             self.bytes_read += read.nbytes
         return lost

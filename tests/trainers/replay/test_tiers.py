@@ -382,3 +382,26 @@ def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tm
     kept.add()
     assert said == [f"warning: {tmp_path / gone.name}: {why}. Training goes on without its steps."]
     assert gone not in files.parts and kept.store.tiered.counters()["dropped_steps"] == 4 * 3
+
+
+def test_rows_of_a_file_that_expires_while_they_are_read_are_read(tmp_path, backend, monkeypatch):
+    kept = make(backend, tmp_path)
+    files = kept.store.tiered.files
+    for _ in range(24):
+        kept.add()
+    files.flush()
+    part, mapped = files.parts[5], files._mapped
+    reward = files.rows("reward", part.begin, part.end)
+
+    def map_and_expire(part):
+        found = mapped(part)
+        (tmp_path / part.name).unlink(missing_ok=True)
+        files._maps.pop(part.name, None)
+        return found
+
+    monkeypatch.setattr(files, "_mapped", map_and_expire)
+    steps, places = torch.arange(part.begin, part.end), torch.arange(4)
+    into = {"reward": torch.zeros((4, 1, *reward.shape[2:]))}
+    lost = files.read(steps, torch.ones_like(steps), 1, into, places)
+    assert not lost.any() and part in files.parts
+    assert torch.equal(into["reward"].flatten(), reward[:, 1].flatten())
