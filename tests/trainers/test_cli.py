@@ -85,6 +85,7 @@ def test_program_with_one_command_goes_by_its_own_name(monkeypatch, capsys):
         ({"RANK": "first"}, "RANK"),
         ({"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0.5"}, "LOCAL_RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "tcp"}, "MASTER_PORT"),
         ({"WARPDRIVE_PARENT": "init"}, "WARPDRIVE_PARENT"),
     ],
 )

@@ -308,6 +308,7 @@ def join(settings: TrainerConfig) -> World:
         end_with_parent()
     if size > 1 and _world.size == 1:
         local_rank, num_here = number_in("LOCAL_RANK", rank), number_in("LOCAL_WORLD_SIZE")
+        number_in("MASTER_PORT")  # of which torch makes a traceback
         set_defaults(NO_MULTICAST)
         if num_here == size:
             set_defaults(ON_LOOPBACK)

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from warpdrive.variables import number_in
+
 LOST = 5
 """Exit code of a rank that ended because another one had."""
 LAUNCH_FOLDER = "WARPDRIVE_LAUNCH_FOLDER"
@@ -135,7 +137,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Joins the others at their store, which they were all started with."""
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        host, port = os.environ["MASTER_ADDR"], number_in("MASTER_PORT")
         # A connection of its own: torch's may be held for an hour by a main thread that waits.
         patience = datetime.timedelta(seconds=60)
         store = dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from trainers.errors import UnreadableError
 from trainers.run.manifest import MANIFEST, read_manifest
 from trainers.settings.config import Config, EvaluationConfig
 from warpdrive.errors import CheckpointError
@@ -80,20 +81,25 @@ def _figures(name: str, reports: Reports) -> list[float]:
     return [one[name] for one in reports if math.isfinite(one.get(name, math.nan))]
 
 
-def best_of(checkpoints: Iterable[Path]) -> Path | None:
-    """The best of a run's checkpoints, oldest first; of several as good, the oldest. None if none has a figure.
+def best_of(checkpoints: Iterable[Path]) -> tuple[Path | None, set[Path]]:
+    """The best of a run's checkpoints, oldest first; of several as good, the oldest. None if none has a figure. And
+    those of which nobody knows, as they cannot be read now.
 
     Where the metric was changed during the run, those of the newest metric count.
     """
     figures: list[tuple[Path, str, float]] = []
+    unread: set[Path] = set()
     for place in checkpoints:
         try:
             figure = read_manifest(place / MANIFEST).get("figure")
+        except UnreadableError:
+            unread.add(place)
+            continue
         except CheckpointError:
             continue
         if isinstance(figure, dict) and isinstance(figure.get("value"), int | float):
             figures.append((place, figure.get("metric"), figure["value"]))
     if not figures:
-        return None
+        return None, unread
     metric = figures[-1][1]
-    return max((one for one in figures if one[1] == metric), key=lambda one: one[2])[0]
+    return max((one for one in figures if one[1] == metric), key=lambda one: one[2])[0], unread

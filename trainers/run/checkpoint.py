@@ -182,8 +182,9 @@ def begin_checkpoint(
             set_aside_after(place)
         added.done()
         checkpoints = list_checkpoints(folder)
+        best, unread = best_of(checkpoints)
         for old in checkpoints[:-num_kept]:
-            if old.name != _target(folder / BEST):
+            if old != best and old not in unread and old.name != _target(folder / BEST):
                 with contextlib.suppress(OSError):  # the next save tries again
                     disk.remove_folder(old)
         if (folder / REPLAY).is_dir():
@@ -377,7 +378,9 @@ def _point_links(folder: Path) -> list[Path]:
     copies = [link for link in (folder / LAST, folder / BEST) if link.is_dir() and not link.is_symlink()]
     copies = [link.rename(disk.free_name(folder / f"{_ASIDE}{link.name}")) for link in copies]
     checkpoints = list_checkpoints(folder)
-    best = best_of(checkpoints)
+    best, unread = best_of(checkpoints)
+    if unread:  # any of them may be the best: it stays what it was
+        best = next((one for one in checkpoints if one.name == _target(folder / BEST)), best)
     for link, target in ((LAST, checkpoints[-1]), (BEST, best)):
         if target is not None and target.name != _target(folder / link):
             disk.replace_link(folder / link, target.name)

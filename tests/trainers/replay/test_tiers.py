@@ -358,30 +358,6 @@ def test_a_selector_that_knows_of_no_gaps_is_refused_where_there_are_some(tmp_pa
         store.table("all", selector(), WINDOW)
 
 
-def test_a_file_that_goes_while_a_batch_is_read_of_it_is_read_to_the_end(tmp_path, backend, monkeypatch):
-    """Each file can be found once a batch, and not again."""
-    kept = make(backend, tmp_path)
-    files, ours = kept.store.tiered.files, threading.local()
-    table = kept.store.table("all", Uniform(), WINDOW)
-    for _ in range(24):
-        kept.add()
-    files.flush()
-    read, mapped, num_read = files.read, files._mapped, files.bytes_read
-
-    def reads(*what):
-        ours.seen = set()
-        return read(*what)
-
-    def once(part):
-        found = None if part.name in ours.seen else mapped(part)
-        ours.seen.add(part.name)
-        return found
-
-    monkeypatch.setattr(files, "read", reads)
-    monkeypatch.setattr(files, "_mapped", once)
-    assert (drawn(table, 60)["weight"] > 0.0).all() and files.bytes_read > num_read
-
-
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tmp_path, backend, is_cut):
     kept, said = make(backend, tmp_path), []
@@ -406,3 +382,26 @@ def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tm
     kept.add()
     assert said == [f"warning: {tmp_path / gone.name}: {why}. Training goes on without its steps."]
     assert gone not in files.parts and kept.store.tiered.counters()["dropped_steps"] == 4 * 3
+
+
+def test_rows_of_a_file_that_expires_while_they_are_read_are_read(tmp_path, backend, monkeypatch):
+    kept = make(backend, tmp_path)
+    files = kept.store.tiered.files
+    for _ in range(24):
+        kept.add()
+    files.flush()
+    part, mapped = files.parts[5], files._mapped
+    reward = files.rows("reward", part.begin, part.end)
+
+    def map_and_expire(part):
+        found = mapped(part)
+        (tmp_path / part.name).unlink(missing_ok=True)
+        files._maps.pop(part.name, None)
+        return found
+
+    monkeypatch.setattr(files, "_mapped", map_and_expire)
+    steps, places = torch.arange(part.begin, part.end), torch.arange(4)
+    into = {"reward": torch.zeros((4, 1, *reward.shape[2:]))}
+    lost = files.read(steps, torch.ones_like(steps), 1, into, places)
+    assert not lost.any() and part in files.parts
+    assert torch.equal(into["reward"].flatten(), reward[:, 1].flatten())

@@ -1,6 +1,8 @@
 """Which checkpoints stay, and which of them is the best."""
 
+import errno
 import math
+import os
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from trainers.cli import main
 from trainers.run import best as best_module
 from trainers.run import checkpoint
 from trainers.run.best import best_metric, is_best_evaluation, latest_figure
+from trainers.run.reading import told_if_not_read
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 
@@ -58,6 +61,30 @@ def test_no_figure_that_of_another_metric_and_a_damaged_manifest_do_not_count(tm
     (place / "manifest.json").write_text("{")
     save(tmp_path, 5, 1.0, metric="eval/mean_reward")
     assert best(tmp_path) == 5
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM], ids=errno.errorcode.get)
+def test_while_a_manifest_cannot_be_read_the_best_stays_what_it_was_and_no_candidate_is_removed(
+    tmp_path, monkeypatch, number
+):
+    for env_steps, value in enumerate([9.0, 3.0], 1):
+        save(tmp_path, env_steps, value, num_kept=1)
+    read_manifest = best_module.read_manifest
+
+    def fail_for_the_best(path):
+        if path.parent.name == "step_000000000001":
+            with told_if_not_read(path):
+                raise OSError(number, os.strerror(number))
+        return read_manifest(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(best_module, "read_manifest", fail_for_the_best)
+        for env_steps, value in enumerate([10.0, 4.0, 5.0], 3):
+            save(tmp_path, env_steps, value, num_kept=1)
+            assert best(tmp_path) == 1
+        assert kept(tmp_path) == [1, 3, 5]
+    save(tmp_path, 6, 1.0, num_kept=1)
+    assert (kept(tmp_path), best(tmp_path)) == ([3, 6], 3)
 
 
 def test_a_best_checkpoint_that_is_set_aside_is_best_no_more(tmp_path):
