@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
-from trainers.fused.of_replay import AdamMemory, Drawn, join_memory
+from trainers.fused.of_replay import AdamMemory, Drawn, find_learner, join_memory
 from trainers.fused.packed import KERNELS, bytes_of, elements_of
 from trainers.fused.shape import to_tiles
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Actor
     from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig
     from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.off_policy import OffPolicy
@@ -37,20 +36,8 @@ Call = Callable[[], None]
 
 
 def find_ac_learner(learner: ActorAndCritics) -> ActorAndCritics | FusedACLearner:
-    """Who makes its updates: the kernels, or itself, and then its actor says why."""
-    actor = learner.group.actor
-    stage = actor.stage
-    found = plan_ac(learner.config, learner.group.spec, stage.limits, stage.precision, learner.world.size)
-    if isinstance(found, str):
-        actor.why = actor.why or found
-        return learner
-    return (FusedSAC if found.samples else FusedTD3)(learner, found)
-
-
-def bytes_of_ac_learner(config: ActorAndCriticsConfig, actor: Actor) -> int | None:
-    """What the learner of `find_ac_learner` takes besides; None where the algorithm learns by itself."""
-    found = plan_ac(config, actor.spec, actor.stage.limits, actor.stage.precision)
-    return None if isinstance(found, str) else found.num_bytes
+    """Who makes its updates: the kernels, or itself."""
+    return find_learner(learner, plan_ac, lambda found: FusedSAC if found.samples else FusedTD3)
 
 
 def compile_kernels(
