@@ -123,7 +123,6 @@ class Metrics:
         functions = FunctionManager(
             rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
         )
-        of_figures = [self.arrays[f"{FIGURE_SUM}{name}"] for name in self.figures]
         self._calls = [
             functions.prepare(
                 "episodes",
@@ -133,8 +132,8 @@ class Metrics:
                 **{name: array for name, array in self.arrays.items() if not name.startswith(FIGURE_SUM)},
             )
         ]
-        for name, figure_sum in zip(self.figures, of_figures, strict=True):
-            sums = {"figure": rollout.data[name], "figure_sum": figure_sum}
+        for name in self.figures:
+            sums = {"figure": rollout.data[name], "figure_sum": self.arrays[f"{FIGURE_SUM}{name}"]}
             self._calls.append(functions.prepare("episode_figure", num_steps=rollout.num_steps, **sums))
 
     def add_rollout(self) -> None:
