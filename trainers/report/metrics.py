@@ -74,13 +74,10 @@ def metrics_of(config: Config, groups: Iterable[str], figures: Iterable[str] = (
     groups, found = list(groups), {}
     words = {"<policy>": dict.fromkeys([*config.policy, *groups]), "<group>": groups, "<figure>": figures}
     trained = {name: find_algorithm(one.algorithm)[0] for name, one in config.policy.items() if one.to_train}
-    of_training = {
-        f"train/{policy}/{figure}": explanation
-        for policy, algorithm in trained.items()
-        for figure, explanation in (
-            algorithm.FIGURES | (algorithm.FIGURES_OF_TIERS if config.policy[policy].tiers else {})
-        ).items()
-    }
+    of_training = {}
+    for policy, algorithm in trained.items():
+        told = {**algorithm.FIGURES, **(algorithm.FIGURES_OF_TIERS if config.policy[policy].tiers else {})}
+        of_training |= {f"train/{policy}/{figure}": explanation for figure, explanation in told.items()}
     for pattern, explanation in EXPLANATIONS.items():
         section = pattern.partition("/")[0]
         if section == "train":
