@@ -155,17 +155,13 @@ def exit_code(error: Exception) -> int:
     """Which exit code an error asks for."""
     if isinstance(error, ConfigError | EnvError):
         return BAD_USAGE
-    if isinstance(error, UnreadableError):
-        return NO_RESOURCE
-    if isinstance(error, CheckpointError):
+    if isinstance(error, CheckpointError) and not isinstance(error, UnreadableError):
         return BAD_CHECKPOINT
-    if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
-        return NO_RESOURCE
-    if isinstance(error, BackendError | RunFolderError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return NO_RESOURCE
-    if isinstance(error, OSError) and error.errno in NOT_WRITTEN:
-        return NO_RESOURCE
-    return FAILED
+    lacks = isinstance(error, UnreadableError | BackendError | RunFolderError | MemoryError)
+    lacks |= type(error).__name__ == "OutOfMemoryError"
+    lacks |= isinstance(error, ModuleNotFoundError) and error.name in NEEDED
+    lacks |= isinstance(error, OSError) and error.errno in NOT_WRITTEN
+    return NO_RESOURCE if lacks else FAILED
 
 
 def _lines(error: Exception, code: int) -> list[str]:

@@ -153,9 +153,10 @@ class ActorAndCritics(OffPolicy):
         if number := cls.num_deviates(config, actor.spec):
             found["deviates"] = 4 * number * config.batch_size * actor.spec.action_space.shape[0]
         if cls.__dict__.get("HAS_KERNELS", False):
-            from trainers.fused.ac_learner import bytes_of_ac_learner
+            from trainers.fused.ac_shape import plan_ac
+            from trainers.fused.of_replay import bytes_of_learner
 
-            of_kernels = bytes_of_ac_learner(config, actor)
+            of_kernels = bytes_of_learner(plan_ac, config, actor)
             found |= {} if of_kernels is None else {"kernels": of_kernels, WORK: 0}
         return found
 

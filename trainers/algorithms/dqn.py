@@ -125,11 +125,12 @@ class DQN(QReplay):
 
     @classmethod
     def num_bytes(cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
-        from trainers.fused.q_learner import bytes_of_q_learner
+        from trainers.fused.of_replay import bytes_of_learner
+        from trainers.fused.q_learner import plan_q
         from trainers.run.num_bytes import WORK
 
         found = super().num_bytes(config, actor, num_steps, num_envs, device)
-        of_kernel = bytes_of_q_learner(config, actor) if cls is DQN else None
+        of_kernel = bytes_of_learner(plan_q, config, actor) if cls is DQN else None
         return found if of_kernel is None else {**found, "kernel": of_kernel, WORK: 0}
 
     @classmethod

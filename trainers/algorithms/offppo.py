@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.replay.batch import Batch
     from trainers.replay.storage import Layout
     from trainers.replay.store import ReplayStore
-    from trainers.replay.windows import Transitions
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,14 @@ class OFFPPO(PPO):
 
         from trainers.replay.of_group import fields_of, store_of, window_of
         from trainers.replay.selectors import Uniform
+        from trainers.replay.windows import Transitions
 
         super().__init__(config, group, guard, seed)
         num_steps, num_envs, _ = group.shape
         kept = _kept_besides()
         fields = fields_of(group.spec, kept)
         self.store = store_of(group, config.num_rollouts * num_steps * num_envs, seed, fields)
-        given = {"selector": Uniform(), "window": _window(), "max_times_sampled": config.max_times_sampled}
+        given = {"selector": Uniform(), "window": Transitions(), "max_times_sampled": config.max_times_sampled}
         self.table = self.store.table("transitions", **given, halted=guard.flag_of(group.name))
         held = {"log_prob": group.log_prob, "advantage": group.advantage, "target": self.target}
         self._add = self.store.prepare_add(window_of(group) | {one.name: held[one.name] for one in kept})
@@ -108,6 +108,7 @@ class OFFPPO(PPO):
     ) -> dict[str, int]:
         from trainers.replay.storage import bytes_of
         from trainers.replay.sum_tree import bytes_of_tree
+        from trainers.replay.windows import Transitions
         from trainers.run.num_bytes import WORK
 
         layout = cls.layout(config, actor, num_steps, num_envs)
@@ -118,7 +119,7 @@ class OFFPPO(PPO):
             **super().num_bytes(config, actor, num_steps, num_envs, device),
             "replay": layout.num_bytes,
             "use counts": bytes_of_tree(config.num_rollouts * num_samples, counts_uses=True),
-            "batch": bytes_of(_window().sizes(layout, batch)),
+            "batch": bytes_of(Transitions().sizes(layout, batch)),
             WORK: max(_bytes_of_learning(actor, batch), whole),
         }
 
@@ -217,10 +218,11 @@ def samples_of_kept(batch: Batch, policy: Policy, features: Features, shape: Seq
 def _bytes_of_learning(actor: Actor, num_samples: int) -> int:
     """The most in memory while a gradient is made from so many."""
     from trainers.replay.of_group import blank_batch, fields_of
+    from trainers.replay.windows import Transitions
     from trainers.run.num_bytes import Counted, runnable
 
     policy, num_agents = runnable(actor.policy), actor.spec.num_agents
-    batch = blank_batch(actor.spec, _window(), fields_of(actor.spec, _kept_besides()))
+    batch = blank_batch(actor.spec, Transitions(), fields_of(actor.spec, _kept_besides()))
     with Counted() as counted:
         samples = samples_of_kept(batch, policy, actor.features, (1, 1, num_agents))
         log_prob, entropy, value = policy.evaluate(samples)
@@ -229,13 +231,6 @@ def _bytes_of_learning(actor: Actor, num_samples: int) -> int:
         losses = losses + value_loss(value, samples.value, samples.target, 1.0)
         counted.backward((losses * samples.weight).sum())
     return counted.most_of(num_samples)
-
-
-def _window() -> Transitions:
-    """A transition, of which only what was seen first is learned from."""
-    from trainers.replay.windows import Transitions
-
-    return Transitions()
 
 
 def _kept_besides() -> list[Field]:

@@ -43,7 +43,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         found = measure(trainer, options.repeats)
         found["seconds"]["set_up"] = round(set_up, 3)
         changed = [f"{key}={value}" for key, value in overrides]
-        results = {**describe(trainer, path.name, changed), **found, "peak_process_mb": round(_peak_process_mb(), 1)}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB of the host's memory, by this process
+        results = {**describe(trainer, path.name, changed), **found, "peak_process_mb": round(peak / 1024, 1)}
         machine = machine_of(trainer.backend)
         paths = told_paths(trainer)
     tell("\n".join([table(results), *paths]))
@@ -70,8 +71,3 @@ def table(results: dict[str, Any]) -> str:
     seconds = results["seconds"]
     lines.append(f"set up in {seconds['set_up']:.1f} s, warm after {sum(seconds['warm_up'].values()):.1f} s more")
     return "\n".join(lines)
-
-
-def _peak_process_mb() -> float:
-    """What the process has held of the host's memory at most, MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

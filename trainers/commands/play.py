@@ -19,15 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="draw it and show it in the browser")
 
 
-def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
-    return play_and_draw(options, overrides, folder)
-
-
-def play_and_draw(
-    options: argparse.Namespace,
-    overrides: list[tuple[str, str]],
-    folder: Path | None,
-    num_episodes: int | None = None,
+def run(
+    options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None, num_episodes: int | None = None
 ) -> int:
     """What `play` and `render` do.
 

@@ -21,6 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
-    from trainers.commands.play import play_and_draw
+    from trainers.commands import play
 
-    return play_and_draw(options, overrides, folder, num_episodes=1)
+    return play.run(options, overrides, folder, num_episodes=1)

@@ -55,11 +55,15 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     is_rank = size is not None
     check_run_name(options.run_name)
     _check_resume(options, is_rank)
-    resume = _resumed(options)
+    given = os.environ.get(RESUME) or None if _is_launched() else options.resume
+    resume = None if given in (None, AUTO) else Path(given)
     if resume is None or options.config is not None:
         path = needed_config(options, folder)
     else:
-        path = _resolved_config_of(resume)
+        from trainers.run.checkpoint import RESOLVED_CONFIG, run_folder_of
+        from trainers.run.reading import members_in
+
+        path = (resume if members_in(resume) else run_folder_of(resume)) / RESOLVED_CONFIG
     if is_rank:
         overrides = [*overrides, ("trainer.num_gpus", str(size))]
     config = config_of(path, options, overrides)
@@ -110,12 +114,6 @@ def _check_resume(options: argparse.Namespace, is_rank: bool) -> None:
 def _is_launched() -> bool:
     """Whether this process is one that `_launch` started: that knows which run to go on with."""
     return RESUME in os.environ
-
-
-def _resumed(options: argparse.Namespace) -> Path | None:
-    """The run to go on with, as far as it is known."""
-    given = os.environ.get(RESUME) or None if _is_launched() else options.resume
-    return None if given in (None, AUTO) else Path(given)
 
 
 def _newest_run(config: Config, options: argparse.Namespace, is_rank: bool) -> Path | None:
@@ -234,11 +232,3 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
             number = math.ceil(first / trainer.config.trainer.num_steps)
             begins = f"the first after {number:,} iterations, about {number * seconds:,.0f} s"
             yield f"{name}: {printed_size(num_bytes)} of steps in {where}, {begins}"
-
-
-def _resolved_config_of(run: Path) -> Path:
-    """The config that a run was made with. Raises CheckpointError if there is no such run."""
-    from trainers.run.checkpoint import RESOLVED_CONFIG, run_folder_of
-    from trainers.run.reading import members_in
-
-    return (run if members_in(run) else run_folder_of(run)) / RESOLVED_CONFIG

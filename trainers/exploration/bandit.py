@@ -10,13 +10,11 @@ import math
 
 import torch
 
+from trainers.acting.epsilon_greedy import NEVER
 from trainers.exploration.episodic import LARGEST, MOST_STEPS
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.sampler import Sampler
-
-NEVER = 1e-30
-"""A probability that is none, but has a logarithm."""
 
 
 class Bandits:

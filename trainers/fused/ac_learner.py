@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
-from trainers.fused.of_replay import AdamMemory, Drawn, join_memory
+from trainers.fused.of_replay import AdamMemory, Drawn, find_learner, join_memory
 from trainers.fused.packed import KERNELS, bytes_of, elements_of
 from trainers.fused.shape import to_tiles
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Actor
-    from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig
+    from trainers.algorithms.actor_critic import ActorAndCritics
     from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.off_policy import OffPolicy
     from trainers.algorithms.sac import SAC
-    from trainers.algorithms.td3 import TD3, TD3Config
+    from trainers.algorithms.td3 import TD3
     from trainers.learning.optimiser import SafeAdam
 
 OF_CRITICS = ("critic_loss", "q_mean", "td_error", "critic_grad_norm")
@@ -37,20 +36,8 @@ Call = Callable[[], None]
 
 
 def find_ac_learner(learner: ActorAndCritics) -> ActorAndCritics | FusedACLearner:
-    """Who makes its updates: the kernels, or itself, and then its actor says why."""
-    actor = learner.group.actor
-    stage = actor.stage
-    found = plan_ac(learner.config, learner.group.spec, stage.limits, stage.precision, learner.world.size)
-    if isinstance(found, str):
-        actor.why = actor.why or found
-        return learner
-    return (FusedSAC if found.samples else FusedTD3)(learner, found)
-
-
-def bytes_of_ac_learner(config: ActorAndCriticsConfig, actor: Actor) -> int | None:
-    """What the learner of `find_ac_learner` takes besides; None where the algorithm learns by itself."""
-    found = plan_ac(config, actor.spec, actor.stage.limits, actor.stage.precision)
-    return None if isinstance(found, str) else found.num_bytes
+    """Who makes its updates: the kernels, or itself."""
+    return find_learner(learner, plan_ac, lambda found: FusedSAC if found.samples else FusedTD3)
 
 
 def compile_kernels(
@@ -222,12 +209,16 @@ class FusedACLearner(ByRows):
     learner: ActorAndCritics
 
     def __init__(self, learner: ActorAndCritics, shape: ACShape) -> None:
-        super().__init__(learner, shape, "ac_learn.cu", self._constants(learner.config))
+        noise = {"TARGET_NOISE": "target_noise", "NOISE_CLIP": "target_noise_clip"}  # SAC has none
+        constants = {name: getattr(learner.config, key, 0.0) for name, key in noise.items()}
+        constants["LOG_STD_INIT"] = learner.config.model.log_std_init
+        super().__init__(learner, shape, "ac_learn.cu", constants)
         self._of_critics, self._of_policy = self._new(len(OF_CRITICS)), self._new(len(OF_POLICY))
         self.actor = Learned(learner.optimizer, shape.actor, self._seen, 1, shape, self._step)
         self.critics = Learned(learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step)
         self._target = join_memory(list(learner.target_critics.parameters()))
-        more = {"actor_addresses": self.actor.addresses, "actor_target": self._join_policy()}
+        followed = self._nothing if shape.samples else join_memory(list(learner.target.parameters()))
+        more = {"actor_addresses": self.actor.addresses, "actor_target": followed}
         self.prepare_targets(self.critics, target=self._target, **more)
         self._prepare()
 
@@ -243,15 +234,6 @@ class FusedACLearner(ByRows):
         for call in self._learns_policy:
             call()
         return dict(zip(OF_POLICY, self._of_policy.unbind(), strict=True))
-
-    def _join_policy(self) -> torch.Tensor:
-        """The parameters of the target policy; anything, where there is none."""
-        return self._nothing
-
-    @staticmethod
-    def _constants(config: ActorAndCriticsConfig) -> dict[str, Constant]:
-        """Of ac_learn.cu, an algorithm's own."""
-        raise NotImplementedError
 
     def _temperature(self) -> dict[str, object]:
         """What the policy's step is told of it."""
@@ -297,10 +279,6 @@ class FusedSAC(FusedACLearner):
     def learn(self) -> Figures:
         return {**self._learn_critics(), **self._learn_policy()}
 
-    @staticmethod
-    def _constants(config: ActorAndCriticsConfig) -> dict[str, Constant]:
-        return {"LOG_STD_INIT": config.model.log_std_init, "TARGET_NOISE": 0.0, "NOISE_CLIP": 0.0}
-
     def _temperature(self) -> dict[str, object]:
         learner, optimizer = self.learner, self.learner.temperature_optimizer
         found = super()._temperature() | {"log_alpha": learner.temperature["log"].detach().view(1)}
@@ -327,11 +305,3 @@ class FusedTD3(FusedACLearner):
     def improve(self) -> Figures:
         found = self._learn_policy()
         return {name: found[name] for name in ("actor_loss", "grad_norm")}
-
-    def _join_policy(self) -> torch.Tensor:
-        return join_memory(list(self.learner.target.parameters()))
-
-    @staticmethod
-    def _constants(config: TD3Config) -> dict[str, Constant]:
-        noise = {"TARGET_NOISE": config.target_noise, "NOISE_CLIP": config.target_noise_clip}
-        return {"LOG_STD_INIT": config.model.log_std_init, **noise}

@@ -81,15 +81,19 @@ class LayersShape(Shape):
 
     def places(self) -> list[Pair]:
         """Of each layer: among the elements, rows of [out, in]; among biases."""
-        found = []
-        for number, (out, given) in enumerate(self.layers):
-            start, bias_start = self.starts[number]
-            row, column = np.indices((out, given))
-            bias_row = np.arange(out)
-            if number == len(self.layers) - 1:  # the outputs
-                row, bias_row = place_in_record(row, 1), place_in_record(bias_row, 1)
-            found.append((start + row * self.padded[number][1] + column, bias_start + bias_row))
-        return found
+        return [self._in_rows(number) for number in range(len(self.layers))]
+
+    def _in_rows(self, number: int, together: int | None = None) -> Pair:
+        """Of one layer, whose outputs lie as those of a record do; so do, if they go so many tiles `together`, columns
+        and rows of hidden layers."""
+        (out, given), (start, bias_start) = self.layers[number], self.starts[number]
+        (row, column), bias_row = np.indices((out, given)), np.arange(out)
+        if number == len(self.layers) - 1:
+            row, bias_row = place_in_record(row, 1), place_in_record(bias_row, 1)
+        elif together:
+            row = place_in_record(row, together)
+        column = place_in_record(column, together) if together else column
+        return start + row * self.padded[number][1] + column, bias_start + bias_row
 
     def part_size(self, way: Way) -> int:
         return self.num_elements
@@ -139,26 +143,13 @@ class WarpgroupShape(LayersShape):
         return 0
 
     def places(self) -> list[Pair]:
-        found = []
-        for number, (out, given) in enumerate(self.layers):
-            start, bias_start = self.starts[number]
-            (row, column), width = np.indices((out, given)), self.padded[number][1]
-            bias = bias_start + np.arange(out)
-            if number < len(self.widths):
-                block = row // 8 * (width // 8) + column // 8
-                found.append((start + block * 64 + row % 8 * 8 + column % 8, bias))
-            else:
-                found.append(self.gradient_places("layers")[number])
+        found = self.gradient_places("layers")
+        for number, sizes in enumerate(self.layers[:-1]):
+            (row, column), width = np.indices(sizes), self.padded[number][1]
+            block = row // 8 * (width // 8) + column // 8
+            found[number] = self.starts[number][0] + block * 64 + row % 8 * 8 + column % 8, found[number][1]
         return found
 
     def gradient_places(self, way: Way) -> list[Pair]:
         """Rows and columns of deltas' products, as they lie; sums of deltas of hidden layers lie in their order."""
-        found = []
-        for number, (out, given) in enumerate(self.layers):
-            start, bias_start = self.starts[number]
-            (row, column), bias = np.indices((out, given)), np.arange(out)
-            is_last = number == len(self.widths)
-            row = place_in_record(row, 1 if is_last else 2)
-            bias = place_in_record(bias, 1) if is_last else bias
-            found.append((start + row * self.padded[number][1] + place_in_record(column, 2), bias_start + bias))
-        return found
+        return [self._in_rows(number, 2) for number in range(len(self.layers))]

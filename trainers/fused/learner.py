@@ -153,16 +153,16 @@ class FusedLearner:
             rows = min(chunk, size - number * chunk)
             given = {**arrays, "first_row": first + number * chunk, "num_rows": rows}
             shown = self.learner.group.rollout.seen()
+            seen = [one.network.seen.arrays(shown) for one in self._networks]
             before = []
-            for one in self._networks:
-                shown_to_it = {**arrays, **of_sequences, **one.network.seen.arrays(shown)}
-                before.append(one.prepare_before(rows, first + number * chunk, shown_to_it))
+            for one, own in zip(self._networks, seen, strict=True):
+                before.append(one.prepare_before(rows, first + number * chunk, {**arrays, **of_sequences, **own}))
             calls += side_by_side(before)
             for i, one in enumerate(self._networks):
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
                     **self.packed.arrays_of(one.network),
-                    **one.network.seen.arrays(self.learner.group.rollout.seen()),
+                    **seen[i],
                     "gradient": one.part_of_chunk(number),
                     **one.arrays(),
                     "figures": figures[i][number * a_chunk : (number + 1) * a_chunk],
@@ -223,7 +223,10 @@ class FusedLearner:
         self._is_critic = is_critic.to(device)
         self._tables_of_one_part = {}
         if learner.world.size > 1 or packed.norms is not None:
-            self._tables_of_one_part = _tables_of_one_part(self._gradient)
+            # By these add_up_gradient looks at a gradient that is added up already, and sums its squares.
+            zeros = torch.zeros(size, dtype=torch.int32, device=device)
+            place = torch.arange(size, device=device)
+            self._tables_of_one_part = {"place": place, "stride": zeros, "num_parts": zeros + 1}
 
     def _prepare_order(self) -> None:
         group, plan, sequences = self.learner.group, self.plan, self.plan.sequences
@@ -354,10 +357,3 @@ def gradient_of(plan: GradientPlan) -> type[NetworkGradient]:
     if isinstance(plan.shape, ConvShape):
         return ConvGradient
     return LayersGradient if plan.way == "layers" else NetworkGradient
-
-
-def _tables_of_one_part(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What makes add_up_gradient look at a gradient that is added up already, and sum its squares."""
-    place = torch.arange(len(gradient), device=gradient.device)
-    zeros = torch.zeros(len(gradient), dtype=torch.int32, device=gradient.device)
-    return {"place": place, "stride": zeros, "num_parts": zeros + 1}

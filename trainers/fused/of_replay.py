@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,7 @@ from trainers.networks import find_network
 from trainers.networks.mlp import MLP
 
 if TYPE_CHECKING:
+    from trainers.acting.actor import Actor
     from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
     from trainers.experience.spec import GroupSpec
     from trainers.learning.optimiser import SafeAdam
@@ -59,6 +60,23 @@ def why_not_plain(config: OffPolicyConfig, spec: GroupSpec, kernel: str) -> str 
     if len(arrays) > 1 or arrays[0].dtype != "float32":
         return f"the kernel of {kernel} sees one array of float32"
     return None
+
+
+def find_learner(learner: OffPolicy, plan: Callable[..., Any], kind_of: Callable[[Any], type]) -> Any:
+    """Who makes a learner's updates: kernels, as `plan` finds them, or itself, and then its actor says why."""
+    actor = learner.group.actor
+    stage = actor.stage
+    found = plan(learner.config, actor.spec, stage.limits, stage.precision, learner.world.size)
+    if isinstance(found, str):
+        actor.why = actor.why or found
+        return learner
+    return kind_of(found)(learner, found)
+
+
+def bytes_of_learner(plan: Callable[..., Any], config: OffPolicyConfig, actor: Actor) -> int | None:
+    """What the learner of `find_learner` takes besides; None where the algorithm learns by itself."""
+    found = plan(config, actor.spec, actor.stage.limits, actor.stage.precision)
+    return None if isinstance(found, str) else found.num_bytes
 
 
 class Drawn:

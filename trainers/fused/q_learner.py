@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import AdamMemory, join_memory, why_no_kernel, why_not_plain
+from trainers.fused.of_replay import AdamMemory, find_learner, join_memory, why_no_kernel, why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
@@ -23,7 +23,6 @@ from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Actor
     from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.dqn import DQN, DQNConfig
     from trainers.experience.spec import GroupSpec
@@ -74,11 +73,6 @@ class QShape:
     @property
     def num_biases(self) -> int:
         return sum(to_tiles(out) for out, _ in self.layers)
-
-    @property
-    def meets_on_grid(self) -> bool:
-        """Whether blocks wait for each other that nothing but room brings onto the GPU at once."""
-        return self.team > 1 and not self.in_cluster
 
     @property
     def num_quads(self) -> int:
@@ -146,20 +140,8 @@ def plan_q(
 
 
 def find_q_learner(learner: DQN) -> DQN | FusedQLearner | WideQLearner:
-    """Who makes its updates: a kernel, or itself, and then its actor says why."""
-    actor = learner.group.actor
-    stage = actor.stage
-    found = plan_q(learner.config, learner.group.spec, stage.limits, stage.precision, learner.world.size)
-    if isinstance(found, str):
-        actor.why = actor.why or found
-        return learner
-    return (WideQLearner if isinstance(found, WideQShape) else FusedQLearner)(learner, found)
-
-
-def bytes_of_q_learner(config: DQNConfig, actor: Actor) -> int | None:
-    """What the learner of `find_q_learner` takes besides; None where the algorithm learns by itself."""
-    found = plan_q(config, actor.spec, actor.stage.limits, actor.stage.precision)
-    return None if isinstance(found, str) else found.num_bytes
+    """Who makes its updates: a kernel, or itself."""
+    return find_learner(learner, plan_q, lambda found: WideQLearner if isinstance(found, WideQShape) else FusedQLearner)
 
 
 def why_not(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
@@ -213,7 +195,8 @@ class FusedQLearner:
 
     def __init__(self, learner: DQN, shape: QShape) -> None:
         self.learner, self.shape = learner, shape
-        self.shares_nothing = not shape.meets_on_grid
+        # Else blocks wait for each other that nothing but room brings onto the GPU at once.
+        self.shares_nothing = shape.team == 1 or shape.in_cluster
         device, backend = learner.device, learner.group.rollout.env.backend
         numbers = partial(torch.zeros, device=device)
         self.parameters = list(learner.policy.parameters())

@@ -77,9 +77,7 @@ class Graphed:
     def __call__(self) -> Any:
         if self._graph is None:
             self._num_calls += 1
-            if not self._is_enabled or self._num_calls <= self.warm_up:
-                return self.call()
-            if not self._capture():
+            if not self._is_enabled or self._num_calls <= self.warm_up or not self._capture():
                 return self.call()
         self._graph.replay()
         return self._result

@@ -245,24 +245,21 @@ class Guard:
             )
         found = self._where(place, row, iteration)
         step, env, agent, policy = (found[name] for name in ("step", "env", "agent", "policy"))
-        whose, where = f"policy '{policy}': ", f"env {env}, agent {agent}"
-        if agent is None:
-            whose, where = "", f"env {env}"
+        whose, where = ("", "") if agent is None else (f"policy '{policy}': ", f", agent {agent}")
         way_out = "Mend the env's kernel: python -m warpdrive.testing shows what it does."
         if place.policy is not None:
             way_out = "Lower its lr, or normalize_observation if the env's numbers are large."
         return (
-            f"{whose}{place.tensor} is a NaN or an infinity at {where}, step {step} of "
+            f"{whose}{place.tensor} is a NaN or an infinity at env {env}{where}, step {step} of "
             f"{when} (step {iteration * self.rollout.num_steps + step} of the run). {way_out}"
         )
 
     def _where(self, place: _Place, row: int, iteration: int) -> dict[str, str | int | None]:
         """What `_describe` puts into words; None where a tensor has no such axis."""
         found = {"tensor": place.tensor, "policy": place.policy, "iteration": iteration + 1}
-        if place.tensor == "statistic":
-            return found | {"statistic": place.names[row], "env": None, "agent": None, "step": None}
         if not place.num_agents:
-            return found | {"parameter": place.names[row], "env": None, "agent": None, "step": None}
+            kind = "statistic" if place.tensor == "statistic" else "parameter"
+            return found | {kind: place.names[row], "env": None, "agent": None, "step": None}
         step, rest = divmod(row, self.num_envs * place.num_agents)
         env, agent = divmod(rest, place.num_agents)
         found |= {"step": step, "env": env + self.rollout.env.first_env, "agent": agent + place.first_agent}

@@ -193,8 +193,8 @@ class Heartbeat:
         num_heard, now = 0, time.monotonic()
         while not self._has_stopped.wait(self._beat):
             before, now = now, time.monotonic()
-            if num_heard == self._num_heard and _outlives_ranks():
-                continue  # it is the launcher that does not stir, and nobody needs it
+            if num_heard == self._num_heard and "TORCHELASTIC_RUN_ID" in os.environ:
+                continue  # the launcher, which keeps the store, does not stir, and nobody needs it
             num_heard = self._num_heard
             with self._judging:
                 found = self._judge.tick(min(now - before, 2 * self._beat))
@@ -221,11 +221,6 @@ class Heartbeat:
             _say_no_more()
             time.sleep(2 * self._beat)  # so that who says it is not cut short by the launcher
         os._exit(LOST)
-
-
-def _outlives_ranks() -> bool:
-    """Whether the store is kept by who started the ranks; else the first of them keeps it."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _within(call: Callable[[], bool], seconds: float, otherwise: bool) -> bool:

@@ -114,8 +114,8 @@ class SafeAdam(torch.optim.Adam):
         state = self.state[parameter]
         if not state:  # as Adam itself makes it at its first step
             state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
 
 

@@ -82,10 +82,6 @@ class Feed:
         self._free = [self._slot() for _ in range(self.ahead)]
         self.tiered.feeds.append(self)
 
-    def prepared(self) -> tuple[Call, Batch]:
-        """As `Table.prepare_draw`: each call draws, fetches and gathers."""
-        return self.take, self.batch
-
     @staticmethod
     def num_bytes(layout: Layout, window: Any, number: int, ahead: int) -> int:
         """Of slots; as much again on the host where there are files."""

@@ -47,6 +47,10 @@ class Samples:
     """[N] float32: that a loss takes; 0 where the agent was not in the game."""
 
 
+OF_TRANSITIONS = ("action", "mask", "reward", "next_mask")
+"""What they have as a batch has it, be they of agents or of a team."""
+
+
 def fields_of(spec: GroupSpec, kept: Sequence[Field] = ()) -> list[Field]:
     """What a store keeps of each step of a group. Observations are numbered as the parts of what agents see.
 
@@ -101,13 +105,10 @@ def samples_of(batch: Batch, features: Features, num_agents: int) -> Samples:
 
     return Samples(
         observation=whole(batch.observation),
-        action=batch.action,
-        mask=batch.mask,
-        reward=batch.reward,
-        discount=batch.discount,
         next_observation=whole(batch.next_observation),
-        next_mask=batch.next_mask,
         weight=batch.weight if batch.active is None else batch.weight * batch.active,
+        discount=batch.discount,
+        **{name: getattr(batch, name) for name in OF_TRANSITIONS},
     )
 
 

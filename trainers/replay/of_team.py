@@ -18,7 +18,7 @@ from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, central_features, torch_dtype
 from trainers.replay.batch import Batch
-from trainers.replay.of_group import SampledSequences, Samples, fields_of, window_of
+from trainers.replay.of_group import OF_TRANSITIONS, SampledSequences, Samples, fields_of, window_of
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Window
 from trainers.replay.store import LAST
@@ -135,17 +135,14 @@ class Team:
             discount, weight = discount * next_in_game.amax(-1), weight * in_game.amax(-1)
         return TeamSamples(
             observation=self._seen(features, batch.observation),
-            action=batch.action,
-            mask=batch.mask,
             in_game=in_game,
             state=self._state(batch.observation),
-            reward=batch.reward,
             discount=discount,
             next_observation=self._seen(features, batch.next_observation),
-            next_mask=batch.next_mask,
             next_in_game=next_in_game,
             next_state=self._state(batch.next_observation),
             weight=weight,
+            **{name: getattr(batch, name) for name in OF_TRANSITIONS},
         )
 
     def sequences(self, batch: Batch, features: Features, burn_in: int) -> TeamSequences:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -135,10 +135,8 @@ class Prioritized(Selector):
         self.is_normalised, self.is_stratified, self.own = is_normalised, is_stratified, own
 
     def attach(self, table: Table) -> None:
-        own = None
-        if self.own is not None:
-            own = table.own_priorities(self.own)
-        self.tree = _tree_of(table, self.alpha, self.epsilon, own, self.is_normalised)
+        own = None if self.own is None else table.own_priorities(self.own)
+        self.tree = _tree_of(table, self.alpha, epsilon=self.epsilon, own=own, is_normalised=self.is_normalised)
         self.one_tree = OneTree.of(table, self.tree, is_weighed=True)
         self.meets = self.is_normalised and self.one_tree is None
         self.at(0)
@@ -236,27 +234,12 @@ class WithoutReplacement(Selector):
         text.line(f"if (is_last_block({ticket}) && threadIdx.x == 0) end_in_pass(pass, anchors, num_items);")
 
 
-def _tree_of(
-    table: Table,
-    alpha: float = 0.0,
-    epsilon: float = 0.0,
-    own: torch.Tensor | None = None,
-    is_normalised: bool = True,
-) -> SumTree:
-    """Of a table's items. Without alpha, a leaf is 0, or 1 unit."""
+def _tree_of(table: Table, alpha: float = 0.0, **more: Any) -> SumTree:
+    """Of a table's items, with what else a SumTree is given. Without alpha, a leaf is 0, or 1 unit."""
     window, store = table.window, table.store
     anchors = Anchors(store.layout.num_slots, table.num_rows, window.period, window.behind, window.ahead)
-    tree = SumTree(
-        anchors,
-        store.small["head"],
-        store.backend,
-        alpha=alpha,
-        epsilon=epsilon,
-        own=own,
-        halted=table.halted,
-        max_uses=table.max_times_sampled,
-        is_normalised=is_normalised,
-    )
+    limits = {"halted": table.halted, "max_uses": table.max_times_sampled}
+    tree = SumTree(anchors, store.small["head"], store.backend, alpha=alpha, **limits, **more)
     if alpha == 0.0:
         tree.maximum.fill_(1)
     if table.selector.tree is not None:  # the store was resized

@@ -127,10 +127,6 @@ class Layout:
         return [one for one in self.fields if one.extra and one.name != MASK]
 
     @property
-    def done_dtype(self) -> torch.dtype:
-        return torch.uint8 if TRUNCATED + self.num_sides <= 256 else torch.int32
-
-    @property
     def num_bytes(self) -> int:
         """Of a store of it, its tables and batches apart."""
         of_rings, small = self.sizes()
@@ -143,13 +139,13 @@ class Layout:
             one.name: ((self.num_slots // one.every, *rows[: 1 + (one.axis == "agent")], *one.shape), one.dtype)
             for one in self.fields
         }
-        of_rings["done"] = ((self.num_slots, self.num_envs), self.done_dtype)
+        dtype = torch.uint8 if TRUNCATED + self.num_sides <= 256 else torch.int32
+        of_rings["done"] = ((self.num_slots, self.num_envs), dtype)
         small: Sizes = {
             f"side_{one.name}": ((self.num_sides, *of_rings[one.name][0][1:]), one.dtype) for one in self.observations
         }
         small["side_step"] = ((self.num_sides, self.num_envs), torch.int64)
-        small["num_truncated"] = ((self.num_envs,), torch.int64)
-        small["num_dropped"] = ((self.num_envs,), torch.int64)
+        small |= dict.fromkeys(("num_truncated", "num_dropped"), ((self.num_envs,), torch.int64))
         small["head"] = ((2,), torch.int64)
         return of_rings, small
 

@@ -198,21 +198,13 @@ class ReplayStore:
         steps.line(f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)});")
         self._write_fields(steps, parts)
         self._write_sides(sides, window, side_of)
-        constants = {
-            "NUM_STEPS": layout.num_steps,
-            "NUM_SLOTS": layout.num_slots,
-            "NUM_SIDES": layout.num_sides,
-            "MAX_TRUNCATIONS": most,
-        }
+        constants = {name.upper(): getattr(layout, name) for name in ("num_steps", "num_slots", "num_sides")}
+        constants["MAX_TRUNCATIONS"] = most
         words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
         of_sides = sum(self.small[f"side_{one.name}"][0].nbytes for one in layout.observations)
-        shapes = [
-            launch_shape(self.backend, max(words, layout.num_envs)),
-            launch_shape(self.backend, most * of_sides // 16),
-        ]
         calls = [
-            text.prepare(self.backend, shape, constants, layout.num_envs)
-            for text, shape in zip((steps, sides), shapes, strict=True)
+            text.prepare(self.backend, launch_shape(self.backend, number), constants, layout.num_envs)
+            for text, number in ((steps, max(words, layout.num_envs)), (sides, most * of_sides // 16))
         ]
 
         def add() -> None:

@@ -160,19 +160,11 @@ class SumTree:
         }
         self._functions = FunctionManager(None, SOURCE, constants, anchors.num_rows, backend=backend)
         self._given = {
+            **self._arrays("oldest", "maximum", "leaves", "nodes", "uses", "range", "refused", "draws", "beta"),
             "head": head,
-            "oldest": self.oldest,
             "own": numbers(1, dtype=torch.float32) if own is None else own,
-            "maximum": self.maximum,
-            "leaves": self.leaves,
-            "nodes": self.nodes,
-            "uses": self.uses,
-            "range": self.range,
-            "refused": self.refused,
             "ticket": numbers(1, dtype=torch.int32),
             "seed": numbers(3, dtype=torch.uint32) if seed is None else seed,
-            "draws": self.draws,
-            "beta": self.beta,
             "halted": numbers(1, dtype=torch.float32) if halted is None else halted,
             "alpha": alpha,
             "epsilon": epsilon,
@@ -183,9 +175,11 @@ class SumTree:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed table needs besides how many draws there were, live."""
-        names = ("leaves", "nodes", "range", "maximum", "oldest", "refused")
-        uses = {"uses": self.uses} if self.max_uses else {}
-        return {**{name: getattr(self, name) for name in names}, **uses}
+        uses = ["uses"] if self.max_uses else []
+        return self._arrays("leaves", "nodes", "range", "maximum", "oldest", "refused", *uses)
+
+    def _arrays(self, *names: str) -> dict[str, torch.Tensor]:
+        return {name: getattr(self, name) for name in names}
 
     def prepare_draw(
         self, index: torch.Tensor, weight: torch.Tensor, num_lanes: int | None = None

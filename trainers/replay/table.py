@@ -134,8 +134,8 @@ class Table:
         if number < 1:
             raise ConfigError(f"table '{self.name}': a batch of {number} items. Take at least 1.")
         if number not in self._prepared:
-            tiered = self.store.tiered is not None
-            self._prepared[number] = Feed(self, number).prepared() if tiered else self._prepare(number)
+            feed = None if self.store.tiered is None else Feed(self, number)  # each call draws, fetches and gathers
+            self._prepared[number] = self._prepare(number) if feed is None else (feed.take, feed.batch)
         return self._prepared[number]
 
     def feed(self, number: int, ahead: int) -> Feed:

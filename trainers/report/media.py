@@ -53,12 +53,11 @@ def write_media(players: Players, episodes: Sequence[Mapping[str, np.ndarray]], 
     """Writes each file and says so in a line."""
     films = [film_of(players.env, episode) for episode in episodes]
     for path in paths:
-        note = ""
+        is_gif = path.suffix.lower() == ".gif"
         with written(path) as beside:
-            if path.suffix.lower() == ".gif":
+            if is_gif:
                 write_gif(films, beside)
             else:
                 beside.write_text(player_html(films, players.title), encoding="utf-8")
-        if path.suffix.lower() != ".gif":
-            note = f", positions to within {max(map(rounding, films)):.1g}"
+        note = "" if is_gif else f", positions to within {max(map(rounding, films)):.1g}"
         tell(f"drawn in {from_here(path)} ({path.stat().st_size / 1000:.0f} KB{note})")

@@ -73,13 +73,10 @@ def metrics_of(config: Config, groups: Iterable[str], figures: Iterable[str] = (
     groups, found = list(groups), {}
     words = {"<policy>": dict.fromkeys([*config.policy, *groups]), "<group>": groups, "<figure>": figures}
     trained = {name: find_algorithm(one.algorithm)[0] for name, one in config.policy.items() if one.to_train}
-    of_training = {
-        f"train/{policy}/{figure}": explanation
-        for policy, algorithm in trained.items()
-        for figure, explanation in (
-            algorithm.FIGURES | (algorithm.FIGURES_OF_TIERS if config.policy[policy].tiers else {})
-        ).items()
-    }
+    of_training = {}
+    for policy, algorithm in trained.items():
+        told = {**algorithm.FIGURES, **(algorithm.FIGURES_OF_TIERS if config.policy[policy].tiers else {})}
+        of_training |= {f"train/{policy}/{figure}": explanation for figure, explanation in told.items()}
     for pattern, explanation in EXPLANATIONS.items():
         section = pattern.partition("/")[0]
         if section == "train":
@@ -122,7 +119,6 @@ class Metrics:
         functions = FunctionManager(
             rollout.data, SOURCE, num_envs=env.num_envs, num_agents=env.num_agents, backend=env.backend
         )
-        of_figures = [self.arrays[f"{FIGURE_SUM}{name}"] for name in self.figures]
         self._calls = [
             functions.prepare(
                 "episodes",
@@ -132,8 +128,8 @@ class Metrics:
                 **{name: array for name, array in self.arrays.items() if not name.startswith(FIGURE_SUM)},
             )
         ]
-        for name, figure_sum in zip(self.figures, of_figures, strict=True):
-            sums = {"figure": rollout.data[name], "figure_sum": figure_sum}
+        for name in self.figures:
+            sums = {"figure": rollout.data[name], "figure_sum": self.arrays[f"{FIGURE_SUM}{name}"]}
             self._calls.append(functions.prepare("episode_figure", num_steps=rollout.num_steps, **sums))
 
     def add_rollout(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from trainers.report.statistics import common_places, has, interval, iqm, returns_by_group
 from trainers.run.disk import written
+from trainers.run.identity import flat
 from trainers.run.manifest import RESOLVED_CONFIG
 from trainers.run.reading import METRICS, read, read_reports
 from warpdrive.config import did_you_mean
@@ -32,8 +33,8 @@ LARGEST = 1e100
 """Number that is drawn: matplotlib's own sums need room above it."""
 MAX_DIFFERENCES = 3
 """Settings in a legend; where more differ, the run's name says it shorter."""
-IGNORED = ("trainer.seed", "saving", "evaluation")
-"""Settings that do not tell runs apart: which seed, and what is written and looked at."""
+IGNORED = ("trainer.seed.", "saving.", "evaluation.")
+"""Beginnings of settings that do not tell runs apart: which seed, and what is written and looked at."""
 
 STYLE = {
     "font.size": 9,
@@ -108,8 +109,8 @@ def read_run(path: Path) -> Run:
     if not metrics:
         raise ConfigError(f"{path}: has no report in {METRICS} yet. Wait for the first, or look into its log.txt.")
     config = folder / RESOLVED_CONFIG
-    settings = _flat(load_yaml(config)) if config.exists() else {}
-    telling = {key: value for key, value in settings.items() if not _is_ignored(key)}
+    settings = flat(load_yaml(config)) if config.exists() else {}
+    telling = {key: value for key, value in settings.items() if not f"{key}.".startswith(IGNORED)}
     return Run(folder, metrics, telling, settings.get("trainer.seed"))
 
 
@@ -309,15 +310,3 @@ def _short(key: str, others: Sequence[str]) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _flat(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in section.items():
-        here = f"{path}.{key}" if path else str(key)
-        flat |= _flat(value, here) if isinstance(value, Mapping) else {here: value}
-    return flat
-
-
-def _is_ignored(key: str) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in IGNORED)

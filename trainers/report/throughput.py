@@ -182,24 +182,19 @@ def memory_of(backend: Backend) -> dict[str, float]:
 
 def machine_of(backend: Backend) -> dict[str, Any]:
     """Device, backend and versions: enough to tell where a figure was measured."""
+    is_gpu, cores = backend.name == "cuda", f"{os.cpu_count()} cores, {platform.machine()}"
     return {
-        "device": _device_name(backend),
-        "backend": str(backend) if backend.name == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(backend.device) if is_gpu else cores,
+        "backend": str(backend) if is_gpu else "cpu",
         "versions": {
             "warpdrive": __version__,
             "python": platform.python_version(),
             "numpy": numpy.__version__,
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
-            **({"compiler": _compiler_name(backend)} if backend.name == "cpu" else {}),
+            **({} if is_gpu else {"compiler": _compiler_name(backend)}),
         },
     }
-
-
-def _device_name(backend: Backend) -> str:
-    if backend.name == "cuda":
-        return torch.cuda.get_device_name(backend.device)
-    return f"{os.cpu_count()} cores, {platform.machine()}"
 
 
 def _compiler_name(backend: Backend) -> str:

@@ -162,10 +162,8 @@ def explained_shortage(config: Config) -> Iterator[None]:
     """What is largest, and the number of envs that would fit, where torch or numpy found no memory."""
     try:
         yield
-    except MemoryShortError:
-        raise
     except Exception as error:
-        if not is_shortage(error):
+        if isinstance(error, MemoryShortError) or not is_shortage(error):
             raise
         is_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA" in str(error)
         device = torch.device("cuda" if is_gpu else "cpu")

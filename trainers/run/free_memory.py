@@ -38,14 +38,10 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    known = [*_available(root), *_left_to_groups(root)]
-    return min(known) // (number_in("LOCAL_WORLD_SIZE") or 1) if known else None
-
-
-def _available(root: Path) -> Iterator[int]:
-    """Of this machine's memory, in bytes."""
+    known = list(_left_to_groups(root))
     if found := re.search(r"MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo")):
-        yield int(found.group(1)) * 1024
+        known.append(int(found.group(1)) * 1024)
+    return min(known) // (number_in("LOCAL_WORLD_SIZE") or 1) if known else None
 
 
 def _left_to_groups(root: Path) -> Iterator[int]:

@@ -131,9 +131,10 @@ def changes_since(
             raise CheckpointError(f"{manifest}: {message}")
     changes = Changes()
     here = json.loads(json.dumps(dict(identity)))  # as the other was read
+    has_sources = any(key.startswith(SOURCE) for key in run)
     for key in dict.fromkeys([*here, *(key for key in run if key.startswith((SOURCE, "env.")))]):
         was, now = run.get(key), here.get(key)
-        if was == now or key == NUM_RANKS or (key.startswith(SOURCE) and not _has_sources(run)):
+        if was == now or key == NUM_RANKS or (key.startswith(SOURCE) and not has_sources):
             continue
         _add(changes, key, was, now, manifest, is_fixed=key in FIXED, is_allowed=allow)
     was, now = flat(before), flat(_settings_of(config))
@@ -158,9 +159,9 @@ def _settings_of(config: Config) -> dict[str, Any]:
 
 
 def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as dotted ones, in order."""
+    """Nested keys as dotted ones."""
     found: dict[str, Any] = {}
-    for key, value in sorted(mapping.items()):
+    for key, value in mapping.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
@@ -175,10 +176,6 @@ def _add(changes: Changes, key: str, was: Any, now: Any, manifest: Path, is_fixe
     else:
         text = f"{printable(key)} was {shown(was)} in the run that was saved, and is {shown(now)} in this one"
     changes.refused.append(f"{manifest}: {text}. {way_out}")
-
-
-def _has_sources(run: Mapping[str, Any]) -> bool:
-    return any(key.startswith(SOURCE) for key in run)
 
 
 def _line(key: str, was: Any, now: Any) -> str:

@@ -39,6 +39,12 @@ MAX_COUNT = 1_000_000
 """Of what an env counts in its config, such as agents: more is a slip, and would fill the host's memory."""
 MAX_TRIES = 100_000
 """Numbers looked at for one that divides another."""
+SECTIONS = {
+    "trainer": TrainerConfig,
+    "saving": SavingConfig,
+    "evaluation": EvaluationConfig,
+    "population": PopulationConfig,
+}
 TOP_KEYS = [field.name for field in dataclasses.fields(Config)]
 
 
@@ -74,10 +80,7 @@ class _Reader:
         """Whether callbacks may."""
         self.configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
         self.known = {
-            "trainer": _keys(TrainerConfig),
-            "saving": _keys(SavingConfig),
-            "evaluation": _keys(EvaluationConfig),
-            "population": _keys(PopulationConfig),
+            **{name: _keys(cls) for name, cls in SECTIONS.items()},
             "policy.<name>": sorted({key for one in self.configs.values() for key in _keys(one)}),
             "policy.<name>.model": _keys(ModelConfig),
         }
@@ -87,10 +90,7 @@ class _Reader:
             if key not in TOP_KEYS:
                 self._add(unknown_key(key, TOP_KEYS, hints_for("", self.known)), key)
         env = self._env()
-        trainer = self._part("trainer", TrainerConfig)
-        saving = self._part("saving", SavingConfig)
-        evaluation = self._part("evaluation", EvaluationConfig)
-        population = self._part("population", PopulationConfig)
+        trainer, saving, evaluation, population = (self._part(name, cls) for name, cls in SECTIONS.items())
         callbacks = self._callbacks()
         if env is not None and SHARED in env.groups:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
