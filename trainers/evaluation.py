@@ -18,6 +18,7 @@ from trainers.run import checkpoint
 from trainers.run.checks import check_finite
 from trainers.run.estimate import actors_of, of_rollout, printed_size
 from trainers.run.free_memory import free_bytes
+from trainers.run.tensor_file import num_bytes_of
 from trainers.settings.config import SHARED
 from trainers.settings.read_config import read_config
 from warpdrive.backends.base import Backend
@@ -211,10 +212,13 @@ def load_policies(
         CheckpointError: there is none, it is damaged, or a policy holds a NaN or an infinity.
     """
     config = read_config(checkpoint.run_folder_of(run) / checkpoint.RESOLVED_CONFIG, allow_import=allow_import)
-    saved = checkpoint.load_checkpoint(checkpoint.candidates(run)[0])
-    env, policies = load_env(config.name, config.env), {}
+    env = load_env(config.name, config.env)
+    policies = {}
     for name, one in config.policy.items():
         policies[name] = make_policy(env, name, one, torch.Generator().manual_seed(0))
+    needed = {f"policy.{name}.safetensors": num_bytes_of(one.state_dict()) for name, one in policies.items()}
+    saved = checkpoint.load_checkpoint(checkpoint.candidates(run)[0], needed)
+    for name in policies:
         file = saved.path / f"policy.{name}.safetensors"
         check_finite({str(file): saved.tensors.get(file.stem, {})}, _NOT_FINITE)
         checkpoint.restore_module(policies[name], saved.tensors.get(file.stem, {}), file)

@@ -1,7 +1,7 @@
 """What the trainer's tests share."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -117,8 +117,8 @@ def saves_while_one_is_loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path
     load = checkpoint.load_checkpoint
 
     def prepare(run: Path, name: str) -> None:
-        def load_while_it_trains(path: Path) -> checkpoint.Checkpoint:
-            found = load(path)
+        def load_while_it_trains(path: Path, *more: Mapping[str, int]) -> checkpoint.Checkpoint:
+            found = load(path, *more)
             shutil.copytree(path, run / "checkpoints" / name)
             return found
 

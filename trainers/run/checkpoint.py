@@ -24,7 +24,9 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,17 +39,17 @@ from trainers.replay.listing import REPLAY, Listing, listings_of
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
 from trainers.run.free_memory import free_bytes
-from trainers.run.manifest import MANIFEST, RESOLVED_CONFIG, RNG, make_manifest, read_manifest, sha256, to_json
+from trainers.run.manifest import MANIFEST, RESOLVED_CONFIG, RNG, content_of, make_manifest, read_manifest, to_json
 from trainers.run.reading import (
     BEST,
     CHECKPOINTS,
     LAST,
-    MAX_JSON_BYTES,
     STEP_NAME,
     age_of,
     check_files_and_folders,
     check_folder,
     check_length,
+    check_size,
     list_checkpoints,
     members_in,
     opened,
@@ -228,8 +230,8 @@ def axes_of_ranks(file: str, tensors: Tensors, world: World) -> dict[str, int]:
     return {name: axis for name, axis in axes.items() if axis is not None}
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint, or what `checkpoints/last` points to, after checking every byte of it.
+def load_checkpoint(path: Path, needed: Mapping[str, int] = MappingProxyType({})) -> Checkpoint:
+    """Reads a checkpoint, or what `checkpoints/last` points to, after checking every byte of it; see `content_of`.
 
     Raises:
         CheckpointError: names the file that is missing, damaged or unknown.
@@ -239,12 +241,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     path = place_of(path)
     check_folder(path)
     manifest = read_manifest(path / MANIFEST)
-    _check_it_fits(path, manifest["files"])
+    _check_it_fits(path, manifest["files"], needed)
     tensors, rng = {}, b""
     for name, expected in manifest["files"].items():
-        content = read(path / name, expected["bytes"], MAX_JSON_BYTES if name == RNG else None, levels=3)
-        if sha256(content) != expected["sha256"]:
-            raise CheckpointError(f"{path / name}: damaged: it is not what was written. Use an older checkpoint.")
+        content = content_of(path / name, expected, needed.get(name))
         if name.endswith(".safetensors"):
             tensors[name.removesuffix(".safetensors")] = tensors_of(path / name, content)
         elif name == RNG:
@@ -256,17 +256,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest["progress"], tensors, rng, listings_of(manifest, path / MANIFEST))
 
 
-def _check_it_fits(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises UnreadableError if a checkpoint holds more than there is memory for now; CheckpointError if it only says
-    so."""
+def _check_it_fits(path: Path, files: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]) -> None:
+    """Raises UnreadableError if a checkpoint has more than there is memory for; CheckpointError if it only says so."""
     needed, free = sum(one["bytes"] for one in files.values()), free_bytes(torch.device("cpu"))
     if free is None or needed <= free:
         return
     for name, one in files.items():
         with opened(path / name, 3, path / name) as file:
             check_length(path / name, file, one["bytes"])
-    sizes = f"{needed / 2**20:,.0f} MiB are to be read, and {free / 2**20:,.0f} MiB of memory are free now"
-    raise UnreadableError(f"{path / MANIFEST}: {sizes}. End what takes it, or take a larger machine, and try again.")
+            check_size(path / name, file, sizes.get(name))
+    both = f"{needed / 2**20:,.0f} MiB are to be read, and {free / 2**20:,.0f} MiB of memory are free now"
+    raise UnreadableError(f"{path / MANIFEST}: {both}. End what takes it, or take a larger machine, and try again.")
 
 
 def arrays_of(data: DataManager) -> dict[str, torch.Tensor]:
@@ -393,13 +393,14 @@ def _target(link: Path) -> str | None:
     return os.readlink(link) if link.is_symlink() else None
 
 
-def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one safetensors file.
+def load_tensors(path: Path, policy: Tensors | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of one safetensors file, which are to be like those of a policy, if these are given.
 
     Raises:
-        CheckpointError: it is missing, damaged, or no safetensors file.
+        CheckpointError: it is missing, damaged, far too large, or no safetensors file.
     """
-    return tensors_of(path, read(place_of(path), levels=1, told=path))
+    check = partial(check_size, path, needed=None if policy is None else num_bytes_of(policy))
+    return tensors_of(path, read(place_of(path), told=path, check=check))
 
 
 def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> None:

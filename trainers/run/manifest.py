@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from trainers.run.reading import MAX_JSON_BYTES, STEP_NAME, read
+from trainers.run.reading import MAX_JSON_BYTES, STEP_NAME, check_size, read
 from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, printable
 from warpdrive.version import __version__
@@ -87,6 +87,26 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if type(expected["bytes"]) is not int or expected["bytes"] < 0:
             raise CheckpointError(f"{path}: 'files' says nothing of use about the length of {name!r}.")
     return manifest
+
+
+def content_of(path: Path, told: Mapping[str, Any], needed: int | None = None) -> bytes:
+    """A file of a checkpoint. It is summed up piece by piece, so that no memory is taken for what was not written.
+
+    Args:
+        told: what the manifest says of it.
+        needed: bytes of the tensors that are to come of it, where they are known.
+    Raises:
+        CheckpointError: it is missing, or not what was written.
+    """
+
+    def check(file: BinaryIO) -> None:
+        if path.name != RNG:
+            check_size(path, file, needed)
+            file.seek(0)
+        if hashlib.file_digest(file, "sha256").hexdigest() != told["sha256"]:
+            raise CheckpointError(f"{path}: damaged: it is not what was written. Use an older checkpoint.")
+
+    return read(path, told["bytes"], MAX_JSON_BYTES if path.name == RNG else None, levels=3, check=check)
 
 
 def _bytes_and_sum(path: Path) -> dict[str, Any]:

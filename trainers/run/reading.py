@@ -12,7 +12,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +25,7 @@ STEP_NAME = re.compile(r"step_([0-9]+)")
 LAST = "last"
 BEST = "best"
 MAX_JSON_BYTES = 64 << 20
-"""Of a manifest, and of the generators' states."""
+"""Of a manifest, of the generators' states, and of what is no tensor in a file of tensors."""
 MAX_METRICS_BYTES = 64 << 20
 """Of metrics.jsonl; then every second of its lines is taken out, so that it goes on telling of the whole run."""
 HISTORY = "history.jsonl"
@@ -156,6 +156,7 @@ def read(
     max_bytes: int | None = None,
     levels: int = 1,
     told: Path | None = None,
+    check: Callable[[BinaryIO], None] | None = None,
 ) -> bytes:
     """A file of a run folder or of a checkpoint.
 
@@ -164,6 +165,7 @@ def read(
         max_bytes: how many it may have at most; likewise.
         levels: how many names, the last ones of the path, are the run's: none of them may be a link.
         told: its name in messages, if that is another one.
+        check: looks at the file, and may refuse it, before it is taken into memory.
     Raises:
         CheckpointError: it is missing, a link, no plain file, or of another length.
         UnreadableError: it may be whole, and cannot be read now.
@@ -176,7 +178,35 @@ def read(
         if max_bytes is not None and size > max_bytes:
             most = f"of such a file at most {max_bytes / 2**20:,.0f} MiB are read"
             raise CheckpointError(f"{told}: has {size / 2**20:,.0f} MiB; {most}. Is it the right one?")
+        if check is not None:
+            check(file)
+            file.seek(0)
         return file.read(size)
+
+
+def check_size(told: Path, file: BinaryIO, needed: int | None = None) -> None:
+    """Raises CheckpointError if a safetensors file, which may be anybody's, is far larger than its tensors: no memory
+    is to be taken for what a sparse file only claims. Of a small one its content is told later.
+
+    Args:
+        needed: bytes of the tensors that are to come of it; None: those that its header tells of.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size <= (needed or 0) + MAX_JSON_BYTES:
+        return
+    if needed is not None:
+        what = f"has {size:,} bytes, and the tensors of this policy have {needed:,}"
+        raise CheckpointError(f"{told}: {what}. Take the file of a policy that has this config.")
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        header = json.loads(file.read(length)) if length <= MAX_JSON_BYTES else {}
+        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+        is_whole = 8 + length + max(ends, default=0) == size
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        what = f"no complete safetensors file (it has {size:,} bytes, of which its header does not tell)"
+        raise CheckpointError(f"{told}: {what}. Put a whole copy there.")
 
 
 def check_length(told: Path, file: BinaryIO, num_bytes: int) -> None:

@@ -15,6 +15,7 @@ from trainers.errors import NotSavedError
 from trainers.replay import chunks
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.run import checkpoint
+from trainers.run.manifest import sha256
 from warpdrive.errors import CheckpointError
 
 NAME = "replay.shared"
@@ -294,7 +295,7 @@ def test_a_manifest_that_somebody_wrote_is_refused_where_it_makes_no_sense(tmp_p
     place = save(tmp_path, Chunks({NAME: store}))
     manifest = checkpoint.read_manifest(place / "manifest.json")
     SPOILT[how](manifest[REPLAY][NAME])
-    manifest["sha256"] = checkpoint.sha256(checkpoint.to_json(manifest))
+    manifest["sha256"] = sha256(checkpoint.to_json(manifest))
     (place / "manifest.json").write_bytes(checkpoint.to_json(manifest))
     with pytest.raises(CheckpointError, match=r"manifest\.json: 'replay' says nothing of use"):
         checkpoint.load_checkpoint(place)

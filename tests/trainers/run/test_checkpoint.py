@@ -4,6 +4,7 @@ import math
 import os
 import random
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from safetensors.torch import save_file
 from trainers_runs import tiny_config
 
 from trainers.errors import NotSavedError
+from trainers.evaluation import load_policies
 from trainers.run import checkpoint, disk, manifest, resume
+from trainers.run.tensor_file import header_of
 from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
@@ -281,6 +284,71 @@ def test_a_run_saved_before_its_first_iteration_is_restored_and_a_policy_starts_
     config = tiny(policy__tagger={"model": {"model_ckpt_filepath": str(place / "policy.tagger.safetensors")}})
     state = Trainer(config).policies["tagger"].state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in trainer.policies["tagger"].state_dict().items())
+
+
+def test_a_policy_does_not_start_from_a_file_that_is_far_too_large_for_it(tiny, tmp_path):
+    file = tmp_path / "big.safetensors"
+    file.touch()
+    os.truncate(file, 1 << 40)
+    needed = sum(one.nbytes for one in Trainer(tiny()).policies["tagger"].state_dict().values())
+    told = f"^{file}: has 1,099,511,627,776 bytes, and the tensors of this policy have {needed:,}. Take the file of a "
+    with pytest.raises(CheckpointError, match=told):
+        Trainer(tiny(policy__tagger={"model": {"model_ckpt_filepath": str(file)}}))
+
+
+SPARSE = 256 << 20
+"""Bytes of a file of which the disk holds a block."""
+
+
+def put_sparse(place, is_told, has_sum):
+    """Makes the tagger's policy that large: 64 Mi numbers, if its header is to tell of them."""
+    file, told = place / "policy.tagger.safetensors", json.loads((place / "manifest.json").read_bytes())
+    if is_told:
+        file.write_bytes(header_of({"x": torch.empty(64 << 20, device="meta")}))
+        os.truncate(file, SPARSE + file.stat().st_size)
+    else:
+        os.truncate(file, SPARSE)
+    told["files"][file.name]["bytes"] = file.stat().st_size
+    if has_sum:
+        with file.open("rb") as opened:
+            told["files"][file.name]["sha256"] = hashlib.file_digest(opened, "sha256").hexdigest()
+    del told["sha256"]
+    told["sha256"] = manifest.sha256(manifest.to_json(told))
+    (place / "manifest.json").write_bytes(manifest.to_json(told))
+    return file
+
+
+UNTOLD = r"no complete safetensors file \(it has 268,435,456 bytes, of which its header does not tell\)"
+TOO_LARGE = r"has 268,435,\d{3} bytes, and the tensors of this policy have 42,040"
+
+
+@pytest.mark.parametrize(
+    ("is_told", "has_sum", "is_short", "is_known", "line"),
+    [
+        (False, False, False, False, UNTOLD),
+        (False, False, True, False, UNTOLD),
+        (True, False, False, False, "damaged: it is not what was written"),
+        (True, True, False, True, TOO_LARGE),
+        (True, True, True, True, TOO_LARGE),
+    ],
+    ids=["end", "end, little memory", "no sum", "all told", "all told, little memory"],
+)
+def test_no_memory_is_taken_for_a_policy_of_a_checkpoint_that_is_sparse(
+    tiny, monkeypatch, is_told, has_sum, is_short, is_known, line
+):
+    """By who plays it, who knows how large it is, or by who goes on with it."""
+    trainer = Trainer(tiny())
+    place = trainer.save()
+    file = put_sparse(place, is_told, has_sum)
+    if is_short:
+        monkeypatch.setattr(checkpoint, "free_bytes", lambda device: SPARSE)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=f"^{file}: {line}"):
+            load_policies(place) if is_known else trainer.restore(place)
+        assert tracemalloc.get_traced_memory()[1] < SPARSE // 2
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("what", ["policy", "optimiser"])
