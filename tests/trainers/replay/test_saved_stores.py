@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -276,7 +277,7 @@ def test_a_file_of_the_store_that_cannot_be_read_now_sends_no_run_back(where, ma
 
             patch.setattr(os, "open", fail_there)
         else:
-            patch.setattr("trainers.replay.chunks.hashlib.file_digest", fail)
+            patch.setattr("trainers.replay.chunks.hashlib", SimpleNamespace(file_digest=fail))
         told = rf"{file.parent}/.*: cannot be read now \(.*Input/output error\)\..* --resume {older}$"
         with pytest.raises(UnreadableError, match=told):
             make(resume=trainer.run.path)
