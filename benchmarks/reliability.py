@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from ended_runs import kills, locks, replay_kills, stops, tier_kills
 from far_steps import far_steps
 from faults import TENSORS, corrupt, disk_full_at, expect_signals, plant_nan
@@ -211,9 +212,10 @@ def resumes(folder: Path, iterations: int = 4) -> dict[str, Any]:
 
 
 def _demonstrations_for(file: Path, folder: Path) -> list[tuple[str, str]]:
-    """What a config asks for that learns from them, once the script beside it has written them."""
-    if not (script := file.with_name("demonstrations.py")).exists():
+    """What a config of R2D3 asks for, once the script beside it has written them."""
+    if "R2D3" not in {one["algorithm"] for one in yaml.safe_load(file.read_text())["policy"].values()}:
         return []
+    script = file.with_name("demonstrations.py")
     dataset = folder / f"{file.stem}_dataset"
     if not dataset.exists():
         subprocess.run([sys.executable, script, dataset], check=True, stdout=subprocess.DEVNULL)
