@@ -213,7 +213,7 @@ def resumes(folder: Path, iterations: int = 4) -> dict[str, Any]:
 
 def _demonstrations_for(file: Path, folder: Path) -> list[tuple[str, str]]:
     """What a config of R2D3 asks for, once the script beside it has written them."""
-    if "R2D3" not in {one["algorithm"] for one in yaml.safe_load(file.read_text())["policy"].values()}:
+    if "R2D3" not in {one.get("algorithm") for one in yaml.safe_load(file.read_text())["policy"].values()}:
         return []
     script = file.with_name("demonstrations.py")
     dataset = folder / f"{file.stem}_dataset"
