@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -176,7 +177,9 @@ def stops(number: int, folder: Path) -> dict[str, Any]:
 def _stop_program(chain: Chain, signals: tuple[int, ...], chance: random.Random) -> tuple[bool, int, str]:
     command = [sys.executable, ROOT / "examples" / "train.py", "--resume", chain.run]
     with chain.log.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        # As many threads as a TrainingProcess has: torch's GRU rounds otherwise with more.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         time.sleep(chance.uniform(0.0, 5.0))
         for one in signals:
             process.send_signal(one)
