@@ -7,7 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+
+import pytest
+
+from warpdrive.backends.cpu_sanitize import sanitizer_environment
+from warpdrive.errors import BackendError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,6 +28,19 @@ def run_python(*words: object, variables: Mapping[str, str] | None = None, **opt
     """Runs Python to its end and captures what it prints as text, unless options of subprocess.run say otherwise."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.run([sys.executable, *map(str, words)], env=variables_of(**variables or {}), **options)
+
+
+def run_sanitized(kinds: str, *words: str) -> subprocess.CompletedProcess:
+    """Python under sanitizers, such as "address+undefined"; skips the test where it cannot start under them."""
+    try:
+        found = sanitizer_environment(kinds.split("+"))
+    except BackendError as error:
+        pytest.skip(str(error))
+    python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    python = partial(run_python, "-c", variables={**found, "WARPDRIVE_NUM_THREADS": "2", "PYTHONPATH": python_path})
+    if python("").returncode:
+        pytest.skip(f"Python cannot start under the {kinds} sanitizer of this compiler")
+    return python(*words)
 
 
 def full_disk(*_: object, **__: object) -> None:

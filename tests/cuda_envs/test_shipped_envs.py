@@ -1,16 +1,13 @@
 """What holds for every env, those of the tests too, and for each of its variants that has kernels of its own."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from adapter_cases import MANY_ENVS, SMALL_TAG, name_of, short
+from programs import run_sanitized
 
-from warpdrive.backends.cpu_sanitize import sanitizer_environment
 from warpdrive.env import list_envs, load_env
-from warpdrive.errors import BackendError, EnvError
+from warpdrive.errors import EnvError
 from warpdrive.testing import WARNING, check_env
 
 # Every env, and its variants that have kernels of their own, in episodes so short that a few steps see them restart.
@@ -44,19 +41,7 @@ for name, config in json.loads(sys.argv[2]):
 @pytest.mark.parametrize("kinds", ["address+undefined", "thread"])
 def test_the_sanitizers_report_nothing(kinds):
     """All envs in one process: it is the start that takes long."""
-    try:
-        found = sanitizer_environment(kinds.split("+"))
-    except BackendError as error:
-        pytest.skip(str(error))
-    python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = {**os.environ, **found, "WARPDRIVE_NUM_THREADS": "2", "PYTHONPATH": python_path}
-
-    def python(*words: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-c", *words], env=environment, capture_output=True, text=True)
-
-    if python("").returncode:
-        pytest.skip(f"Python cannot start under the {kinds} sanitizer of this compiler")
-    done = python(PLAY_ALL, kinds, json.dumps(SHIPPED))
+    done = run_sanitized(kinds, PLAY_ALL, kinds, json.dumps(SHIPPED))
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 

@@ -2,18 +2,16 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from programs import run_sanitized
 
 from trainers.errors import PriorityError
 from trainers.learning.graphs import Graphed
 from trainers.replay.sum_tree import CHILDREN, LARGEST_LEAF, UNITS, Anchors, SumTree, all_of, num_nodes
-from warpdrive.backends.cpu_sanitize import sanitizer_environment
-from warpdrive.errors import BackendError, ConfigError
+from warpdrive.errors import ConfigError
 
 IS_LONG = os.environ.get("WARPDRIVE_LONG_TESTS") == "1"
 SMALL = Anchors(num_slots=4, num_rows=3)  # 12 leaves under one node
@@ -450,12 +448,5 @@ for num_lanes in (1, 4):
 
 
 def test_a_draw_from_a_tree_without_priorities_reads_nothing_beyond_it():
-    try:
-        found = sanitizer_environment(["address"])
-    except BackendError as error:
-        pytest.skip(str(error))
-    environment = {**os.environ, **found, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    if subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True).returncode:
-        pytest.skip("Python cannot start under the address sanitizer of this compiler")
-    done = subprocess.run([sys.executable, "-c", DRAW_OF_NONE], env=environment, capture_output=True, text=True)
+    done = run_sanitized("address", DRAW_OF_NONE)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
