@@ -23,6 +23,7 @@ from trainers.experience.rollout import Rollout, max_truncations
 from trainers.experience.spec import GroupSpec, spec_of
 from trainers.experience.written import check_written, prepare_look
 from trainers.heads import make_head
+from trainers.learning.compiled import Compiler
 from trainers.learning.distributed import device_of, join, world
 from trainers.learning.graphs import Graphed, SideBySide
 from trainers.learning.guard import Guard
@@ -167,7 +168,10 @@ class Trainer:
             final_observations=max_truncations(env, settings.num_steps),
         )
         self.identity = identity_of(config, env, self.env.device.type, self.world.size)
-        actors = make_actors(self.env, self.policies, self.precision)
+        self.compiler = None
+        if settings.compiles_on(self.backend.device.type):
+            self.compiler = Compiler(self.run.say, takes_all=settings.compile is True)
+        actors = make_actors(self.env, self.policies, self.precision, compiler=self.compiler)
         trained = {name: one for name, one in config.policy.items() if one.to_train and name in specs}
         kinds = {name: find_algorithm(one.algorithm)[0] for name, one in trained.items()}
         fields = {name: kind.fields(trained[name], specs[name]) for name, kind in kinds.items()}
@@ -311,6 +315,8 @@ class Trainer:
         updates = [partial(one.update, clock, self.phases[name]) for name, one in self.algorithms.items()]
         figures = dict(zip(self.algorithms, self.side_by_side(updates), strict=True))
         timing.end_iteration()
+        if self.compiler is not None:
+            self.compiler.tell()
         self.iteration += 1
         return figures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from warpdrive.sampler import Sampler
 
 if TYPE_CHECKING:
     from trainers.experience.group_rollout import GroupRollout
+    from trainers.learning.compiled import Compiler
 
 Call = Callable[[], None]
 
@@ -36,11 +37,39 @@ class Stage:
     """Of the networks: fp32, tf32 or bf16 (`TrainerConfig.precision_on`)."""
     greedy: Collection[str] = ()
     """Names of policies that take their best action instead of trying others."""
+    compiler: Compiler | None = None
+    """Of what torch computes, where that is compiled."""
+
+    def of_torch(self, function: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
+        """What torch computes for a policy, as it is done here: in which precision, and whether compiled."""
+        if self.precision_of(policy) == "bf16":
+            function = _in_bf16(function, self.device.type)
+        return self.compiler(function) if self.compiles(policy) else function
+
+    def precision_of(self, policy: Policy) -> str:
+        """Of torch's products: bf16 only on a GPU, where its network `takes_bf16`."""
+        takes = self.device.type == "cuda" and getattr(policy.network, "takes_bf16", False)
+        return "tf32" if self.precision == "bf16" and not takes else self.precision
+
+    def compiles(self, policy: Policy) -> bool:
+        """Whether what torch computes for a policy is compiled: never what goes through steps in a row, each of which
+        would be compiled by itself."""
+        if self.compiler is None or policy.memory_size:
+            return False
+        return self.compiler.takes_all or getattr(policy.network, "compiles", False)
+
+    def told_of_torch(self, policy: Policy) -> str:
+        """The same in words."""
+        return self.precision_of(policy) + (", compiled" if self.compiles(policy) else "")
 
 
-def of_torch(precision: str) -> str:
-    """The precision of torch's products, where kernels do not serve."""
-    return {"bf16": "tf32"}.get(precision, precision)
+def _in_bf16(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*given: Any) -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            return function(*given)
+
+    return call
 
 
 class Actor:
@@ -69,6 +98,14 @@ class Actor:
         self.central = central_features(spec.layout, spec.num_agents) if policy.has_central_critic else None
         self.group: GroupRollout | None = None
         self._buffers: dict[str, torch.Tensor] = {}
+        self._forward: Callable[..., Any] | None = None
+
+    def _prepare_act(self, *given: Any, **more: Any) -> Call:
+        """Its policy's; see Policy.prepare_act."""
+        if self._forward is None:
+            self._forward = self.stage.of_torch(self.policy.forward, self.policy)
+        is_other = self._forward != self.policy.forward
+        return self.policy.prepare_act(*given, **more, forward=self._forward if is_other else None)
 
     @property
     def is_greedy(self) -> bool:
@@ -79,7 +116,7 @@ class Actor:
         """What plays, and learns, in words."""
         if self.path == "fused":
             return f"fused kernels play{' and learn' if learns else ''} in {precision}"
-        return f"{self.path} plays{' and learns' if learns else ''} in {of_torch(precision)}"
+        return f"{self.path} plays{' and learns' if learns else ''} in {self.stage.told_of_torch(self.policy)}"
 
     def fields(self, num_steps: int) -> list[Field]:
         """What it writes besides actions. The mask is kept by itself."""
@@ -151,15 +188,19 @@ class DrawingActor(Actor):
 
 
 def make_actors(
-    env: EnvWrapper, policies: Mapping[str, Policy], precision: str = "fp32", greedy: Collection[str] = ()
+    env: EnvWrapper,
+    policies: Mapping[str, Policy],
+    precision: str = "fp32",
+    greedy: Collection[str] = (),
+    compiler: Compiler | None = None,
 ) -> dict[str, Actor]:
     """By policy, who plays for it, as its algorithm says.
 
     Args:
         policies: by group of the env, or one for all agents under another name.
-        precision, greedy: see Stage.
+        precision, greedy, compiler: see Stage.
     """
-    stage = Stage(env.device, Limits.of(env.backend), precision, greedy)
+    stage = Stage(env.device, Limits.of(env.backend), precision, greedy, compiler)
     return {
         name: find_algorithm(policy.config.algorithm)[0].actor(policy, spec_of(env.env, name), stage)
         for name, policy in policies.items()

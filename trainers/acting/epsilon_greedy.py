@@ -100,7 +100,7 @@ class EpsilonGreedyActor(RememberingActor):
         """Q-values of what the agents see, into `_q`; `memory` [E, A, size] then knows of it if it `goes_on`."""
         rows, calls = self.features.prepare_step(arrays, self._buffer)
         flat = None if memory is None else memory.flatten(0, 1)
-        act = self.policy.prepare_act(rows, None, self._q.flatten(0, 1), None, flat, goes_on)
+        act = self._prepare_act(rows, None, self._q.flatten(0, 1), None, flat, goes_on)
 
         def act_with_noise() -> None:
             with noise_of(self.policy, self.noise):

@@ -72,7 +72,7 @@ class SampledActor(RememberingActor, DrawingActor):
             shaped = self._buffer("critic_rows", value.new_empty(*value.shape, central.num_features))
             critic_rows = shaped.view(num_rows, -1)
             calls.append(lambda: shaped.copy_(central.of_step(arrays, None if active is None else active())))
-        act = self.policy.prepare_act(
+        act = self._prepare_act(
             rows,
             critic_rows,
             None if outputs is None else outputs.view(num_rows, -1),

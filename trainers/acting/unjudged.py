@@ -27,7 +27,7 @@ class UnjudgedActor(DrawingActor):
 
     def prepare_step(self, t: int) -> list[Call]:
         rows, calls = self.features.prepare_step(self.group.rollout.seen(t), self._buffer)
-        calls = [*calls, self.policy.prepare_act(rows, None, self._outputs.flatten(0, 1), None)]
+        calls = [*calls, self._prepare_act(rows, None, self._outputs.flatten(0, 1), None)]
         return [*calls, *self._prepare_draw(t)]
 
 

@@ -98,6 +98,7 @@ class Algorithm:
         }
         """This iteration's numbers, by the config's key."""
         self._filled: dict[str, float] = {}
+        self._of_torch: dict[Callable, Callable] = {}
 
     @classmethod
     def heads(cls, config: PolicyConfig, num_outputs: int) -> dict[str, int]:
@@ -185,6 +186,12 @@ class Algorithm:
     def report(self) -> Figures:
         """What is only looked at when a report is due, besides what the phases gave."""
         return {}
+
+    def of_torch(self, function: Callable) -> Callable:
+        """What torch computes for an update, as Stage.of_torch has it; made once."""
+        if function not in self._of_torch:
+            self._of_torch[function] = self.group.actor.stage.of_torch(function, self.policy)
+        return self._of_torch[function]
 
     def set_scalars(self, clock: Clock) -> dict[str, float]:
         """Brings `scalars` up to date; returns them."""

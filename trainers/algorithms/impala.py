@@ -171,7 +171,7 @@ class IMPALA(OnPolicy):
         """Advantages and targets of these units, all steps of some envs, by the policy as it is."""
         log_ratio, value = self.log_ratio.view(-1), self.group.value[:-1].view(-1)
         for samples in self.chunks(units):
-            log_prob, _, now = self.policy.evaluate(samples)
+            log_prob, _, now = self.of_torch(self.policy.evaluate)(samples)
             log_ratio[samples.index] = log_prob - samples.log_prob
             value[samples.index] = now
         for call in self._judge:

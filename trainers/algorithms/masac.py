@@ -121,7 +121,8 @@ class MASAC(TeamReplay, SAC):
         """One update: of the critics, then of the policy by them, then of the temperature by how undecided it was."""
         batch, alpha = self.draw(), self.temperature["log"].detach().exp()
         networks = (self.policy, self.critics, self.target_critics)
-        found = self._learn_critics(*team_critic_pass(*networks, batch, alpha, self._noise(batch)), batch)
+        of_critics = self.of_torch(team_critic_pass)
+        found = self._learn_critics(*of_critics(*networks, batch, alpha, self._noise(batch)), batch)
         now = (batch.observation, batch.mask, batch.in_game, batch.state)
         value, entropy = team_soft_value(self.policy, self.critics, *now, alpha, self._noise(batch))
         counts = batch.weight.sign().unsqueeze(-1).expand(value.shape)

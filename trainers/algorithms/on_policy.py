@@ -193,27 +193,51 @@ class OnPolicy(Algorithm):
         """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
         import torch
 
-        scalars, target_kl = self.scalars, self.config.target_kl
+        target_kl = getattr(self.config, "target_kl", None)
         number, mean, deviation = self.moments(units)
         figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
         for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
-            log_prob, entropy, value = self.policy.evaluate(samples)
-            advantage = (samples.advantage - mean) / deviation
-            policy_loss, value_loss, *of_ratio = self.losses(samples, log_prob, value, advantage)
-            weight, of_value = self.weights(units, samples, number)
-            losses = (policy_loss - scalars["entropy_coeff"] * entropy) * weight
-            losses = losses + scalars["vf_loss_coeff"] * value_loss * of_value
-            (losses.sum() / number).backward()
+            weights = self.weights(units, samples, number)
+            loss, losses, found = self.of_torch(self._loss_of)(samples, mean, deviation, number, *weights)
+            loss.backward()
             with torch.no_grad():
                 self.guard.check_loss(self.group.name, losses, samples.index)
-                of_action = [one * weight for one in (policy_loss, entropy, *of_ratio)]
-                figures += torch.stack([of_action[0], value_loss * of_value, *of_action[1:]]).sum(-1) / number
+                figures += found
         figures, was_stopped = self.reduce(figures), self.stopped.clone()
         if target_kl is not None:
             self.optimizer.stop_if(figures[self.OF_MINIBATCHES.index("approx_kl")] > target_kl)
         grad_norm = self.step()
         found = torch.cat([figures, grad_norm.view(1), torch.ones_like(self.stopped)])
         return torch.where(was_stopped > 0, 0.0, found)
+
+    def _loss_of(
+        self,
+        samples: Samples,
+        mean: torch.Tensor | float,
+        deviation: torch.Tensor | float,
+        number: torch.Tensor | int,
+        weight: torch.Tensor | float,
+        of_value: torch.Tensor | float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The samples' part of a minibatch's loss, through which gradients flow; the loss of each [N]; their part of
+        its figures but for the gradient's.
+
+        Args:
+            mean, deviation, number: of `moments`.
+            weight, of_value: of `weights`.
+        """
+        import torch
+
+        scalars = self.scalars
+        log_prob, entropy, value = self.policy.evaluate(samples)
+        advantage = (samples.advantage - mean) / deviation
+        policy_loss, value_loss, *of_ratio = self.losses(samples, log_prob, value, advantage)
+        losses = (policy_loss - scalars["entropy_coeff"] * entropy) * weight
+        losses = losses + scalars["vf_loss_coeff"] * value_loss * of_value
+        with torch.no_grad():
+            of_action = [one * weight for one in (policy_loss, entropy, *of_ratio)]
+            figures = torch.stack([of_action[0], value_loss * of_value, *of_action[1:]]).sum(-1) / number
+        return losses.sum() / number, losses.detach(), figures
 
     def begin(self) -> None:
         """Advantages and targets of the rollout."""

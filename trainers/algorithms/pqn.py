@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
+    from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
@@ -131,20 +132,21 @@ class PQN(OnPolicy):
         found = super().update(clock, phases)
         return {**found, "epsilon": set_epsilon(self, clock)}
 
-    def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
+    def _loss_of(
+        self,
+        samples: Samples,
+        mean: torch.Tensor | float,
+        deviation: torch.Tensor | float,
+        number: torch.Tensor | int,
+        weight: torch.Tensor | float,
+        of_value: torch.Tensor | float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         import torch
 
-        number, *_ = self.moments(units)
-        figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
-        for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
-            q, _ = self.policy.outputs_and_value(samples)
-            q = q.gather(-1, samples.action.long().unsqueeze(-1)).squeeze(-1)
-            error = q - self.target.view(-1).index_select(0, samples.index)
-            weight, _ = self.weights(units, samples, number)
-            losses = 0.5 * error.square() * weight
-            (losses.sum() / number).backward()
-            with torch.no_grad():
-                self.guard.check_loss(self.group.name, losses, samples.index)
-                figures += torch.stack([losses, q * weight, error.abs() * weight]).sum(-1) / number
-        figures = self.reduce(figures)
-        return torch.cat([figures, self.step().view(1), figures.new_ones(1)])
+        q, _ = self.policy.outputs_and_value(samples)
+        q = q.gather(-1, samples.action.long().unsqueeze(-1)).squeeze(-1)
+        error = q - self.target.view(-1).index_select(0, samples.index)
+        losses = 0.5 * error.square() * weight
+        with torch.no_grad():
+            figures = torch.stack([losses, q * weight, error.abs() * weight]).sum(-1) / number
+        return losses.sum() / number, losses.detach(), figures

@@ -233,7 +233,8 @@ class QReplay(OffPolicy):
 
         self.optimizer.begin()
         batch = self.draw()
-        found = self.losses_of_update(self.learned, self.target, batch, self.config, self.generator)
+        losses_of = self.of_torch(self.losses_of_update)
+        found = losses_of(self.learned, self.target, batch, self.config, self.generator)
         weight = self.weight_of(batch)
         counts = weight.sign()  # weights that make up for priorities are no parts of a mean
         number = self.number_of(counts)

@@ -184,9 +184,8 @@ class SAC(ActorAndCritics):
         """One update: of the critics, then of the policy by them, then of the temperature by how undecided it was."""
         batch, alpha = self.draw(), self.temperature["log"].detach().exp()
         of_next, of_now = self.deviate() or (None, None)
-        found = self._learn_critics(
-            *critic_pass(self.policy, self.critics, self.target_critics, batch, alpha, of_next), batch
-        )
+        networks, of_critics = (self.policy, self.critics, self.target_critics), self.of_torch(critic_pass)
+        found = self._learn_critics(*of_critics(*networks, batch, alpha, of_next), batch)
         value, entropy = soft_value(self.policy, self.critics, batch.observation, batch.mask, alpha, of_now)
         return {**found, **self._learn_policy(value, entropy, batch.weight.sign(), batch.mask), "alpha": alpha}
 

@@ -240,8 +240,9 @@ class TD3(ActorAndCritics):
         (noise,) = self.deviate() or (None,)
         networks = (self.target, self.critics, self.target_critics)
         if not config.distributional:
-            return {**self._learn_critics(*critic_pass(*networks, batch, noise, config), batch), "outermost": 0.0}
-        *found, outermost = distributional_pass(*networks, batch, noise, config)
+            found = self.of_torch(critic_pass)(*networks, batch, noise, config)
+            return {**self._learn_critics(*found, batch), "outermost": 0.0}
+        *found, outermost = self.of_torch(distributional_pass)(*networks, batch, noise, config)
         return dict(self._learn_critics(*found, batch, outermost=outermost))
 
     def improve(self) -> Figures:

@@ -36,6 +36,8 @@ class CNN(nn.Module):
 
     sees = "arrays"
     memory_size = 0
+    compiles = takes_bf16 = True
+    """See Stage.of_torch."""
 
     def __init__(
         self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
@@ -121,7 +123,7 @@ class Encoder(nn.Module):
                 image = (image - low) * scale
             image = image.unsqueeze(-3) if len(shape) == 2 else image.movedim(-1, -3)
             for layer, norm in itertools.zip_longest(layers, norms):
-                image = layer(image)
+                image = convolved(layer, image)
                 if norm is not None:
                     image = norm(image.movedim(-3, -1)).movedim(-1, -3)
                 image = self.activation(image)
@@ -129,3 +131,24 @@ class Encoder(nn.Module):
         found += [one.to(dtype).flatten(1) for key, one in observation.items() if key not in self.images]
         hidden = self.dense(torch.cat(found, dim=-1))
         return self.activation(hidden if self.dense_norm is None else self.dense_norm(hidden))
+
+
+def convolved(layer: nn.Conv2d, image: torch.Tensor) -> torch.Tensor:
+    """What a convolution makes of images [N, channels, height, width].
+
+    One of stride s, a divisor of its kernel, is one of stride 1 over squares of s x s pixels, and GPUs are far better
+    at that: 64 channels of 2 x 2 instead of 4 of 8 x 8.
+    """
+    (kernel, _), (stride, _) = layer.kernel_size, layer.stride
+    if stride == 1 or kernel % stride:
+        return layer(image)
+    height, width = (size_behind(size, kernel, stride) * stride + kernel - stride for size in image.shape[-2:])
+    seen, weight = squares(image[..., :height, :width], stride), squares(layer.weight, stride)
+    return nn.functional.conv2d(seen, weight, layer.bias)
+
+
+def squares(image: torch.Tensor, size: int) -> torch.Tensor:
+    """[N, C, H, W] -> [N, size size C, H / size, W / size], channels last in memory."""
+    number, channels, height, width = image.shape
+    rows = image.movedim(1, -1).reshape(number, height // size, size, width // size, size, channels)
+    return rows.transpose(2, 3).flatten(3).movedim(-1, 1)

@@ -137,10 +137,13 @@ def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Ge
 
 
 def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the layers of `add_heads` make of what is before them."""
-    return {
-        name: getattr(network, f"{name}_head")(critic_hidden if name in JUDGES else hidden) for name in network.heads
-    }
+    """What the layers of `add_heads` make of what is before them, in the precision of their weights."""
+    found = {}
+    for name in network.heads:
+        layer, features = getattr(network, f"{name}_head"), critic_hidden if name in JUDGES else hidden
+        with torch.autocast(features.device.type, enabled=False):
+            found[name] = layer(features.to(next(layer.parameters()).dtype))
+    return found
 
 
 def make_trunk(

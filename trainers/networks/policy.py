@@ -163,6 +163,7 @@ class Policy(nn.Module):
         value: torch.Tensor | None,
         memory: torch.Tensor | None = None,
         keep_memory: bool = True,
+        forward: Callable[..., Any] | None = None,
     ) -> Callable[[], None]:
         """One step for the rollout: calling the result reads the inputs and writes `outputs` and `value`.
 
@@ -171,9 +172,11 @@ class Policy(nn.Module):
             outputs: [N, numbers of the distribution], contiguous; None if only the value is wanted.
             value: [N], contiguous; None if it is not wanted.
             memory: [N, memory_size], read, and written unless `keep_memory` is false.
+            forward: what stands for its own `forward`, such as that compiled; None: whatever is quickest.
         """
         gives_outputs = self.algorithm.outputs.__func__ is Algorithm.outputs.__func__
         can_prepare = hasattr(self.network, "prepare_act") and self.observation_norm is None and gives_outputs
+        can_prepare = can_prepare and forward is None
         if can_prepare and not self.memory_size:
             into = {} if outputs is None else {self.acts_by: outputs}
             if value is not None:
@@ -187,7 +190,7 @@ class Policy(nn.Module):
                 if keep_memory:
                     memory.copy_(after)
             else:
-                found, values = self(observation, critic_input)
+                found, values = (forward or self)(observation, critic_input)
             if outputs is not None:
                 outputs.copy_(found)
             if value is not None:

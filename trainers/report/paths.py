@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainers.acting.actor import of_torch
-
 if TYPE_CHECKING:
+    from trainers.acting.actor import Actor
     from trainers.trainer import Trainer
-
-LEARNS = {"fused": "fused kernels learn in {precision}", "torch": "torch learns in {of_torch}"}
-"""By path, where another one plays."""
 
 
 def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
@@ -31,6 +27,12 @@ def _told(trainer: Trainer, name: str) -> str:
     learns_alike = algorithm is not None and algorithm.path == actor.path
     found = actor.told(trainer.precision, learns_alike)
     if algorithm is not None and not learns_alike:
-        told = LEARNS.get(algorithm.path, f"{algorithm.path} learns")
-        found += ", " + told.format(precision=trainer.precision, of_torch=of_torch(trainer.precision))
+        found += ", " + _told_learner(trainer, algorithm.path, actor)
     return found if actor.why is None else f"{found}: {actor.why}"
+
+
+def _told_learner(trainer: Trainer, path: str, actor: Actor) -> str:
+    """Where another one plays."""
+    if path == "fused":
+        return f"fused kernels learn in {trainer.precision}"
+    return f"torch learns in {actor.stage.told_of_torch(actor.policy)}" if path == "torch" else f"{path} learns"

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from trainers_runs import learns
 
-from trainers.networks.cnn import CNN
+from trainers.networks.cnn import CNN, convolved
 from trainers.networks.features import Inputs
 from trainers.report.paths import path_of
 from trainers.settings.config import ModelConfig
@@ -61,6 +61,25 @@ def test_a_place_of_a_convolution_is_normalised_over_its_channels():
     above, elsewhere = found[0].view(16, 2).unbind(-1)
     torch.testing.assert_close(above, torch.tensor([0.0] * 8 + [1.0] * 8), rtol=0, atol=1e-4)
     assert not elsewhere.any()
+
+
+@pytest.mark.parametrize(
+    "kernel, stride, size", [(8, 4, (84, 84)), (8, 4, (87, 45)), (4, 2, (20, 11)), (3, 3, (9, 10))]
+)
+def test_a_convolution_with_a_stride_is_torchs_own(kernel, stride, size):
+    torch.manual_seed(1)
+    layer = torch.nn.Conv2d(3, 5, kernel, stride, dtype=torch.float64)
+    image = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    found = []
+    for out in (layer(image), convolved(layer, image)):
+        found.append([out, *torch.autograd.grad(out.square().sum(), [image, *layer.parameters()])])
+    torch.testing.assert_close(*found)
+
+
+def test_a_convolution_of_which_no_squares_can_be_made_is_torchs_own():
+    layer = torch.nn.Conv2d(1, 1, 3, 2)
+    image = torch.randn(1, 1, 9, 9)
+    assert torch.equal(convolved(layer, image), layer(image))
 
 
 def test_what_is_no_image_goes_in_beside_it_and_a_critic_may_have_eyes_of_its_own():

@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from trainers.acting.actor import Actor
+from trainers.acting.actor import Actor, Stage
 from trainers.algorithms.ddpg import DDPGConfig
 from trainers.algorithms.td3 import TD3Config
+from trainers.fused.plan import Limits
 from trainers.fused.player import FusedPlayer
 from trainers.report.paths import path_of, told_paths
 from trainers.settings.config import PolicyConfig, TrainerConfig
@@ -17,11 +19,14 @@ def actor_of(path: str, why: str | None) -> Actor:
     kind = FusedPlayer if path == "fused" else Actor
     actor = kind.__new__(kind)
     actor.path, actor.why = path, why
+    actor.policy = SimpleNamespace(network=None, memory_size=0)
     return actor
 
 
 def trainer_of(precision: str = "bf16", **actors: SimpleNamespace) -> SimpleNamespace:
     """Its runner is not trained."""
+    for actor in actors.values():
+        actor.stage = Stage(torch.device("cuda"), Limits.of_device("cuda"), precision)
     rollout = SimpleNamespace(groups={name: SimpleNamespace(actor=actor) for name, actor in actors.items()})
     algorithms = {name: SimpleNamespace(path=actor.path) for name, actor in actors.items() if name != "runner"}
     return SimpleNamespace(rollout=rollout, algorithms=algorithms, precision=precision)
