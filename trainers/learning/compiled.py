@@ -64,7 +64,8 @@ class Compiled:
         return self._call(*given)
 
     def _first_call(self, given: Sequence[Any]) -> Any:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torch"))  # torch's own is in /tmp
+        # Others can foresee, and make, the folder that torch would take.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torch"))
         from torch._dynamo.exc import TorchDynamoException
 
         if not self.compiler.names:

@@ -137,12 +137,15 @@ def add_heads(network: nn.Module, widths: Mapping[str, int], generator: torch.Ge
 
 
 def apply_heads(network: nn.Module, hidden: torch.Tensor, critic_hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the layers of `add_heads` make of what is before them, in the precision of their weights."""
+    """What the layers of `add_heads` make of what is before them, in full float where that is in bf16."""
     found = {}
     for name in network.heads:
         layer, features = getattr(network, f"{name}_head"), critic_hidden if name in JUDGES else hidden
-        with torch.autocast(features.device.type, enabled=False):
-            found[name] = layer(features.to(next(layer.parameters()).dtype))
+        if features.dtype == torch.bfloat16:
+            with torch.autocast(features.device.type, enabled=False):
+                found[name] = layer(features.float())
+        else:
+            found[name] = layer(features)
     return found
 
 

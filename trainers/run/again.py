@@ -32,7 +32,7 @@ NOT_AGAIN = (0, 2, 4)
 after a signal."""
 
 _WHERE_AND_HOW_LONG = re.compile(
-    r"trainer\.(total_timesteps|num_episodes|num_gpus|rank_timeout|env_backend|device|cuda_graphs|deterministic)"
+    r"trainer\.(total_timesteps|num_episodes|num_gpus|rank_timeout|env_backend|device|cuda_graphs|compile|deterministic)"
     r"|(saving|evaluation)\..*|policy\.[^.]+\.model\.model_ckpt_filepath"
 )
 """Keys in which two configs of one run may differ."""

@@ -16,9 +16,11 @@ from gymnasium import spaces
 from quiet_guard import QuietGuard
 from torch import distributions
 
+from trainers.acting.actor import Stage
 from trainers.algorithms.a2c import A2C, A2CConfig
 from trainers.algorithms.ppo import PPO, PPOConfig
 from trainers.experience.samples import Samples
+from trainers.fused.plan import Limits
 from trainers.heads import make_head
 from trainers.networks.features import Inputs
 from trainers.networks.mlp import MLP
@@ -42,7 +44,7 @@ SPACES = {"discrete": spaces.Discrete(5), "continuous": spaces.Box(-1.0, 1.0, (3
 class RandomGroup:
     """Random numbers where a rollout's group has what happened: one step of NUM_SAMPLES agents."""
 
-    actor = SimpleNamespace(path="torch")
+    actor = SimpleNamespace(path="torch", stage=Stage(torch.device("cpu"), Limits.of_device("cpu")))
 
     policy: Policy
     generator: torch.Generator
