@@ -20,6 +20,10 @@ class UnreadableError(CheckpointError):
     """A checkpoint, or a run's config, cannot be read now, and may be whole: nothing older is taken instead."""
 
 
+class MisfitError(CheckpointError):
+    """A checkpoint is of another run than the one that is to go on from it. No older one is taken instead."""
+
+
 class MemoryShortError(WarpDriveError, MemoryError):
     """A run does not fit into the memory that there is."""
 

@@ -217,7 +217,7 @@ def load_policies(
     for name, one in config.policy.items():
         policies[name] = make_policy(env, name, one, torch.Generator().manual_seed(0))
     needed = {f"policy.{name}.safetensors": num_bytes_of(one.state_dict()) for name, one in policies.items()}
-    saved = checkpoint.load_checkpoint(checkpoint.candidates(run)[0], needed)
+    saved = checkpoint.load_checkpoint(checkpoint.candidates(run)[0], lambda told: needed)
     for name in policies:
         file = saved.path / f"policy.{name}.safetensors"
         check_finite({str(file): saved.tensors.get(file.stem, {})}, _NOT_FINITE)

@@ -7,8 +7,8 @@ import os
 from warpdrive.errors import ConfigError
 
 
-def number_in(name: str, otherwise: int | None = None) -> int | None:
-    """The whole number from 0 that a variable holds; `otherwise` where it is not set, or empty.
+def number_in(name: str, otherwise: int | None = None, least: int = 0, most: int | None = None) -> int | None:
+    """The whole number from `least`, up to `most`, that a variable holds; `otherwise` where it is not set, or empty.
 
     Raises:
         ConfigError: it holds something else.
@@ -16,6 +16,8 @@ def number_in(name: str, otherwise: int | None = None) -> int | None:
     text = os.environ.get(name, "").strip()
     if not text:
         return otherwise
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"${name} is {text!r}, and must be a whole number from 0. Unset it, or give it one.")
-    return int(text)
+    number = int(text) if text.isascii() and text.isdigit() else -1
+    if number < least or (most is not None and number > most):
+        ends = f"from {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"${name} is {text!r}, and must be a whole number {ends}. Unset it, or give it one.")
+    return number

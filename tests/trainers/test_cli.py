@@ -85,7 +85,6 @@ def test_program_with_one_command_goes_by_its_own_name(monkeypatch, capsys):
         ({"RANK": "first"}, "RANK"),
         ({"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0.5"}, "LOCAL_RANK"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "tcp"}, "MASTER_PORT"),
         ({"WARPDRIVE_PARENT": "init"}, "WARPDRIVE_PARENT"),
     ],
 )
@@ -97,6 +96,39 @@ def test_a_variable_that_holds_no_number_is_one_line_and_code_2(variables, name,
     assert main(["train", "--config", str(config), f"saving.basedir={tmp_path}/runs"]) == 2
     told = f"${name} is {variables[name]!r}, and must be a whole number from 0. Unset it, or give it one."
     assert capsys.readouterr().err == f"error: {told}\n"
+
+
+@pytest.mark.parametrize("port", ["tcp", "0", "65536"])
+def test_a_port_that_is_none_is_one_line_and_code_2(port, tmp_path, monkeypatch, capsys):
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    told = f"$MASTER_PORT is '{port}', and must be a whole number from 1 to 65535. Unset it, or give it one."
+    assert lines_of_a_rank(variables, tmp_path, monkeypatch, capsys) == [f"error: {told}"]
+
+
+@pytest.mark.parametrize("value", [None, "", " "])
+@pytest.mark.parametrize(
+    ("name", "other", "where"),
+    [("MASTER_ADDR", "MASTER_PORT", "on which host"), ("MASTER_PORT", "MASTER_ADDR", "at which port")],
+)
+def test_a_rank_that_is_not_told_where_to_meet_is_one_line_and_code_2(
+    name, other, where, value, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv(name, raising=False)
+    variables = {"RANK": "0", "WORLD_SIZE": "2", other: "29500"} | ({} if value is None else {name: value})
+    assert lines_of_a_rank(variables, tmp_path, monkeypatch, capsys) == [
+        f"error: $RANK and $WORLD_SIZE make this process one of several, but ${name} is not set: it says {where} they "
+        "meet. Start the run by train.py or torchrun, or unset both."
+    ]
+
+
+def lines_of_a_rank(variables, folder, monkeypatch, capsys) -> list[str]:
+    """What it says as it ends with code 2, and its process group was never asked for."""
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *what, **more: pytest.fail("joined"))
+    (folder / "good.yaml").write_text(GOOD)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert main(["train", "--config", str(folder / "good.yaml"), f"saving.basedir={folder}/runs"]) == 2
+    return capsys.readouterr().err.splitlines()
 
 
 def test_a_variable_that_is_empty_is_unset(monkeypatch, capsys):

@@ -293,7 +293,8 @@ def join(settings: TrainerConfig) -> World:
     """Joins the ranks that torchrun started, the first time; alone, there is nothing to join.
 
     Raises:
-        ConfigError: there are not as many as `trainer.num_gpus` says; or the variables that tell it hold no numbers.
+        ConfigError: there are not as many as `trainer.num_gpus` says; or the variables that tell it hold no numbers, or
+            do not say where the ranks meet.
         BackendError: this machine has fewer GPUs than ranks.
     """
     global _world
@@ -308,7 +309,7 @@ def join(settings: TrainerConfig) -> World:
         end_with_parent()
     if size > 1 and _world.size == 1:
         local_rank, num_here = number_in("LOCAL_RANK", rank), number_in("LOCAL_WORLD_SIZE")
-        number_in("MASTER_PORT")  # of which torch makes a traceback
+        check_meeting_place()
         set_defaults(NO_MULTICAST)
         if num_here == size:
             set_defaults(ON_LOOPBACK)
@@ -320,6 +321,15 @@ def join(settings: TrainerConfig) -> World:
             dist.init_process_group("gloo", timeout=PATIENCE)
         _world = World(rank, size, local_rank, settings.rank_timeout)
     return _world
+
+
+def check_meeting_place() -> None:
+    """Raises ConfigError where the variables do not say at which address and port the ranks meet."""
+    for name, where in (("MASTER_ADDR", "on which host"), ("MASTER_PORT", "at which port")):
+        if not os.environ.get(name, "").strip():
+            why = f"$RANK and $WORLD_SIZE make this process one of several, but ${name} is not set: it says {where}"
+            raise ConfigError(f"{why} they meet. Start the run by train.py or torchrun, or unset both.")
+    number_in("MASTER_PORT", least=1, most=65535)
 
 
 def device_of(settings: TrainerConfig) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import os
 import re
 import tempfile
@@ -54,18 +55,25 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
         allow_import: see `read_config`.
     Raises:
         RunFolderError: another process trains in it.
-        UnreadableError: nobody can tell now whether a run, newer than those of this config, is one of them.
+        UnreadableError: nobody can tell now whether a run, newer than those of this config, is one of them; or when
+            one of these began.
     """
     basedir, wanted = Path(config.saving.basedir), _meaning(config)
     is_named = re.compile(".*" if name is None else rf"{re.escape(name)}(-[0-9]+)?")
-    found = []
+    found, unread = [], {}
     for file in basedir.glob(f"*/{RESOLVED_CONFIG}"):
         if is_named.fullmatch(file.parent.name) and file.is_file() and not file.is_symlink():
-            found.append((_starts_of(file.parent), _steps_of(file.parent), -file.stat().st_mtime_ns, file.parent))
+            try:
+                starts = _starts_of(file.parent)
+            except UnreadableError as error:
+                starts, unread[file.parent] = [math.inf], error  # it may be the newest
+            found.append((starts, _steps_of(file.parent), -file.stat().st_mtime_ns, file.parent))
     found.sort(key=lambda one: (one[0][-1], *one[1:]), reverse=True)
     for starts, _, _, folder in found:
         if _meaning_of(folder, config, allow_import) != wanted:
             continue
+        if folder in unread:
+            raise unread[folder]
         lock = lock_run(folder)  # refused while another process trains here; let go of on leaving
         if has_checkpoints(folder):
             alike = [other for others, *_, other in found if other != folder and others[0] == starts[0]]
@@ -81,18 +89,24 @@ def newest_run_of(config: Config, name: str | None = None, allow_import: bool = 
 
 def _starts_of(folder: Path) -> list[float]:
     """When a run, or a population's first, began and went on, in seconds since 1970: a copy tells what its origin does.
-    Where nothing tells it, when its config was written last."""
+    Where nothing tells it, when its config was written last. Raises as `_starts_in` does."""
     starts = [start for place in [folder, *members_in(folder)][:2] for start in _starts_in(place)]
     return starts or [(folder / RESOLVED_CONFIG).stat().st_mtime]
 
 
 def _starts_in(folder: Path) -> list[float]:
-    """What a run's history tells of that; damaged lines, as a crash of the machine leaves them, tell nothing."""
+    """What a run's history tells of that; damaged lines, as a crash of the machine leaves them, tell nothing, nor does
+    a history that is not there. Raises UnreadableError where it may be whole, and cannot be read now."""
     starts = []
-    with contextlib.suppress(CheckpointError):
-        for line in read(folder / HISTORY, max_bytes=MAX_FILE_BYTES).splitlines():
-            with contextlib.suppress(ArithmeticError, ValueError, LookupError, TypeError, RecursionError):
-                starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
+    try:
+        lines = read(folder / HISTORY, max_bytes=MAX_FILE_BYTES).splitlines()
+    except UnreadableError:
+        raise
+    except CheckpointError:
+        return []
+    for line in lines:
+        with contextlib.suppress(ArithmeticError, ValueError, LookupError, TypeError, RecursionError):
+            starts.append(datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp())
     return starts
 
 
@@ -191,7 +205,10 @@ def _mark_of(run: Path) -> bytes:
             found = one.stat()
         except OSError:
             return b"none"
-        marks.append(f"{one.name}:{found.st_dev}:{found.st_ino}:{_starts_in(one)[:1]}")
+        starts = []
+        with contextlib.suppress(UnreadableError):  # no reason to end a run that trains
+            starts = _starts_in(one)[:1]
+        marks.append(f"{one.name}:{found.st_dev}:{found.st_ino}:{starts}")
     return "|".join(marks).replace(" ", "").encode("utf-8", "surrogateescape")
 
 

@@ -24,9 +24,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -230,8 +228,9 @@ def axes_of_ranks(file: str, tensors: Tensors, world: World) -> dict[str, int]:
     return {name: axis for name, axis in axes.items() if axis is not None}
 
 
-def load_checkpoint(path: Path, needed: Mapping[str, int] = MappingProxyType({})) -> Checkpoint:
-    """Reads a checkpoint, or what `checkpoints/last` points to, after checking every byte of it; see `content_of`.
+def load_checkpoint(path: Path, needed_of: Callable[..., Mapping[str, int]] = lambda told: {}) -> Checkpoint:
+    """Reads a checkpoint, or what `checkpoints/last` points to, after checking every byte of it; see `content_of`:
+    what is needed there `needed_of` gives by file, of the manifest, which it may refuse.
 
     Raises:
         CheckpointError: names the file that is missing, damaged or unknown.
@@ -241,6 +240,7 @@ def load_checkpoint(path: Path, needed: Mapping[str, int] = MappingProxyType({})
     path = place_of(path)
     check_folder(path)
     manifest = read_manifest(path / MANIFEST)
+    needed = needed_of(manifest)
     _check_it_fits(path, manifest["files"], needed)
     tensors, rng = {}, b""
     for name, expected in manifest["files"].items():
@@ -399,8 +399,8 @@ def load_tensors(path: Path, policy: Tensors | None = None) -> dict[str, torch.T
     Raises:
         CheckpointError: it is missing, damaged, far too large, or no safetensors file.
     """
-    check = partial(check_size, path, needed=None if policy is None else num_bytes_of(policy))
-    return tensors_of(path, read(place_of(path), told=path, check=check))
+    needed = None if policy is None else num_bytes_of(policy)
+    return tensors_of(path, read(place_of(path), told=path, check=lambda file: check_size(path, file, needed)))
 
 
 def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainers.replay.listing import DATASET
 from trainers.run.manifest import sha256
 from trainers.settings.config import Config
@@ -24,6 +26,8 @@ FIXED = ("trainer.num_envs", "trainer.train_batch_size", "trainer.seed", "traine
 NUM_RANKS = "trainer.num_gpus"
 SOURCE = "source."
 """Begins the key of a file that the env is made of; its value is a SHA-256."""
+TORCH_THREADS = "torch_threads"
+"""Kept of a run on a CPU, where torch adds up a GRU's products in an order that follows from it."""
 
 _OF_NETWORKS = re.compile(
     r"policy\.[^.]+\.(algorithm|agent_id|normalize_observation|central_critic|model\.(?!model_ckpt_filepath).+)"
@@ -109,7 +113,12 @@ def _file_of(kind: type) -> Path | None:
 
 def progress_of(config: Config, identity: Mapping[str, Any]) -> dict[str, Any]:
     """What a checkpoint's `progress` holds, for `changes_since`."""
-    return {"run": dict(identity), "config": _settings_of(config), "version": __version__}
+    progress = {"run": dict(identity), "config": _settings_of(config), "version": __version__}
+    return progress | ({TORCH_THREADS: torch.get_num_threads()} if _is_on_cpu(identity) else {})
+
+
+def _is_on_cpu(identity: Mapping[str, Any]) -> bool:
+    return identity["trainer.device"] == "cpu"
 
 
 def changes_since(
@@ -149,6 +158,9 @@ def changes_since(
         changes.of_ranks = num_ranks, here[NUM_RANKS]
     if (version := progress.get("version", __version__)) != __version__:
         changes.allowed["version"] = (version, __version__)
+    was, now = progress.get(TORCH_THREADS), torch.get_num_threads()
+    if _is_on_cpu(identity) and type(was) is int and was != now:
+        changes.allowed[TORCH_THREADS] = (was, now)
     return changes
 
 
@@ -182,4 +194,7 @@ def _line(key: str, was: Any, now: Any) -> str:
     if key.startswith(SOURCE):
         begins = [f"SHA-256 {one[:12]}..." if isinstance(one, str) else "not part of it" for one in (was, now)]
         return f"source {printable(key.removeprefix(SOURCE))} was {begins[0]}, is {begins[1]}"
-    return f"{printable(key)} was {shown(was)}, is {shown(now)}"
+    line = f"{printable(key)} was {shown(was)}, is {shown(now)}"
+    if key == TORCH_THREADS:
+        line += f": sums may be rounded otherwise than without a stop; OMP_NUM_THREADS={was} has them as they were"
+    return line

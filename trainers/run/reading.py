@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainers.errors import RunFolderError, UnreadableError
+from trainers.errors import MisfitError, RunFolderError, UnreadableError
 from warpdrive.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
@@ -189,14 +189,15 @@ def check_size(told: Path, file: BinaryIO, needed: int | None = None) -> None:
     is to be taken for what a sparse file only claims. Of a small one its content is told later.
 
     Args:
-        needed: bytes of the tensors that are to come of it; None: those that its header tells of.
+        needed: bytes of the tensors that are to come of it, else it is a MisfitError; None: those that its header tells
+            of.
     """
     size = os.fstat(file.fileno()).st_size
     if size <= (needed or 0) + MAX_JSON_BYTES:
         return
     if needed is not None:
-        what = f"has {size:,} bytes, and the tensors of this policy have {needed:,}"
-        raise CheckpointError(f"{told}: {what}. Take the file of a policy that has this config.")
+        what = f"has {size:,} bytes, and its tensors have {needed:,} in this config"
+        raise MisfitError(f"{told}: {what}. Take the config that it was saved with, or another file.")
     length = int.from_bytes(file.read(8), "little")
     try:
         header = json.loads(file.read(length)) if length <= MAX_JSON_BYTES else {}

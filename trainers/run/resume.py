@@ -6,19 +6,22 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.errors import UnreadableError
-from trainers.replay.of_ranks import EMPTY, moved_stores, own_files
+from trainers.errors import MisfitError, UnreadableError
+from trainers.replay.listing import listings_of
+from trainers.replay.of_ranks import EMPTY, is_of_rank, moved_stores, own_files
 from trainers.run import checkpoint
 from trainers.run.checkpoint import Checkpoint
 from trainers.run.checks import check_finite
 from trainers.run.generators import new_of_ranks, prepare_generators
 from trainers.run.identity import Changes, changes_since
+from trainers.run.manifest import read_manifest
 from trainers.run.older_versions import acting_of_ring, is_of_ring
-from trainers.run.reading import STEP_NAME
+from trainers.run.reading import MAX_JSON_BYTES, STEP_NAME
+from trainers.run.tensor_file import num_bytes_of
 from warpdrive.config import shown
 from warpdrive.data_manager import START
 from warpdrive.env import why_outside
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 _NEVER_NEGATIVE = re.compile(r"/(exp_avg_sq|step)$|(^|[._])norm\.(variance|count)$")
 """Names of an optimiser's and of running statistics' tensors."""
+_RING = 4
+"""Times the bytes of a store: what an older version's file of it, with each observation twice, has at most."""
 
 
 def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
@@ -38,6 +43,7 @@ def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
 
     Raises:
         UnreadableError: nobody can tell now whether the newest is whole; nor is an older one taken instead.
+        MisfitError: it is of another run.
         CheckpointError: none is whole.
     """
     candidates, run, is_store_alone = checkpoint.candidates(path), trainer.run, False
@@ -48,6 +54,8 @@ def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
             older = candidates[candidates.index(place) + 1 :]
             way_out = f" An older one is taken only where it is named: --resume {older[0]}" if older else ""
             raise UnreadableError(f"{error}{way_out}") from None
+        except MisfitError:
+            raise
         except CheckpointError as error:
             if place == candidates[-1] == checkpoint.place_of(path):
                 raise
@@ -82,11 +90,55 @@ def load(trainer: Trainer, path: Path) -> Checkpoint:
     """Reads a checkpoint, every byte of it; of its stores' files nothing is kept in memory.
 
     Raises:
+        MisfitError: it is of another run, and far larger than this one makes it. Then its tensors are not read.
         CheckpointError: it is damaged.
     """
-    saved = checkpoint.load_checkpoint(path)
+    place = checkpoint.place_of(path)
+    manifest = place / checkpoint.MANIFEST
+    try:
+        saved = checkpoint.load_checkpoint(path, lambda told: _sizes(trainer, told, manifest))
+    except MisfitError as error:
+        _changes(trainer, read_manifest(manifest)["progress"], manifest)  # says more, if it is the config that differs
+        is_of_store = any(str(error).startswith(f"{place / name}.") for name in trainer.chunks.stores)
+        raise MisfitError(f"{error} {EMPTY}" if is_of_store else str(error)) from None
     trainer.chunks.check_sums(saved.path.parent, saved.replay)
     return saved
+
+
+def _sizes(trainer: Trainer, told: Mapping[str, Any], manifest: Path) -> dict[str, int]:
+    """By file of a checkpoint, bytes of the tensors that this run has for it, at most; 0 where it has none. Of stores
+    that begin empty nobody knows: they are left out.
+
+    Raises:
+        MisfitError: all together they are far larger.
+    """
+    world, listings = trainer.world, listings_of(told, manifest)
+    arrays = checkpoint.arrays_of(trainer.env.data)
+    ours = {name: num_bytes_of(tensors) for name, tensors in trainer.learned().items()}
+    ours[checkpoint.ENV] = num_bytes_of(arrays, world, checkpoint.axes_of_ranks(checkpoint.ENV, arrays, world))
+    for name, store in trainer.chunks.stores.items():
+        ours[name] = world.size * (ours[name] if name in listings else _RING * num_bytes_of(store.state()))
+    found = {}
+    for file in told["files"]:
+        name = file.removesuffix(".safetensors")
+        name = name.rpartition(".rank_")[0] if name in listings and is_of_rank(name) else name
+        if name in ours or name not in trainer.stores:
+            found[file] = ours.get(name, 0)
+    sizes = {file: told["files"][file]["bytes"] for file in found}
+    size, needed = sum(sizes.values()), sum(ours.values())
+    are_small = all(sizes[file] <= found[file] + MAX_JSON_BYTES for file in found)  # else that one is named
+    if are_small and size > needed + MAX_JSON_BYTES:
+        what = f"has files of {size:,} bytes, and their tensors have {needed:,} in this config"
+        raise MisfitError(f"{manifest.parent}: {what}. Take the config that it was saved with, or another checkpoint.")
+    return found
+
+
+def _changes(trainer: Trainer, progress: Mapping[str, Any], manifest: Path) -> Changes:
+    """Since a run was saved. Raises MisfitError where it is another run than this one."""
+    changes = changes_since(progress, trainer.config, trainer.identity, manifest, trainer.allow_changed)
+    if changes.refused:
+        raise MisfitError("\n".join(changes.refused))
+    return changes
 
 
 def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
@@ -96,9 +148,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     if type(iteration) is not int or not 0 <= iteration < 1 << 53:
         message = f"expected progress.iteration to be a whole number, got {shown(iteration)}."
         raise CheckpointError(f"{manifest}: {message}")
-    changes = changes_since(saved.progress, trainer.config, trainer.identity, manifest, trainer.allow_changed)
-    if changes.refused:
-        raise CheckpointError("\n".join(changes.refused))
+    changes = _changes(trainer, saved.progress, manifest)
     _check_name(saved.path, iteration * trainer.config.trainer.train_batch_size)
     trainer.callbacks.check(saved.progress, manifest)
     if "env" in saved.tensors:

@@ -194,6 +194,36 @@ def test_no_other_run_goes_on_where_the_newest_ones_config_cannot_be_read_now(tm
     assert newest_run_of(config) == tmp_path / "x"
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE], ids=os.strerror)
+@pytest.mark.parametrize("place", ["run", "member_0"])
+def test_no_run_goes_on_where_a_history_of_this_config_cannot_be_read_now(tmp_path, monkeypatch, capsys, number, place):
+    """Not the one that cannot be read by its config's time, nor another one, which may be older."""
+    ours = {"name": "cartpole", "trainer": {"total_timesteps": 1000}, "saving": {"basedir": str(tmp_path / "runs")}}
+    for name, second in (("x", 1), ("y", 2), ("theirs", 3)):
+        run = with_checkpoint(tmp_path / "runs" / name, second)
+        (run / "config.resolved.yaml").write_text(yaml.safe_dump(ours if name != "theirs" else {"name": "pendulum"}))
+    unread = tmp_path / "runs" / "x" / ("" if place == "run" else place) / "history.jsonl"
+    if place != "run":
+        with_checkpoint(unread.parent)
+    os.utime(tmp_path / "runs" / "x" / "config.resolved.yaml", (1, 1))
+    opened = os.open
+    refused = {unread}
+
+    def fails(path, flags, *more, dir_fd=None, **how):
+        if path == "history.jsonl" and Path(os.readlink(f"/proc/self/fd/{dir_fd}"), path) in refused:
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, flags, *more, dir_fd=dir_fd, **how)
+
+    monkeypatch.setattr(os, "open", fails)
+    (tmp_path / "ours.yaml").write_text(yaml.safe_dump(ours))
+    assert main(["train", "--config", str(tmp_path / "ours.yaml"), "--resume", "auto"]) == 3
+    why = f"cannot be read now (cannot be opened: {os.strerror(number)}). It may be whole: mend that, and try again."
+    assert capsys.readouterr().err == f"error: {unread}: {why}\n"
+    refused.clear()
+    refused.add(tmp_path / "runs" / "theirs" / "history.jsonl")  # of another config: it is not asked for
+    assert newest_run_of(read_config(ours)) == tmp_path / "runs" / "y"
+
+
 def test_a_folder_that_another_process_trains_in_is_not_tried_again(starts, tmp_path):
     run, said = with_checkpoint(tmp_path / "run"), []
     with open(run / "run.lock", "w") as held:

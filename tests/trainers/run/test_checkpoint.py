@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import json
 import math
@@ -291,7 +292,7 @@ def test_a_policy_does_not_start_from_a_file_that_is_far_too_large_for_it(tiny, 
     file.touch()
     os.truncate(file, 1 << 40)
     needed = sum(one.nbytes for one in Trainer(tiny()).policies["tagger"].state_dict().values())
-    told = f"^{file}: has 1,099,511,627,776 bytes, and the tensors of this policy have {needed:,}. Take the file of a "
+    told = f"^{file}: has 1,099,511,627,776 bytes, and its tensors have {needed:,} in this config. Take the "
     with pytest.raises(CheckpointError, match=told):
         Trainer(tiny(policy__tagger={"model": {"model_ckpt_filepath": str(file)}}))
 
@@ -300,55 +301,116 @@ SPARSE = 256 << 20
 """Bytes of a file of which the disk holds a block."""
 
 
-def put_sparse(place, is_told, has_sum):
-    """Makes the tagger's policy that large: 64 Mi numbers, if its header is to tell of them."""
-    file, told = place / "policy.tagger.safetensors", json.loads((place / "manifest.json").read_bytes())
+def put_sparse(place, is_told, has_sum, name="policy.tagger"):
+    """Makes a file, as the tagger's policy is one, that large: 64 Mi numbers, if its header is to tell of them."""
+    file, told = place / f"{name}.safetensors", json.loads((place / "manifest.json").read_bytes())
     if is_told:
         file.write_bytes(header_of({"x": torch.empty(64 << 20, device="meta")}))
         os.truncate(file, SPARSE + file.stat().st_size)
     else:
         os.truncate(file, SPARSE)
-    told["files"][file.name]["bytes"] = file.stat().st_size
+    told["files"].setdefault(file.name, {"sha256": "0" * 64})["bytes"] = file.stat().st_size
     if has_sum:
         with file.open("rb") as opened:
             told["files"][file.name]["sha256"] = hashlib.file_digest(opened, "sha256").hexdigest()
-    del told["sha256"]
-    told["sha256"] = manifest.sha256(manifest.to_json(told))
-    (place / "manifest.json").write_bytes(manifest.to_json(told))
+    write_manifest(place, told)
     return file
 
 
+def write_manifest(place, told):
+    del told["sha256"]
+    told["sha256"] = manifest.sha256(manifest.to_json(told))
+    (place / "manifest.json").write_bytes(manifest.to_json(told))
+
+
+@contextlib.contextmanager
+def no_memory_taken():
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < SPARSE // 2
+
+
 UNTOLD = r"no complete safetensors file \(it has 268,435,456 bytes, of which its header does not tell\)"
-TOO_LARGE = r"has 268,435,\d{3} bytes, and the tensors of this policy have 42,040"
+
+
+def too_large(needed):
+    return rf"has 268,435,\d{{3}} bytes, and its tensors have {needed:,} in this config\. Take the config"
 
 
 @pytest.mark.parametrize(
-    ("is_told", "has_sum", "is_short", "is_known", "line"),
+    ("is_told", "has_sum", "is_short", "line"),
     [
-        (False, False, False, False, UNTOLD),
-        (False, False, True, False, UNTOLD),
-        (True, False, False, False, "damaged: it is not what was written"),
-        (True, True, False, True, TOO_LARGE),
-        (True, True, True, True, TOO_LARGE),
+        (False, False, False, UNTOLD),
+        (False, False, True, UNTOLD),
+        (True, False, False, "damaged: it is not what was written"),
     ],
-    ids=["end", "end, little memory", "no sum", "all told", "all told, little memory"],
+    ids=["end", "end, little memory", "no sum"],
 )
-def test_no_memory_is_taken_for_a_policy_of_a_checkpoint_that_is_sparse(
-    tiny, monkeypatch, is_told, has_sum, is_short, is_known, line
+def test_no_memory_is_taken_for_a_policy_that_is_sparse_by_who_only_reads_it(
+    tiny, monkeypatch, is_told, has_sum, is_short, line
 ):
-    """By who plays it, who knows how large it is, or by who goes on with it."""
-    trainer = Trainer(tiny())
-    place = trainer.save()
+    place = Trainer(tiny()).save()
     file = put_sparse(place, is_told, has_sum)
     if is_short:
         monkeypatch.setattr(checkpoint, "free_bytes", lambda device: SPARSE)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError, match=f"^{file}: {line}"):
-            load_policies(place) if is_known else trainer.restore(place)
-        assert tracemalloc.get_traced_memory()[1] < SPARSE // 2
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(CheckpointError, match=f"^{file}: {line}"), no_memory_taken():
+        checkpoint.load_checkpoint(place)
+
+
+@pytest.mark.parametrize("is_short", [False, True], ids=["", "little memory"])
+@pytest.mark.parametrize("reader", ["plays", "goes on"])
+def test_nothing_is_read_of_a_policy_that_is_sparse_by_who_knows_how_large_it_is(tiny, monkeypatch, reader, is_short):
+    trainer = Trainer(tiny())
+    place = trainer.save()
+    file = put_sparse(place, is_told=True, has_sum=True)
+    if is_short:
+        monkeypatch.setattr(checkpoint, "free_bytes", lambda device: SPARSE)
+    with pytest.raises(CheckpointError, match=f"^{file}: {too_large(42_040)}"), no_memory_taken():
+        load_policies(place) if reader == "plays" else trainer.restore(place)
+
+
+@pytest.mark.parametrize("name", ["policy.runner", "optim.tagger", "env", "policy.unknown", "replay.tagger.rank_1"])
+def test_a_run_reads_nothing_of_a_file_that_is_far_larger_than_it_would_write_it(tiny, name, capsys):
+    """Nor does it take an older checkpoint, as if that one were damaged."""
+    trainer = Trainer(tiny(saving__model_params_save_freq=1))
+    trainer.train()
+    place = checkpoint.list_checkpoints(trainer.run.checkpoints)[-1]
+    file = place / f"{name}.safetensors"
+    needed = file.stat().st_size if file.exists() else 0
+    if needed:
+        needed -= 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    assert put_sparse(place, is_told=True, has_sum=True, name=name) == file
+    with pytest.raises(CheckpointError, match=f"^{file}: {too_large(needed)}") as caught, no_memory_taken():
+        Trainer(tiny(), resume=trainer.run.path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_reads_nothing_of_many_files_that_it_would_not_write(tiny):
+    trainer = Trainer(tiny())
+    place = trainer.save()
+    told = json.loads((place / "manifest.json").read_bytes())
+    for number in range(8):
+        file = place / f"policy.{number}.safetensors"
+        file.touch()
+        os.truncate(file, 64 << 20)
+        told["files"][file.name] = {"bytes": 64 << 20, "sha256": "0" * 64}
+    write_manifest(place, told)
+    line = rf"^{place}: has files of 537,\d{{3}},\d{{3}} bytes, and their tensors have [0-9,]+ in this config\. Take "
+    with pytest.raises(CheckpointError, match=line), no_memory_taken():
+        trainer.restore(place)
+
+
+def test_it_is_told_what_another_config_changed_where_that_makes_its_files_smaller(tiny):
+    """Not that they are too large."""
+    trainer = Trainer(tiny())
+    put_sparse(trainer.save(), is_told=True, has_sum=True, name="env")
+    few = tiny(trainer__num_envs=2, trainer__train_batch_size=20)
+    with pytest.raises(CheckpointError, match="trainer.num_envs was 6 in the run that was saved, and is 2 in this one"):
+        Trainer(few, resume=trainer.run.path)
 
 
 @pytest.mark.parametrize("what", ["policy", "optimiser"])

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from trainers.cli import main
 from trainers.run.checkpoint import list_checkpoints, load_checkpoint
-from trainers.run.identity import digests_of_sources
+from trainers.run.identity import changes_since, digests_of_sources, identity_of, progress_of
+from trainers.settings.read_config import read_config
 from warpdrive.env import load_env
 
 YAML = """\
@@ -47,9 +49,12 @@ def trained(tmp_path_factory) -> Path:
     """A folder with a config and the run `a` of it, of two iterations."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "pole.yaml").write_text(YAML)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the tests have it
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["train", "--config", "pole.yaml", "--run-name=a"]) == 0
+    torch.set_num_threads(num_threads)
     return folder
 
 
@@ -100,6 +105,35 @@ def test_nothing_is_said_of_what_is_as_it_was_and_an_older_version_is_told(run, 
     assert go_on(run) == 0
     was = load_checkpoint(run / "checkpoints" / "last").progress["version"]
     assert f"changed since then: version was '{was}', is '99.0'\n" in capsys.readouterr().out
+
+
+def test_another_number_of_torchs_threads_on_a_cpu_is_told_and_kept(run, capsys):
+    torch.set_num_threads(3)
+    assert go_on(run, "--total-timesteps", "24") == 0
+    out = capsys.readouterr().out
+    assert out.count("changed since then: torch_threads") == 1
+    assert (
+        "changed since then: torch_threads was 1, is 3: sums may be rounded otherwise than without a stop; "
+        "OMP_NUM_THREADS=1 has them as they were\n"
+    ) in out
+    assert history_of(run)[-1]["changed"]["torch_threads"] == {"was": 1, "is": 3}
+    assert go_on(run, "--total-timesteps", "32") == 0
+    assert "torch_threads" not in capsys.readouterr().out  # they are now as many as in the run that was saved last
+
+
+@pytest.mark.parametrize(
+    ("device", "kept", "is_told"),
+    [("cpu", {"torch_threads": 5}, True), ("cpu", {}, False), ("cpu", {"torch_threads": "5"}, False),
+     ("cuda", {"torch_threads": 5}, False)],
+    ids=["a CPU", "an older checkpoint", "no number", "a GPU"],
+)  # fmt: skip
+def test_threads_are_told_of_a_cpu_whose_number_was_kept(device, kept, is_told):
+    config = read_config({"name": "cartpole", "trainer": {"total_timesteps": 8}})
+    identity = identity_of(config, load_env("cartpole"), device, 1)
+    progress = progress_of(config, identity)
+    assert progress.pop("torch_threads", None) == (1 if device == "cpu" else None)
+    changes = changes_since(progress | kept, config, identity, Path("manifest.json"), allow=False)
+    assert changes.refused == [] and changes.allowed == ({"torch_threads": (5, 1)} if is_told else {})
 
 
 def test_envs_and_seeds_that_do_not_fit_are_refused_whatever_is_allowed(run, capsys):
