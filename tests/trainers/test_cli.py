@@ -105,6 +105,22 @@ def test_a_port_that_is_none_is_one_line_and_code_2(port, tmp_path, monkeypatch,
     assert lines_of_a_rank(variables, tmp_path, monkeypatch, capsys) == [f"error: {told}"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("RANK", "2", "from 0 to 1"),
+        ("LOCAL_RANK", "2", "from 0 to 1"),
+        ("LOCAL_WORLD_SIZE", "0", "from 1"),
+    ],
+)
+def test_a_rank_that_is_none_of_so_many_is_one_line_and_code_2(name, value, told, tmp_path, monkeypatch, capsys):
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", name: value}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    rank = "rank 2: " if name == "RANK" else ""
+    line = f"error: {rank}${name} is '{value}', and must be a whole number {told}. Unset it, or give it one."
+    assert lines_of_a_rank(variables, tmp_path, monkeypatch, capsys) == [line]
+
+
 @pytest.mark.parametrize("value", [None, "", " "])
 @pytest.mark.parametrize(
     ("name", "other", "where"),

@@ -308,7 +308,9 @@ def join(settings: TrainerConfig) -> World:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
     if size > 1 and _world.size == 1:
-        local_rank, num_here = number_in("LOCAL_RANK", rank), number_in("LOCAL_WORLD_SIZE")
+        number_in("RANK", most=size - 1)
+        num_here = number_in("LOCAL_WORLD_SIZE", least=1)
+        local_rank = number_in("LOCAL_RANK", rank, most=None if num_here is None else num_here - 1)
         check_meeting_place()
         set_defaults(NO_MULTICAST)
         if num_here == size:
