@@ -253,8 +253,8 @@ def defaults() -> str:
         "**At default keys** (`python benchmarks/defaults.py --seeds 5 --device cpu`, and `cuda`): the config names an "
         "env, an algorithm, a number of envs and a length, and nothing else but what stands beside it. Greedy mean "
         "returns by seed, worst first, - where it was not measured; in Tag, what a trained side gains over an "
-        "untrained one, in standard errors. The GPU is an H200, and precision fp32; of simple_spread it is an H100, "
-        "and precision the default.\n\n"
+        "untrained one, in standard errors. The GPU is an H200, and precision fp32; of simple_spread and Tag it is an "
+        "H100, and precision the default.\n\n"
         + table("task", "env steps", "CPU", "GPU", "must reach", "by every seed", rows=cells)
     )
 
