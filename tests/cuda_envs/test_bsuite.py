@@ -227,3 +227,19 @@ def test_an_env_that_counts_nothing_has_no_csv(tmp_path):
     }
     with pytest.raises(CallbackError, match="env 'cartpole' counts nothing for bsuite. Leave BsuiteCsv out"):
         Trainer(read_config(values)).train()
+
+
+@pytest.mark.usefixtures("built_quickly")
+def test_an_experiment_of_ones_own_is_named_by_bsuite_id(tmp_path):
+    """bsuite has memory_len with 10 and 12 steps, and none with 11."""
+    with pytest.raises(EnvError, match=r"or name the experiment yourself, as `bsuite_id: memory_len/99` of BsuiteCsv"):
+        _ = load_env("memory_len", {"memory_length": 11}).bsuite_id
+    values = {
+        "name": "memory_len",
+        "env": {"memory_length": 11},
+        "trainer": {"num_envs": 2, "train_batch_size": 24, "total_timesteps": 24, "device": "cpu"},
+        "callbacks": [{"trainers.bsuite:BsuiteCsv": {"folder": str(tmp_path), "bsuite_id": "memory_len/99"}}],
+        "saving": {"basedir": str(tmp_path / "runs")},
+    }
+    Trainer(read_config(values)).train()
+    assert (tmp_path / "bsuite_id_-_memory_len-99.csv").exists()
