@@ -154,8 +154,9 @@ def logged_episodes(after: int, last: int) -> Iterator[int]:
 
 
 def text_of(rows: list[dict[str, float]]) -> str:
+    """Columns stand as in the last row, which this process made: a checkpoint sorts those of its rows by name."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer = csv.DictWriter(text, rows[-1], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

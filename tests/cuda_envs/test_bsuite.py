@@ -228,6 +228,26 @@ def test_a_run_leaves_the_csv_and_its_score_and_goes_on_with_both(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("built_quickly")
+def test_a_resumed_run_keeps_the_columns_in_their_order(tmp_path):
+    """10 envs play 2 episodes each an iteration: 20 at first, 40 when the run is resumed."""
+
+    def config(num_steps: int):
+        trainer = {"num_envs": 10, "train_batch_size": 180, "total_timesteps": num_steps, "device": "cpu"}
+        callbacks = [{"trainers.bsuite:BsuiteCsv": {"folder": str(tmp_path / "sweep")}}]
+        values = {"name": "catch", "trainer": trainer, "callbacks": callbacks, "saving": {"basedir": str(tmp_path)}}
+        return read_config(values)
+
+    first = Trainer(config(180))
+    first.train()
+    file = tmp_path / "sweep" / "bsuite_id_-_catch-0.csv"
+    before = file.read_text().splitlines()
+    assert before[0] == "steps,episode,total_return,episode_len,episode_return,total_regret"
+    Trainer(config(360), resume=first.run.path).train()
+    after = file.read_text().splitlines()
+    assert after[: len(before)] == before and after[-1].startswith("360,40,")
+
+
 CATCH = {
     "name": "catch",
     "trainer": {"num_envs": 2, "train_batch_size": 18, "total_timesteps": 18, "device": "cpu"},
