@@ -232,6 +232,18 @@ def test_commands_are_understood(page, monkeypatch):
             assert (wrong is None) == goes_well, f"{command}: {wrong}"
 
 
+@everywhere
+def test_a_run_that_a_block_trains_and_then_looks_at_has_its_name(page):
+    """Without --run-name its folder is named by env, algorithm, seed and date."""
+    for block in blocks_of(page):
+        commands = re.findall(r"^\$ warpdrive (\w+)(.*)", block.text, re.MULTILINE)
+        trained = " ".join(words for command, words in commands if command == "train")
+        others = " ".join(words for command, words in commands if command != "train")
+        if trained:
+            named = re.findall(r"--run-name (\w+)", trained)
+            assert {*re.findall(r"runs/(\w+)", others)} <= {*named}, f"{page.name}:{block.line}"
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

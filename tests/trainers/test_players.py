@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -284,6 +285,19 @@ class TestErrors:
         (tmp_path / "config.resolved.yaml").write_text((tag_run / "config.resolved.yaml").read_text())
         with pytest.raises(CheckpointError, match="holds no checkpoint, so there are no policies to play"):
             call_command("render", tmp_path, "--device", "cpu")
+
+    def test_run_whose_folder_has_a_longer_name_is_told_with_the_newest_that_begins_so(self, tmp_path):
+        """The older one is newer by its name, and the plot of a run says the same."""
+        for time, name in ((2, "pong__ppo__seed1__20260102-0900"), (1, "pong__ppo__seed1__20260103-0900")):
+            (tmp_path / name).mkdir()
+            os.utime(tmp_path / name, (time, time))
+        newest = tmp_path / "pong__ppo__seed1__20260102-0900"
+        line = f"{tmp_path}/pong: no such run. The newest whose name begins so is {newest}."
+        for command, kind in (("render", CheckpointError), ("plot", ConfigError)):
+            with pytest.raises(kind, match=re.escape(line)):
+                call_command(command, tmp_path / "pong")
+        with pytest.raises(CheckpointError, match=r"chess: no such run. `train --run-name chess` makes one of that"):
+            call_command("eval", tmp_path / "chess")
 
     def test_env_that_has_nothing_to_draw_says_so_before_it_plays(self, monkeypatch):
         monkeypatch.syspath_prepend(ENVS)
