@@ -195,7 +195,10 @@ def _wrong_with_warpdrive(words: list[str]) -> str | None:
         parser.add_argument(flag, action="store_true")
     try:
         options, overrides = parse(parser, words)
-        files = [file for file in [getattr(options, "config", None), *getattr(options, "files", [])] if file]
+        given = [getattr(options, "config", None), *getattr(options, "files", [])]
+        if (command, words[0]) == ("list", "metrics"):
+            given.append(options.of)
+        files = [file for file in given if file]
         for file in files:
             if file not in MADE_UP:
                 options.allow_import = True
@@ -251,6 +254,7 @@ def test_a_run_that_a_block_trains_and_then_looks_at_has_its_name(page):
         ("warpdrive train --config tag.yaml --sede 3", "unknown option '--sede'"),
         ("warpdrive train --config tag.yaml trainer.num_env=3", "trainer.num_env: unknown key"),
         ("warpdrive train --config tig.yaml", "tig.yaml: no such file"),
+        ("warpdrive list metrics examples/tig.yaml", "tig.yaml: no such file"),
         ("warpdrive eval runs/a --agianst runs/b", "unknown option '--agianst'"),
         ("python benchmarks/learn.py", "there is no benchmarks/learn.py"),
         ("python benchmarks/learning.py --sedes 3", "knows no --sedes"),
