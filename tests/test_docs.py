@@ -22,6 +22,7 @@ from trainers.settings.arguments import Parser, config_of, find_config, parse
 from trainers.settings.config import EvaluationConfig, ModelConfig, SavingConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from warpdrive.env import load_env
+from warpdrive.env_names import list_envs
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -132,6 +133,15 @@ def test_keys_of_the_config_are_keys(page):
             if key.replace("-", "_") not in known and not code.endswith((".py", ".cu")):
                 unknown.append(code)
     assert not unknown
+
+
+def test_games_that_get_faster_are_those_that_have_the_key():
+    """Of MinAtar's five: in the paragraph that explains it."""
+    text = (ROOT / "docs" / "envs.md").read_text()
+    (paragraph,) = [one for one in text.split("\n\n") if "difficulty_ramping" in one]
+    games = [name for name in list_envs() if name.startswith("minatar_")]
+    have_it = {name for name in games if hasattr(load_env(name).config, "difficulty_ramping")}
+    assert {*re.findall(r"minatar_\w+", paragraph)} == have_it
 
 
 @everywhere
