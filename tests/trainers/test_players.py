@@ -239,6 +239,22 @@ class TestEval:
         assert call_command("eval", tag_run, "--json", "--episodes", 1, "--device", device) == 0
         assert json.loads(capsys.readouterr().out)[0]["groups"]["runner"]["standard_error"] is None
 
+    def test_what_an_env_tells_of_episodes_is_a_column(self, tag_run, tmp_path, capsys, device):
+        """Tag tells nothing, bit_flip whether the goal was reached; the mean is that of the JSON."""
+        trainer = {"num_envs": 8, "train_batch_size": 64, "total_timesteps": 64, "device": device}
+        saving, env = {"basedir": str(tmp_path)}, {"num_bits": 2}
+        run = Trainer(read_config({"name": "bit_flip", "env": env, "trainer": trainer, "saving": saving}), "flips")
+        run.train()
+        capsys.readouterr()
+        words = (tmp_path / "flips", tag_run, "--stochastic", "--episodes", 9, "--device", device)
+        assert call_command("eval", *words, "--json") == 0
+        solved = json.loads(capsys.readouterr().out)[0]["figures"]["solved"]
+        assert call_command("eval", *words) == 0
+        head, flips, *of_tag, meaning, _ = capsys.readouterr().out.splitlines()
+        assert 0 < solved < 1 and head.endswith("episode length  solved") and flips.endswith(f"  {solved:.3f}")
+        assert [line.split()[-1] for line in of_tag] == ["-", "-"]
+        assert meaning == "solved: part of the episodes that reached their goal"
+
     def test_runs_that_say_other_seeds_are_told_with_each(self, tag_run, tmp_path, capsys, device):
         copied = shutil.copytree(tag_run, tmp_path / "copied", symlinks=True)
         config = copied / "config.resolved.yaml"
