@@ -22,6 +22,7 @@ from trainers.settings.arguments import Parser, config_of, find_config, parse
 from trainers.settings.config import EvaluationConfig, ModelConfig, SavingConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from warpdrive.env import load_env
+from warpdrive.env_names import list_envs
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -134,6 +135,15 @@ def test_keys_of_the_config_are_keys(page):
     assert not unknown
 
 
+def test_games_that_get_faster_are_those_that_have_the_key():
+    """Of MinAtar's five: in the paragraph that explains it."""
+    text = (ROOT / "docs" / "envs.md").read_text()
+    (paragraph,) = [one for one in text.split("\n\n") if "difficulty_ramping" in one]
+    games = [name for name in list_envs() if name.startswith("minatar_")]
+    have_it = {name for name in games if hasattr(load_env(name).config, "difficulty_ramping")}
+    assert {*re.findall(r"minatar_\w+", paragraph)} == have_it
+
+
 @everywhere
 def test_metrics_are_metrics(page):
     names = [code for code in code_in(page) if re.fullmatch(r"(rollout|time|train|eval|perf|health)/[\w<>/]*\w", code)]
@@ -195,7 +205,10 @@ def _wrong_with_warpdrive(words: list[str]) -> str | None:
         parser.add_argument(flag, action="store_true")
     try:
         options, overrides = parse(parser, words)
-        files = [file for file in [getattr(options, "config", None), *getattr(options, "files", [])] if file]
+        given = [getattr(options, "config", None), *getattr(options, "files", [])]
+        if (command, words[0]) == ("list", "metrics"):
+            given.append(options.of)
+        files = [file for file in given if file]
         for file in files:
             if file not in MADE_UP:
                 options.allow_import = True
@@ -232,6 +245,18 @@ def test_commands_are_understood(page, monkeypatch):
             assert (wrong is None) == goes_well, f"{command}: {wrong}"
 
 
+@everywhere
+def test_a_run_that_a_block_trains_and_then_looks_at_has_its_name(page):
+    """Without --run-name its folder is named by env, algorithm, seed and date."""
+    for block in blocks_of(page):
+        commands = re.findall(r"^\$ warpdrive (\w+)(.*)", block.text, re.MULTILINE)
+        trained = " ".join(words for command, words in commands if command == "train")
+        others = " ".join(words for command, words in commands if command != "train")
+        if trained:
+            named = re.findall(r"--run-name (\w+)", trained)
+            assert {*re.findall(r"runs/(\w+)", others)} <= {*named}, f"{page.name}:{block.line}"
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -239,6 +264,7 @@ def test_commands_are_understood(page, monkeypatch):
         ("warpdrive train --config tag.yaml --sede 3", "unknown option '--sede'"),
         ("warpdrive train --config tag.yaml trainer.num_env=3", "trainer.num_env: unknown key"),
         ("warpdrive train --config tig.yaml", "tig.yaml: no such file"),
+        ("warpdrive list metrics examples/tig.yaml", "tig.yaml: no such file"),
         ("warpdrive eval runs/a --agianst runs/b", "unknown option '--agianst'"),
         ("python benchmarks/learn.py", "there is no benchmarks/learn.py"),
         ("python benchmarks/learning.py --sedes 3", "knows no --sedes"),

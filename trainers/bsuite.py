@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainers.callbacks import Callback
 from trainers.errors import CallbackError
+from trainers.run.disk import try_folder, why_not_written
+from warpdrive.config import shown
+from warpdrive.errors import EnvError
 
+BSUITE_ID = re.compile(r"\w+/[0-9]+")
+"""As bsuite's analysis reads it back from a file's name."""
 SPACED = (10, 12, 14, 17, 20, 25, 30, 40, 50, 60, 70, 80, 90)
 """Tenths of a power of ten after which bsuite writes a row."""
 
@@ -34,12 +38,36 @@ class BsuiteCsv(Callback):
         self.rows: list[dict[str, float]] = []
         self.seen: dict[str, float] = {}
         """Totals at the last look."""
-        self._file: Path | None = None
+
+    def problems(self, env, is_new_run: bool) -> Iterator[tuple[str, str]]:
+        if not _counts(env):
+            yield "", _without_counts(env)
+            return
+        bsuite_id = self.bsuite_id
+        if bsuite_id is None:
+            try:
+                bsuite_id = env.bsuite_id
+            except EnvError as error:
+                yield "bsuite_id", str(error)
+        elif not isinstance(bsuite_id, str) or not BSUITE_ID.fullmatch(bsuite_id):
+            yield "bsuite_id", f"expected an experiment and its number, as catch/3, got {shown(bsuite_id)}"
+            bsuite_id = None
+        if self.folder is not None and not (isinstance(self.folder, str | Path) and str(self.folder)):
+            yield "folder", f"expected the name of a folder, got {shown(self.folder)}"
+        elif self.folder is not None and is_new_run:
+            try:
+                try_folder(Path(self.folder))
+                if bsuite_id is not None and (file := Path(self.folder, file_name(bsuite_id))).exists():
+                    yield "folder", _is_there(file)
+            except OSError as error:
+                yield "folder", _not_written(self.folder, error)
 
     def on_iteration(self, trainer) -> None:
+        import torch
+
         env = trainer.env.env
-        if not hasattr(env, "bsuite_id"):
-            raise CallbackError(f"env '{env.name}' counts nothing for bsuite. Leave BsuiteCsv out of its config.")
+        if not _counts(env):
+            raise CallbackError(_without_counts(env))
         names = ["num_episodes", "total_return", *env.totals]
         (sums,) = trainer.world.sum(torch.stack([trainer.env.data[name].double().sum() for name in names]))
         now = dict(zip(("episode", *names[1:]), sums.tolist(), strict=True))
@@ -51,10 +79,13 @@ class BsuiteCsv(Callback):
         file = place / file_name(self.bsuite_id or env.bsuite_id)
         if trainer.world.rank == 0:
             if not self.rows and file.exists():
-                raise CallbackError(f"{file} is there already. Give another folder, or another bsuite_id.")
-            place.mkdir(parents=True, exist_ok=True)
+                raise CallbackError(_is_there(file))
             self.rows += rows
-            file.write_text(text_of(self.rows), encoding="utf-8")
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+                file.write_text(text_of(self.rows), encoding="utf-8")
+            except OSError as error:
+                raise CallbackError(f"folder: {_not_written(place, error)}") from None
         else:
             self.rows += rows
 
@@ -66,6 +97,24 @@ class BsuiteCsv(Callback):
 
     def restore(self, state: Any) -> None:
         self.rows, self.seen = state["rows"], state["seen"]
+
+
+def _counts(env: Any) -> bool:
+    """Whether an env has what bsuite scores by. Its `bsuite_id` is not read: without one that raises."""
+    return "bsuite_id" in dir(env)
+
+
+def _without_counts(env: Any) -> str:
+    return f"env '{env.name}' counts nothing for bsuite. Leave BsuiteCsv out of its config."
+
+
+def _is_there(file: Path) -> str:
+    return f"{file} is there already. Give another folder, or another bsuite_id."
+
+
+def _not_written(folder: str | Path, error: OSError) -> str:
+    reason = why_not_written(error, Path(folder))
+    return f"nothing can be written in '{folder}' ({reason}). Name a folder that can be written."
 
 
 def file_name(bsuite_id: str) -> str:
@@ -105,8 +154,9 @@ def logged_episodes(after: int, last: int) -> Iterator[int]:
 
 
 def text_of(rows: list[dict[str, float]]) -> str:
+    """Columns stand as in the last row, which this process made: a checkpoint sorts those of its rows by name."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer = csv.DictWriter(text, rows[-1], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.errors import CallbackError
 from trainers.settings.outside import import_class, name_of
-from warpdrive.config import shown
+from warpdrive.config import Problems, Section, shown
 from warpdrive.errors import CheckpointError, ConfigError, WarpDriveError
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
+    from warpdrive.env import Env
 
 Entry = str | Mapping[str, Mapping[str, Any] | None]
 """As a config names a callback: "my_package.curriculum:Harder", or {that: its arguments}."""
@@ -37,6 +38,17 @@ class Callback:
     What it remembers from call to call belongs into `state`, so that a resumed run goes on bit for bit. Random numbers
     come from Python's `random`, numpy's or torch's global generator, which are seeded and kept by checkpoints.
     """
+
+    def problems(self, env: Env, is_new_run: bool) -> Iterable[tuple[str, str]]:
+        """Asked before anything is written. Who has this is made and asked whenever a config that names it is read.
+
+        Args:
+            is_new_run: whether a run is about to begin; else a config is read, which may be that of a run that ended.
+        Returns:
+            What is wrong in this env: ("start", what is wrong with that argument, and the way out), or "" and what is
+            wrong with no one argument.
+        """
+        return ()
 
     def on_iteration(self, trainer: Trainer) -> None:
         """After each iteration, `trainer.iteration` counting it; before its report and its checkpoint.
@@ -70,7 +82,7 @@ class Callbacks:
     """
 
     def __init__(self, entries: Sequence[Entry] = (), objects: Sequence[Callback] = ()) -> None:
-        self._stops = False
+        self._stops, self._entries = False, entries
         self._by_name: dict[str, Callback] = {}
         """By import name, a second one of a class with its number."""
         for one in (*map(make_callback, entries), *objects):
@@ -91,6 +103,17 @@ class Callbacks:
     def read_reports(self) -> bool:
         """Whether any looks at reports, which then must not be late."""
         return any(type(one).on_report is not Callback.on_report for one in self._by_name.values())
+
+    def check_new_run(self, env: Env) -> None:
+        """Raises ConfigError where any of them cannot be part of a run that is to begin, a line for each mistake."""
+        problems = Problems()
+        for i, (name, one) in enumerate(self._by_name.items()):
+            for key, message in _asked(one, env, is_new_run=True):
+                if i < len(self._entries):
+                    problems.add(*place_of(self._entries[i], i, key), message)
+                else:
+                    problems.add(f"callback {name}", key, message)
+        problems.raise_if_any()
 
     def iterated(self, trainer: Trainer) -> None:
         """An iteration is made."""
@@ -206,8 +229,46 @@ def make_callback(entry: Entry) -> Callback:
     kind, arguments = check_callback(entry)
     try:
         return kind(**arguments)
-    except (TypeError, ValueError) as error:
+    except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"callback '{parts_of(entry)[0]}': {error}") from error
+
+
+def problems_of(entry: Entry, env: Env | None) -> list[tuple[str, str]]:
+    """What a callback says is wrong with its entry, see `Callback.problems`. One that has nothing to say is not made.
+
+    Args:
+        env: None: of that, other lines tell what is wrong.
+    Raises:
+        ConfigError: see `check_callback`.
+    """
+    kind, arguments = check_callback(entry)
+    if kind.problems is Callback.problems:
+        return []
+    try:
+        one = kind(**arguments)
+    except (ConfigError, TypeError, ValueError) as error:
+        key, _, message = str(error).partition(": ")
+        return [(key, message) if key in arguments else ("", str(error))]
+    return [] if env is None else _asked(one, env, is_new_run=False)
+
+
+def place_of(entry: Any, i: int, key: str) -> tuple[str, str]:
+    """Where an entry, by its number, has this key: file and line, as far as they are known, and "callbacks[0].key"."""
+    mark = ""
+    if isinstance(entry, Section):
+        mark = entry.mark
+        for arguments in entry.values():
+            mark = getattr(arguments, "marks", {}).get(key, mark)
+    return mark, f"callbacks[{i}]" + f".{key}" * bool(key)
+
+
+def _asked(one: Callback, env: Env, is_new_run: bool) -> list[tuple[str, str]]:
+    """What `problems` gives, or how it failed."""
+    try:
+        return [(key, " ".join(message.split())) for key, message in one.problems(env, is_new_run)]
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return [("", f"callback '{name_of(type(one))}': problems: {reason}. Give (argument, what is wrong) of each.")]
 
 
 OURS = ("rollout", "time", "train", "eval", "perf", "health")

@@ -139,12 +139,11 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
     """
     from trainers.evaluation import load_policies
     from trainers.run.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, run_folder_of
-    from trainers.run.reading import members_in
+    from trainers.run.reading import members_in, no_such_run
     from trainers.settings.read_config import read_config
 
     if not run.exists():
-        others = [path.name for path in run.parent.iterdir() if path.is_dir()] if run.parent.is_dir() else []
-        raise CheckpointError(f"{run}: no such run.{did_you_mean(run.name, others)}")
+        raise CheckpointError(no_such_run(run))
     if (run / RESOLVED_CONFIG).exists() and not members_in(run) and not list_checkpoints(run / "checkpoints"):
         raise CheckpointError(
             f"{run}: holds no checkpoint, so there are no policies to play. A run saves one at its end, and before if "

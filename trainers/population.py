@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from trainers.callbacks import Callbacks
 from trainers.errors import NonFiniteError, RunFolderError
 from trainers.learning.graphs import SideBySide
 from trainers.report.statistics import returns_by_group
@@ -25,6 +26,7 @@ from trainers.run.stop import SAVE, Stopped, StopSignals
 from trainers.settings.config import Config, PopulationConfig
 from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
+from warpdrive.env import load_env
 from warpdrive.errors import CheckpointError, ConfigError, printable
 
 
@@ -74,6 +76,7 @@ class Population:
     ) -> None:
         self.config = config
         if resume is None:
+            Callbacks(config.callbacks).check_new_run(load_env(config.name, config.env))
             self.path = make_run_folder(Path(config.saving.basedir), name, config)
             with removed_if_refused(self.path):
                 write_needed(self.path / "config.yaml", dump_yaml(config) if source is None else source)

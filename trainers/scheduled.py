@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from trainers.callbacks import Callback
-from warpdrive.config_values import Number, WrongValue, convert, value_at
+from warpdrive.config_values import Number, WrongValue, convert, did_you_mean, shown, value_at
 from warpdrive.errors import ConfigError
 
 
@@ -28,7 +30,16 @@ class Scheduled(Callback):
         try:
             self.value = convert(Number, value)
         except WrongValue as error:
-            raise ConfigError(f"callback Scheduled: value: {error}") from None
+            raise ConfigError(f"value: {error}") from None
+
+    def problems(self, env, is_new_run: bool) -> Iterator[tuple[str, str]]:
+        if not env.settable:
+            yield "array", f"env '{env.name}' has no array that can be set. Leave this callback out."
+        elif self.array not in env.settable:
+            way_out = f"{did_you_mean(str(self.array), env.settable)} Settable: {', '.join(env.settable)}."
+            yield "array", f"{shown(self.array)} cannot be set in env '{env.name}'.{way_out}"
+        elif (dtype := np.asarray({**env.arrays(), **env.tables()}[self.array]).dtype).kind != "f":
+            yield "array", f"'{self.array}' is {dtype}, and a schedule goes through fractions. Take an array of floats."
 
     def on_iteration(self, trainer) -> None:
         trainer.env.set(self.array, value_at(self.value, trainer.env_steps))

@@ -114,6 +114,8 @@ class Trainer:
         for name, spec in specs.items():  # what no policy can see or act in is told before anything is made or compiled
             make_head(spec.action_space)
             check_algorithm(config.policy[name], spec)
+        if resume is None:
+            self.callbacks.check_new_run(env)
         self.world = join(settings)
         self.backend = make_backend(settings)
         check_memory(config, env, self.backend)

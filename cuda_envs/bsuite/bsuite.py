@@ -58,7 +58,7 @@ class BsuiteEnv(Env):
             return f"{experiment}/{number}"
         raise EnvError(
             f"env '{self.name}': no experiment of bsuite has these settings: {self.config}. Take one that it sweeps "
-            "over, or name the experiment yourself."
+            f"over, or name the experiment yourself, as `bsuite_id: {self.name}/99` of BsuiteCsv does."
         )
 
     def score(self, rows: Sequence[Row]) -> float:

@@ -1,7 +1,9 @@
 """The behaviour suite's games against bsuite's own, their chance by law, their scores, and the CSV of an experiment."""
 
 import csv
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,13 @@ import pytest
 
 from trainers.bsuite import file_name, logged_episodes, rows_between, text_of
 from trainers.errors import CallbackError
+from trainers.population import Population
+from trainers.settings.config import PopulationConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
+from warpdrive.errors import ConfigError, EnvError
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 
@@ -214,16 +218,115 @@ def test_a_run_leaves_the_csv_and_its_score_and_goes_on_with_both(tmp_path):
     assert float(rows[-1]["total_return"]) == caught and float(rows[-1]["total_regret"]) == 60 - caught
     reports = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
     assert reports[-1]["bsuite/score"] == pytest.approx(np.clip(1 - (60 - caught) / 60 / 1.6, 0, 1))
-    with pytest.raises(CallbackError, match="is there already"):
-        Trainer(config(540)).train()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        ConfigError, match=r"callbacks\[0\].folder: \S*catch-0.csv is there already. Give another folder"
+    ):
+        Trainer(config(540))
+    with pytest.raises(ConfigError, match="is there already"):
+        Population(dataclasses.replace(config(540), population=PopulationConfig(size=2)))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_env_that_counts_nothing_has_no_csv(tmp_path):
+@pytest.mark.usefixtures("built_quickly")
+def test_a_resumed_run_keeps_the_columns_in_their_order(tmp_path):
+    """10 envs play 2 episodes each an iteration: 20 at first, 40 when the run is resumed."""
+
+    def config(num_steps: int):
+        trainer = {"num_envs": 10, "train_batch_size": 180, "total_timesteps": num_steps, "device": "cpu"}
+        callbacks = [{"trainers.bsuite:BsuiteCsv": {"folder": str(tmp_path / "sweep")}}]
+        values = {"name": "catch", "trainer": trainer, "callbacks": callbacks, "saving": {"basedir": str(tmp_path)}}
+        return read_config(values)
+
+    first = Trainer(config(180))
+    first.train()
+    file = tmp_path / "sweep" / "bsuite_id_-_catch-0.csv"
+    before = file.read_text().splitlines()
+    assert before[0] == "steps,episode,total_return,episode_len,episode_return,total_regret"
+    Trainer(config(360), resume=first.run.path).train()
+    after = file.read_text().splitlines()
+    assert after[: len(before)] == before and after[-1].startswith("360,40,")
+
+
+CATCH = {
+    "name": "catch",
+    "trainer": {"num_envs": 2, "train_batch_size": 18, "total_timesteps": 18, "device": "cpu"},
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "lines"),
+    [
+        ({"name": "cartpole"}, {}, [": env 'cartpole' counts nothing for bsuite. Leave BsuiteCsv out of its config."]),
+        (
+            {"name": "memory_len", "env": {"memory_length": 11}},
+            {},
+            [
+                ".bsuite_id: env 'memory_len': no experiment of bsuite has these settings: MemoryLenConfig("
+                "memory_length=11, num_bits=1). Take one that it sweeps over, or name the experiment yourself, as "
+                "`bsuite_id: memory_len/99` of BsuiteCsv does."
+            ],
+        ),
+        (
+            {},
+            {"bsuite_id": 3, "folder": 7},
+            [
+                ".bsuite_id: expected an experiment and its number, as catch/3, got 3",
+                ".folder: expected the name of a folder, got 7",
+            ],
+        ),
+        (
+            {},
+            {"bsuite_id": "../../x/1"},
+            [".bsuite_id: expected an experiment and its number, as catch/3, got '../../x/1'"],
+        ),
+        ({}, {"bsuite_id": "foo"}, [".bsuite_id: expected an experiment and its number, as catch/3, got 'foo'"]),
+    ],
+)
+def test_what_is_wrong_with_a_csv_is_told_when_a_config_is_read(env, arguments, lines):
+    with pytest.raises(ConfigError) as caught:
+        read_config({**CATCH, **env, "callbacks": [{"trainers.bsuite:BsuiteCsv": arguments}]})
+    assert str(caught.value).splitlines() == [f"callbacks[0]{line}" for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("file", "Not a directory"), ("/proc/nope", "No such file or directory")]
+)
+def test_a_folder_that_takes_no_csv_is_told_before_a_run_has_one(tmp_path, monkeypatch, folder, reason):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    config = read_config({**CATCH, "callbacks": [{"trainers.bsuite:BsuiteCsv": {"folder": folder}}]})
+    wrong = f"nothing can be written in '{folder}' ({reason}). Name a folder that can be written."
+    with pytest.raises(ConfigError, match=re.escape(f"callbacks[0].folder: {wrong}")):
+        Trainer(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("built_quickly")
+def test_a_folder_that_is_lost_as_a_run_goes_on_is_a_line(tmp_path):
+    folder, runs = tmp_path / "sweep", {"basedir": str(tmp_path)}
+    config = read_config(
+        {**CATCH, "saving": runs, "callbacks": [{"trainers.bsuite:BsuiteCsv": {"folder": str(folder)}}]}
+    )
+    trainer = Trainer(config)
+    folder.touch()
+    with pytest.raises(
+        CallbackError, match=r"BsuiteCsv: on_iteration: folder: nothing can be written in .* \(File exists"
+    ):
+        trainer.train()
+
+
+@pytest.mark.usefixtures("built_quickly")
+def test_an_experiment_of_ones_own_is_named_by_bsuite_id(tmp_path):
+    """bsuite has memory_len with 10 and 12 steps, and none with 11."""
+    with pytest.raises(EnvError, match=r"or name the experiment yourself, as `bsuite_id: memory_len/99` of BsuiteCsv"):
+        _ = load_env("memory_len", {"memory_length": 11}).bsuite_id
     values = {
-        "name": "cartpole",
-        "trainer": {"num_envs": 2, "train_batch_size": 20, "total_timesteps": 20, "device": "cpu"},
-        "callbacks": ["trainers.bsuite:BsuiteCsv"],
-        "saving": {"basedir": str(tmp_path)},
+        "name": "memory_len",
+        "env": {"memory_length": 11},
+        "trainer": {"num_envs": 2, "train_batch_size": 24, "total_timesteps": 24, "device": "cpu"},
+        "callbacks": [{"trainers.bsuite:BsuiteCsv": {"folder": str(tmp_path), "bsuite_id": "memory_len/99"}}],
+        "saving": {"basedir": str(tmp_path / "runs")},
     }
-    with pytest.raises(CallbackError, match="env 'cartpole' counts nothing for bsuite. Leave BsuiteCsv out"):
-        Trainer(read_config(values)).train()
+    Trainer(read_config(values)).train()
+    assert (tmp_path / "bsuite_id_-_memory_len-99.csv").exists()

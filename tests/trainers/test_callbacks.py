@@ -6,13 +6,16 @@ import json
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from trainers_runs import reports_of
 
 from trainers.callbacks import Callback, Callbacks
 from trainers.errors import CallbackError
+from trainers.scheduled import Scheduled
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.env import load_env
 from warpdrive.errors import CheckpointError, ConfigError
 
 
@@ -166,3 +169,56 @@ def test_a_schedule_sets_an_array_after_each_iteration(tmp_path, num_steps, expe
 def test_a_schedule_that_is_none_is_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):
         Callbacks([{"trainers.scheduled:Scheduled": arguments}])
+
+
+def test_all_that_is_wrong_with_callbacks_is_told_by_file_line_and_key_when_a_config_is_read(tmp_path):
+    """`holds` is an array of overcooked that nobody may set."""
+    config = tmp_path / "cooks.yaml"
+    config.write_text(
+        "name: overcooked\n"
+        "trainer: {num_envs: 2, train_batch_size: 20, total_timesteps: 20}\n"
+        "callbacks:\n"
+        "  - trainers.scheduled:Scheduled: {array: shapping, value: 1}\n"
+        "  - trainers.scheduled:Scheduled:\n"
+        "      array: holds\n"
+        "      value: 1\n"
+        "  - trainers.scheduled:Scheduled: {array: shaping, value: [[0, one]]}\n"
+        "  - trainers.scheduled:Scheduled: {array: shaping, value: [[100, 1], [0, 2]]}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_config(config)
+    cannot = "cannot be set in env 'overcooked'."
+    assert str(caught.value).splitlines() == [
+        f"{config}:4: callbacks[0].array: 'shapping' {cannot} Did you mean 'shaping'? Settable: shaping.",
+        f"{config}:6: callbacks[1].array: 'holds' {cannot} Settable: shaping.",
+        f"{config}:8: callbacks[2].value: expected a number, got 'one'",
+        f"{config}:9: callbacks[3].value: schedule steps must increase, but 0 follows 100.",
+    ]
+
+
+def test_a_schedule_needs_an_array_of_floats_that_can_be_set():
+    class Counts(load_env("overcooked").__class__):
+        settable = ("soups_due",)
+
+        def arrays(self):
+            return {**super().arrays(), "soups_due": np.zeros((), np.int32)}
+
+    found = [list(Scheduled("soups_due", 1).problems(env, False)) for env in (Counts(), load_env("cartpole"))]
+    assert found == [
+        [("array", "'soups_due' is int32, and a schedule goes through fractions. Take an array of floats.")],
+        [("array", "env 'cartpole' has no array that can be set. Leave this callback out.")],
+    ]
+
+
+def test_a_callback_that_python_gave_is_asked_before_a_new_run_has_a_folder(tiny, tmp_path):
+    def problems(self, env, is_new_run):
+        return [("pay", f"expected 1 in '{env.name}', got 2")] if is_new_run else []
+
+    with pytest.raises(ConfigError, match=r"callback \S*:Asks: pay: expected 1 in 'tag_gridworld', got 2"):
+        Trainer(tiny(), callbacks=[callback("Asks", problems=problems)])
+    assert not [*tmp_path.rglob("config*.yaml")]
+
+
+def test_a_callback_whose_own_check_fails_is_a_line(tiny):
+    with pytest.raises(ConfigError, match=r"callback '\S*:Fails': problems: KeyError: 'wind'. Give \(argument,"):
+        Trainer(tiny(), callbacks=[callback("Fails", problems=lambda self, env, is_new_run: {}["wind"])])

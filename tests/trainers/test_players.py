@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -238,6 +239,22 @@ class TestEval:
         assert call_command("eval", tag_run, "--json", "--episodes", 1, "--device", device) == 0
         assert json.loads(capsys.readouterr().out)[0]["groups"]["runner"]["standard_error"] is None
 
+    def test_what_an_env_tells_of_episodes_is_a_column(self, tag_run, tmp_path, capsys, device):
+        """Tag tells nothing, bit_flip whether the goal was reached; the mean is that of the JSON."""
+        trainer = {"num_envs": 8, "train_batch_size": 64, "total_timesteps": 64, "device": device}
+        saving, env = {"basedir": str(tmp_path)}, {"num_bits": 2}
+        run = Trainer(read_config({"name": "bit_flip", "env": env, "trainer": trainer, "saving": saving}), "flips")
+        run.train()
+        capsys.readouterr()
+        words = (tmp_path / "flips", tag_run, "--stochastic", "--episodes", 9, "--device", device)
+        assert call_command("eval", *words, "--json") == 0
+        solved = json.loads(capsys.readouterr().out)[0]["figures"]["solved"]
+        assert call_command("eval", *words) == 0
+        head, flips, *of_tag, meaning, _ = capsys.readouterr().out.splitlines()
+        assert 0 < solved < 1 and head.endswith("episode length  solved") and flips.endswith(f"  {solved:.3f}")
+        assert [line.split()[-1] for line in of_tag] == ["-", "-"]
+        assert meaning == "solved: part of the episodes that reached their goal"
+
     def test_runs_that_say_other_seeds_are_told_with_each(self, tag_run, tmp_path, capsys, device):
         copied = shutil.copytree(tag_run, tmp_path / "copied", symlinks=True)
         config = copied / "config.resolved.yaml"
@@ -284,6 +301,19 @@ class TestErrors:
         (tmp_path / "config.resolved.yaml").write_text((tag_run / "config.resolved.yaml").read_text())
         with pytest.raises(CheckpointError, match="holds no checkpoint, so there are no policies to play"):
             call_command("render", tmp_path, "--device", "cpu")
+
+    def test_run_whose_folder_has_a_longer_name_is_told_with_the_newest_that_begins_so(self, tmp_path):
+        """The older one is newer by its name, and the plot of a run says the same."""
+        for time, name in ((2, "pong__ppo__seed1__20260102-0900"), (1, "pong__ppo__seed1__20260103-0900")):
+            (tmp_path / name).mkdir()
+            os.utime(tmp_path / name, (time, time))
+        newest = tmp_path / "pong__ppo__seed1__20260102-0900"
+        line = f"{tmp_path}/pong: no such run. The newest whose name begins so is {newest}."
+        for command, kind in (("render", CheckpointError), ("plot", ConfigError)):
+            with pytest.raises(kind, match=re.escape(line)):
+                call_command(command, tmp_path / "pong")
+        with pytest.raises(CheckpointError, match=r"chess: no such run. `train --run-name chess` makes one of that"):
+            call_command("eval", tmp_path / "chess")
 
     def test_env_that_has_nothing_to_draw_says_so_before_it_plays(self, monkeypatch):
         monkeypatch.syspath_prepend(ENVS)

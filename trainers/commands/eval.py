@@ -4,8 +4,12 @@ side of the game plays each side of another run."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a command's help loads no torch
+    from trainers.evaluation import Score
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +34,13 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
         raise ConfigError(f"command line: --against pairs one run with another, got {len(options.runs)} before it.")
     backend = choose_backend(device=options.device)
     find = _scores if options.against is None else _cross_scores
-    results, rows = find(options, backend)
+    results, rows, figures = find(options, backend)
     if options.json:
         tell(json.dumps(results, indent=1, allow_nan=False))
     else:
         tell(table(rows))
+        for name, meaning in figures.items():
+            tell(f"{name}: {meaning}")
         seeds = " and ".join(dict.fromkeys(str(r["seed"]) for r in results))
         modes = " and ".join(dict.fromkeys("greedy" if r["greedy"] else "stochastic" for r in results))
         counts = " and ".join(dict.fromkeys(str(r["episodes"]) for r in results))
@@ -42,12 +48,16 @@ def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: P
     return 0
 
 
-def _scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list[list[str]]]:
-    """JSON and table of each run by itself."""
+Found = tuple[list[dict], list[list[str]], dict[str, str]]
+"""JSON, a table, and what the figures say that its last columns have."""
+
+
+def _scores(options: argparse.Namespace, backend: Any) -> Found:
+    """Of each run by itself."""
     from trainers.evaluation import Evaluation
     from trainers.players import COLUMNS, explained_shortage, players_of, score_as_json, score_rows
 
-    results, rows = [], [["run", *COLUMNS]]
+    results, of_runs, figures = [], [], {}
     for path in options.runs:
         players = players_of(Path(path), backend, options.allow_import)
         how = _how(options, players)
@@ -55,12 +65,22 @@ def _scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list
         with explained_shortage(players.env, how["episodes"]):
             score = Evaluation(players.env, players.policies, how["episodes"], how["seed"], backend, greedy).play()
         results.append({"run": str(players.run), "checkpoint": players.checkpoint.name, **how, **score_as_json(score)})
-        rows += [[players.run.name, *row] for row in score_rows(score)]
-    return results, rows
+        of_runs.append((players.run.name, score))
+        figures |= players.env.figures
+    rows = [["run", *COLUMNS, *figures]]
+    for name, score in of_runs:
+        rows += [[name, *row, *_figure_words(score, figures)] for row in score_rows(score)]
+    return results, rows, figures
 
 
-def _cross_scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict], list[list[str]]]:
-    """JSON and table of every pairing of two runs' sides."""
+def _figure_words(score: Score, names: Iterable[str]) -> list[str]:
+    """The figures of these names, as a table has them; of one that its env does not tell, a dash."""
+    found = score.mean_figures()
+    return [f"{found[name]:.3f}" if name in found else "-" for name in names]
+
+
+def _cross_scores(options: argparse.Namespace, backend: Any) -> Found:
+    """Of every pairing of two runs' sides."""
     from trainers.evaluation import cross_play
     from trainers.players import (
         by_group,
@@ -83,12 +103,14 @@ def _cross_scores(options: argparse.Namespace, backend: Any) -> tuple[list[dict]
     greedy = ours.settings.greedy if options.greedy is None else options.greedy
     with explained_shortage(ours.env, how["episodes"]):
         scores = cross_play(ours.env, candidates, how["episodes"], how["seed"], backend, greedy)
-    results, rows = [], [[*ours.env.groups, *(f"return of {group}" for group in ours.env.groups), "episode length"]]
+    results, figures = [], dict(ours.env.figures)
+    returns = [f"return of {group}" for group in ours.env.groups]
+    rows = [[*ours.env.groups, *returns, "episode length", *figures]]
     for words, score in scores.items():
         results.append({"policies": dict(zip(ours.env.groups, words, strict=True)), **how, **score_as_json(score)})
         of_groups = [" +- ".join(row[1:3]) for row in score_rows(score)]
-        rows.append([*words, *of_groups, f"{score.mean_ep_length:.1f}"])
-    return results, rows
+        rows.append([*words, *of_groups, f"{score.mean_ep_length:.1f}", *_figure_words(score, figures)])
+    return results, rows, figures
 
 
 def _how(options: argparse.Namespace, players: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Lists envs, algorithms and policies, each with what its file says first, importing none of them; and the metrics of
-a run: of any, or of a config's."""
+"""Lists envs (all, or a family's), algorithms and policies, each with what its file says first, importing none of them;
+and the metrics of a run: of any, or of a config's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainers import algorithms, networks
 from trainers.settings.arguments import Overrides, add_allow_import, config_of, find_config, refuse_overrides
-from warpdrive.config import shown
+from warpdrive.config import did_you_mean, shown
 from warpdrive.env_names import env_files, family_of
 from warpdrive.errors import ConfigError, tell
 
@@ -27,42 +28,62 @@ METRICS = "metrics"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*KINDS, METRICS, "all"]
     parser.add_argument("kind", nargs="?", choices=kinds, default="all", help="all but metrics if not given")
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="of metrics: a YAML file whose run's are told")
-    parser.add_argument("--json", action="store_true", help="for programs: {kind: {name: line}}")
+    of = "of envs: a family, whose are told; of metrics: a YAML file, whose run's are told"
+    parser.add_argument("of", nargs="?", metavar="OF", help=of)
+    parser.add_argument("--json", action="store_true", help="for programs: {kind: {name: line}}, with envs' families")
     add_allow_import(parser)
 
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
     if options.kind == METRICS:
         return _list_metrics(options, overrides, folder)
-    if options.config is not None:
-        raise ConfigError(f"command line: list {options.kind} takes no config, got {shown(options.config)}.")
     refuse_overrides("list", overrides)
     kinds = list(KINDS) if options.kind == "all" else [options.kind]
-    found = {kind: {name: first_line(file) for name, file in files_of(kind).items()} for kind in kinds}
+    files, families = {kind: files_of(kind) for kind in kinds}, _families()
+    if options.kind == "envs" and options.of is not None:
+        families = {options.of: _family(options.of, families)}
+        files["envs"] = {name: files["envs"][name] for name in next(iter(families.values()))["envs"]}
+    elif options.of is not None:
+        raise ConfigError(f"command line: list {options.kind} takes no config, got {shown(options.of)}.")
+    found = {kind: {name: first_line(file) for name, file in ones.items()} for kind, ones in files.items()}
     if options.json:
-        tell(json.dumps(found, indent=2))
+        tell(json.dumps({**found, **({"families": families} if "envs" in found else {})}, indent=2))
         return 0
     width = max(len(name) for lines in found.values() for name in lines)
     tables = []
     for kind, lines in found.items():
-        rows = [f"  {name:{width}}  {line}".rstrip() for name, line in lines.items()]
-        if kind == "envs":
-            rows = _by_family(dict(zip(lines, rows, strict=True)))
-        tables.append("\n".join([f"{kind} ({KINDS[kind]})", *rows]))
+        rows = {name: f"  {name:{width}}  {line}".rstrip() for name, line in lines.items()}
+        ordered = _by_family(rows, families) if kind == "envs" else rows.values()
+        tables.append("\n".join([f"{kind} ({KINDS[kind]})", *ordered]))
     tell("\n\n".join(tables))
     return 0
 
 
-def _by_family(rows: Mapping[str, str]) -> list[str]:
-    """Rows by env, those of a family together under a line that says what it is; families come last."""
-    alone, families = [], {}
+def _families() -> dict[str, dict[str, Any]]:
+    """Name of each family -> what it says of itself, and its envs."""
+    found: dict[str, dict[str, Any]] = {}
     for name, file in env_files().items():
-        about = family_of(file)
-        (alone if about is None else families.setdefault(about, [])).append(rows[name])
-    for about, members in sorted(families.items()):
-        alone += [f"  {about.parent.name}: {first_line(about)}", *members]
-    return alone
+        if (about := family_of(file)) is not None:
+            found.setdefault(about.parent.name, {"line": first_line(about), "envs": []})["envs"].append(name)
+    return dict(sorted(found.items()))
+
+
+def _family(name: str, families: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """One by its name, or ConfigError."""
+    if name not in families:
+        hint = did_you_mean(name, families)
+        wrong = f"list envs: expected a family, got {shown(name)}.{hint} ({', '.join(families)})"
+        raise ConfigError(f"command line: {wrong}")
+    return families[name]
+
+
+def _by_family(rows: Mapping[str, str], families: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Rows by env, those of a family together under a line that says what it is; families come last."""
+    of_families = {name for one in families.values() for name in one["envs"]}
+    found = [row for name, row in rows.items() if name not in of_families]
+    for name, one in families.items():
+        found += [f"  {name}: {one['line']}", *(rows[env] for env in one["envs"])]
+    return found
 
 
 def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
@@ -72,12 +93,12 @@ def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Pat
     from warpdrive.env import load_env
 
     last = ""
-    if options.config is None:
+    if options.of is None:
         refuse_overrides("list metrics without a config", overrides)
         found = EXPLANATIONS
         may = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1), ["<figure>"])
     else:
-        config = config_of(find_config(options.config, folder), options, overrides)
+        config = config_of(find_config(options.of, folder), options, overrides)
         env = load_env(config.name, config.env)
         groups = list(env.groups)
         found = metrics_of(config, groups, env.figures)

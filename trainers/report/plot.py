@@ -17,7 +17,7 @@ from trainers.report.statistics import common_places, has, interval, iqm, return
 from trainers.run.disk import written
 from trainers.run.identity import flat
 from trainers.run.manifest import RESOLVED_CONFIG
-from trainers.run.reading import METRICS, read, read_reports
+from trainers.run.reading import METRICS, no_such_run, read, read_reports
 from warpdrive.config import did_you_mean
 from warpdrive.config_file import MAX_FILE_BYTES, load_yaml
 from warpdrive.distribution import pip_install
@@ -96,8 +96,7 @@ def read_run(path: Path) -> Run:
     folder = path.parent if path.name == METRICS else path
     file = folder / METRICS
     if not folder.is_dir():
-        others = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
-        raise ConfigError(f"{path}: no such run.{did_you_mean(folder.name, others)}")
+        raise ConfigError(no_such_run(folder))
     if not os.path.lexists(file):
         raise ConfigError(f"{path}: no run folder: it has no {METRICS}. Give a folder such as runs/<name>.")
     try:

@@ -224,13 +224,18 @@ def free_bytes(folder: Path) -> int:
 
 def check_runs_folder(basedir: Path) -> None:
     """Raises RunFolderError where no run folder can be made in `basedir`, which need not be there; leaves nothing."""
-    place = Path(os.path.abspath(basedir))
-    there = next(one for one in [place, *place.parents] if os.path.lexists(one))
     try:
-        with tempfile.TemporaryDirectory(dir=there, prefix=TEMPORARY) as trial:
-            Path(trial, place.relative_to(there)).mkdir(parents=True, exist_ok=True)
+        try_folder(basedir)
     except OSError as error:
         raise no_run_folder(basedir, error) from None
+
+
+def try_folder(path: Path) -> None:
+    """Raises OSError where nothing can be made in a folder, which need not be there; leaves nothing."""
+    place = Path(os.path.abspath(path))
+    there = next(one for one in [place, *place.parents] if os.path.lexists(one))
+    with tempfile.TemporaryDirectory(dir=there, prefix=TEMPORARY) as trial:
+        Path(trial, place.relative_to(there)).mkdir(parents=True, exist_ok=True)
 
 
 def make_numbered(basedir: Path, name: str, what: str) -> Path:

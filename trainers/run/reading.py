@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainers.errors import MisfitError, RunFolderError, UnreadableError
+from warpdrive.config import did_you_mean
 from warpdrive.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
@@ -44,6 +45,17 @@ REASONS = {
 """What is said where the system's words say less."""
 NEVER = (*REASONS, errno.ENOENT, errno.EINVAL, errno.EMLINK, errno.ENAMETOOLONG)
 """What the system says of a file that is not there, or is not what a run wrote. Anything else may pass."""
+
+
+def no_such_run(path: Path) -> str:
+    """What is said of a run folder that is not there: the newest beside it whose name begins so, or one alike."""
+    beside = [one for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+    begun = [one for one in beside if path.name and one.name.startswith(path.name)]
+    hint = did_you_mean(path.name, [one.name for one in beside])
+    if begun:
+        newest = max(begun, key=lambda one: (one.stat().st_mtime_ns, one.name))
+        hint = f" The newest whose name begins so is {newest}."
+    return f"{path}: no such run.{hint or f' `train --run-name {path.name}` makes one of that name.'}"
 
 
 def place_of(path: Path) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.algorithms import ALGORITHMS, check_algorithm, find_algorithm
-from trainers.callbacks import Callback, check_callback, is_name_of_callback, parts_of
+from trainers.callbacks import Callback, check_callback, is_name_of_callback, parts_of, place_of, problems_of
 from trainers.experience.spec import spec_of
 from trainers.networks import config_of_network
 from trainers.networks.images import problem_of_images
@@ -91,7 +91,7 @@ class _Reader:
                 self._add(unknown_key(key, TOP_KEYS, hints_for("", self.known)), key)
         env = self._env()
         trainer, saving, evaluation, population = (self._part(name, cls) for name, cls in SECTIONS.items())
-        callbacks = self._callbacks()
+        callbacks = self._callbacks(env)
         if env is not None and SHARED in env.groups:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
             self._add(message, "name")
@@ -226,7 +226,7 @@ class _Reader:
                 found[word] = f"{what}: it is {owners}, and the algorithm is {algorithm}. Leave it out, or change that."
         return found
 
-    def _callbacks(self) -> tuple[Any, ...]:
+    def _callbacks(self, env: Env | None) -> tuple[Any, ...]:
         given, mark = self.top.get("callbacks"), self._mark("callbacks")
         if given is None:
             return ()
@@ -239,9 +239,13 @@ class _Reader:
                 check_allowed(parts_of(entry)[0], self.allow_import)
                 kind, _ = check_callback(entry)
                 self.adds_metrics |= kind.on_report is not Callback.on_report
+                found = problems_of(entry, env)
             except ConfigError as error:
                 self.adds_metrics = True  # perhaps
-                self.problems.add(getattr(entry, "mark", mark) or mark, f"callbacks[{i}]", str(error))
+                found = [("", str(error))]
+            for key, message in found:
+                of_entry, path = place_of(entry, i, key)
+                self.problems.add(of_entry or mark, path, message)
         return tuple(given)
 
     def _check_coverage(self, names: list[str], env: Env) -> None:

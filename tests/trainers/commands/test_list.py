@@ -29,13 +29,28 @@ def test_envs_of_a_family_stand_together_under_its_name(capsys):
     assert lines.index("tag_gridworld") < first
 
 
+def test_a_family_is_listed_alone_and_json_has_families(capsys):
+    assert main(["list", "envs", "minatar"]) == 0
+    head, family, *lines = capsys.readouterr().out.splitlines()
+    games = [f"minatar_{name}" for name in ("asterix", "breakout", "freeway", "seaquest", "space_invaders")]
+    assert head.startswith("envs (name: ") and family.startswith("  minatar: The five games of MinAtar: ")
+    assert [line.split()[0] for line in lines] == games
+    assert main(["list", "envs", "minatar", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["envs"]) == games and found["families"]["minatar"]["envs"] == games
+    assert main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["families"]) == ["bsuite", "minatar"] and "cartpole" in found["envs"]
+    assert found["families"]["bsuite"]["line"].startswith("DeepMind's behaviour suite: ")
+
+
 @pytest.mark.parametrize(
     ("kind", "names"), [("algorithms", {"A2C", "MAPPO", "PPO"}), ("policies", {"gru", "mlp"}), ("envs", {"cartpole"})]
 )
 def test_a_kind_narrows_it_and_json_is_for_programs(kind, names, capsys):
     assert main(["list", kind, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {kind}
+    assert set(found) - {"families"} == {kind}
     assert names <= set(found[kind])
     assert all(found[kind].values())
 
@@ -74,7 +89,8 @@ def test_metrics_of_a_config_are_those_that_its_run_writes(tiny, capsys, evaluat
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["envs", "tag.yaml"], "list envs takes no config, got 'tag.yaml'."),
+        (["envs", "minitar"], "list envs: expected a family, got 'minitar'. Did you mean 'minatar'? (bsuite, minatar)"),
+        (["policies", "tag.yaml"], "list policies takes no config, got 'tag.yaml'."),
         (["metrics", "trainer.num_envs=3"], "list metrics without a config takes no keys of a config"),
     ],
 )
