@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Amount, PositiveAmount, Steps, shown
 from warpdrive.drawing import DARK, Drawing, agent_circles, cells, circles, formatted, one_of, segments, texts
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
@@ -34,6 +35,8 @@ CHANNELS = {POT: 10, COUNTER: 11, ONION_PILE: 12, PLATE_PILE: 14, GOAL: 15}
 LATE_CHANNEL = 25
 MOST_SEEN = {16: 3, 18: 3, 20: 20}
 """Channels that count; all others are 0 or 1."""
+MAX_CELLS = 10_000
+"""Of a kitchen, through which one thread goes in each step."""
 POT_EMPTY = 23
 """What the clock of an empty pot shows."""
 
@@ -43,19 +46,19 @@ class OvercookedConfig:
     layout: str = "cramped_room"
     """cramped_room, asymm_advantages, coord_ring, forced_coord or counter_circuit; or rows of a kitchen of one's own:
     W counter, O onions, B plates, P pot, X delivery, . floor, 0 and 1 the cooks, as in "WWPWW O0.1O W...W WBWXW"."""
-    episode_length: int = 400
+    episode_length: Steps = 400
     """Steps."""
-    shaping: float = 0.0
+    shaping: Amount = 0.0
     """Weight of what is paid for steps towards a soup, which a callback may change in mid-run."""
     random_reset: bool = False
     """Whether an episode starts with the cooks anywhere, anything in their hands, and pots at any time."""
-    paid_for_delivery: float = 20.0
+    paid_for_delivery: PositiveAmount = 20.0
     """To both cooks."""
-    paid_for_onion_in_pot: float = 3.0
+    paid_for_onion_in_pot: Amount = 3.0
     """To the cook who puts it there, times `shaping`; as the two below."""
-    paid_for_plate: float = 3.0
+    paid_for_plate: Amount = 3.0
     """For a plate from the pile, if no other lies about and more pots are in use than cooks hold plates."""
-    paid_for_soup: float = 5.0
+    paid_for_soup: Amount = 5.0
     """For a soup that is taken out of the pot."""
 
 
@@ -82,10 +85,6 @@ class Overcooked(Env):
 
     def __init__(self, config: OvercookedConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
-        if self.config.paid_for_delivery <= 0:
-            raise EnvError(f"env.paid_for_delivery must be more than 0, got {self.config.paid_for_delivery}.")
         self.episode_length = self.config.episode_length
         self.rows = _rows_of(self.config.layout)
         self.ground = np.array([[GROUND[one] for one in row] for row in self.rows], np.uint8)
@@ -174,10 +173,12 @@ class Overcooked(Env):
 def _rows_of(layout: str) -> list[str]:
     """A kitchen's rows of cells, checked."""
     rows = LAYOUTS.get(layout, layout).split()
-    what = f"env.layout is {layout!r}"
+    what = f"env.layout is {shown(layout)}"
     if len(rows) < 3 or len({len(row) for row in rows}) != 1:
         raise EnvError(f"{what}: neither one of {', '.join(LAYOUTS)} nor at least 3 rows of cells of one length.")
     text = "".join(rows)
+    if len(text) > MAX_CELLS:
+        raise EnvError(f"{what}: its {len(text):,} cells are more than {MAX_CELLS:,}. Make it smaller.")
     if odd := sorted(set(text) - set(GROUND)):
         raise EnvError(f"{what}: there is no cell {odd[0]!r}. Write {' '.join(GROUND)}.")
     if text.count("0") != 1 or text.count("1") != 1 or "P" not in text:

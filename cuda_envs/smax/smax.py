@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Amount, Between, PositiveAmount, Steps
 from warpdrive.drawing import GREY, PALETTE, Drawing, Shapes, circles, outline, rectangles, segments, texts
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
@@ -95,15 +96,15 @@ class SmaxConfig:
     attack_mode: str = "closest"
     """Whom enemies shoot at, until that one is dead or gone: closest, or random of those they can."""
     enemy_shoots: bool = True
-    won_battle_bonus: float = 1.0
+    won_battle_bonus: Amount = 1.0
     """Paid to each ally for the victory, on top of the health that enemies lost."""
-    episode_length: int = 100
+    episode_length: Steps = 100
     """Steps."""
-    num_world_steps: int = 8
+    num_world_steps: Annotated[int, Between(1, 1_000)] = 8
     """Short steps of the world in each step."""
-    seconds_a_world_step: float = 1 / 16
-    map_width: float = 32.0
-    map_height: float = 32.0
+    seconds_a_world_step: Annotated[float, Between(1e-6, 60)] = 1 / 16
+    map_width: PositiveAmount = 32.0
+    map_height: PositiveAmount = 32.0
 
 
 class Smax(Env):
@@ -231,9 +232,3 @@ class Smax(Env):
             raise EnvError(f"env.scenario must be one of {', '.join(SCENARIOS)}, got {config.scenario}.")
         if config.attack_mode not in ("closest", "random"):
             raise EnvError(f"env.attack_mode must be closest or random, got {config.attack_mode}.")
-        for name in ("episode_length", "num_world_steps"):
-            if getattr(config, name) < 1:
-                raise EnvError(f"env.{name} must be at least 1, got {getattr(config, name)}.")
-        for name in ("seconds_a_world_step", "map_width", "map_height"):
-            if not getattr(config, name) > 0:
-                raise EnvError(f"env.{name} must be above 0, got {getattr(config, name)}.")
