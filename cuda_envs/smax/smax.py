@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from gymnasium import spaces
 
-from warpdrive.config import Amount, Between, PositiveAmount, Steps
+from warpdrive.config import Amount, Between, Steps
 from warpdrive.drawing import GREY, PALETTE, Drawing, Shapes, circles, outline, rectangles, segments, texts
 from warpdrive.env import Env, Group
 from warpdrive.errors import EnvError
@@ -26,6 +26,8 @@ from warpdrive.errors import EnvError
 NUM_MOVES = 5
 """Actions that are no shots: north, east, south, west and stop."""
 STOP = 4
+MIN_WIDTH, MIN_HEIGHT, MAX_SIDE = 16.0, 8.0, 10_000.0
+"""Of a map. Units are drawn at least 2 from the walls of the smallest one, and are pushed less far than that."""
 MOST_SHARED = 16
 """Units, up to which each has a thread of a block that envs share."""
 
@@ -103,8 +105,10 @@ class SmaxConfig:
     num_world_steps: Annotated[int, Between(1, 1_000)] = 8
     """Short steps of the world in each step."""
     seconds_a_world_step: Annotated[float, Between(1e-6, 60)] = 1 / 16
-    map_width: PositiveAmount = 32.0
-    map_height: PositiveAmount = 32.0
+    map_width: Annotated[float, Between(MIN_WIDTH, MAX_SIDE)] = 32.0
+    """Teams start within 2 of a quarter and of three quarters of it, at half of the height, and overlaps push them.
+    On a smaller map some would start at a wall, or behind it."""
+    map_height: Annotated[float, Between(MIN_HEIGHT, MAX_SIDE)] = 32.0
 
 
 class Smax(Env):

@@ -97,7 +97,8 @@ REFUSED = {
         ({"scenario": "3n"}, "scenario must be one of 3m, 8m, .*, got 3n"),
         ({"attack_mode": "first"}, "attack_mode must be closest or random, got first"),
         ({"num_world_steps": 0}, "num_world_steps: .* from 1 to 1000, got 0"),
-        ({"map_width": 0.0}, "map_width: .* from 1e-06 to 1,000,000, got 0.0"),
+        ({"map_width": 15.5}, "map_width: expected a number from 16 to 10000, got 15.5"),
+        ({"map_height": 4.0}, "map_height: expected a number from 8 to 10000, got 4.0"),
     ],
     "tag_gridworld": [
         ({"num_taggers": 0}, "num_taggers: .* from 1 to 8000"),
