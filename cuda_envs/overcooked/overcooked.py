@@ -29,6 +29,8 @@ LAYOUTS = {
 
 FLOOR, COUNTER, ONION_PILE, PLATE_PILE, GOAL, POT = range(6)
 GROUND = {".": FLOOR, "0": FLOOR, "1": FLOOR, "W": COUNTER, "O": ONION_PILE, "B": PLATE_PILE, "X": GOAL, "P": POT}
+NEEDED = {"O": "onions", "B": "plates", "P": "a pot", "X": "a place of delivery"}
+"""For a soup."""
 NUM_CHANNELS = 26
 CHANNELS = {POT: 10, COUNTER: 11, ONION_PILE: 12, PLATE_PILE: 14, GOAL: 15}
 """Of what stands still."""
@@ -181,8 +183,11 @@ def _rows_of(layout: str) -> list[str]:
         raise EnvError(f"{what}: its {len(text):,} cells are more than {MAX_CELLS:,}. Make it smaller.")
     if odd := sorted(set(text) - set(GROUND)):
         raise EnvError(f"{what}: there is no cell {odd[0]!r}. Write {' '.join(GROUND)}.")
-    if text.count("0") != 1 or text.count("1") != 1 or "P" not in text:
-        raise EnvError(f"{what}: write each of the cooks 0 and 1 once, and at least one pot P.")
+    if text.count("0") != 1 or text.count("1") != 1:
+        raise EnvError(f"{what}: write each of the cooks 0 and 1 once.")
     if set(rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)) & set(".01"):
         raise EnvError(f"{what}: there is floor at its edge. Put counters W all around.")
+    if missing := [f"{name} {cell}" for cell, name in NEEDED.items() if cell not in text]:
+        way_out = f"Write at least one{' of each' if len(missing) > 1 else ''}"
+        raise EnvError(f"{what}: no soup can be made and delivered without {', '.join(missing)}. {way_out}.")
     return rows
