@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
-from warpdrive.config import Amount, PositiveAmount, Steps, shown
+from warpdrive.config import Amount, Checked, PositiveAmount, Steps, WrongValue, shown
 from warpdrive.drawing import DARK, Drawing, agent_circles, cells, circles, formatted, one_of, segments, texts
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 LAYOUTS = {
     "cramped_room": "WWPWW O0.1O W...W WBWXW",
@@ -43,9 +42,34 @@ POT_EMPTY = 23
 """What the clock of an empty pot shows."""
 
 
+def rows_of(layout: str) -> list[str]:
+    """A kitchen's rows of cells.
+
+    Raises:
+        WrongValue: there can be no such kitchen, or no soup in it.
+    """
+    rows = LAYOUTS.get(layout, layout).split()
+    what = shown(layout)
+    if len(rows) < 3 or len({len(row) for row in rows}) != 1:
+        raise WrongValue(f"{what}: neither one of {', '.join(LAYOUTS)} nor at least 3 rows of cells of one length.")
+    text = "".join(rows)
+    if len(text) > MAX_CELLS:
+        raise WrongValue(f"{what}: its {len(text):,} cells are more than {MAX_CELLS:,}. Make it smaller.")
+    if odd := sorted(set(text) - set(GROUND)):
+        raise WrongValue(f"{what}: there is no cell {odd[0]!r}. Write {' '.join(GROUND)}.")
+    if text.count("0") != 1 or text.count("1") != 1:
+        raise WrongValue(f"{what}: write each of the cooks 0 and 1 once.")
+    if set(rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)) & set(".01"):
+        raise WrongValue(f"{what}: there is floor at its edge. Put counters W all around.")
+    if missing := [f"{name} {cell}" for cell, name in NEEDED.items() if cell not in text]:
+        way_out = f"Write at least one{' of each' if len(missing) > 1 else ''}"
+        raise WrongValue(f"{what}: no soup can be made and delivered without {', '.join(missing)}. {way_out}.")
+    return rows
+
+
 @dataclass(frozen=True)
 class OvercookedConfig:
-    layout: str = "cramped_room"
+    layout: Annotated[str, Checked(rows_of, "the name or the rows of a kitchen")] = "cramped_room"
     """cramped_room, asymm_advantages, coord_ring, forced_coord or counter_circuit; or rows of a kitchen of one's own:
     W counter, O onions, B plates, P pot, X delivery, . floor, 0 and 1 the cooks, as in "WWPWW O0.1O W...W WBWXW"."""
     episode_length: Steps = 400
@@ -88,7 +112,7 @@ class Overcooked(Env):
     def __init__(self, config: OvercookedConfig | None = None) -> None:
         super().__init__(config)
         self.episode_length = self.config.episode_length
-        self.rows = _rows_of(self.config.layout)
+        self.rows = rows_of(self.config.layout)
         self.ground = np.array([[GROUND[one] for one in row] for row in self.rows], np.uint8)
         self.start = [int(np.flatnonzero(np.array(list("".join(self.rows))) == cook)[0]) for cook in "01"]
         high = np.ones((*self.ground.shape, NUM_CHANNELS), np.uint8)
@@ -170,24 +194,3 @@ class Overcooked(Env):
         if len(counters):
             shapes.insert(1, circles(*still(counters), 0.18, colour=one_of(episode["lies"][:, counters], item)))
         return Drawing(shapes, bounds=(-0.6, -0.6, num_columns - 0.4, num_rows + 0.1))
-
-
-def _rows_of(layout: str) -> list[str]:
-    """A kitchen's rows of cells, checked."""
-    rows = LAYOUTS.get(layout, layout).split()
-    what = f"env.layout is {shown(layout)}"
-    if len(rows) < 3 or len({len(row) for row in rows}) != 1:
-        raise EnvError(f"{what}: neither one of {', '.join(LAYOUTS)} nor at least 3 rows of cells of one length.")
-    text = "".join(rows)
-    if len(text) > MAX_CELLS:
-        raise EnvError(f"{what}: its {len(text):,} cells are more than {MAX_CELLS:,}. Make it smaller.")
-    if odd := sorted(set(text) - set(GROUND)):
-        raise EnvError(f"{what}: there is no cell {odd[0]!r}. Write {' '.join(GROUND)}.")
-    if text.count("0") != 1 or text.count("1") != 1:
-        raise EnvError(f"{what}: write each of the cooks 0 and 1 once.")
-    if set(rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)) & set(".01"):
-        raise EnvError(f"{what}: there is floor at its edge. Put counters W all around.")
-    if missing := [f"{name} {cell}" for cell, name in NEEDED.items() if cell not in text]:
-        way_out = f"Write at least one{' of each' if len(missing) > 1 else ''}"
-        raise EnvError(f"{what}: no soup can be made and delivered without {', '.join(missing)}. {way_out}.")
-    return rows

@@ -10,7 +10,7 @@ from programs import run_sanitized
 
 from warpdrive.config import Between
 from warpdrive.env import list_envs, load_env
-from warpdrive.errors import ConfigError, EnvError, WarpDriveError
+from warpdrive.errors import ConfigError, EnvError
 from warpdrive.function_manager import write_constants
 from warpdrive.testing import WARNING, check_env
 
@@ -94,8 +94,8 @@ REFUSED = {
     ],
     "smax": [
         NO_STEPS,
-        ({"scenario": "3n"}, "scenario must be one of 3m, 8m, .*, got 3n"),
-        ({"attack_mode": "first"}, "attack_mode must be closest or random, got first"),
+        ({"scenario": "3n"}, "scenario: unknown '3n'. .3m, 8m, .*smacv2_20_units"),
+        ({"attack_mode": "first"}, "attack_mode: unknown 'first'. .closest, random."),
         ({"num_world_steps": 0}, "num_world_steps: .* from 1 to 1000, got 0"),
         ({"map_width": 15.5}, "map_width: expected a number from 16 to 10000, got 15.5"),
         ({"map_height": 4.0}, "map_height: expected a number from 8 to 10000, got 4.0"),
@@ -197,9 +197,26 @@ def test_a_number_that_is_too_large_is_refused_with_its_bounds(name, key, value,
     assert str(caught.value) == f"env.{key}: {words}"
 
 
-@pytest.mark.parametrize(
-    ("layout", "words"), [("W" * 101 + " " + ("W" * 101 + " ") * 99, "its 10,100 cells are more than 10,000")]
-)
-def test_a_kitchen_that_is_too_large_is_refused(layout, words):
-    with pytest.raises(WarpDriveError, match=words):
-        load_env("overcooked", {"layout": layout})
+def test_a_kitchen_that_is_too_large_is_refused():
+    with pytest.raises(ConfigError, match="its 10,100 cells are more than 10,000"):
+        load_env("overcooked", {"layout": ("W" * 101 + " ") * 100})
+
+
+ALL_WRONG = [
+    ("smax", {"scenario": "4m", "attack_mode": "far", "episode_length": -3}),
+    ("overcooked", {"layout": "WWW W0Z WWW", "episode_length": -1}),
+    ("tag_gridworld", {"grid_length": 4, "starting_location_x": [5] * 11, "starting_location_y": [0]}),
+    ("tag_continuous", {"num_taggers": 0, "start": "somewhere", "max_speed": -1, "edge_hit_penalty": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), ALL_WRONG)
+def test_all_that_is_wrong_with_a_config_is_told_at_once(name, config):
+    wrong = [key for key in config if key != "grid_length"]
+    with pytest.raises((ConfigError, EnvError)) as caught:
+        load_env(name, config)
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [f"env.{key}" for key in wrong]
+    env = type(load_env(name))
+    with pytest.raises(EnvError) as caught:  # of a config that no YAML was read for
+        env(env.Config(**config))
+    assert {line.partition(":")[0] for line in str(caught.value).splitlines()} == {f"env.{key}" for key in wrong}
