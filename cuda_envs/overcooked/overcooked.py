@@ -14,7 +14,18 @@ import numpy as np
 from gymnasium import spaces
 
 from warpdrive.config import Amount, Checked, PositiveAmount, Steps, WrongValue, shown
-from warpdrive.drawing import DARK, Drawing, agent_circles, cells, circles, formatted, one_of, segments, texts
+from warpdrive.drawing import (
+    DARK,
+    PALETTE,
+    Drawing,
+    agent_circles,
+    cells,
+    circles,
+    formatted,
+    one_of,
+    segments,
+    texts,
+)
 from warpdrive.env import Env, Group
 
 LAYOUTS = {
@@ -176,6 +187,7 @@ class Overcooked(Env):
         floor = {"floor": "#F4EFE6", "counter": "#B99A6B", "onions": "#E6C229", "plates": "#C9D3DC",
                  "delivery": "#009E73", "pot": "#4A4A4A"}  # fmt: skip
         item = {"nothing": None, "an onion": "#E69F00", "a plate": "#FFFFFF", "a soup": "#A3320B"}
+        cook = {"cook 0": PALETTE[0], "cook 1": PALETTE[3]}
         x, y = place(episode["cell"])
         turn_x, turn_y = np.array([0, 0, 1, -1]), np.array([1, -1, 0, 0])
         ahead_x, ahead_y = (x + 0.33 * turn_x[episode["heading"]], y + 0.33 * turn_y[episode["heading"]])
@@ -186,7 +198,7 @@ class Overcooked(Env):
         shapes = [
             cells(one_of(self.ground, floor), from_top=True),
             texts(*still(pots), one_of(episode["pot"], clocks.tolist()), 0.2, colour="#FFFFFF"),
-            *agent_circles(self, x, y, 0.3),
+            *agent_circles(self, x, y, 0.3, colour=one_of([[0, 1]], cook)),
             segments(np.stack([x, ahead_x], -1), np.stack([y, ahead_y], -1), width=0.06, colour=DARK),
             circles(x, y, 0.15, colour=one_of(episode["holds"], item)),
             texts(-0.45, num_rows - 0.3, formatted(episode["num_delivered"], "{} delivered"), 0.3, align="left"),
