@@ -71,7 +71,7 @@ Count = Annotated[int, Between(1)]
 Size = Annotated[int, Between(0)]
 Fraction = Annotated[float, Between(0, 1)]
 Positive = Annotated[float, Between(0, above=True)]
-Steps = Annotated[int, Between(1, 1_000_000_000)]
+Steps = Annotated[int, Between(1, 2_000_000_000)]
 """Length of an env's episodes, which kernels count in 32 bits."""
 Amount = Annotated[float, Between(-1e6, 1e6)]
 PositiveAmount = Annotated[float, Between(1e-6, 1e6)]

@@ -73,7 +73,7 @@ def test_it_passes_the_conformance_kit_without_a_warning(device, name, config):
     assert lines and not [line for line in lines if line.startswith(WARNING)]
 
 
-NO_STEPS = ({"episode_length": 0}, "env.episode_length: expected a whole number from 1 to 1,000,000,000, got 0")
+NO_STEPS = ({"episode_length": 0}, "env.episode_length: expected a whole number from 1 to 2,000,000,000, got 0")
 REFUSED = {
     **{name: [NO_STEPS] for name in CLASSIC_CONTROL},
     "cartpole": [NO_STEPS, ({"pole_mass": 0.0}, "pole_mass: expected a number from 1e-06 to 1,000,000, got 0.0")],
@@ -183,7 +183,7 @@ TOO_LARGE = [
     ("umbrella_length", "chain_length", 1_000_000, "expected a whole number from 1 to 10000, got 1000000"),
     ("smax", "num_world_steps", 2147483648, "expected a whole number from 1 to 1000, got 2147483648"),
     ("smax", "won_battle_bonus", 1e40, "expected a number from -1,000,000 to 1,000,000, got 1e+40"),
-    ("overcooked", "episode_length", 2147483648, "expected a whole number from 1 to 1,000,000,000, got 2147483648"),
+    ("overcooked", "episode_length", 2147483648, "expected a whole number from 1 to 2,000,000,000, got 2147483648"),
     ("overcooked", "paid_for_delivery", 1e39, "expected a number from 1e-06 to 1,000,000, got 1e+39"),
     ("overcooked", "paid_for_soup", 1e300, "expected a number from -1,000,000 to 1,000,000, got 1e+300"),
     ("overcooked", "shaping", 1e39, "expected a number from -1,000,000 to 1,000,000, got 1e+39"),
