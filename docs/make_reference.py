@@ -42,7 +42,7 @@ from trainers.settings.config import (  # noqa: E402
     SavingConfig,
     TrainerConfig,
 )
-from warpdrive.config_values import Matching, Schedule, WrongValue, convert, shown  # noqa: E402
+from warpdrive.config_values import Checked, Matching, Schedule, WrongValue, convert, shown  # noqa: E402
 from warpdrive.env import list_envs, load_env  # noqa: E402
 
 INTRODUCTION = """\
@@ -124,8 +124,8 @@ def expected(annotation: Any) -> str:
         return expected(functools.reduce(operator.or_, (one for one in arguments if one is not type(None))))
     if origin is Literal:
         return ", ".join(f"`{one if isinstance(one, str) else shown(one)}`" for one in arguments)
-    if origin is Annotated and any(isinstance(one, Matching) for one in arguments):
-        return next(one.means for one in arguments if isinstance(one, Matching))
+    if origin is Annotated and any(isinstance(one, Matching | Checked) for one in arguments):
+        return next(one.means for one in arguments if isinstance(one, Matching | Checked))
     try:
         convert(annotation, object())
     except WrongValue as wrong:

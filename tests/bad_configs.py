@@ -131,8 +131,8 @@ CONFIGS = [
             "tag.yaml:10: policy.tagger.to_train: expected true or false, got 'on'. Write true."),
     *[changed(new, old, new, f"tag.yaml:{told}") for old, new, told in [
           ("tag_gridworld", "3", "1: name: expected the env's name, got 3"),
-          ("num_taggers: 3", "num_taggers: 0", "3: env.num_taggers must be at least 1, got 0."),
-          ("num_taggers: 3", "num_taggers: x", "3: env.num_taggers: expected a whole number, got 'x'"),
+          ("num_taggers: 3", "num_taggers: 0", "3: env.num_taggers: expected a whole number from 1 to 8000, got 0"),
+          ("num_taggers: 3", "num_taggers: x", "3: env.num_taggers: expected a whole number from 1 to 8000, got 'x'"),
           ("lr: 1e-3", "gamma: 1.5", "10: policy.tagger.gamma: expected a number from 0 to 1, got 1.5"),
           ("lr: 1e-3", "max_grad_norm: 0", "10: policy.tagger.max_grad_norm: expected a number above 0, got 0"),
           ("fc_dims: [32]", "type: mpl",
@@ -214,11 +214,11 @@ CONFIGS = [
             "tag.yaml:9: policy.shared: covers all agents: there can be no other policy beside it. There is "
             "policy.runner: change that."),
     Bad("all sections",
-        "tag.yaml:3: env.num_taggers: expected a whole number, got 'x'\n" + NUMBER + "'x'\n"
+        "tag.yaml:3: env.num_taggers: expected a whole number from 1 to 8000, got 'x'\n" + NUMBER + "'x'\n"
         + RATE + "expected a number or a schedule of at least 0, got 'y'",
         GOOD.replace("num_taggers: 3", "num_taggers: x").replace("100", "x").replace("1e-3", "y")),
     changed("too many taggers", "num_taggers: 3", "num_taggers: 1e9",
-            "tag.yaml:3: env.num_taggers: expected a whole number of at most 1,000,000, got 1000000000"),
+            "tag.yaml:3: env.num_taggers: expected a whole number from 1 to 8000, got 1000000000.0"),
     changed("tag leaves", "basedir: runs", "tag: ../../etc",
         "tag.yaml:16: saving.tag: expected a name of at most 100 letters, digits, '_', '-' and '.', got '../../etc'"),
     changed("no env", "tag_gridworld", "tag_gridwrld",

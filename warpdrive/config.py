@@ -9,20 +9,25 @@ so that a mistake in a config is told at once.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from warpdrive.config_values import (
+    Amount,
     Between,
+    Checked,
     Count,
     Fraction,
     Matching,
     Number,
     Positive,
+    PositiveAmount,
     Schedule,
     Size,
+    Steps,
     WrongValue,
     convert,
     did_you_mean,
@@ -33,14 +38,18 @@ from warpdrive.config_values import (
 from warpdrive.errors import ConfigError, WarpDriveError, printable
 
 __all__ = [  # of config_values.py: what configs are written with
+    "Amount",
     "Between",
+    "Checked",
     "Count",
     "Fraction",
     "Matching",
     "Number",
     "Positive",
+    "PositiveAmount",
     "Schedule",
     "Size",
+    "Steps",
     "WrongValue",
     "convert",
     "did_you_mean",
@@ -50,6 +59,8 @@ __all__ = [  # of config_values.py: what configs are written with
 ]
 
 MAX_ERRORS = 20
+MAX_FLOAT = (2 - 2**-23) * 2.0**127
+"""The largest number of 32 bits, which is what kernels know."""
 
 
 # ------------------------------------------------------------------------------------- where a value stood
@@ -225,6 +236,51 @@ class _Builder:
         except WrongValue as wrong:
             self.problems.add(mark, path, str(wrong))
             return None
+
+
+def wrong_values(config: Any) -> list[tuple[str, str]]:
+    """What is wrong with an env's config, however it was made: key, and what to say of it; "" is the whole.
+
+    That is what leaves the bounds that annotations set, floats that kernels cannot hold, and then what the config's own
+    `problems()` says of values that do not go together.
+    """
+    if not dataclasses.is_dataclass(config):
+        return []
+    try:
+        annotations = typing.get_type_hints(type(config), include_extras=True)
+    except NameError:  # of a class inside a function: there is nobody to ask
+        return []
+    found = []
+    for one in dataclasses.fields(config):
+        annotation, value = annotations[one.name], _to_python(getattr(config, one.name))
+        try:
+            if _is_bounded(annotation):
+                convert(annotation, value)
+            _check_floats(value)
+        except WrongValue as wrong:
+            found.append((one.name, str(wrong)))
+    if not found and callable(getattr(type(config), "problems", None)):
+        found = list(config.problems())
+    return found
+
+
+def _is_bounded(annotation: Any) -> bool:
+    if typing.get_origin(annotation) in (typing.Annotated, typing.Literal):
+        return True
+    return any(_is_bounded(argument) for argument in typing.get_args(annotation))
+
+
+def _to_python(value: Any) -> Any:
+    """Numpy's numbers and arrays as Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return tuple(map(_to_python, value)) if isinstance(value, list | tuple) else value
+
+
+def _check_floats(value: Any) -> None:
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, float) and math.isfinite(one) and abs(one) > MAX_FLOAT:
+            raise WrongValue(f"expected a number from {-MAX_FLOAT:.3g} to {MAX_FLOAT:.3g}, got {shown(one)}")
 
 
 def unknown_key(key: str, known: Iterable[str], hints: Hints = NO_HINTS) -> str:

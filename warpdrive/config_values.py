@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,11 +22,13 @@ class Between:
     above: bool = False
 
     def __str__(self) -> str:
-        if self.low is not None and self.high is not None:
-            return f" from {self.low:g} to {self.high:g}"
-        if self.low is not None:
-            return f" {'above' if self.above else 'of at least'} {self.low:g}"
-        return "" if self.high is None else f" of at most {self.high:g}"
+        high = "" if self.high is None else _in_words(self.high)
+        if self.low is None:
+            return f" of at most {high}" if high else ""
+        if high and not self.above:
+            return f" from {_in_words(self.low)} to {high}"
+        low = f" {'above' if self.above else 'of at least'} {_in_words(self.low)}"
+        return f"{low} and at most {high}" if high else low
 
     def holds(self, number: float) -> bool:
         is_low = self.low is not None and (number < self.low or (self.above and number == self.low))
@@ -38,6 +40,14 @@ class Matching:
     """A pattern that a text must match as a whole, and how to say so."""
 
     pattern: str
+    means: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A function that raises WrongValue of a value that is none, and how to say what is wanted."""
+
+    check: Callable[[Any], object]
     means: str
 
 
@@ -61,6 +71,11 @@ Count = Annotated[int, Between(1)]
 Size = Annotated[int, Between(0)]
 Fraction = Annotated[float, Between(0, 1)]
 Positive = Annotated[float, Between(0, above=True)]
+Steps = Annotated[int, Between(1, 2_000_000_000)]
+"""Length of an env's episodes, which kernels count in 32 bits."""
+Amount = Annotated[float, Between(-1e6, 1e6)]
+PositiveAmount = Annotated[float, Between(1e-6, 1e6)]
+"""Numbers of an env, such that kernels hold in 32 bits what they make of them, too."""
 Number = float | Schedule
 """A number, or in YAML `[[step, value], ...]`."""
 
@@ -135,6 +150,8 @@ def _bounded(annotation: Any, limits: tuple[Any, ...], value: Any) -> Any:
                 raise WrongValue(f"expected {wanted}, got {shown(value)}")
         elif isinstance(limit, Matching) and converted is not None and not re.fullmatch(limit.pattern, converted):
             raise WrongValue(f"expected {limit.means}, got {shown(value)}")
+        elif isinstance(limit, Checked) and converted is not None:
+            limit.check(converted)
     return converted
 
 
@@ -192,6 +209,11 @@ def _expected(annotation: Any) -> str:
         number = "" if len(arguments) == 2 and arguments[1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {number}{plurals.get(plain, 'values')}"
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _in_words(bound: float) -> str:
+    """A bound as its reader would write it: 1,000,000, not 1e+06."""
+    return f"{int(bound):,}" if abs(bound) >= 1e6 and float(bound).is_integer() else f"{bound:g}"
 
 
 def _choices(arguments: tuple[Any, ...]) -> list[str]:

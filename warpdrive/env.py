@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import build, join_path, wrong_values
 from warpdrive.drawing import Drawing, draw_positions
 from warpdrive.env_names import ENVS_PACKAGE, env_files, list_envs
 from warpdrive.errors import ConfigError, EnvError
@@ -104,6 +105,8 @@ class Env:
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
+        if wrong := wrong_values(self.config):
+            raise EnvError("\n".join(f"{join_path('env', key)}: {message}" for key, message in wrong))
 
     @property
     def name(self) -> str:
@@ -269,8 +272,6 @@ def load_env(name: str | type[Env], config: Mapping[str, Any] | Any = None) -> E
     """
     kind = name if isinstance(name, type) and issubclass(name, Env) else _env_class(name)
     if config is None or isinstance(config, Mapping):
-        from warpdrive.config import build
-
         config = build(kind.Config, config or {}, path="env")
     env = kind(config)
     env.check()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from warpdrive.distribution import pip_install
-from warpdrive.drawing import DARK, Choice, Shapes, rgb
+from warpdrive.drawing import DARK, GREY, Choice, Shapes, rgb
 from warpdrive.errors import BackendError
 from warpdrive.player import TAIL, Film
 
@@ -22,6 +22,10 @@ ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
 """How Pillow calls a text's alignment."""
 MAX_FRAMES = 300
 """Of an episode in the GIF; longer ones leave out frames evenly."""
+LIGHT_FROM = 224
+"""Of 255: a colour no part of which is less is hardly seen on white, and has a rim in the legend, as in the player."""
+NOT_IN_GAME = (GREY, "not in the game")
+"""The legend's line of who is drawn hollow, as players have it."""
 FINER = 2
 """Times as fine is drawn, then made smaller: edges come out smooth."""
 
@@ -88,7 +92,9 @@ def _pictures(film: Film, frames: Sequence[int]) -> Iterator[Any]:
         for number, (colour, words, returns) in enumerate([(None, _step(film, frame), None), *lines]):
             at = height // FINER + LINE * number + 2
             if colour is not None:
-                draw.ellipse((6, at + 4, 15, at + 13), fill=colour)
+                is_hollow, is_light = words == NOT_IN_GAME[1], min(rgb(colour)) >= LIGHT_FROM
+                look = {"fill": None if is_hollow else colour, "outline": GREY if is_hollow or is_light else None}
+                draw.ellipse((6, at + 4, 15, at + 13), **look)
             draw.text((6 if colour is None else 22, at), words, fill=DARK, font=font)
             if returns is not None:
                 draw.text((whole.width - 6, at), f"{returns[frame]:+.2f}", fill=DARK, font=font, anchor="ra")
@@ -101,7 +107,8 @@ def _lines(film: Film) -> list[tuple[str, str, Any]]:
         (film.colours[name], f"{name} x {number}" if number > 1 else name, film.returns.get(name))
         for name, number in film.groups.items()
     ]
-    return lines + [(colour, words, None) for colour, words in film.legend]
+    leaves = any(shapes.active is not None and not shapes.active.all() for shapes in film.drawing.shapes)
+    return lines + [(colour, words, None) for colour, words in [*film.legend, *[NOT_IN_GAME] * leaves]]
 
 
 def _step(film: Film, frame: int) -> str:
@@ -152,10 +159,18 @@ def _draw(stage: Any, film: Film, shapes: Shapes, frame: int, scale: float) -> N
             draw.line(corners, fill=shade, width=max(FINER, round(size)))
             for x0, y0 in corners if size > 2 * FINER else ():  # round ends
                 draw.ellipse((x0 - size / 2, y0 - size / 2, x0 + size / 2, y0 + size / 2), fill=shade)
+        elif _is_flat(corners):  # Pillow would draw a line where there is nothing, as of a bar of no length
+            continue
         elif active[i]:
             draw.polygon(corners, fill=shade)
         else:
             draw.polygon(corners, outline=shade)
+
+
+def _is_flat(corners: Sequence[tuple[float, float]]) -> bool:
+    """Whether a polygon has no area."""
+    before = [corners[-1], *corners[:-1]]
+    return abs(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(before, corners, strict=True))) < 1e-6
 
 
 def _paste_cells(stage: Any, colours: Choice, frame: int, edges: Sequence[int]) -> None:

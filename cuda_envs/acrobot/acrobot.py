@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Steps
 from warpdrive.drawing import DARK, GREY, Drawing, circles, segments
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 MAX_SPEED1, MAX_SPEED2 = 4 * math.pi, 9 * math.pi
 
 
 @dataclass(frozen=True)
 class AcrobotConfig:
-    episode_length: int = 500
+    episode_length: Steps = 500
     """Steps."""
 
 
@@ -41,8 +41,6 @@ class Acrobot(Env):
 
     def __init__(self, config: AcrobotConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
         self.num_agents = 1
         self.episode_length = self.config.episode_length
         high = np.array([1.0, 1.0, 1.0, 1.0, MAX_SPEED1, MAX_SPEED2], np.float32)

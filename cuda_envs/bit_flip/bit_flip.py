@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Between
 from warpdrive.drawing import DARK, LIGHT, Drawing, cells, one_of, texts
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 
 @dataclass(frozen=True)
 class BitFlipConfig:
-    num_bits: int = 20
+    num_bits: Annotated[int, Between(1, 1_000)] = 20
     """An episode has as many steps."""
 
 
@@ -37,8 +37,6 @@ class BitFlip(Env):
 
     def __init__(self, config: BitFlipConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.num_bits < 1:
-            raise EnvError(f"env.num_bits must be at least 1, got {self.config.num_bits}.")
         self.num_agents = 1
         self.episode_length = num_bits = self.config.num_bits
         bits = spaces.Box(0.0, 1.0, (num_bits,), np.float32)

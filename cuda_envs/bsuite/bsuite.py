@@ -69,11 +69,6 @@ class BsuiteEnv(Env):
         """
         raise NotImplementedError
 
-    def _check_at_least(self, least: int, *names: str) -> None:
-        for name in names:
-            if getattr(self.config, name) < least:
-                raise EnvError(f"env.{name} must be at least {least}, got {getattr(self.config, name)}.")
-
 
 def at_the_end(rows: Sequence[Row], total: str) -> float:
     """A total an episode, at the end of the experiment or as far as it got."""

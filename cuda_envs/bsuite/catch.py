@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from cuda_envs.bsuite.bsuite import BsuiteEnv, Row, at_the_end
+from warpdrive.config import Between
 from warpdrive.drawing import DARK, Drawing, circles, grid_lines, rectangles
 from warpdrive.env import Group
 
@@ -22,9 +23,9 @@ REGRET_OF_CHANCE = 1.6
 
 @dataclass(frozen=True)
 class CatchConfig:
-    rows: int = 10
+    rows: Annotated[int, Between(2, 500)] = 10
     """Of the board; the ball falls one a step."""
-    columns: int = 5
+    columns: Annotated[int, Between(1, 500)] = 5
 
 
 class Catch(BsuiteEnv):
@@ -40,8 +41,6 @@ class Catch(BsuiteEnv):
 
     def __init__(self, config: CatchConfig | None = None) -> None:
         super().__init__(config)
-        self._check_at_least(2, "rows")
-        self._check_at_least(1, "columns")
         self.episode_length = self.config.rows - 1
         image = spaces.Box(0, 1, (self.config.rows, self.config.columns), np.uint8)
         self.groups = {"agent": Group(range(1), image, spaces.Discrete(3))}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from cuda_envs.bsuite.bsuite import NUM_EPISODES, BsuiteEnv, Row
+from warpdrive.config import Amount, Between
 from warpdrive.drawing import PALETTE, Drawing, circles, grid_lines
 from warpdrive.env import Group
 
@@ -24,15 +25,15 @@ MAPPING_SEED = 42
 
 @dataclass(frozen=True)
 class DeepSeaConfig:
-    size: int = 10
+    size: Annotated[int, Between(1, 500)] = 10
     """Rows, and columns."""
-    mapping_seed: int = MAPPING_SEED
+    mapping_seed: Annotated[int, Between(0, 2**32 - 1)] = MAPPING_SEED
     """Draws for each cell which of the two actions goes right there."""
     randomize_actions: bool = True
     """False: action 1 goes right everywhere."""
     deterministic: bool = True
     """False: going right fails once in `size` times, and the ends of the last row pay normal noise."""
-    unscaled_move_cost: float = 0.01
+    unscaled_move_cost: Amount = 0.01
     """Of going right all the way."""
 
 
@@ -50,8 +51,6 @@ class DeepSea(BsuiteEnv):
 
     def __init__(self, config: DeepSeaConfig | None = None) -> None:
         super().__init__(config)
-        self._check_at_least(1, "size")
-        self._check_at_least(0, "mapping_seed")
         self.episode_length = self.config.size
         image = spaces.Box(0, 1, (self.config.size, self.config.size), np.uint8)
         self.groups = {"agent": Group(range(1), image, spaces.Discrete(2))}

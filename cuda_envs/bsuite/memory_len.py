@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from cuda_envs.bsuite.bsuite import LENGTHS, BsuiteEnv, Row, at_the_end, place_in, time_left
+from warpdrive.config import Between
 from warpdrive.drawing import GREY, LIGHT, PALETTE, Drawing, circles, one_of, segments, texts
 from warpdrive.env import Group
 
 
 @dataclass(frozen=True)
 class MemoryLenConfig:
-    memory_length: int = 10
+    memory_length: Annotated[int, Between(1, 10_000)] = 10
     """Steps between what is shown and the answer."""
-    num_bits: int = 1
+    num_bits: Annotated[int, Between(1, 1_000)] = 1
     """That are shown."""
 
 
@@ -40,7 +41,6 @@ class MemoryLen(BsuiteEnv):
 
     def __init__(self, config: MemoryLenConfig | None = None) -> None:
         super().__init__(config)
-        self._check_at_least(1, "memory_length", "num_bits")
         self.episode_length = self.config.memory_length + 1
         num_bits = self.config.num_bits
         low = np.array([0, 0, *[-1] * num_bits], np.float32)

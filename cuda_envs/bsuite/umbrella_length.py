@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from cuda_envs.bsuite.bsuite import LENGTHS, BsuiteEnv, Row, at_the_end, place_in, time_left
+from warpdrive.config import Between
 from warpdrive.drawing import GREY, Drawing, circles, one_of, segments, texts
 from warpdrive.env import Group
 
 
 @dataclass(frozen=True)
 class UmbrellaLengthConfig:
-    chain_length: int = 10
+    chain_length: Annotated[int, Between(1, 10_000)] = 10
     """Steps of an episode."""
-    num_distractors: int = 20
+    num_distractors: Annotated[int, Between(0, 1_000)] = 20
     """Features that are drawn anew in each step and mean nothing."""
 
 
@@ -38,8 +39,6 @@ class UmbrellaLength(BsuiteEnv):
 
     def __init__(self, config: UmbrellaLengthConfig | None = None) -> None:
         super().__init__(config)
-        self._check_at_least(1, "chain_length")
-        self._check_at_least(0, "num_distractors")
         self.episode_length = self.config.chain_length
         seen = spaces.Box(0.0, 1.0, (3 + self.config.num_distractors,), np.float32)
         self.groups = {"agent": Group(range(1), seen, spaces.Discrete(2))}

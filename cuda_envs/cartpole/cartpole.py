@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Amount, PositiveAmount, Steps
 from warpdrive.drawing import DARK, GREY, Drawing, circles, rectangles, segments
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 MAX_X = 2.4
 MAX_THETA = math.radians(12)
@@ -24,14 +24,14 @@ MAX_THETA = math.radians(12)
 
 @dataclass(frozen=True)
 class CartpoleConfig:
-    episode_length: int = 500
+    episode_length: Steps = 500
     """Steps."""
-    gravity: float = 9.8
-    cart_mass: float = 1.0
-    pole_mass: float = 0.1
-    pole_half_length: float = 0.5
+    gravity: Amount = 9.8
+    cart_mass: PositiveAmount = 1.0
+    pole_mass: PositiveAmount = 0.1
+    pole_half_length: PositiveAmount = 0.5
     """From the joint to the middle of the pole."""
-    force: float = 10.0
+    force: Amount = 10.0
     """Of a push."""
     sutton_barto_reward: bool = False
     """False: 1 for every step. True: -1 for the step in which the pole falls, 0 for the others."""
@@ -49,11 +49,6 @@ class Cartpole(Env):
 
     def __init__(self, config: CartpoleConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
-        for name in ("cart_mass", "pole_mass", "pole_half_length"):
-            if getattr(self.config, name) <= 0:
-                raise EnvError(f"env.{name} must be above 0, got {getattr(self.config, name)}.")
         self.num_agents = 1
         self.episode_length = self.config.episode_length
         # Twice the limits: what is seen when the pole has just fallen lies beyond them.

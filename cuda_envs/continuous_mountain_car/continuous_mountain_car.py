@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from cuda_envs.mountain_car.mountain_car import draw_car
+from warpdrive.config import Between, Steps
 from warpdrive.drawing import Drawing
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 MIN_POSITION, MAX_POSITION = -1.2, 0.6
 MAX_SPEED = 0.07
@@ -24,9 +24,9 @@ GOAL_POSITION = 0.45
 
 @dataclass(frozen=True)
 class ContinuousMountainCarConfig:
-    episode_length: int = 999
+    episode_length: Steps = 999
     """Steps."""
-    goal_velocity: float = 0.0
+    goal_velocity: Annotated[float, Between(-1, 1)] = 0.0
     """At least so fast must the car be at the goal."""
 
 
@@ -42,8 +42,6 @@ class ContinuousMountainCar(Env):
 
     def __init__(self, config: ContinuousMountainCarConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
         self.num_agents = 1
         self.episode_length = self.config.episode_length
         low = np.array([MIN_POSITION, -MAX_SPEED], np.float32)

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Fraction, Steps
 from warpdrive.drawing import DARK, Drawing, cells, outline, rectangles, top_channel
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 SIDE = 10
 """Rows and columns of every game."""
@@ -27,9 +27,9 @@ ACTIONS = ("nothing", "left", "up", "right", "down", "fire")
 
 @dataclass(frozen=True)
 class MinatarConfig:
-    episode_length: int = 1000
+    episode_length: Steps = 1000
     """Steps until an episode is cut off, as in gymnax; the package MinAtar goes on for ever."""
-    sticky_action_prob: float = 0.1
+    sticky_action_prob: Fraction = 0.1
     """How often the last action is done again, whatever the agent wants."""
     minimal_actions: bool = False
     """Whether the agent has only those of the six actions that do something in this game."""
@@ -58,10 +58,6 @@ class MinatarEnv(Env):
 
     def __init__(self, config: MinatarConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
-        if not 0 <= self.config.sticky_action_prob <= 1:
-            raise EnvError(f"env.sticky_action_prob must be from 0 to 1, got {self.config.sticky_action_prob}.")
         self.num_agents = 1
         self.episode_length = self.config.episode_length
         self.actions = self.minimal if self.config.minimal_actions else ACTIONS

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_envs.minatar.minatar import CELL, SIDE, MinatarConfig, MinatarEnv, light, numbers
+from warpdrive.config import Steps
 
 
 @dataclass(frozen=True)
 class FreewayConfig(MinatarConfig):
-    episode_length: int = 2501
+    episode_length: Steps = 2501
     """Steps until an episode is cut off: the game's own limit, which the agent does not see; 2,500 in gymnax."""
 
 

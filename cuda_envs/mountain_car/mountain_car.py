@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Between, Steps
 from warpdrive.drawing import DARK, LIGHT, Drawing, circles, polygons, segments
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 MIN_POSITION, MAX_POSITION = -1.2, 0.6
 MAX_SPEED = 0.07
@@ -23,9 +23,9 @@ GOAL_POSITION = 0.5
 
 @dataclass(frozen=True)
 class MountainCarConfig:
-    episode_length: int = 200
+    episode_length: Steps = 200
     """Steps."""
-    goal_velocity: float = 0.0
+    goal_velocity: Annotated[float, Between(-1, 1)] = 0.0
     """At least so fast must the car be at the goal."""
 
 
@@ -40,8 +40,6 @@ class MountainCar(Env):
 
     def __init__(self, config: MountainCarConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
         self.num_agents = 1
         self.episode_length = self.config.episode_length
         low = np.array([MIN_POSITION, -MAX_SPEED], np.float32)

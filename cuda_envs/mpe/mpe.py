@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
 
 from warpdrive.env import Env
-from warpdrive.errors import EnvError
 
 
 class ParticleEnv(Env):
@@ -31,11 +29,6 @@ class ParticleEnv(Env):
     def action_space(self) -> spaces.Discrete | spaces.Box:
         """Of every agent."""
         return spaces.Box(0.0, 1.0, (5,), np.float32) if self.config.continuous_actions else spaces.Discrete(5)
-
-    def _check_at_least(self, least: int, names: Sequence[str]) -> None:
-        for name in names:
-            if getattr(self.config, name) < least:
-                raise EnvError(f"env.{name} must be at least {least}, got {getattr(self.config, name)}.")
 
 
 def seen_space(num_features: int) -> spaces.Box:

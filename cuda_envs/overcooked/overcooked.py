@@ -8,14 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
-from warpdrive.drawing import DARK, Drawing, agent_circles, cells, circles, formatted, one_of, segments, texts
+from warpdrive.config import Amount, Checked, PositiveAmount, Steps, WrongValue, shown
+from warpdrive.drawing import (
+    DARK,
+    PALETTE,
+    Drawing,
+    agent_circles,
+    cells,
+    circles,
+    formatted,
+    one_of,
+    segments,
+    texts,
+)
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 LAYOUTS = {
     "cramped_room": "WWPWW O0.1O W...W WBWXW",
@@ -28,34 +39,63 @@ LAYOUTS = {
 
 FLOOR, COUNTER, ONION_PILE, PLATE_PILE, GOAL, POT = range(6)
 GROUND = {".": FLOOR, "0": FLOOR, "1": FLOOR, "W": COUNTER, "O": ONION_PILE, "B": PLATE_PILE, "X": GOAL, "P": POT}
+NEEDED = {"O": "onions", "B": "plates", "P": "a pot", "X": "a place of delivery"}
+"""For a soup."""
 NUM_CHANNELS = 26
 CHANNELS = {POT: 10, COUNTER: 11, ONION_PILE: 12, PLATE_PILE: 14, GOAL: 15}
 """Of what stands still."""
 LATE_CHANNEL = 25
 MOST_SEEN = {16: 3, 18: 3, 20: 20}
 """Channels that count; all others are 0 or 1."""
+MAX_CELLS = 10_000
+"""Of a kitchen, through which one thread goes in each step."""
 POT_EMPTY = 23
 """What the clock of an empty pot shows."""
 
 
+def rows_of(layout: str) -> list[str]:
+    """A kitchen's rows of cells.
+
+    Raises:
+        WrongValue: there can be no such kitchen, or no soup in it.
+    """
+    rows = LAYOUTS.get(layout, layout).split()
+    what = shown(layout)
+    if len(rows) < 3 or len({len(row) for row in rows}) != 1:
+        raise WrongValue(f"{what}: neither one of {', '.join(LAYOUTS)} nor at least 3 rows of cells of one length.")
+    text = "".join(rows)
+    if len(text) > MAX_CELLS:
+        raise WrongValue(f"{what}: its {len(text):,} cells are more than {MAX_CELLS:,}. Make it smaller.")
+    if odd := sorted(set(text) - set(GROUND)):
+        raise WrongValue(f"{what}: there is no cell {odd[0]!r}. Write {' '.join(GROUND)}.")
+    if text.count("0") != 1 or text.count("1") != 1:
+        raise WrongValue(f"{what}: write each of the cooks 0 and 1 once.")
+    if set(rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)) & set(".01"):
+        raise WrongValue(f"{what}: there is floor at its edge. Put counters W all around.")
+    if missing := [f"{name} {cell}" for cell, name in NEEDED.items() if cell not in text]:
+        way_out = f"Write at least one{' of each' if len(missing) > 1 else ''}"
+        raise WrongValue(f"{what}: no soup can be made and delivered without {', '.join(missing)}. {way_out}.")
+    return rows
+
+
 @dataclass(frozen=True)
 class OvercookedConfig:
-    layout: str = "cramped_room"
+    layout: Annotated[str, Checked(rows_of, "the name or the rows of a kitchen")] = "cramped_room"
     """cramped_room, asymm_advantages, coord_ring, forced_coord or counter_circuit; or rows of a kitchen of one's own:
     W counter, O onions, B plates, P pot, X delivery, . floor, 0 and 1 the cooks, as in "WWPWW O0.1O W...W WBWXW"."""
-    episode_length: int = 400
+    episode_length: Steps = 400
     """Steps."""
-    shaping: float = 0.0
+    shaping: Amount = 0.0
     """Weight of what is paid for steps towards a soup, which a callback may change in mid-run."""
     random_reset: bool = False
     """Whether an episode starts with the cooks anywhere, anything in their hands, and pots at any time."""
-    paid_for_delivery: float = 20.0
+    paid_for_delivery: PositiveAmount = 20.0
     """To both cooks."""
-    paid_for_onion_in_pot: float = 3.0
+    paid_for_onion_in_pot: Amount = 3.0
     """To the cook who puts it there, times `shaping`; as the two below."""
-    paid_for_plate: float = 3.0
+    paid_for_plate: Amount = 3.0
     """For a plate from the pile, if no other lies about and more pots are in use than cooks hold plates."""
-    paid_for_soup: float = 5.0
+    paid_for_soup: Amount = 5.0
     """For a soup that is taken out of the pot."""
 
 
@@ -82,12 +122,8 @@ class Overcooked(Env):
 
     def __init__(self, config: OvercookedConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
-        if self.config.paid_for_delivery <= 0:
-            raise EnvError(f"env.paid_for_delivery must be more than 0, got {self.config.paid_for_delivery}.")
         self.episode_length = self.config.episode_length
-        self.rows = _rows_of(self.config.layout)
+        self.rows = rows_of(self.config.layout)
         self.ground = np.array([[GROUND[one] for one in row] for row in self.rows], np.uint8)
         self.start = [int(np.flatnonzero(np.array(list("".join(self.rows))) == cook)[0]) for cook in "01"]
         high = np.ones((*self.ground.shape, NUM_CHANNELS), np.uint8)
@@ -151,6 +187,7 @@ class Overcooked(Env):
         floor = {"floor": "#F4EFE6", "counter": "#B99A6B", "onions": "#E6C229", "plates": "#C9D3DC",
                  "delivery": "#009E73", "pot": "#4A4A4A"}  # fmt: skip
         item = {"nothing": None, "an onion": "#E69F00", "a plate": "#FFFFFF", "a soup": "#A3320B"}
+        cook = {"cook 0": PALETTE[0], "cook 1": PALETTE[3]}
         x, y = place(episode["cell"])
         turn_x, turn_y = np.array([0, 0, 1, -1]), np.array([1, -1, 0, 0])
         ahead_x, ahead_y = (x + 0.33 * turn_x[episode["heading"]], y + 0.33 * turn_y[episode["heading"]])
@@ -161,7 +198,7 @@ class Overcooked(Env):
         shapes = [
             cells(one_of(self.ground, floor), from_top=True),
             texts(*still(pots), one_of(episode["pot"], clocks.tolist()), 0.2, colour="#FFFFFF"),
-            *agent_circles(self, x, y, 0.3),
+            *agent_circles(self, x, y, 0.3, colour=one_of([[0, 1]], cook)),
             segments(np.stack([x, ahead_x], -1), np.stack([y, ahead_y], -1), width=0.06, colour=DARK),
             circles(x, y, 0.15, colour=one_of(episode["holds"], item)),
             texts(-0.45, num_rows - 0.3, formatted(episode["num_delivered"], "{} delivered"), 0.3, align="left"),
@@ -169,19 +206,3 @@ class Overcooked(Env):
         if len(counters):
             shapes.insert(1, circles(*still(counters), 0.18, colour=one_of(episode["lies"][:, counters], item)))
         return Drawing(shapes, bounds=(-0.6, -0.6, num_columns - 0.4, num_rows + 0.1))
-
-
-def _rows_of(layout: str) -> list[str]:
-    """A kitchen's rows of cells, checked."""
-    rows = LAYOUTS.get(layout, layout).split()
-    what = f"env.layout is {layout!r}"
-    if len(rows) < 3 or len({len(row) for row in rows}) != 1:
-        raise EnvError(f"{what}: neither one of {', '.join(LAYOUTS)} nor at least 3 rows of cells of one length.")
-    text = "".join(rows)
-    if odd := sorted(set(text) - set(GROUND)):
-        raise EnvError(f"{what}: there is no cell {odd[0]!r}. Write {' '.join(GROUND)}.")
-    if text.count("0") != 1 or text.count("1") != 1 or "P" not in text:
-        raise EnvError(f"{what}: write each of the cooks 0 and 1 once, and at least one pot P.")
-    if set(rows[0] + rows[-1] + "".join(row[0] + row[-1] for row in rows)) & set(".01"):
-        raise EnvError(f"{what}: there is floor at its edge. Put counters W all around.")
-    return rows

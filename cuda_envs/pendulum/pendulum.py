@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Amount, PositiveAmount, Steps
 from warpdrive.drawing import DARK, LIGHT, Drawing, circles, segments
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 MAX_SPEED, MAX_TORQUE = 8.0, 2.0
 
 
 @dataclass(frozen=True)
 class PendulumConfig:
-    episode_length: int = 200
+    episode_length: Steps = 200
     """Steps. Time alone ends an episode."""
-    gravity: float = 10.0
-    mass: float = 1.0
-    length: float = 1.0
+    gravity: Amount = 10.0
+    mass: PositiveAmount = 1.0
+    length: PositiveAmount = 1.0
 
 
 class Pendulum(Env):
@@ -40,11 +40,6 @@ class Pendulum(Env):
 
     def __init__(self, config: PendulumConfig | None = None) -> None:
         super().__init__(config)
-        if self.config.episode_length < 1:
-            raise EnvError(f"env.episode_length must be at least 1, got {self.config.episode_length}.")
-        for name in ("mass", "length"):
-            if getattr(self.config, name) <= 0:
-                raise EnvError(f"env.{name} must be above 0, got {getattr(self.config, name)}.")
         self.num_agents = 1
         self.episode_length = self.config.episode_length
         high = np.array([1.0, 1.0, MAX_SPEED], np.float32)

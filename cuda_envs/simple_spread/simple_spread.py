@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from cuda_envs.mpe.mpe import ParticleEnv, seen_space
+from warpdrive.config import Between, Fraction, Steps
 from warpdrive.drawing import GREY, Drawing, agent_circles, circles, outline
 from warpdrive.env import Group
-from warpdrive.errors import EnvError
 
 RADIUS = 0.15
 """Of agents, as the kernel has it, for pictures."""
@@ -25,11 +25,11 @@ RADIUS = 0.15
 
 @dataclass(frozen=True)
 class SimpleSpreadConfig:
-    N: int = 3
+    N: Annotated[int, Between(1, 500)] = 3
     """Agents, and as many landmarks."""
-    episode_length: int = 25
+    episode_length: Steps = 25
     """Steps."""
-    local_ratio: float = 0.5
+    local_ratio: Fraction = 0.5
     """Weight of an agent's own collisions in its reward, 0 to 1; the rest is that of the shared distances."""
     continuous_actions: bool = False
     """How much of each of the five moves, 0 to 1, instead of one of them."""
@@ -51,9 +51,6 @@ class SimpleSpread(ParticleEnv):
     def __init__(self, config: SimpleSpreadConfig | None = None) -> None:
         super().__init__(config)
         config = self.config
-        self._check_at_least(1, ("N", "episode_length"))
-        if not 0 <= config.local_ratio <= 1:
-            raise EnvError(f"env.local_ratio must be from 0 to 1, got {config.local_ratio}.")
         self.num_agents = config.N
         self.episode_length = config.episode_length
         self.groups = {"agent": Group(range(config.N), seen_space(6 * config.N), self.action_space)}

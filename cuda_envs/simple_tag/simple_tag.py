@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from cuda_envs.mpe.mpe import ParticleEnv, seen_space
+from warpdrive.config import Between, Steps
 from warpdrive.drawing import GREY, Drawing, agent_circles, circles, outline
 from warpdrive.env import Group
 
@@ -26,13 +27,13 @@ OBSTACLE_RADIUS = 0.2
 
 @dataclass(frozen=True)
 class SimpleTagConfig:
-    num_good: int = 1
+    num_good: Annotated[int, Between(1, 500)] = 1
     """Agents that are hunted."""
-    num_adversaries: int = 3
+    num_adversaries: Annotated[int, Between(1, 500)] = 3
     """Agents that hunt."""
-    num_obstacles: int = 2
+    num_obstacles: Annotated[int, Between(0, 500)] = 2
     """0 or more."""
-    episode_length: int = 25
+    episode_length: Steps = 25
     """Steps."""
     continuous_actions: bool = False
     """How much of each of the five moves, 0 to 1, instead of one of them."""
@@ -54,8 +55,6 @@ class SimpleTag(ParticleEnv):
     def __init__(self, config: SimpleTagConfig | None = None) -> None:
         super().__init__(config)
         config = self.config
-        self._check_at_least(1, ("num_good", "num_adversaries", "episode_length"))
-        self._check_at_least(0, ("num_obstacles",))
         self.num_agents = config.num_adversaries + config.num_good
         self.episode_length = config.episode_length
         num_seen = 4 + 2 * config.num_obstacles + 2 * (self.num_agents - 1) + 2 * config.num_good

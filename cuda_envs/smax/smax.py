@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Amount, Between, Steps
 from warpdrive.drawing import GREY, PALETTE, Drawing, Shapes, circles, outline, rectangles, segments, texts
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 NUM_MOVES = 5
 """Actions that are no shots: north, east, south, west and stop."""
 STOP = 4
+MIN_WIDTH, MIN_HEIGHT, MAX_SIDE = 16.0, 8.0, 10_000.0
+"""Of a map. Units are drawn at least 2 from the walls of the smallest one, and are pushed less far than that."""
 MOST_SHARED = 16
 """Units, up to which each has a thread of a block that envs share."""
 
@@ -85,25 +87,26 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class SmaxConfig:
-    scenario: str = "3m"
-    """3m, 8m, 25m, 5m_vs_6m, 10m_vs_11m, 27m_vs_30m, 2s3z, 3s5z, 3s5z_vs_3s6z, 3s_vs_5z, 6h_vs_8z, or at random
-    smacv2_5_units, smacv2_10_units, smacv2_20_units."""
+    scenario: Literal[*SCENARIOS] = "3m"
+    """Who fights; smacv2: at random."""
     see_enemy_actions: bool = True
     """Whether allies see what enemies did last."""
     walls_cause_death: bool = True
     """Whether who touches the map's edge dies."""
-    attack_mode: str = "closest"
-    """Whom enemies shoot at, until that one is dead or gone: closest, or random of those they can."""
+    attack_mode: Literal["closest", "random"] = "closest"
+    """Whom enemies shoot at, until that one is dead or gone: the closest, or any of those they can."""
     enemy_shoots: bool = True
-    won_battle_bonus: float = 1.0
+    won_battle_bonus: Amount = 1.0
     """Paid to each ally for the victory, on top of the health that enemies lost."""
-    episode_length: int = 100
+    episode_length: Steps = 100
     """Steps."""
-    num_world_steps: int = 8
+    num_world_steps: Annotated[int, Between(1, 1_000)] = 8
     """Short steps of the world in each step."""
-    seconds_a_world_step: float = 1 / 16
-    map_width: float = 32.0
-    map_height: float = 32.0
+    seconds_a_world_step: Annotated[float, Between(1e-6, 60)] = 1 / 16
+    map_width: Annotated[float, Between(MIN_WIDTH, MAX_SIDE)] = 32.0
+    """Teams start within 2 of a quarter and of three quarters of it, at half of the height, and overlaps push them.
+    On a smaller map some would start at a wall, or behind it."""
+    map_height: Annotated[float, Between(MIN_HEIGHT, MAX_SIDE)] = 32.0
 
 
 class Smax(Env):
@@ -124,7 +127,6 @@ class Smax(Env):
 
     def __init__(self, config: SmaxConfig | None = None) -> None:
         super().__init__(config)
-        self._check_config()
         self.scenario = SCENARIOS[self.config.scenario]
         self.num_agents, self.num_enemies = len(self.scenario.allies), len(self.scenario.enemies)
         self.num_units = self.num_agents + self.num_enemies
@@ -224,16 +226,3 @@ class Smax(Env):
         target = np.where(shoots, target, unit)
         ends = [np.stack([one, np.take_along_axis(one, target, 1)], -1) for one in (episode["x"], episode["y"])]
         return segments(*ends, 0.05, colour=GREY)
-
-    def _check_config(self) -> None:
-        config = self.config
-        if config.scenario not in SCENARIOS:
-            raise EnvError(f"env.scenario must be one of {', '.join(SCENARIOS)}, got {config.scenario}.")
-        if config.attack_mode not in ("closest", "random"):
-            raise EnvError(f"env.attack_mode must be closest or random, got {config.attack_mode}.")
-        for name in ("episode_length", "num_world_steps"):
-            if getattr(config, name) < 1:
-                raise EnvError(f"env.{name} must be at least 1, got {getattr(config, name)}.")
-        for name in ("seconds_a_world_step", "map_width", "map_height"):
-            if not getattr(config, name) > 0:
-                raise EnvError(f"env.{name} must be above 0, got {getattr(config, name)}.")

@@ -11,16 +11,16 @@ without its bonus for runners tagged in the very last step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Amount, Between, Fraction, PositiveAmount, Size, Steps
 from warpdrive.drawing import Drawing, agent_circles, outline
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 TAGGER, RUNNER = 1, 0
 """Codes of the types, as agents see them."""
@@ -33,60 +33,117 @@ MAX_CONSTANT_BYTES = 63 * 1024
 
 @dataclass(frozen=True)
 class TagContinuousConfig:
-    num_taggers: int = 1
+    num_taggers: Annotated[int, Between(1, 10_000)] = 1
     """At least 1."""
-    num_runners: int = 10
+    num_runners: Annotated[int, Between(1, 10_000)] = 10
     """At least 1."""
-    grid_length: float = 10.0
+    grid_length: PositiveAmount = 10.0
     """Side of the square."""
-    episode_length: int = 100
+    episode_length: Steps = 100
     """Steps."""
     start: Literal["random", "fixed"] = "random"
     """random: a new start for every env and episode. fixed: the same one for all, drawn from `seed` or as given."""
-    starting_location_x: tuple[float, ...] | None = None
+    starting_location_x: tuple[Amount, ...] | None = None
     """With start: fixed, one an agent, 0 to grid_length; None: drawn."""
-    starting_location_y: tuple[float, ...] | None = None
-    starting_directions: tuple[float, ...] | None = None
+    starting_location_y: tuple[Amount, ...] | None = None
+    starting_directions: tuple[Amount, ...] | None = None
     """With start: fixed, one an agent, radians from the x axis; None: drawn among the four along the axes."""
     agent_types: tuple[int, ...] | None = None
     """One an agent, 1 tagger, 0 runner; None: taggers first. If taggers are not first, all agents are one group."""
-    seed: int | None = None
+    seed: Size | None = None
     """Of a fixed start; None is 0."""
-    max_speed: float = 1.0
+    max_speed: Annotated[float, Between(0, 1e6)] = 1.0
     """Length units a step, at skill 1."""
-    skill_level_runner: float = 1.0
+    skill_level_runner: Annotated[float, Between(0, 1e6)] = 1.0
     """Multiplies max_speed."""
-    skill_level_tagger: float = 1.0
-    max_acceleration: float = 1.0
+    skill_level_tagger: Annotated[float, Between(0, 1e6)] = 1.0
+    max_acceleration: Amount = 1.0
     """What the highest acceleration level adds to the acceleration."""
-    min_acceleration: float = -1.0
-    max_turn: float = math.pi / 2
+    min_acceleration: Amount = -1.0
+    max_turn: Amount = math.pi / 2
     """Radians that the highest turn level adds to the direction."""
-    min_turn: float = -math.pi / 2
-    num_acceleration_levels: int = 10
+    min_turn: Amount = -math.pi / 2
+    num_acceleration_levels: Annotated[int, Between(0, 10_000)] = 10
     """Actions besides "as before", evenly from min_acceleration to max_acceleration."""
-    num_turn_levels: int = 10
+    num_turn_levels: Annotated[int, Between(0, 10_000)] = 10
     """Actions besides "straight on", evenly from min_turn to max_turn."""
-    edge_hit_penalty: float = 0.0
+    edge_hit_penalty: Annotated[float, Between(-1e6, 0)] = 0.0
     """At most 0; added for whoever tries to leave the square."""
     use_full_observation: bool = True
     """All others; else the nearest that are in the game."""
-    num_other_agents_observed: int = 2
+    num_other_agents_observed: Annotated[int, Between(1, 10_000)] = 2
     """How many others a partial observation holds."""
-    tagging_distance: float = 0.01
+    tagging_distance: Fraction = 0.01
     """How near a tagger must be, in grid lengths."""
-    tag_reward_for_tagger: float = 1.0
+    tag_reward_for_tagger: Annotated[float, Between(0, 1e6)] = 1.0
     """At least 0; for each runner tagged."""
-    step_penalty_for_tagger: float = 0.0
+    step_penalty_for_tagger: Annotated[float, Between(-1e6, 0)] = 0.0
     """At most 0; added in every step."""
-    tag_penalty_for_runner: float = -1.0
+    tag_penalty_for_runner: Annotated[float, Between(-1e6, 0)] = -1.0
     """At most 0; added when it is tagged."""
-    step_reward_for_runner: float = 0.0
+    step_reward_for_runner: Annotated[float, Between(0, 1e6)] = 0.0
     """At least 0; added in every step."""
-    end_of_game_reward_for_runner: float = 1.0
+    end_of_game_reward_for_runner: Annotated[float, Between(0, 1e6)] = 1.0
     """At least 0; for runners in the game after the last step."""
     runner_exits_game_after_tagged: bool = True
     """Whether a tagged runner is out of the game; else it can be tagged again."""
+
+    @property
+    def num_agents(self) -> int:
+        return self.num_taggers + self.num_runners
+
+    @property
+    def types(self) -> tuple[int, ...]:
+        """One an agent."""
+        default = (TAGGER,) * self.num_taggers + (RUNNER,) * self.num_runners
+        return default if self.agent_types is None else tuple(self.agent_types)
+
+    @property
+    def taggers_first(self) -> bool:
+        return TAGGER not in self.types[self.num_taggers :]
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        others = self.num_agents - 1
+        if not self.use_full_observation and self.num_other_agents_observed > others:
+            got = f"got {self.num_other_agents_observed}"
+            yield "num_other_agents_observed", f"must be from 1 to {others}, the number of others, {got}."
+        yield from self._problems_per_agent()
+        yield from self._problems_of_memory()
+
+    def _problems_per_agent(self) -> Iterator[tuple[str, str]]:
+        """What is given for each agent: as many as there are, and within bounds."""
+        for name in ("starting_location_x", "starting_location_y", "starting_directions", "agent_types"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if len(values) != self.num_agents:
+                yield name, f"has {len(values)} values for {self.num_agents} agents. Give one an agent."
+                continue
+            if name.startswith("starting") and self.start != "fixed":
+                yield name, f"is for start: fixed, but env.start is {self.start}. Set start: fixed."
+            outside = [value for value in values if "location" in name and not 0 <= value <= self.grid_length]
+            if outside:
+                yield name, f"leaves the square: {outside[0]} is not from 0 to {self.grid_length}."
+        types = sorted(self.types)
+        if len(types) == self.num_agents and types != [RUNNER] * self.num_runners + [TAGGER] * self.num_taggers:
+            wanted = f"{self.num_taggers} times 1 (num_taggers) and {self.num_runners} times 0 (num_runners)"
+            yield "agent_types", f"must hold {wanted}, got {types.count(TAGGER)} and {types.count(RUNNER)}."
+
+    def _problems_of_memory(self) -> Iterator[tuple[str, str]]:
+        """More agents than a GPU's on-chip memory holds."""
+        padded = -(-self.num_agents // 32) * 32
+        shared = 8 * padded + 4 * self.num_taggers + (padded if self.use_full_observation else 0) + 64
+        if shared > MAX_SHARED_BYTES:
+            message = f"{self.num_agents} agents need {shared} bytes of shared memory, and a block has"
+            way_out = "Take fewer agents: 4096 fit with use_full_observation: false."
+            yield "", f"{message} {MAX_SHARED_BYTES}. {way_out}"
+        constant = 4 * (self.num_acceleration_levels + self.num_turn_levels + 2)
+        constant += 12 * self.num_agents if self.start == "fixed" else 0
+        constant += 0 if self.taggers_first else 4 * (self.num_agents + self.num_taggers)
+        if constant > MAX_CONSTANT_BYTES:
+            message = f"levels, agent_types and a fixed start take {constant} bytes of constant memory, and a kernel"
+            way_out = "Use start: random, put taggers first, or take fewer agents."
+            yield "", f"{message} has {MAX_CONSTANT_BYTES}. {way_out}"
 
 
 class TagContinuous(Env):
@@ -107,17 +164,13 @@ class TagContinuous(Env):
     def __init__(self, config: TagContinuousConfig | None = None) -> None:
         super().__init__(config)
         config = self.config
-        self._check_bounds()
         self.num_agents = config.num_taggers + config.num_runners
         self.episode_length = config.episode_length
-        self._check_per_agent()
-        default_types = (TAGGER,) * config.num_taggers + (RUNNER,) * config.num_runners
-        self.agent_types = default_types if config.agent_types is None else config.agent_types
-        self.taggers_first = self.agent_types == default_types
+        self.agent_types = config.types
+        self.taggers_first = config.taggers_first
         self.num_seen = self.num_agents - 1 if config.use_full_observation else config.num_other_agents_observed
         self.num_features = 7 * self.num_seen + 1
         self._start = self._fixed_start()
-        self._check_memory()
 
         skill = max(config.skill_level_tagger, config.skill_level_runner) * (1 + 1e-6)  # a little, for rounding
         bound = np.repeat([1.0, 1.0, skill, 2 * skill, 1.0, 1.0, 1.0], self.num_seen)
@@ -195,49 +248,6 @@ class TagContinuous(Env):
             "RUNNER_EXITS": config.runner_exits_game_after_tagged,
         }
 
-    def _check_bounds(self) -> None:
-        def check(names: str, holds: bool, wanted: str) -> None:
-            for name in names.split():
-                value = getattr(self.config, name)
-                if not holds(value):
-                    raise EnvError(f"env.{name} must be {wanted}, got {value}.")
-
-        check("num_taggers num_runners episode_length", lambda n: n >= 1, "at least 1")
-        check("grid_length", lambda x: x > 0, "more than 0")
-        check("num_acceleration_levels num_turn_levels", lambda n: n >= 0, "at least 0")
-        check("max_speed skill_level_runner skill_level_tagger", lambda x: x >= 0, "at least 0")
-        check("tag_reward_for_tagger step_reward_for_runner", lambda x: x >= 0, "at least 0: it is added")
-        check("end_of_game_reward_for_runner", lambda x: x >= 0, "at least 0: it is added")
-        check("edge_hit_penalty step_penalty_for_tagger", lambda x: x <= 0, "at most 0: it is added")
-        check("tag_penalty_for_runner", lambda x: x <= 0, "at most 0: it is added")
-        check("tagging_distance", lambda x: 0 <= x <= 1, "from 0 to 1: it is a part of grid_length")
-        check("start", lambda word: word in ("random", "fixed"), "random or fixed")
-        if not self.config.use_full_observation:
-            most = self.config.num_taggers + self.config.num_runners - 1
-            wanted = f"from 1 to {most}, the number of others"
-            check("num_other_agents_observed", lambda n: 1 <= n <= most, wanted)
-
-    def _check_per_agent(self) -> None:
-        """What is given for each agent: as many as there are, and within bounds."""
-        config = self.config
-        for name in ("starting_location_x", "starting_location_y", "starting_directions", "agent_types"):
-            values = getattr(config, name)
-            if values is None:
-                continue
-            if len(values) != self.num_agents:
-                raise EnvError(f"env.{name} has {len(values)} values for {self.num_agents} agents. Give one an agent.")
-            if name.startswith("starting") and config.start != "fixed":
-                raise EnvError(f"env.{name} is for start: fixed, but env.start is {config.start}. Set start: fixed.")
-            if "location" in name and not all(0 <= value <= config.grid_length for value in values):
-                outside = next(value for value in values if not 0 <= value <= config.grid_length)
-                raise EnvError(f"env.{name} leaves the square: {outside} is not from 0 to {config.grid_length}.")
-        types = config.agent_types
-        if types is not None and sorted(types) != [RUNNER] * config.num_runners + [TAGGER] * config.num_taggers:
-            raise EnvError(
-                f"env.agent_types must hold {config.num_taggers} times 1 (num_taggers) and {config.num_runners} "
-                f"times 0 (num_runners), got {types.count(TAGGER)} and {types.count(RUNNER)}."
-            )
-
     def _fixed_start(self) -> tuple[tuple[float, ...], ...]:
         """x, y and direction of each agent: as given, else drawn. The same draws whatever is given."""
         config = self.config
@@ -247,25 +257,6 @@ class TagContinuous(Env):
         given = (config.starting_location_x, config.starting_location_y, config.starting_directions)
         x, y, direction = (tuple(map(float, b if a is None else a)) for a, b in zip(given, drawn, strict=True))
         return x, y, tuple(_wrap(angle) for angle in direction)
-
-    def _check_memory(self) -> None:
-        """More agents than a GPU's on-chip memory holds are refused here, where the config is known."""
-        config = self.config
-        padded = -(-self.num_agents // 32) * 32
-        shared = 8 * padded + 4 * config.num_taggers + (padded if config.use_full_observation else 0) + 64
-        if shared > MAX_SHARED_BYTES:
-            raise EnvError(
-                f"env: {self.num_agents} agents need {shared} bytes of shared memory, and a block has "
-                f"{MAX_SHARED_BYTES}. Take fewer agents: 4096 fit with use_full_observation: false."
-            )
-        constant = 4 * (config.num_acceleration_levels + config.num_turn_levels + 2)
-        constant += 12 * self.num_agents if config.start == "fixed" else 0
-        constant += 0 if self.taggers_first else 4 * (self.num_agents + config.num_taggers)
-        if constant > MAX_CONSTANT_BYTES:
-            raise EnvError(
-                f"env: levels, agent_types and a fixed start take {constant} bytes of constant memory, and a kernel "
-                f"has {MAX_CONSTANT_BYTES}. Use start: random, put taggers first, or take fewer agents."
-            )
 
 
 def _levels(low: float, high: float, number: int) -> list[float]:

@@ -8,39 +8,56 @@ Source: the rules of WarpDrive's TagGridWorld (Lan et al. 2021, arXiv:2108.13976
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Amount, Between, Steps
 from warpdrive.drawing import Drawing, agent_circles, grid_lines, outline
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
+
+MAX_SEEN = 4_001
+"""Agents of an env whose full observations fill 256 MiB."""
 
 
 @dataclass(frozen=True)
 class TagGridworldConfig:
-    num_taggers: int = 10
+    num_taggers: Annotated[int, Between(1, 8_000)] = 10
     """At least 1; there is one runner besides."""
-    grid_length: int = 10
+    grid_length: Annotated[int, Between(1, 10_000)] = 10
     """A side has grid_length + 1 cells."""
-    episode_length: int = 100
+    episode_length: Steps = 100
     """Steps."""
     starting_location_x: tuple[int, ...] | None = None
     """A cell an agent, taggers first; None: taggers in the middle, the runner in the corner."""
     starting_location_y: tuple[int, ...] | None = None
-    wall_hit_penalty: float = 0.1
+    wall_hit_penalty: Amount = 0.1
     """Taken from whoever tries to leave the grid."""
-    tag_reward_for_tagger: float = 10.0
+    tag_reward_for_tagger: Amount = 10.0
     """Paid to every tagger when one of them tags the runner."""
-    tag_penalty_for_runner: float = 2.0
+    tag_penalty_for_runner: Amount = 2.0
     """Taken from the runner when it is tagged."""
-    step_cost_for_tagger: float = 0.01
+    step_cost_for_tagger: Amount = 0.01
     """Taken from each tagger, and paid to the runner, in a step without a tag."""
     use_full_observation: bool = True
-    """All positions and types; else an agent's own position and that of its opponent."""
+    """All positions and types, of at most 4,001 agents; else an agent's own position and that of its opponent."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        num_agents = self.num_taggers + 1
+        for name in ("starting_location_x", "starting_location_y"):
+            cells = getattr(self, name)
+            if cells is None:
+                continue
+            if len(cells) != num_agents:
+                yield name, f"has {len(cells)} cells for {num_agents} agents. Give one an agent."
+            elif outside := [cell for cell in cells if not 0 <= cell <= self.grid_length]:
+                yield name, f"leaves the grid: cells are 0 to {self.grid_length}, got {outside[0]}."
+        if self.use_full_observation and num_agents > MAX_SEEN:
+            wanted = f"Set use_full_observation: false, or take at most {MAX_SEEN - 1:,}."
+            yield "num_taggers", f"{num_agents:,} agents cannot each see all the others. {wanted}"
 
 
 class TagGridworld(Env):
@@ -59,15 +76,11 @@ class TagGridworld(Env):
     def __init__(self, config: TagGridworldConfig | None = None) -> None:
         super().__init__(config)
         config = self.config
-        for name in ("num_taggers", "grid_length", "episode_length"):
-            if getattr(config, name) < 1:
-                raise EnvError(f"env.{name} must be at least 1, got {getattr(config, name)}.")
         self.num_agents = config.num_taggers + 1
         self.episode_length = config.episode_length
-        middle = config.grid_length // 2
-        default = (*[middle] * config.num_taggers, 0)
-        self._start_x = self._starting_location("starting_location_x", default)
-        self._start_y = self._starting_location("starting_location_y", default)
+        middle = (*[config.grid_length // 2] * config.num_taggers, 0)
+        x, y = config.starting_location_x, config.starting_location_y
+        self._start_x, self._start_y = (middle if given is None else tuple(given) for given in (x, y))
         self.num_features = 4 * self.num_agents + 1 if config.use_full_observation else 6
         seen = spaces.Box(0.0, 1.0, (self.num_features,), np.float32)
         moves = spaces.Discrete(5)
@@ -105,13 +118,3 @@ class TagGridworld(Env):
             "USE_FULL_OBSERVATION": config.use_full_observation,
             "NUM_FEATURES": self.num_features,
         }
-
-    def _starting_location(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        cells = getattr(self.config, name)
-        if cells is None:
-            return default
-        if len(cells) != self.num_agents:
-            raise EnvError(f"env.{name} has {len(cells)} cells for {self.num_agents} agents. Give one an agent.")
-        if not all(0 <= cell <= self.config.grid_length for cell in cells):
-            raise EnvError(f"env.{name} leaves the grid: cells are 0 to {self.config.grid_length}, got {list(cells)}.")
-        return tuple(cells)

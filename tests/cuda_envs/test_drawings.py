@@ -110,3 +110,13 @@ def test_smax_shows_sizes_health_cooldown_and_shots():
     widths = health.x[0].max(1) - health.x[0].min(1)
     np.testing.assert_allclose(widths[[0, 2, 4]], [1.25 * 80 / 160, 1.0 * 80 / 150, 0])
     np.testing.assert_allclose(cooldown.x[0, 0].max() - cooldown.x[0, 0].min(), 1.25 * 1 / 1.87)
+
+
+def test_the_two_cooks_are_told_apart():
+    env = load_env("overcooked")
+    episode = {name: array[np.newaxis] for name, array in env.arrays().items()}
+    film = film_of(env, episode)
+    (cooks,) = [shapes for shapes in film.drawing.shapes if shapes.group == "cook"]
+    colours = [cooks.colour.options[number] for number in cooks.colour.index[0]]
+    assert len(set(colours)) == 2
+    assert [(colour, f"cook {number}") for number, colour in enumerate(colours)] == film.legend[-2:]

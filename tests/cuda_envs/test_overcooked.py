@@ -152,6 +152,11 @@ def test_starts_follow_their_law(random_reset, backend):
         ("WWW W0Z WWW", "there is no cell 'Z'"),
         ("WPW W0W WWW", "write each of the cooks 0 and 1 once"),
         ("WPW.W W0.1W WWWWW", "there is floor at its edge. Put counters W all around."),
+        ("WWPWW W0.1W WBWXW", "no soup can be made and delivered without onions O. Write at least one."),
+        ("WWPWW O0.1O WWWXW", "without plates B. Write"),
+        ("WWWWW O0.1O WBWXW", "without a pot P. Write"),
+        ("WWPWW O0.1O WBWWW", "without a place of delivery X. Write"),
+        ("WWPWW W0.1W WWWWW", "without onions O, plates B, a place of delivery X. Write at least one of each."),
     ],
 )
 def test_a_kitchen_that_cannot_be_is_refused(layout, words):

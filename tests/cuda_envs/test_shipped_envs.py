@@ -1,13 +1,17 @@
 """What holds for every env, those of the tests too, and for each of its variants that has kernels of its own."""
 
 import json
+import typing
 
+import numpy as np
 import pytest
 from adapter_cases import MANY_ENVS, SMALL_TAG, name_of, short
 from programs import run_sanitized
 
+from warpdrive.config import Between
 from warpdrive.env import list_envs, load_env
-from warpdrive.errors import EnvError
+from warpdrive.errors import ConfigError, EnvError
+from warpdrive.function_manager import write_constants
 from warpdrive.testing import WARNING, check_env
 
 # Every env, and its variants that have kernels of their own, in episodes so short that a few steps see them restart.
@@ -69,60 +73,63 @@ def test_it_passes_the_conformance_kit_without_a_warning(device, name, config):
     assert lines and not [line for line in lines if line.startswith(WARNING)]
 
 
-NO_STEPS = ({"episode_length": 0}, "episode_length must be at least 1, got 0")
+NO_STEPS = ({"episode_length": 0}, "env.episode_length: expected a whole number from 1 to 2,000,000,000, got 0")
 REFUSED = {
     **{name: [NO_STEPS] for name in CLASSIC_CONTROL},
-    "cartpole": [NO_STEPS, ({"pole_mass": 0.0}, "pole_mass must be above 0")],
-    "memory_len": [({"memory_length": 0}, "memory_length must be at least 1"), ({"num_bits": 0}, "num_bits must be")],
-    "deep_sea": [({"size": 0}, "size must be at least 1"), ({"mapping_seed": -1}, "mapping_seed must be at least 0")],
-    "catch": [({"rows": 1}, "rows must be at least 2, got 1"), ({"columns": 0}, "columns must be at least 1")],
-    "umbrella_length": [({"chain_length": 0}, "chain_length must"), ({"num_distractors": -1}, "num_distractors must")],
-    "overcooked": [NO_STEPS, ({"paid_for_delivery": 0.0}, "paid_for_delivery must be more than 0, got 0.0")],
-    "minatar_breakout": [NO_STEPS, ({"sticky_action_prob": 1.5}, "sticky_action_prob must be from 0 to 1, got 1.5")],
-    "pendulum": [NO_STEPS, ({"length": -1.0}, "length must be above 0")],
+    "cartpole": [NO_STEPS, ({"pole_mass": 0.0}, "pole_mass: expected a number from 1e-06 to 1,000,000, got 0.0")],
+    "memory_len": [({"memory_length": 0}, "memory_length: .* from 1 to 10000"), ({"num_bits": 0}, "num_bits: .* 1 ")],
+    "deep_sea": [({"size": 0}, "size: .* from 1 to 500"), ({"mapping_seed": -1}, "mapping_seed: .* from 0 to")],
+    "catch": [({"rows": 1}, "rows: .* from 2 to 500, got 1"), ({"columns": 0}, "columns: .* from 1 to 500")],
+    "umbrella_length": [({"chain_length": 0}, "chain_length: "), ({"num_distractors": -1}, "num_distractors: ")],
+    "overcooked": [NO_STEPS, ({"paid_for_delivery": 0.0}, "paid_for_delivery: .* from 1e-06 to 1,000,000, got 0.0")],
+    "minatar_breakout": [NO_STEPS, ({"sticky_action_prob": 1.5}, "sticky_action_prob: .* from 0 to 1, got 1.5")],
+    "pendulum": [NO_STEPS, ({"length": -1.0}, "length: .* from 1e-06 to")],
     "simple_spread": [
-        ({"N": 0}, "N must be at least 1, got 0"),
-        ({"local_ratio": 1.5}, "local_ratio must be from 0 to 1, got 1.5"),
+        ({"N": 0}, "N: .* from 1 to 500, got 0"),
+        ({"local_ratio": 1.5}, "local_ratio: .* from 0 to 1, got 1.5"),
     ],
     "simple_tag": [
-        ({"num_good": 0}, "num_good must be at least 1, got 0"),
-        ({"num_obstacles": -1}, "num_obstacles must be at least 0, got -1"),
+        ({"num_good": 0}, "num_good: .* from 1 to 500, got 0"),
+        ({"num_obstacles": -1}, "num_obstacles: .* from 0 to 500, got -1"),
     ],
     "smax": [
         NO_STEPS,
-        ({"scenario": "3n"}, "scenario must be one of 3m, 8m, .*, got 3n"),
-        ({"attack_mode": "first"}, "attack_mode must be closest or random, got first"),
-        ({"num_world_steps": 0}, "num_world_steps must be at least 1, got 0"),
-        ({"map_width": 0.0}, "map_width must be above 0, got 0.0"),
+        ({"scenario": "3n"}, "scenario: unknown '3n'. .3m, 8m, .*smacv2_20_units"),
+        ({"attack_mode": "first"}, "attack_mode: unknown 'first'. .closest, random."),
+        ({"num_world_steps": 0}, "num_world_steps: .* from 1 to 1000, got 0"),
+        ({"map_width": 15.5}, "map_width: expected a number from 16 to 10000, got 15.5"),
+        ({"map_height": 4.0}, "map_height: expected a number from 8 to 10000, got 4.0"),
     ],
     "tag_gridworld": [
-        ({"num_taggers": 0}, "num_taggers must be at least 1"),
+        ({"num_taggers": 0}, "num_taggers: .* from 1 to 8000"),
         ({"starting_location_x": (1, 2)}, "2 cells for 11 agents"),
         ({"starting_location_y": (11,) * 11}, "cells are 0 to 10"),
+        ({"num_taggers": 4001}, "4,002 agents cannot each see all the others. Set use_full_observation: false"),
     ],
     "tag_continuous": [
-        ({"num_taggers": 0}, "num_taggers must be at least 1, got 0"),
-        ({"num_runners": 0}, "num_runners must be at least 1"),
-        ({"episode_length": 0}, "episode_length must be at least 1"),
-        ({"grid_length": 0.0}, "grid_length must be more than 0"),
-        ({"num_acceleration_levels": -1}, "num_acceleration_levels must be at least 0"),
-        ({"num_turn_levels": -1}, "num_turn_levels must be at least 0"),
-        ({"max_speed": -1.0}, "max_speed must be at least 0"),
-        ({"tag_reward_for_tagger": -1.0}, "tag_reward_for_tagger must be at least 0: it is added"),
-        ({"step_reward_for_runner": -1.0}, "step_reward_for_runner must be at least 0"),
-        ({"end_of_game_reward_for_runner": -1.0}, "end_of_game_reward_for_runner must be at least 0"),
-        ({"edge_hit_penalty": 1.0}, "edge_hit_penalty must be at most 0: it is added"),
-        ({"step_penalty_for_tagger": 1.0}, "step_penalty_for_tagger must be at most 0"),
-        ({"tag_penalty_for_runner": 1.0}, "tag_penalty_for_runner must be at most 0"),
-        ({"tagging_distance": 1.5}, "tagging_distance must be from 0 to 1"),
-        ({"start": "anywhere"}, "start must be random or fixed"),
-        ({"use_full_observation": False, "num_other_agents_observed": 11}, "num_other_agents_observed must be from 1"),
-        ({"use_full_observation": False, "num_other_agents_observed": 0}, "from 1 to 10, the number of others, got 0"),
+        ({"num_taggers": 0}, "num_taggers: .* from 1 to 10000, got 0"),
+        ({"num_runners": 0}, "num_runners: .* from 1 to 10000"),
+        NO_STEPS,
+        ({"grid_length": 0.0}, "grid_length: .* from 1e-06 to"),
+        ({"num_acceleration_levels": -1}, "num_acceleration_levels: .* from 0 to 10000"),
+        ({"num_turn_levels": -1}, "num_turn_levels: .* from 0 to 10000"),
+        ({"max_speed": -1.0}, "max_speed: .* from 0 to"),
+        ({"tag_reward_for_tagger": -1.0}, "tag_reward_for_tagger: .* from 0 to 1,000,000, got -1"),
+        ({"step_reward_for_runner": -1.0}, "step_reward_for_runner: .* from 0 to 1,000,000, got -1"),
+        ({"end_of_game_reward_for_runner": -1.0}, "end_of_game_reward_for_runner: .* from 0 to 1,000,000, got -1"),
+        ({"edge_hit_penalty": 1.0}, "edge_hit_penalty: .* from -1,000,000 to 0, got 1"),
+        ({"step_penalty_for_tagger": 1.0}, "step_penalty_for_tagger: .* from -1,000,000 to 0, got 1"),
+        ({"tag_penalty_for_runner": 1.0}, "tag_penalty_for_runner: .* from -1,000,000 to 0, got 1"),
+        ({"tagging_distance": 1.5}, "tagging_distance: .* from 0 to 1"),
+        ({"start": "anywhere"}, "start: unknown 'anywhere'"),
+        ({"use_full_observation": False, "num_other_agents_observed": 11}, "must be from 1 to 10, the number"),
+        ({"use_full_observation": False, "num_other_agents_observed": 0}, "observed: .* from 1 to 10000, got 0"),
         ({"start": "fixed", "starting_location_x": (1.0, 2.0)}, "2 values for 11 agents"),
         ({"start": "fixed", "starting_location_y": (11.0,) * 11}, "leaves the square: 11.0 is not from 0 to 10.0"),
-        ({"starting_directions": (0.0,) * 11}, "starting_directions is for start: fixed"),
+        ({"starting_directions": (0.0,) * 11}, "starting_directions: is for start: fixed"),
         ({"agent_types": (0,) * 11}, "1 times 1 .num_taggers. and 10 times 0 .num_runners., got 0 and 11"),
         ({"num_runners": 7000}, "7001 agents need .* bytes of shared memory"),
+        ({"num_turn_levels": 9000, "num_acceleration_levels": 9000}, "72008 bytes of constant memory"),
     ],
 }
 
@@ -135,3 +142,81 @@ def test_a_config_out_of_bounds_is_refused_in_one_line(name, config, words):
     with pytest.raises(EnvError, match=words) as caught:
         env(env.Config(**config))
     assert "\n" not in str(caught.value)
+
+
+def numbers_of(name):
+    """Key and bounds of each number of an env's config."""
+    config = type(load_env(name)).Config
+    for key, annotation in typing.get_type_hints(config, include_extras=True).items():
+        for limit in getattr(annotation, "__metadata__", ()):
+            if isinstance(limit, Between):
+                yield key, limit
+        if annotation in (int, float):
+            yield key, Between()
+
+
+@pytest.mark.parametrize("name", list_envs())
+def test_every_number_of_a_config_has_bounds_and_at_them_the_env_can_be_made(name):
+    config = type(load_env(name)).Config
+    for key, limit in numbers_of(name):
+        assert limit.low is not None and limit.high is not None, key
+        for number in (limit.low, limit.high):
+            number = type(getattr(config(), key))(number)
+            try:
+                env = load_env(name, {key: number})
+            except EnvError as error:  # does not go with the other numbers
+                assert str(error).startswith(f"env.{key}: ") or "bytes of" in str(error)
+                continue
+            write_constants(env.constants())
+            assert all(np.isfinite(array).all() for array in env.arrays().values())
+            assert sum(array.nbytes for array in (*env.arrays().values(), *env.tables().values())) < 2**20
+
+
+TOO_LARGE = [
+    ("deep_sea", "size", 100_000, "expected a whole number from 1 to 500, got 100000"),
+    ("deep_sea", "mapping_seed", 4294967296, "expected a whole number from 0 to 4,294,967,295, got 4294967296"),
+    ("deep_sea", "unscaled_move_cost", 1e39, "expected a number from -1,000,000 to 1,000,000, got 1e+39"),
+    ("catch", "rows", 3_000_000_000, "expected a whole number from 2 to 500, got 3000000000"),
+    ("catch", "columns", 100_000, "expected a whole number from 1 to 500, got 100000"),
+    ("memory_len", "memory_length", 20_000, "expected a whole number from 1 to 10000, got 20000"),
+    ("memory_len", "memory_length", 2147483647, "expected a whole number from 1 to 10000, got 2147483647"),
+    ("umbrella_length", "chain_length", 1_000_000, "expected a whole number from 1 to 10000, got 1000000"),
+    ("smax", "num_world_steps", 2147483648, "expected a whole number from 1 to 1000, got 2147483648"),
+    ("smax", "won_battle_bonus", 1e40, "expected a number from -1,000,000 to 1,000,000, got 1e+40"),
+    ("overcooked", "episode_length", 2147483648, "expected a whole number from 1 to 2,000,000,000, got 2147483648"),
+    ("overcooked", "paid_for_delivery", 1e39, "expected a number from 1e-06 to 1,000,000, got 1e+39"),
+    ("overcooked", "paid_for_soup", 1e300, "expected a number from -1,000,000 to 1,000,000, got 1e+300"),
+    ("overcooked", "shaping", 1e39, "expected a number from -1,000,000 to 1,000,000, got 1e+39"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "words"), TOO_LARGE)
+def test_a_number_that_is_too_large_is_refused_with_its_bounds(name, key, value, words):
+    with pytest.raises(ConfigError) as caught:
+        load_env(name, {key: value})
+    assert str(caught.value) == f"env.{key}: {words}"
+
+
+def test_a_kitchen_that_is_too_large_is_refused():
+    with pytest.raises(ConfigError, match="its 10,100 cells are more than 10,000"):
+        load_env("overcooked", {"layout": ("W" * 101 + " ") * 100})
+
+
+ALL_WRONG = [
+    ("smax", {"scenario": "4m", "attack_mode": "far", "episode_length": -3}),
+    ("overcooked", {"layout": "WWW W0Z WWW", "episode_length": -1}),
+    ("tag_gridworld", {"grid_length": 4, "starting_location_x": [5] * 11, "starting_location_y": [0]}),
+    ("tag_continuous", {"num_taggers": 0, "start": "somewhere", "max_speed": -1, "edge_hit_penalty": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), ALL_WRONG)
+def test_all_that_is_wrong_with_a_config_is_told_at_once(name, config):
+    wrong = [key for key in config if key != "grid_length"]
+    with pytest.raises((ConfigError, EnvError)) as caught:
+        load_env(name, config)
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [f"env.{key}" for key in wrong]
+    env = type(load_env(name))
+    with pytest.raises(EnvError) as caught:  # of a config that no YAML was read for
+        env(env.Config(**config))
+    assert {line.partition(":")[0] for line in str(caught.value).splitlines()} == {f"env.{key}" for key in wrong}

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from oracles import record_smax as peer
 
-from cuda_envs.smax.smax import STOP, UNIT_TYPES, Smax, SmaxConfig
+from cuda_envs.smax.smax import MIN_HEIGHT, MIN_WIDTH, STOP, UNIT_TYPES, Smax, SmaxConfig
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import ConfigError
 
 TOLERANCE = 1e-4
 NORTH, EAST, SOUTH, WEST = range(4)
@@ -351,3 +352,19 @@ def test_the_same_seed_gives_the_same_battle_and_another_another(backend):
     assert (env.data.pull("x") != first).all()
     env.reset(seed=5)
     assert (env.data.pull("x") == first).all()
+
+
+@pytest.mark.parametrize("scenario", ["3m", "27m_vs_30m", "3s5z_vs_3s6z"])
+def test_on_the_smallest_map_nobody_starts_at_a_wall_and_smaller_ones_are_refused(device, scenario):
+    def least_gap(width, height):
+        env = EnvWrapper("smax", 3000, device=device, env_config={"scenario": scenario, "map_width": width,
+                                                                  "map_height": height})  # fmt: skip
+        env.reset()
+        x, y = env.data.pull("x"), env.data.pull("y")
+        return min(x.min(), y.min(), (width - x).min(), (height - y).min())
+
+    assert least_gap(MIN_WIDTH, MIN_HEIGHT) > 0.25
+    with pytest.raises(ConfigError, match="env.map_width: expected a number from 16 to 10000, got 8.0"):
+        least_gap(8.0, 32.0)
+    with pytest.raises(ConfigError, match="env.map_height: expected a number from 8 to 10000, got 4.0"):
+        least_gap(32.0, 4.0)

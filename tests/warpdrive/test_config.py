@@ -1,9 +1,10 @@
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 
-from warpdrive.config import Between, Count, Fraction, Hints, Number, Schedule, build, value_at
+from warpdrive.config import Between, Count, Fraction, Hints, Number, Schedule, build, value_at, wrong_values
 from warpdrive.config_file import dump_yaml, load_yaml, override, parse_yaml
 from warpdrive.errors import ConfigError, EnvError
 
@@ -197,3 +198,36 @@ def test_what_is_written_reads_back_as_it_was():
     assert read["texts"] == value["texts"]
     assert read["numbers"] == value["numbers"]
     assert build(Car, read["car"]) == value["car"]
+
+
+@dataclass(frozen=True)
+class Field:
+    side: Annotated[int, Between(1, 8)] = 4
+    gates: tuple[int, ...] = (0, 3)
+    wind: float = 0.5
+
+    def problems(self):
+        if any(gate >= self.side for gate in self.gates):
+            yield "gates", f"a side has {self.side} places."
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        (Field(), []),
+        (Field(side=np.int64(8), wind=np.float32(2)), []),
+        (Field(side=9, wind=1e39), [
+            ("side", "expected a whole number from 1 to 8, got 9"),
+            ("wind", "expected a number from -3.4e+38 to 3.4e+38, got 1e+39"),
+        ]),
+        (Field(side=3), [("gates", "a side has 3 places.")]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_envs_config_is_told_key_by_key(config, wrong):
+    assert wrong_values(config) == wrong
+
+
+def test_large_bounds_are_written_out():
+    assert str(Between(-1e6, 2**32 - 1)) == " from -1,000,000 to 4,294,967,295"
+    assert str(Between(0, 60, above=True)) == " above 0 and at most 60"
+    assert str(Between(1e-6, 10_000)) == " from 1e-06 to 10000"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from film_cases import CHANGING, SEEN, WRITTEN
 
-from warpdrive.drawing import PALETTE, Drawing, cells, circles, formatted, one_of, rgb, segments, texts
+from warpdrive.drawing import PALETTE, Drawing, cells, circles, formatted, one_of, rectangles, rgb, segments, texts
 from warpdrive.env import load_env
 from warpdrive.player import Film, film_of, player_html, rounding
 
@@ -174,3 +174,30 @@ def test_gif_shows_colours_and_words_over_time_and_cells(tmp_path):
         assert has(pictures[frame], colour, x, y, x, y), (frame, x, y)
     for frame, *box, ink, is_written in WRITTEN:
         assert has(pictures[frame], ink, *box) == is_written, (frame, box)
+
+
+def test_gif_draws_nothing_of_a_bar_of_no_length(tmp_path):
+    long = np.array([[3.0], [0.0]])
+    bars = [
+        rectangles([[2.0]] * 2, [[2.0]] * 2, 2.0 + long, [[4.0]] * 2, colour="#000000"),
+        rectangles([[6.0]] * 2, [[2.0]] * 2, [[8.0]] * 2, 2.0 + long, colour="#000000"),
+    ]
+    first, last = gif_of([Film(Drawing(bars, (0, 0, 10, 10)), {"a": 1}, {}, 2)], tmp_path / "bars.gif")
+    assert has(first, "#000000", 3, 3, 3, 3) and has(first, "#000000", 7, 3, 7, 3)
+    assert (last == 255).all()
+
+
+def test_the_legend_of_a_gif_rims_what_is_white_and_tells_who_is_hollow(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    from warpdrive.gif import LINE, write_gif
+
+    plate = circles([[5.0]] * 2, [[5.0]] * 2, 0.5, colour="#ffffff", label="a plate")
+    units = circles([[2.0, 8.0]] * 2, [[5.0, 5.0]] * 2, 0.5, group="a", active=np.array([[True, False]] * 2))
+    drawings = [Drawing(shapes, (0, 0, 10, 10)) for shapes in ([plate], [plate, units])]
+    write_gif([Film(drawing, {"a": 2}, {}, 2) for drawing in drawings], tmp_path / "legend.gif")
+    with image.open(tmp_path / "legend.gif") as gif:
+        assert gif.height == 420 + LINE * 4 + 4  # the step, the group, a plate, and in the second film who is hollow
+        for frame, line, is_there in ((0, 2, True), (0, 3, False), (2, 2, True), (2, 3, True)):
+            gif.seek(frame)
+            mark = np.asarray(gif.convert("RGB"), int)[420 + LINE * line + 6 :][:10, 6:16]
+            assert (mark[5, 5] == 255).all() and (mark.min() < 200) == is_there, (frame, line)

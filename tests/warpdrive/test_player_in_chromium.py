@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from film_cases import CHANGING, SEEN, WHITE, WRITTEN
+from film_cases import BLACK, CHANGING, SEEN, WHITE, WRITTEN
 
 from warpdrive.drawing import PALETTE, Drawing, circles, formatted, one_of, outline, texts
 from warpdrive.player import Film, player_html
@@ -156,6 +156,13 @@ def test_colours_words_and_cells_change_as_told(show):
         assert (ink in found) == is_written and (is_written or found == [WHITE]), (frame, left)
     legend = [cell.text for cell in browser.find_elements("css selector", "#things td:first-child")]
     assert legend == ["wall", "door"]  # floor is not to be seen
+
+
+def test_the_legend_rims_what_is_white(show):
+    plate, wall = (circles([5.0], [5.0], 0.5, colour=colour, label="it") for colour in (WHITE, BLACK))
+    browser = show(Film(Drawing([plate, wall], (0, 0, 10, 10)), {}, {}, 1), hash="#0")
+    rims = "return [...document.querySelectorAll('#things i')].map((one) => one.style.borderColor)"
+    assert browser.execute_script(rims) == ["rgb(138, 138, 138)", "rgb(0, 0, 0)"]
 
 
 def test_keys_step_jump_and_change_the_speed(show):

@@ -29,7 +29,17 @@ from trainers.settings.config import (
     hints_for,
 )
 from trainers.settings.outside import check_allowed, is_outside
-from warpdrive.config import Problems, Schedule, Section, build, did_you_mean, shown, to_section, unknown_key
+from warpdrive.config import (
+    Problems,
+    Schedule,
+    Section,
+    build,
+    did_you_mean,
+    shown,
+    to_section,
+    unknown_key,
+    wrong_values,
+)
 from warpdrive.config_file import load_yaml, override
 from warpdrive.env import Env, load_env
 from warpdrive.errors import ConfigError, EnvError
@@ -160,7 +170,10 @@ class _Reader:
         too_many = [(key, number) for key, number in counts if isinstance(number, int) and number > MAX_COUNT]
         for key, number in too_many:
             self._add(f"expected a whole number of at most {MAX_COUNT:,}, got {shown(number)}", "env", key)
-        if too_many:
+        wrong = [] if too_many else wrong_values(config)
+        for key, message in wrong:
+            self._add(message, "env", *([key] if key else []))
+        if too_many or wrong:
             return default
         try:
             return load_env(name, config)

@@ -71,3 +71,47 @@ def test_what_a_config_names_from_outside_is_imported_only_if_that_is_allowed():
     with pytest.raises(ConfigError, match=r"imports code from outside\. Allow it with .*allow_import=True"):
         read_config(config)
     assert "antigravity" not in sys.modules
+
+
+CROWD = """
+from dataclasses import dataclass
+import numpy as np
+from gymnasium import spaces
+from warpdrive.env import Env, Group
+
+@dataclass(frozen=True)
+class CrowdConfig:
+    num_walkers: int = 3
+    wind: float = 0.5
+    door: int = 0
+
+    def problems(self):
+        if self.door >= 4:
+            yield "door", f"there are 4 doors, counted from 0, got {self.door}."
+
+class Crowd(Env):
+    Config = CrowdConfig
+    num_agents, episode_length = 1, 5
+    groups = {"agent": Group(range(1), spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2))}
+
+    def arrays(self):
+        return {"wind": np.array(self.config.wind, np.float32)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({"num_walkers": 2_000_000}, "env.num_walkers: expected a whole number of at most 1,000,000, got 2000000"),
+        ({"wind": 1e39}, "env.wind: expected a number from -3.4e+38 to 3.4e+38, got 1e+39"),
+        ({"door": 5}, "env.door: there are 4 doors, counted from 0, got 5."),
+    ],
+)
+def test_an_env_of_ones_own_is_told_what_no_kernel_can_hold_and_what_it_says_itself(
+    tmp_path, monkeypatch, given, lines
+):
+    (tmp_path / "crowd.py").write_text(CROWD)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        read_config({"name": "crowd:Crowd", "env": given, "trainer": {"total_timesteps": 1000}}, allow_import=True)
+    assert str(caught.value) == lines
