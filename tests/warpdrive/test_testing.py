@@ -14,7 +14,7 @@ from warpdrive import testing
 from warpdrive.backends import choose_backend
 from warpdrive.backends.cpu import CpuBackend
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import BackendError, EnvError, KernelError
+from warpdrive.errors import BackendError, ConfigError, EnvError, KernelError
 from warpdrive.testing import SKIPPED, Play, __main__, check_env, checks, compare_backends, compare_traces, processes
 from warpdrive.testing.play import Player
 
@@ -112,7 +112,7 @@ def test_the_last_line_says_what_was_left_out(capsys):
 def test_a_class_is_checked_with_the_config_that_is_given_and_an_env_with_its_own():
     from cuda_envs.pendulum.pendulum import Pendulum, PendulumConfig
 
-    with pytest.raises(EnvError, match="env.length must be above 0"):
+    with pytest.raises(ConfigError, match="env.length: expected a number from 1e-06 to 1,000,000, got -1.0"):
         check_env(Pendulum, length=-1.0)
     with pytest.raises(EnvError, match="^length: give these with the name of an env; an Env has its config already.$"):
         check_env(Pendulum(PendulumConfig()), length=2.0)
