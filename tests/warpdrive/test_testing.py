@@ -14,7 +14,7 @@ from warpdrive import testing
 from warpdrive.backends import choose_backend
 from warpdrive.backends.cpu import CpuBackend
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import BackendError, EnvError, KernelError
+from warpdrive.errors import BackendError, ConfigError, EnvError, KernelError
 from warpdrive.testing import SKIPPED, Play, __main__, check_env, checks, compare_backends, compare_traces, processes
 from warpdrive.testing.play import Player
 
