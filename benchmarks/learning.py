@@ -81,6 +81,7 @@ TASKS = {
     "memory_len": Task("memory_len.yaml", at_least=0.9),
     "memory_len_mlp": Task("memory_len.yaml", at_most=0.5, changed={"policy.agent.model": "{type: mlp}"}),
     "catch": Task("catch.yaml", at_least=0.9),
+    "umbrella_length": Task("umbrella_length.yaml", at_least=0.85, num_episodes=5_000),
     "deep_sea_10": Task("catch.yaml", changed={"name": "deep_sea", "env.size": "10"}),
     "deep_sea_20": Task("catch.yaml", at_most=0.5, changed={"name": "deep_sea", "env.size": "20"}),
     "deep_sea_r2d3": Task("deep_sea/deep_sea_r2d3.yaml", at_least=0.9, demonstrations="deep_sea/demonstrations.py"),
