@@ -16,6 +16,9 @@ from warpdrive.cache import cache_folder
 OPTIONS = {"deterministic": True}
 """Of torch's compiler: nothing is chosen by how long it takes, so that the same run has the same bits."""
 
+MAX_REASON = 300
+"""Letters of what torch's compiler says of its failure: it goes on for pages."""
+
 
 class Compiler:
     """Compiles functions when they are first called; what cannot be compiled goes on as it is.
@@ -78,7 +81,7 @@ class Compiled:
                 found = call(*given)
         except TorchDynamoException as error:  # before anything was computed
             self._call = self.function
-            reason = next(line for line in str(error).splitlines() if line.strip())
+            reason = " ".join(str(error).replace("backend='inductor' raised:", "").split())[:MAX_REASON]
             self.compiler.say(f"torch.compile could not take {name} ({reason}): it goes on as it is, more slowly")
             return self.function(*given)
         self._call = call
