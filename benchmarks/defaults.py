@@ -68,7 +68,8 @@ ROWS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), help="these tasks")
-    parser.add_argument("--algorithms", nargs="+", help="these algorithms")
+    known = sorted({one for row in ROWS.values() for one in row.algorithms})
+    parser.add_argument("--algorithms", nargs="+", choices=known, help="these algorithms")
     parser.add_argument("--num-envs", nargs="+", type=int, help="these numbers of envs instead")
     parser.add_argument("--seeds", type=int, default=5, help="so many seeds")
     parser.add_argument("--first-seed", type=int, default=1)
