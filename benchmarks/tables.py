@@ -100,7 +100,7 @@ PARTS = {
     "`learn`: forward, loss, backward": ("learn",),
     "products of records": ("products",),
     "sum of the gradient, Adam": ("add_up_gradient", "adam_step", "pack_parameters"),
-    "search for NaNs": ("first_nonfinite", "first_nonfinite_final"),
+    "search for NaNs": ("look_at_rollout", "first_nonfinite", "first_nonfinite_final"),
 }
 """Part of an iteration -> its kernels. What is in no part is "the rest"."""
 PROFILED = ("P1", "P3", "P5", "P7")

@@ -50,13 +50,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_act(
 {
     extern __shared__ char memory[];
     Shared& shared = *(Shared*)memory;
-    const Parameters<const float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
+#pragma unroll 4
     for (int i = threadIdx.x; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
     __syncthreads();
-#pragma unroll 8
-    for (int i = threadIdx.x; i < PARAMETERS; i += THREADS) put(shared.weight, shared.bias, i, parameters[i]);
+    put_layer<0>(shared.weight, shared.bias, weight0, bias0);
+    put_layer<1>(shared.weight, shared.bias, weight1, bias1);
+    if constexpr (LAYERS > 2) put_layer<2>(shared.weight, shared.bias, weight2, bias2);
     const int num_rows = NUM_ENVS * GROUP_SIZE;
     const int first = blockIdx.x * ROWS;
+#pragma unroll 1
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
         const int row = i / NUM_FEATURES;
         if (first + row >= num_rows) break;

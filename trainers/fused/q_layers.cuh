@@ -75,20 +75,32 @@ struct Parameters {
     }
 };
 
-// A parameter where products read it.
-__device__ __forceinline__ void put(Element* weights, float* biases, int i, float parameter)
+// Puts a layer's parameters where products read them: a thread reads some before it puts one, else each read waits until
+// the one before it is put.
+//   weight [outputs, inputs], bias [outputs]  as torch has them
+//   weights, biases  of all layers; written
+template <int LAYER>
+__device__ __forceinline__ void put_layer(Element* weights, float* biases, const float* weight, const float* bias)
 {
+    constexpr int IN = in_of(LAYER), COUNT = out_of(LAYER) * IN, ALL = COUNT + out_of(LAYER);
+    constexpr int EACH = (ALL + THREADS - 1) / THREADS, AT_ONCE = EACH < 24 ? EACH : 24;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
+        float given[AT_ONCE];
 #pragma unroll
-    for (int layer = 0; layer < LAYERS; ++layer) {
-        const int within = i - parameters_at(layer);
-        const int count = out_of(layer) * in_of(layer);
-        if (within < 0 || i >= parameters_at(layer + 1)) continue;
-        if (within < count) {
-            const int out = within / in_of(layer);
-            const int place = weights_at(layer) + out * pitch_of(in_of(layer)) + within - out * in_of(layer);
-            narrow(weights[place], parameter);
-        } else {
-            biases[biases_at(layer) + within - count] = parameter;
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int number = min(first + i * THREADS, ALL - 1);
+            given[i] = *(number < COUNT ? weight + number : bias + (number - COUNT));
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int number = min(first + i * THREADS, ALL - 1);
+            const int out = number / IN;
+            if (number < COUNT) {
+                narrow(weights[weights_at(LAYER) + out * pitch_of(IN) + number - out * IN], given[i]);
+            } else {
+                biases[biases_at(LAYER) + number - COUNT] = given[i];
+            }
         }
     }
 }

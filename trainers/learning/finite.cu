@@ -1,11 +1,12 @@
 #include "warpdrive.cuh"
 
-// Searches of what a rollout holds for the first row with a NaN or an infinity. They find nothing once anything was
-// found in an earlier rollout of the run: what follows from it would hide where it began.
-//   halted     [1]   not 0 once anything was found in an earlier search  read
+// Searches of what a rollout holds for the first row with a NaN or an infinity.
 //   first      [1]   the first such row; NOTHING_FOUND before            read, written
 //   num_rows   more than 2^31 of them, too
 //   width      numbers of a row
+//   thread, num_threads  who searches
+
+constexpr long long NOTHING_FOUND = 1LL << 62;
 
 template <typename T>
 struct alignas(16) Piece {
@@ -16,13 +17,13 @@ struct alignas(16) Piece {
 //   first_row  what its first row is called
 template <typename T>
 __device__ __forceinline__ void search(
-    const T* values, const float* halted, long long* first, long long num_rows, int width, long long first_row = 0)
+    const T* values, long long* first, long long num_rows, int width, long long thread, long long num_threads,
+    long long first_row = 0)
 {
-    if (halted[0] != 0.0f) return;
     constexpr int SIZE = 16 / sizeof(T);
     const long long num_values = num_rows * width;
     const long long num_pieces = num_values / SIZE;
-    for (long long i = global_thread(); i < num_pieces; i += num_global_threads()) {
+    for (long long i = thread; i < num_pieces; i += num_threads) {
         const Piece<T> piece = ((const Piece<T>*)values)[i];
         T sum = 0;  // 0 times a number is 0, save for a NaN and an infinity
 #pragma unroll
@@ -33,7 +34,7 @@ __device__ __forceinline__ void search(
         atomicMin(first, first_row + (i * SIZE + k) / width);
         return;  // a thread's numbers come in order
     }
-    for (long long i = num_pieces * SIZE + global_thread(); i < num_values; i += num_global_threads()) {
+    for (long long i = num_pieces * SIZE + thread; i < num_values; i += num_threads) {
         if (!isfinite(values[i])) atomicMin(first, first_row + i / width);
     }
 }
@@ -45,12 +46,11 @@ __device__ __forceinline__ void search(
 //   num_steps   of the rollout
 template <typename T>
 __device__ __forceinline__ void search_final(
-    const T* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
-    int num_agents, int num_steps)
+    const T* values, const bool* truncated, long long* first, long long num_rows, int width, int num_agents,
+    int num_steps, long long thread, long long num_threads)
 {
-    if (halted[0] != 0.0f) return;
     const long long num_values = num_rows * width;
-    for (long long i = global_thread(); i < num_values; i += num_global_threads()) {
+    for (long long i = thread; i < num_values; i += num_threads) {
         if (isfinite(values[i])) continue;
         const long long row = i / width;
         const long long agent = row % num_agents;
@@ -64,36 +64,8 @@ __device__ __forceinline__ void search_final(
     }
 }
 
-extern "C" __global__ void first_nonfinite(
-    const float* values, const float* halted, long long* first, long long num_rows, int width)
-{
-    search(values, halted, first, num_rows, width);
-}
-
-extern "C" __global__ void first_nonfinite_double(
-    const double* values, const float* halted, long long* first, long long num_rows, int width)
-{
-    search(values, halted, first, num_rows, width);
-}
-
-extern "C" __global__ void first_nonfinite_final(
-    const float* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
-    int num_agents, int num_steps)
-{
-    search_final(values, truncated, halted, first, num_rows, width, num_agents, num_steps);
-}
-
-extern "C" __global__ void first_nonfinite_final_double(
-    const double* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
-    int num_agents, int num_steps)
-{
-    search_final(values, truncated, halted, first, num_rows, width, num_agents, num_steps);
-}
-
 // What was found is kept: by a policy, unless it had found something before, and for all policies, which `halted` stops.
 // These are launched with one block, and are many an update: each stands for a dozen of torch's launches.
-
-constexpr long long NOTHING_FOUND = 1LL << 62;
 
 __device__ __forceinline__ void keep(long long row, long long* first, float* flag, float* halted)
 {
@@ -146,15 +118,15 @@ extern "C" __global__ void keep_gradient(
     skip[0] = fmaxf(stopped[0], flag[0]);
 }
 
-// What any search found halts all policies.
+// What any search found halts all policies. One block.
 //   first       [place]                                                  read
 //   halted      [1]                                                      read, written
 //   flags       [policy]                                                 written
 //   num_halted  [1]       iterations since it was found                  read, written
 //   begun                 iterations that have begun since the last call
-extern "C" __global__ void halt_all(
-    const long long* first, int num_places, float* halted, float* flags, int num_policies, long long* num_halted,
-    int begun)
+__device__ __forceinline__ void halt(
+    const volatile long long* first, int num_places, float* halted, float* flags, int num_policies,
+    long long* num_halted, int begun)
 {
     __shared__ int is_found;
     if (threadIdx.x == 0) is_found = 0;
@@ -167,4 +139,59 @@ extern "C" __global__ void halt_all(
     if (threadIdx.x != 0) return;
     if (halted[0] != 0.0f) num_halted[0] += begun;
     halted[0] = is_found;
+}
+
+extern "C" __global__ void halt_all(
+    const long long* first, int num_places, float* halted, float* flags, int num_policies, long long* num_halted)
+{
+    halt(first, num_places, halted, flags, num_policies, num_halted, 0);
+}
+
+// An array that is searched.
+struct Searched {
+    long long number;  // among all places
+    long long values;  // its address
+    long long num_rows, width, is_double;
+    long long num_agents;  // that see it, of what truncated episodes saw last; else 0
+};
+
+// Searches all that a rollout holds, as many blocks an array; the last block that is done halts all policies. Nothing is
+// searched once anything was found in an earlier rollout of the run: what follows from it would hide where it began.
+//   searched    [array, 6]  see Searched                                 read
+//   truncated   [step, env]                                              read
+//   arrivals    [1]         0 between launches                           read, written
+//   first, halted, flags, num_halted  see halt                           read, written
+extern "C" __global__ void look_at_rollout(
+    const long long* searched, int num_searched, const bool* truncated, int num_steps, long long* first, int num_places,
+    float* halted, float* flags, int num_policies, long long* num_halted, unsigned long long* arrivals)
+{
+    const Searched array = ((const Searched*)searched)[blockIdx.x % num_searched];
+    const long long thread = (long long)(blockIdx.x / num_searched) * blockDim.x + threadIdx.x;
+    const long long num_threads = (long long)(gridDim.x / num_searched) * blockDim.x;
+    if (halted[0] == 0.0f) {
+        long long* row = first + array.number;
+        const int width = (int)array.width;
+        const auto look = [&](auto* values) {
+            if (array.num_agents == 0) {
+                search(values, row, array.num_rows, width, thread, num_threads);
+            } else {
+                search_final(values, truncated, row, array.num_rows, width, (int)array.num_agents, num_steps, thread,
+                             num_threads);
+            }
+        };
+        if (array.is_double) {
+            look((const double*)array.values);
+        } else {
+            look((const float*)array.values);
+        }
+    }
+    __shared__ int is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(arrivals, 1ull) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) arrivals[0] = 0;
+    halt(first, num_places, halted, flags, num_policies, num_halted, 1);
 }

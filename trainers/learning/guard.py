@@ -6,9 +6,10 @@ The host reads both when it reports and when it saves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,10 +23,10 @@ from warpdrive.layout import FINAL, GLOBAL_STATE
 SOURCE = Path(__file__).parent / "finite.cu"
 NOTHING_FOUND = 1 << 62
 """In place of a row; float64, in which it travels to the host, has this number."""
-SEARCH_THREADS, MAX_SEARCH_BLOCKS = 256, 2048
-KERNELS = {torch.float32: "first_nonfinite", torch.float64: "first_nonfinite_double"}
-FINAL_KERNELS = {torch.float32: "first_nonfinite_final", torch.float64: "first_nonfinite_final_double"}
-"""By the dtype of what is searched. Whole numbers are always finite; half floats are known by their loss."""
+SEARCH_THREADS, MAX_SEARCH_BLOCKS = 256, 1024
+"""The latter of an array."""
+SEARCHED = (torch.float32, torch.float64)
+"""Dtypes. Whole numbers are always finite; half floats are known by their loss."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,16 @@ class Guard:
         """Iterations begun since the one in which something was found."""
         self._one_block = LaunchShape(1, (64 if self.halted.is_cuda else 1, 1))
         self._kept: dict[tuple[str, str], tuple[torch.Tensor, Callable[[], None]]] = {}
-        self._halts: dict[int, Callable[[], None]] = {}
-        self._searches = [
-            self._prepare_search(place, i) for i, place in enumerate(self._places[: self._num_of_rollout])
-        ]
+        of_halting = {
+            "first": self._first, "num_places": len(self._first), "halted": self.halted,
+            "flags": self._flags, "num_policies": len(self._flags), "num_halted": self._num_halted,
+        }  # fmt: skip
+        self._look = self._prepare_look(of_halting)
+        self._halt_all = self._functions.prepare("halt_all", self._one_block, **of_halting)
 
     def check_rollout(self) -> None:
-        """Looks at what came of this rollout: one pass over it, on the device. Call it once an iteration."""
-        for search in self._searches:
-            search()
-        self._halt_all(1)
+        """Looks at what came of this rollout: one launch, on the device. Call it once an iteration."""
+        self._look()
 
     def check_loss(self, policy: str, losses: torch.Tensor, index: torch.Tensor) -> None:
         """Looks at the loss of each sample.
@@ -182,7 +183,7 @@ class Guard:
     def take_over(self, halted: torch.Tensor) -> None:
         """[1], more than 0 if any rank is halted: then this one is, too."""
         self._first[-1:].copy_(torch.where(halted > 0, 0, NOTHING_FOUND))
-        self._halt_all(0)
+        self._halt_all()
 
     def clear(self) -> None:
         """Forgets what was found: the run goes on from a checkpoint."""
@@ -275,25 +276,35 @@ class Guard:
         num_agents = self.rollout.env.layout.observations[observation].num_agents
         return _Place(prefix + observation, None, self.rollout.first_agent(observation), num_agents)
 
-    def _prepare_search(self, place: _Place, number: int) -> Callable[[], None]:
-        rollout, is_final = self.rollout, place.tensor.startswith(FINAL)
-        if place.policy is not None:
-            values = getattr(rollout.groups[place.policy], place.tensor)
-        else:
-            values = (rollout.env if is_final else rollout).data[place.tensor]
-        kernel = (FINAL_KERNELS if is_final else KERNELS).get(values.dtype)
-        if kernel is None:
-            return lambda: None
-        num_rows = values.shape[0] * self.num_envs * place.num_agents
-        sizes = {"num_rows": num_rows, "width": values.numel() // num_rows}
-        if is_final:
-            sizes |= {"num_agents": place.num_agents, "num_steps": rollout.num_steps}
-        launch_shape = None
-        if values.is_cuda:  # 16 bytes a thread, and no more threads than keep the memory busy
-            num_blocks = -(-values.numel() * values.element_size() // (16 * SEARCH_THREADS))
-            launch_shape = LaunchShape(min(num_blocks, MAX_SEARCH_BLOCKS), (SEARCH_THREADS, 1))
-        first = self._first[number : number + 1]
-        return self._functions.prepare(kernel, launch_shape, values=values, halted=self.halted, first=first, **sizes)
+    def _prepare_look(self, of_halting: Mapping[str, Any]) -> Callable[[], None]:
+        """The search of all that a rollout holds."""
+        rollout, device = self.rollout, self.halted.device
+        searched, most_bytes = [], 1
+        for number, place in enumerate(self._places[: self._num_of_rollout]):
+            is_final = place.tensor.startswith(FINAL)
+            if place.policy is not None:
+                values = getattr(rollout.groups[place.policy], place.tensor)
+            else:
+                values = (rollout.env if is_final else rollout).data[place.tensor]
+            if values.dtype not in SEARCHED:
+                continue
+            assert values.is_contiguous(), place
+            num_rows = values.shape[0] * self.num_envs * place.num_agents
+            sizes = num_rows, values.numel() // num_rows, values.dtype == torch.float64, is_final * place.num_agents
+            searched.append((number, values.data_ptr(), *sizes))
+            most_bytes = max(most_bytes, values.nbytes)
+        # 16 bytes a thread, and no more threads than keep the memory busy; a CPU's blocks have one thread.
+        threads, bytes_of_block = (SEARCH_THREADS, 16 * SEARCH_THREADS) if values.is_cuda else (1, 1 << 20)
+        blocks_each = min(-(-most_bytes // bytes_of_block), MAX_SEARCH_BLOCKS)
+        return self._functions.prepare(
+            "look_at_rollout",
+            LaunchShape(blocks_each * len(searched), (threads, 1)),
+            searched=torch.tensor(searched, dtype=torch.int64, device=device),
+            num_searched=len(searched),
+            num_steps=rollout.num_steps,
+            arrivals=torch.zeros(1, dtype=torch.uint64, device=device),
+            **of_halting,
+        )
 
     def _number_of(self, tensor: str, policy: str) -> int:
         return next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))
@@ -307,11 +318,3 @@ class Guard:
         place, keep = self._kept[tensor, policy]
         place.copy_(row)
         keep()
-
-    def _halt_all(self, begun: int) -> None:
-        if begun not in self._halts:
-            self._halts[begun] = self._functions.prepare(
-                "halt_all", self._one_block, first=self._first, num_places=len(self._first), halted=self.halted,
-                flags=self._flags, num_policies=len(self._flags), num_halted=self._num_halted, begun=begun,
-            )  # fmt: skip
-        self._halts[begun]()

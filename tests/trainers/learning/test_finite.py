@@ -16,7 +16,6 @@ def functions_of(backend, source: Path | str, **arrays: torch.Tensor) -> Functio
     data = DataManager(backend.device)
     for name, array in arrays.items():
         data.push(name, array)
-    data.push("halted", torch.zeros(1))
     data.push("first", torch.tensor([NOTHING_FOUND]))
     return FunctionManager(data, source, num_envs=1, backend=backend, include_folders=[SOURCE.parent])
 
@@ -28,9 +27,9 @@ def test_a_nan_is_found_in_its_row_however_far_it_is(backend, row, bad):
     values[bad // 2, bad % 2] = torch.nan
     source = """
     #include "finite.cu"
-    extern "C" __global__ void f(const float* values, const float* halted, long long* first, long long first_row)
+    extern "C" __global__ void f(const float* values, long long* first, long long first_row)
     {
-        search(values, halted, first, 7ll, 2, first_row);
+        search(values, first, 7ll, 2, global_thread(), num_global_threads(), first_row);
     }
     """
     found = functions_of(backend, source, values=values)
@@ -40,8 +39,15 @@ def test_a_nan_is_found_in_its_row_however_far_it_is(backend, row, bad):
 
 def test_what_truncated_episodes_saw_last_is_told_in_its_row_however_far_it_is(backend):
     num_agents, truncated = 2**30 + 1, torch.tensor([[False], [False], [True]])
-    found = functions_of(backend, SOURCE, values=torch.full((1, 1), torch.inf), truncated=truncated)
-    found.launch("first_nonfinite_final", num_rows=1, width=1, num_agents=num_agents, num_steps=3)
+    source = """
+    #include "finite.cu"
+    extern "C" __global__ void f(const float* values, const bool* truncated, long long* first, int num_agents)
+    {
+        search_final(values, truncated, first, 1ll, 1, num_agents, 3, global_thread(), num_global_threads());
+    }
+    """
+    found = functions_of(backend, source, values=torch.full((1, 1), torch.inf), truncated=truncated)
+    found.launch("f", num_agents=num_agents)
     assert found.data.pull("first").tolist() == [2 * num_agents]  # step 2, agent 0
 
 
