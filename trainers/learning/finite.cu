@@ -155,6 +155,22 @@ struct Searched {
     long long num_agents;  // that see it, of what truncated episodes saw last; else 0
 };
 
+template <typename T>
+__device__ __forceinline__ void search_array(
+    const Searched& array, const bool* truncated, long long* first, int num_steps, long long thread,
+    long long num_threads)
+{
+    const T* values = (const T*)array.values;
+    long long* row = first + array.number;
+    const int width = (int)array.width;
+    if (array.num_agents == 0) {
+        search(values, row, array.num_rows, width, thread, num_threads);
+    } else {
+        search_final(
+            values, truncated, row, array.num_rows, width, (int)array.num_agents, num_steps, thread, num_threads);
+    }
+}
+
 // Searches all that a rollout holds, as many blocks an array; the last block that is done halts all policies. Nothing is
 // searched once anything was found in an earlier rollout of the run: what follows from it would hide where it began.
 //   searched    [array, 6]  see Searched                                 read
@@ -169,20 +185,10 @@ extern "C" __global__ void look_at_rollout(
     const long long thread = (long long)(blockIdx.x / num_searched) * blockDim.x + threadIdx.x;
     const long long num_threads = (long long)(gridDim.x / num_searched) * blockDim.x;
     if (halted[0] == 0.0f) {
-        long long* row = first + array.number;
-        const int width = (int)array.width;
-        const auto look = [&](auto* values) {
-            if (array.num_agents == 0) {
-                search(values, row, array.num_rows, width, thread, num_threads);
-            } else {
-                search_final(values, truncated, row, array.num_rows, width, (int)array.num_agents, num_steps, thread,
-                             num_threads);
-            }
-        };
         if (array.is_double) {
-            look((const double*)array.values);
+            search_array<double>(array, truncated, first, num_steps, thread, num_threads);
         } else {
-            look((const float*)array.values);
+            search_array<float>(array, truncated, first, num_steps, thread, num_threads);
         }
     }
     __shared__ int is_last;

@@ -1,11 +1,14 @@
 """The searches for NaNs on both sides of row 2^31, where counting in 32 bits finds none, or a negative one."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from compile_only import CompileOnlyBackend
 
 from trainers.learning.guard import NOTHING_FOUND, SOURCE, Guard
+from warpdrive.backends.cuda import _nvrtc
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
 
@@ -56,3 +59,12 @@ def test_a_row_travels_to_the_host_as_it_is(row):
     found = torch.tensor([0, NOTHING_FOUND, row, NOTHING_FOUND]).double().tolist()
     assert Guard.num_found(found) == 1
     assert int(found[2]) == row
+
+
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
+def test_the_kernels_compile_for_gpus(compiler):
+    if (shutil.which("nvcc") if compiler == "nvcc" else _nvrtc()) is None:
+        pytest.skip(f"there is no {compiler} here")
+    backend = CompileOnlyBackend(compiler, "sm_90a")
+    FunctionManager(DataManager(torch.device("cpu")), SOURCE, num_envs=4, num_agents=2, backend=backend)
+    assert "look_at_rollout" in backend.compiled
