@@ -13,7 +13,7 @@ import torch
 
 from trainers.callbacks import Callbacks
 from trainers.errors import NonFiniteError, RunFolderError
-from trainers.learning.graphs import Joined, SideBySide
+from trainers.learning.graphs import SideBySide
 from trainers.report.statistics import returns_by_group
 from trainers.run import disk
 from trainers.run.again import has_checkpoints
@@ -46,8 +46,7 @@ class Population:
 
     What a member learns is what a run with its config learns, bit for bit: members share nothing but the device. On a
     GPU, those whose updates are kernels of this project play and learn at the same time, since one of them often takes
-    a few multiprocessors, and all of them by two launches an iteration; others do so one after the other, an iteration
-    each.
+    a few multiprocessors; others do so one after the other, an iteration each.
 
     A member that meets a NaN, or loses its folder, ends, and the others go on.
 
@@ -113,9 +112,6 @@ class Population:
         graphs = [[member.graph_of_rollout, *member.graphs_of_updates] for member in self.members]
         share_nothing = all(one.shares_nothing for one in algorithms)
         self.side_by_side = SideBySide(graphs, self.members[0].backend, share_nothing)
-        # With tiers the host looks after each update.
-        has_tiers = any(store.tiered is not None for member in self.members for store in member.stores.values())
-        self.joined = Joined(graphs, self.members[0].backend, share_nothing and not has_tiers)
         if self.side_by_side.is_enabled:
             for member in self.members:
                 member.plays_alone = False
@@ -161,12 +157,7 @@ class Population:
     def iterate(self) -> dict[int, dict[str, Mapping[str, torch.Tensor | float]]]:
         """One iteration of each member that is under way; of each, by its number, what `Trainer.iterate` gives."""
         playing = self.under_way
-        if len(playing) == len(self.members) and self.joined.is_ready:
-            self.joined([member.play for member in playing])
-            figures = self.joined([member.learn for member in playing])
-            for member in playing:
-                member.end_iteration()
-        elif len(playing) == len(self.members) and self.side_by_side.is_at_once:
+        if len(playing) == len(self.members) and self.side_by_side.is_at_once:
             figures = self.side_by_side([member.iterate for member in playing])
         else:
             figures = [member.iterate() for member in playing]

@@ -303,36 +303,24 @@ class Trainer:
         Returns:
             policy -> debug figures, on the device.
         """
-        self.play()
-        figures = self.learn()
-        self.end_iteration()
-        return figures
-
-    def play(self) -> None:
-        """The rollout of an iteration."""
         timing, is_first = self.timing, not self._was_looked_at
         if is_first:
             prepare_look(self.rollout)
         timing.begin_iteration()
         in_parts = self.plays_alone and not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
+        timing.end_rollout()
         if is_first:
             check_written(self.rollout)
             self._was_looked_at = True
-
-    def learn(self) -> dict[str, dict[str, torch.Tensor | float]]:
-        """Its updates; what `iterate` returns."""
-        self.timing.end_rollout()
         clock = self.clock
         updates = [partial(one.update, clock, self.phases[name]) for name, one in self.algorithms.items()]
-        return dict(zip(self.algorithms, self.side_by_side(updates), strict=True))
-
-    def end_iteration(self) -> None:
-        """It is over."""
-        self.timing.end_iteration()
+        figures = dict(zip(self.algorithms, self.side_by_side(updates), strict=True))
+        timing.end_iteration()
         if self.compiler is not None:
             self.compiler.tell()
         self.iteration += 1
+        return figures
 
     def _collect(self, mark: Callable[[], None] | None = None) -> None:
         self.rollout.collect(mark)

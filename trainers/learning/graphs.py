@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from warpdrive.backends.base import Backend
-from warpdrive.backends.joined_graph import JoinedGraph
-from warpdrive.errors import KernelError
 
 WARM_UP = 2
 """Calls that run as they are first: libraries choose their algorithms and optimisers make their state."""
@@ -47,9 +45,6 @@ class Graphed:
         beside: another call whose graph's memory this one may use, as the two never run at once and return nothing.
     """
 
-    asked: ClassVar[list[Graphed] | None] = None
-    """Where replays are only noted, because whoever asks for them makes them himself: see Joined."""
-
     def __init__(
         self,
         call: Callable[[], Any],
@@ -74,39 +69,21 @@ class Graphed:
         self._num_calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Any = None
-        self._was_replayed = False
-        self.can_be_joined = False
-        """Whether the graph does all that a replay does, as the first replay has shown: torch brings generators that it
-        draws from forward besides."""
 
     @property
     def is_captured(self) -> bool:
         return self._graph is not None
-
-    @property
-    def handle(self) -> int:
-        """`cudaGraph_t`."""
-        return self._graph.raw_cuda_graph()
 
     def __call__(self) -> Any:
         if self._graph is None:
             self._num_calls += 1
             if not self._is_enabled or self._num_calls <= self.warm_up or not self._capture():
                 return self.call()
-        if Graphed.asked is not None:
-            Graphed.asked.append(self)
-            return self._result
-        if self._was_replayed:
-            self._graph.replay()
-            return self._result
-        offsets = [one.get_offset() for one in self.generators]
         self._graph.replay()
-        self._was_replayed = True
-        self.can_be_joined = _keeps_graphs() and offsets == [one.get_offset() for one in self.generators]
         return self._result
 
     def _capture(self) -> bool:
-        graph = torch.cuda.CUDAGraph(keep_graph=True) if _keeps_graphs() else torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         before = [(generator, generator.get_state()) for generator in self.generators]
         for generator in self.generators:
             graph.register_generator_state(generator)
@@ -114,8 +91,6 @@ class Graphed:
             pool = self.beside._graph.pool() if self.beside is not None and self.beside.is_captured else None
             with without_collection(), torch.cuda.graph(graph, pool=pool, stream=self.backend.stream):
                 self._result = self.call()
-            if _keeps_graphs():
-                graph.instantiate()
         except RuntimeError as error:  # the work was not done, only recorded: it is still to do
             self._is_enabled = False
             reason = str(error).strip().splitlines()[0]
@@ -128,11 +103,6 @@ class Graphed:
             return False
         self._graph = graph
         return True
-
-
-def _keeps_graphs() -> bool:
-    """Whether this torch gives away what it captured."""
-    return hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph")
 
 
 class SideBySide:
@@ -171,57 +141,3 @@ class SideBySide:
             for stream in self._streams:
                 ours.wait_stream(stream)
         return results
-
-
-class Joined:
-    """Makes calls that only replay graphs, and share nothing that one of them writes, by one launch: what a call
-    replays is replayed in its order, calls at the same time. Many small graphs would else wait for the host to launch
-    them.
-
-    What a call does besides is done first, before anything is replayed.
-
-    Args:
-        graphs: of each call, those that it may replay.
-        is_enabled: false: never.
-    """
-
-    MOST = 8
-    """Graphs of graphs that are kept: calls that replay others each time are not worth it."""
-
-    def __init__(self, graphs: Sequence[Sequence[Graphed]], backend: Backend, is_enabled: bool = True) -> None:
-        self.graphs = [graph for of_call in graphs for graph in of_call]
-        self.backend = backend
-        self._is_enabled = is_enabled and backend.name == "cuda" and len(graphs) > 1
-        self._joined: dict[tuple[tuple[torch.cuda.CUDAGraph, ...], ...], JoinedGraph] = {}
-
-    @property
-    def is_ready(self) -> bool:
-        return self._is_enabled and all(graph.can_be_joined for graph in self.graphs)
-
-    def __call__(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Makes them, and returns what they return. Only when `is_ready`."""
-        results, chains = [], []
-        for call in calls:
-            Graphed.asked = []
-            try:
-                results.append(call())
-            finally:
-                chains.append(Graphed.asked)
-                Graphed.asked = None
-        joined = self._join(chains)
-        if joined is not None:
-            joined.launch(self.backend.stream.cuda_stream)
-            return results
-        for chain in chains:
-            for graphed in chain:
-                graphed()
-        return results
-
-    def _join(self, chains: Sequence[Sequence[Graphed]]) -> JoinedGraph | None:
-        key = tuple(tuple(one._graph for one in chain) for chain in chains)
-        if key not in self._joined and len(self._joined) < self.MOST:
-            try:
-                self._joined[key] = JoinedGraph([[one.handle for one in chain] for chain in chains])
-            except KernelError:
-                self._is_enabled = False
-        return self._joined.get(key)
