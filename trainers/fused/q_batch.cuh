@@ -31,8 +31,6 @@ struct alignas(16) Shared {
     float squares[WARPS];
     int low[TOP_NODES], high[TOP_NODES];
     int lowest;
-    float squares_of_block[8];
-    Quad part[BY_SHARED_MEMORY ? QUADS : 1];  // of the gradient, what this block adds to it
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
 

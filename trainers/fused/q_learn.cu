@@ -3,8 +3,7 @@
 // of the parameters, whose memory stays in its registers.
 //
 // A team meets three times an update: when gradients are there, when their length is, and when the new weights are.
-// What limits it is the way from one product to the next, and what is exchanged at each meeting: by global memory, or,
-// where a cluster's blocks have room for it, by each other's shared memory.
+// What limits it is the way from one product to the next, and to global memory and back at each meeting.
 //
 // Constants, besides those of q_layers.cuh, team.cuh and gather.cuh:
 //   BATCH         transitions of an update
@@ -14,7 +13,6 @@
 //   TARGET_FREQ   updates from one step of the target network to the next
 //   TAU           how far it steps
 //   SLICES        threads that add up the parts of one parameter's gradient
-//   BY_SHARED_MEMORY  whether blocks, which are IN_CLUSTER then, read each other's shared memory
 #include "q_batch.cuh"
 #include "team.cuh"
 
@@ -23,24 +21,6 @@ constexpr int SHARES = THREADS / SLICES;        // quads of a block at once
 constexpr int SLOTS = (QUADS + TEAM * SHARES - 1) / (TEAM * SHARES);
 
 static_assert(SLICES <= 32 && THREADS % SLICES == 0, "slices are lanes of a warp");
-static_assert(!BY_SHARED_MEMORY || (IN_CLUSTER && SHARES % 32 == 0), "a fragment is one block's, of 8");
-
-// Of a network, 16 bytes that one block steps: of a row of a fragment, or of the biases.
-constexpr int ROW_PIECES = 8 * sizeof(Element) / 16;
-constexpr int WEIGHT_PIECES = FRAGMENTS * 16 * ROW_PIECES;
-constexpr int PIECES = WEIGHT_PIECES + BIASES / 4;
-constexpr int PIECE_SLOTS = (PIECES + THREADS - 1) / THREADS;
-
-// 8 times where it begins, among the elements or biases, and the block whose it is.
-__device__ __forceinline__ int piece_of(int number)
-{
-    const bool is_bias = number >= WEIGHT_PIECES;
-    const int row = number / ROW_PIECES % 16;
-    const int quad = is_bias ? FRAGMENTS * 32 + number - WEIGHT_PIECES : number / (16 * ROW_PIECES) * 32;
-    const Place place(quad);
-    const int within = is_bias ? 0 : row * (place.step() / 8) + number % ROW_PIECES * (16 / (int)sizeof(Element));
-    return (place.element() + within) * 8 + quad / SHARES % TEAM;
-}
 
 // Quad parameters with Adam's memory of them, as long as a thread has them.
 struct Share {
@@ -103,9 +83,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
     const Changes<NUM_LEAVES> changes = {shared.low, shared.high};
     Team team = {arrivals, 0ull};
     const Parameters<float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
-    constexpr bool IN_PLACE = TEAM == 1 || BY_SHARED_MEMORY;
-    Element* next_weights = IN_PLACE ? &shared.weight[0][0] : (Element*)elements;
-    float* next_biases = IN_PLACE ? &shared.bias[0][0] : biases;
+    Element* next_weights = TEAM == 1 ? &shared.weight[0][0] : (Element*)elements;
+    float* next_biases = TEAM == 1 ? &shared.bias[0][0] : biases;
 
     const long long num_made = schedule[0];
     const int num_due = (int)schedule[1];
@@ -116,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
     if (num_due == 0) return;
 
     // All is 0 that is beyond a layer's columns.
-    if (IN_PLACE) {
+    if (TEAM == 1) {
         for (int i = tid; i < (int)(sizeof(shared.weight) / 16); i += THREADS) ((Bytes16*)shared.weight)[i] = {};
     }
     for (int i = tid; i < (int)(sizeof(shared.features) / 16); i += THREADS) ((Bytes16*)shared.features)[i] = {};
@@ -145,30 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         put(mine, mine.parameter, next_weights, next_biases);
         put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
     }
-    int pieces[PIECE_SLOTS];
-#pragma unroll
-    for (int i = 0; BY_SHARED_MEMORY && i < PIECE_SLOTS; ++i) pieces[i] = piece_of(min(tid + i * THREADS, PIECES - 1));
     const auto copy_networks = [&](int count) {  // as all blocks have put them
         if (TEAM == 1) return;
-        if constexpr (BY_SHARED_MEMORY) {
-            const auto place_of = [&](int i, int network) {
-                const bool is_bias = tid + i * THREADS >= WEIGHT_PIECES;
-                return is_bias ? (Bytes16*)(shared.bias[network] + pieces[i] / 8)
-                               : (Bytes16*)(shared.weight[network] + pieces[i] / 8);
-            };
-#pragma unroll 1
-            for (int network = 0; network < count; ++network) {
-                Bytes16 found[PIECE_SLOTS];
-#pragma unroll
-                for (int i = 0; i < PIECE_SLOTS; ++i) found[i] = *at_block(place_of(i, network), pieces[i] % 8);
-#pragma unroll
-                for (int i = 0; i < PIECE_SLOTS; ++i) {
-                    if (pieces[i] % 8 != rank) *place_of(i, network) = found[i];  // others read what is its own
-                }
-            }
-            __syncthreads();
-            return;
-        }
         for (int i = tid; i < (int)(count * WEIGHTS * sizeof(Element) / 16); i += THREADS) {
             start_copy((Bytes16*)shared.weight + i, (const Bytes16*)elements + i);
         }
@@ -222,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         }
         judge(shared);
 
-        Quad* part = BY_SHARED_MEMORY ? shared.part : (Quad*)parts + (long long)rank * QUADS;
+        Quad* part = (Quad*)parts + (long long)rank * QUADS;
         int unit = tid / 32;
         if constexpr (LAYERS > 2) {
             hidden_deltas<2>(shared, shared.delta_out, shared.hidden2, shared.delta2);
@@ -249,13 +206,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         float squares = 0.0f;
 #pragma unroll
         for (int slot = 0; slot < SLOTS; ++slot) {
-            const int quad = min(quad_of(slot), QUADS - 1);
+            const Quad* first = (const Quad*)parts + min(quad_of(slot), QUADS - 1);
             Quad sum = {};
 #pragma unroll 8
             for (int block = tid % SLICES; block < TEAM; block += SLICES) {
-                const float4 one = BY_SHARED_MEMORY
-                                       ? *(const float4*)at_block(shared.part + quad, block)
-                                       : __ldcg((const float4*)parts + (long long)block * QUADS + quad);
+                const float4 one = __ldcg((const float4*)(first + (long long)block * QUADS));
                 sum.of[0] += one.x;
                 sum.of[1] += one.y;
                 sum.of[2] += one.z;
@@ -284,17 +239,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         __syncthreads();
         if (tid < 32) {
             const float of_block = over_warp(lane < WARPS ? shared.squares[lane] : 0.0f);
-            if (BY_SHARED_MEMORY) {
-                if (lane < TEAM) *at_block(shared.squares_of_block + rank, lane) = of_block;
-            } else if (lane == 0) {
-                sums[rank * 4 + 3] = of_block;
-            }
+            if (lane == 0) sums[rank * 4 + 3] = of_block;
         }
         team.together();
         float all_squares = 0.0f;
-        for (int block = lane; block < TEAM; block += 32) {
-            all_squares += BY_SHARED_MEMORY ? shared.squares_of_block[block] : __ldcg(sums + block * 4 + 3);
-        }
+        for (int block = lane; block < TEAM; block += 32) all_squares += __ldcg(sums + block * 4 + 3);
         const float length = sqrtf(over_warp(all_squares));
 
         const bool is_bad = !isfinite(length);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -55,9 +55,6 @@ class QShape:
     in_cluster: bool
     element_bytes: int
     threads: int = THREADS
-    by_shared_memory: bool = False
-    """Whether the blocks of a cluster read each other's shared memory, instead of telling each other by the device's.
-    """
 
     @property
     def layers(self) -> list[tuple[int, int]]:
@@ -99,8 +96,7 @@ class QShape:
         if len(hidden) == 1:
             hidden.append(PADDING)
         elements = 2 * self.num_elements + self.rows * (2 * features + 3 * sum(hidden) + actions)
-        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 7) + 2 * 256 + self.threads // 32 + 9
-        floats += 4 * (self.num_quads if self.by_shared_memory else 1)
+        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 7) + 2 * 256 + self.threads // 32 + 1
         return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
 
     @property
@@ -123,7 +119,7 @@ class QShape:
         return {
             "NUM_FEATURES": self.widths[0], "WIDTH1": first, "WIDTH2": second, "NUM_ACTIONS": self.widths[-1],
             "BATCH": self.batch, "ROWS": self.rows, "TEAM": self.team, "IN_CLUSTER": self.in_cluster,
-            "BY_SHARED_MEMORY": self.by_shared_memory, "THREADS": self.threads, "SLICES": self.slices, "SHARED_BYTES": self.shared_bytes,
+            "THREADS": self.threads, "SLICES": self.slices, "SHARED_BYTES": self.shared_bytes,
             "FULL_PRECISION": self.element_bytes == 4,
         }  # fmt: skip
 
@@ -171,8 +167,7 @@ def fit_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int)
         if shape.shared_bytes > limits.shared_bytes:
             return found
         if team <= (limits.num_multiprocessors if is_gpu else 1):
-            roomy = replace(shape, by_shared_memory=in_cluster)
-            return roomy if roomy.shared_bytes <= limits.shared_bytes else shape
+            return shape
         found = f"a batch of {batch:,} does not fit the blocks of the GPU"
         rows *= 2
     return found

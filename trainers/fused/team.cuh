@@ -9,21 +9,6 @@
 
 static_assert(!IN_CLUSTER || TEAM <= 8, "a portable cluster has 8 blocks at most");
 
-// Where another block of the cluster has what `mine` is in this block's shared memory. It may be read and written between
-// a meeting and the next.
-template <typename T>
-__device__ __forceinline__ T* at_block(T* mine, int block)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if constexpr (IN_CLUSTER) {
-        T* theirs;
-        asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(block));
-        return theirs;
-    }
-#endif
-    return mine;
-}
-
 // All threads of a block call these, in turns.
 //   arrivals  [1]  blocks that ever arrived  read, written
 struct Team {

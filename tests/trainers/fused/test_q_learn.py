@@ -47,17 +47,14 @@ def make_trainer(folder, device: str, **policy) -> Trainer:
     return Trainer(make_config(folder, device, **policy))
 
 
-def learn_by_kernel(
-    trainer: Trainer, rows: int = 64, in_cluster: bool = False, is_wide: bool = False, by_shared_memory: bool = False
-) -> None:
+def learn_by_kernel(trainer: Trainer, rows: int = 64, in_cluster: bool = False, is_wide: bool = False) -> None:
     algorithm = trainer.algorithms["agent"]
     hidden = algorithm.config.model.fc_dims
     if is_wide:
         shape = WideQShape(6, 0, (), hidden, 1, BATCH, rows, 2, 4, threads=128, step_threads=128, num_actions=3)
         algorithm.learns_by = WideQLearner(algorithm, shape)
     else:
-        sizes = (6, *hidden, 3), BATCH, rows, -(-BATCH // rows), in_cluster, 4
-        shape = QShape(*sizes, threads=128, by_shared_memory=by_shared_memory)
+        shape = QShape((6, *hidden, 3), BATCH, rows, -(-BATCH // rows), in_cluster, 4, threads=128)
         algorithm.learns_by = FusedQLearner(algorithm, shape)
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
@@ -72,13 +69,7 @@ SWITCHES = {
 }  # fmt: skip
 
 
-TEAMS = {
-    "block": (64,),
-    "grid": (16,),
-    "cluster": (16, True),
-    "cluster, by shared memory": (16, True, False, True),
-    "wide": (16, False, True),
-}
+TEAMS = {"block": (64,), "grid": (16,), "cluster": (16, True), "wide": (16, False, True)}
 
 
 @pytest.fixture(params=TEAMS.values(), ids=list(TEAMS))
@@ -238,17 +229,13 @@ def test_wide_networks_compile_for_gpus(tmp_path):
     assert {"wide_q_judge", "ac_gradient", "ac_step_critics", "ac_follow"} <= set(backend.compiled)
 
 
-@pytest.mark.parametrize(
-    ("arch", "in_cluster", "by_shared_memory"),
-    [("sm_90a", True, True), ("sm_90a", True, False), ("sm_80", False, False)],
-)
-def test_it_compiles_for_gpus(tmp_path, arch, in_cluster, by_shared_memory):
+@pytest.mark.parametrize(("arch", "in_cluster"), [("sm_90a", True), ("sm_80", False)])
+def test_it_compiles_for_gpus(tmp_path, arch, in_cluster):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc here")
     trainer = make_trainer(tmp_path, "cpu", prioritized=True)
     trainer.env.backend = backend = CompileOnlyBackend("nvcc", arch)
-    sizes = (6, *WIDTHS, 3), BATCH, 16, 3, in_cluster, 2
-    FusedQLearner(trainer.algorithms["agent"], QShape(*sizes, by_shared_memory=by_shared_memory))
+    FusedQLearner(trainer.algorithms["agent"], QShape((6, *WIDTHS, 3), BATCH, 16, 3, in_cluster, 2))
     assert "q_learn" in backend.compiled
 
 
