@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from trainers.algorithms.a2c import A2CConfig
 from trainers.cli import FLAGS
 from trainers.commands import COMMANDS, find_command
 from trainers.report.metrics import EXPLANATIONS
 from trainers.settings.arguments import Parser, config_of, find_config, parse
-from trainers.settings.config import EvaluationConfig, ModelConfig, SavingConfig, TrainerConfig
+from trainers.settings.config import ActorCriticConfig, EvaluationConfig, ModelConfig, SavingConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from warpdrive.env import load_env
 from warpdrive.env_names import list_envs
@@ -133,6 +134,16 @@ def test_keys_of_the_config_are_keys(page):
             if key.replace("-", "_") not in known and not code.endswith((".py", ".cu")):
                 unknown.append(code)
     assert not unknown
+
+
+def test_a2cs_own_batches_are_told_beside_the_others():
+    ours, others = A2CConfig, ActorCriticConfig
+    sizes = f"{others.MINIBATCH} samples, {others.MAX_MINIBATCHES} at most"
+    own_sizes = f"{ours.MINIBATCH} samples, {ours.MAX_MINIBATCHES} at most"
+    steps = f"{others.MIN_BATCH:,}", f"{others.MIN_STEPS} of each env at least (A2C: {ours.MIN_STEPS})"
+    pages = [" ".join((ROOT / "docs" / f"{name}.md").read_text().split()) for name in ("config", "algorithms")]
+    for page in pages:
+        assert f"minibatches of {sizes} (A2C: {own_sizes})" in page and all(one in page for one in steps)
 
 
 def test_games_that_get_faster_are_those_that_have_the_key():

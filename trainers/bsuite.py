@@ -29,7 +29,8 @@ class BsuiteCsv(Callback):
     has its share of what the iteration counted; its `episode_return` is the mean of the episodes since the last look.
 
     Args:
-        folder: of the file; None: the run's own. bsuite's analysis wants all experiments of a sweep in one folder.
+        folder: of the file; None: the run's own. bsuite's analysis wants all experiments of a sweep in one folder, and
+            a folder for each seed: in a population, that of member i is member_i in this one.
         bsuite_id: as "catch/3"; None: the first that has the env's config among its settings.
     """
 
@@ -38,6 +39,11 @@ class BsuiteCsv(Callback):
         self.rows: list[dict[str, float]] = []
         self.seen: dict[str, float] = {}
         """Totals at the last look."""
+
+    @classmethod
+    def of_member(cls, arguments: Mapping[str, Any], number: int) -> dict[str, str]:
+        folder = arguments.get("folder")
+        return {"folder": f"{folder}/member_{number}"} if folder else {}
 
     def problems(self, env, is_new_run: bool) -> Iterator[tuple[str, str]]:
         if not _counts(env):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
@@ -49,6 +50,12 @@ class Callback:
             wrong with no one argument.
         """
         return ()
+
+    @classmethod
+    def of_member(cls, arguments: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        """Asked of a population: which arguments of member `number`'s callback differ from those that the config gives,
+        such as a file that only one may write. A member's `config.resolved.yaml` has them."""
+        return {}
 
     def on_iteration(self, trainer: Trainer) -> None:
         """After each iteration, `trainer.iteration` counting it; before its report and its checkpoint.
@@ -231,6 +238,30 @@ def make_callback(entry: Entry) -> Callback:
         return kind(**arguments)
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"callback '{parts_of(entry)[0]}': {error}") from error
+
+
+def entry_of_member(entry: Entry, number: int) -> Entry:
+    """An entry as member `number` of a population has it, see `Callback.of_member`.
+
+    Raises:
+        ConfigError: see `check_callback`; or that failed.
+    """
+    kind, arguments = check_callback(entry)
+    name, _ = parts_of(entry)
+    try:
+        own = dict(kind.of_member(arguments, number))
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"callback '{name}': of_member: {reason}. Give the arguments that differ, or {{}}."
+        ) from error
+    if not own:
+        return entry
+    if not arguments:
+        return {name: own}
+    found = copy.deepcopy(entry)  # with its place in the file
+    found[name].update(own)
+    return found
 
 
 def problems_of(entry: Entry, env: Env | None) -> list[tuple[str, str]]:

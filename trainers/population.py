@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from trainers.callbacks import Callbacks
+from trainers.callbacks import Callbacks, entry_of_member
 from trainers.errors import NonFiniteError, RunFolderError
 from trainers.learning.graphs import SideBySide
 from trainers.report.statistics import returns_by_group
@@ -31,10 +31,12 @@ from warpdrive.errors import CheckpointError, ConfigError, printable
 
 
 def config_of_member(config: Config, number: int, folder: Path) -> Config:
-    """That of a run by itself: member i has seed `trainer.seed` + i."""
+    """That of a run by itself: member i has seed `trainer.seed` + i, and such arguments of callbacks as are its own."""
     trainer = dataclasses.replace(config.trainer, seed=config.trainer.seed + number)
     saving = dataclasses.replace(config.saving, basedir=str(folder))
-    return dataclasses.replace(config, trainer=trainer, saving=saving, population=PopulationConfig())
+    callbacks = tuple(entry_of_member(entry, number) for entry in config.callbacks)
+    parts = {"trainer": trainer, "saving": saving, "population": PopulationConfig(), "callbacks": callbacks}
+    return dataclasses.replace(config, **parts)
 
 
 class Population:
@@ -76,8 +78,10 @@ class Population:
     ) -> None:
         self.config = config
         if resume is None:
-            Callbacks(config.callbacks).check_new_run(load_env(config.name, config.env))
-            self.path = make_run_folder(Path(config.saving.basedir), name, config)
+            env, basedir = load_env(config.name, config.env), Path(config.saving.basedir)
+            for number in range(config.population.size):
+                Callbacks(config_of_member(config, number, basedir).callbacks).check_new_run(env)
+            self.path = make_run_folder(basedir, name, config)
             with removed_if_refused(self.path):
                 write_needed(self.path / "config.yaml", dump_yaml(config) if source is None else source)
         else:

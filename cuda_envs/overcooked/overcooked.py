@@ -75,7 +75,45 @@ def rows_of(layout: str) -> list[str]:
     if missing := [f"{name} {cell}" for cell, name in NEEDED.items() if cell not in text]:
         way_out = f"Write at least one{' of each' if len(missing) > 1 else ''}"
         raise WrongValue(f"{what}: no soup can be made and delivered without {', '.join(missing)}. {way_out}.")
+    if wrong := _why_no_soup(text, len(rows[0])):
+        raise WrongValue(f"{what}: {wrong}")
     return rows
+
+
+def _why_no_soup(text: str, num_columns: int) -> str | None:
+    """What keeps the cooks from all that a soup takes, and the way out; None if nothing does.
+
+    Args:
+        text: all rows, one after the other.
+    """
+    reach = [_reach(text, num_columns, text.index(cook)) for cook in "01"]
+    if lost := [cell for cell in NEEDED if not any(one[cell] for one in reach)]:
+        at = {cell: "row {}, column {}".format(*divmod(text.index(cell), num_columns)) for cell in lost}
+        told = ", ".join(f"{NEEDED[cell]} {cell} ({place})" for cell, place in at.items())
+        return f"no cook can get to {told}, counted from 0. Leave a way to {'one of each' if len(lost) > 1 else 'it'}."
+    first, second = reach
+    if first["."] & second["."] or first["W"] & second["W"]:  # they go the same ways, or hand things over
+        return None
+    filled = set().union(*(one["P"] for one in reach if one["O"]))
+    served = set().union(*(one["P"] for one in reach if one["B"] and one["X"]))
+    if filled & served:
+        return None
+    told = [", ".join(f"{name} {cell}" for cell, name in NEEDED.items() if one[cell]) for one in reach]
+    way_out = "there is no counter W between them. Put one beside which both can stand."
+    return f"cook 0 gets to {told[0]}, cook 1 to {told[1]}, and {way_out}"
+
+
+def _reach(text: str, num_columns: int, start: int) -> dict[str, set[int]]:
+    """What a cook gets to: the floor that it can walk to, and what is beside it, as numbers of cells of each kind."""
+    reach = {kind: set() for kind in GROUND}
+    waiting = [start]
+    while waiting:
+        cell = waiting.pop()
+        kind = "." if text[cell] in "01" else text[cell]
+        if cell not in reach[kind]:
+            reach[kind].add(cell)
+            waiting += [cell - num_columns, cell + num_columns, cell - 1, cell + 1] if kind == "." else []
+    return reach
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,41 @@
 """Soccer: two teams, one ball. An env outside the framework: this file and soccer.cu are all of it."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Between, PositiveAmount, Steps
 from warpdrive.drawing import DARK, Drawing, agent_circles, circles, outline
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 
 @dataclass(frozen=True)
 class SoccerConfig:
-    players_per_team: int = 2
-    episode_length: int = 100
+    players_per_team: Annotated[int, Between(1, 1_000)] = 2
+    episode_length: Steps = 100
     """Steps."""
-    length: float = 12.0
+    length: PositiveAmount = 12.0
     """Metres from goal line to goal line."""
-    width: float = 6.0
+    width: PositiveAmount = 6.0
     """Metres."""
-    speed: float = 0.5
+    speed: PositiveAmount = 0.5
     """Metres a step."""
-    kick: float = 3.0
+    kick: PositiveAmount = 3.0
     """Metres that a kicked ball flies."""
-    kick_radius: float = 0.8
+    kick_radius: PositiveAmount = 0.8
     """Metres within which a player reaches the ball."""
 
 
 class Soccer(Env):
     """The left team attacks to the right. Everyone sees the field along its own line of attack."""
+
     Config = SoccerConfig
 
     def __init__(self, config=None):
         super().__init__(config)
         players = self.config.players_per_team
-        if players < 1:
-            raise EnvError(f"env.players_per_team must be at least 1, got {players}.")
         self.num_agents, self.episode_length = 2 * players, self.config.episode_length
         self.num_features = 2 * (self.num_agents + 1)
         seen, moves = spaces.Box(-2.0, 2.0, (self.num_features,), np.float32), spaces.Discrete(5)

@@ -1,7 +1,6 @@
 """The behaviour suite's games against bsuite's own, their chance by law, their scores, and the CSV of an experiment."""
 
 import csv
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from trainers.bsuite import file_name, logged_episodes, rows_between, text_of
 from trainers.errors import CallbackError
 from trainers.population import Population
-from trainers.settings.config import PopulationConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.env import load_env
@@ -223,8 +221,40 @@ def test_a_run_leaves_the_csv_and_its_score_and_goes_on_with_both(tmp_path):
         ConfigError, match=r"callbacks\[0\].folder: \S*catch-0.csv is there already. Give another folder"
     ):
         Trainer(config(540))
-    with pytest.raises(ConfigError, match="is there already"):
-        Population(dataclasses.replace(config(540), population=PopulationConfig(size=2)))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("built_quickly")
+def test_members_of_a_population_have_a_csv_each_and_go_on_with_it(tmp_path):
+    """bsuite's analysis takes a folder for each seed. 10 envs play 2 episodes each an iteration."""
+    file = tmp_path / "catch.yaml"
+    file.write_text(
+        "name: catch\n"
+        "trainer: {num_envs: 10, train_batch_size: 180, total_timesteps: 180, device: cpu}\n"
+        "population: {size: 2}\n"
+        "callbacks:\n"
+        f"  - trainers.bsuite:BsuiteCsv: {{folder: {tmp_path / 'sweep'}}}\n"
+        f"saving: {{basedir: {tmp_path / 'runs'}}}\n"
+    )
+    population = Population(read_config(file))
+    population.train()
+    files = [tmp_path / "sweep" / f"member_{number}" / "bsuite_id_-_catch-0.csv" for number in range(2)]
+    assert sorted(tmp_path.rglob("*.csv")) == files
+    for member, one in zip(population.members, files, strict=True):
+        last = list(csv.DictReader(one.read_text().splitlines()))[-1]
+        assert last["episode"] == "20" and float(last["total_return"]) == member.env.data.pull("total_return").sum()
+
+    longer, second = [("trainer.total_timesteps", "360")], population.path / "member_1"
+    Trainer(read_config(second / "config.resolved.yaml", longer), resume=second).train()
+    assert [one.read_text().splitlines()[-1].split(",")[1] for one in files] == ["20", "40"]
+    Population(read_config(file, longer), resume=population.path).train()
+    assert [one.read_text().splitlines()[-1].split(",")[1] for one in files] == ["40", "40"]
+
+    files[0].unlink()
+    before = sorted(tmp_path.rglob("*"))
+    wrong = rf"catch.yaml:5: callbacks\[0\].folder: {files[1]} is there already. Give another folder"
+    with pytest.raises(ConfigError, match=wrong):
+        Population(read_config(file))
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -10,7 +10,7 @@ from oracles.record_overcooked import JAXMARL, digest
 from cuda_envs.overcooked.overcooked import LAYOUTS
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
+from warpdrive.errors import ConfigError, EnvError
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 
@@ -94,7 +94,7 @@ def test_three_onions_twenty_steps_and_a_plate_are_a_soup(kitchen):
 
 
 def test_a_plate_is_put_on_a_counter_and_taken_by_the_other(backend):
-    env = EnvWrapper("overcooked", 1, backend=backend, env_config={"layout": "WWPWW O0W1O W.W.W WBWXW", "shaping": 1.0})
+    env = EnvWrapper("overcooked", 1, backend=backend, env_config={"layout": "WPWWW O0W1O W.W.W WBWXW", "shaping": 1.0})
     env.reset()
     put(env, heading=[[RIGHT, LEFT]], holds=[[PLATE, NOTHING]])
     assert play(env, (INTERACT, INTERACT)) == [[0, 0]]  # in one step: the first cook comes first
@@ -163,3 +163,48 @@ def test_a_kitchen_that_cannot_be_is_refused(layout, words):
     env = type(load_env("overcooked"))
     with pytest.raises(EnvError, match=words):
         env(env.Config(layout=layout))
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("WWWPW O0.WW W.1WW WBXWW", "no cook can get to a pot P (row 0, column 3), counted from 0. Leave a way to it."),
+        ("WWPWWW W0.1WO WBXWWW", "no cook can get to onions O (row 1, column 5), counted from 0. Leave a way to it."),
+        (
+            "WWPWWWW O0.1W.W WXWWWBW",
+            "no cook can get to plates B (row 2, column 5), counted from 0. Leave a way to it.",
+        ),
+        (
+            "WWWWWWWWP O0W1WX.WW WBWWWWWWW",
+            "no cook can get to a pot P (row 0, column 8), a place of delivery X (row 1, column 5), counted "
+            "from 0. Leave a way to one of each.",
+        ),
+        (
+            "WWWWWW O0WW1P WBWWXW",
+            "cook 0 gets to onions O, plates B, cook 1 to a pot P, a place of delivery X, and there is no counter W "
+            "between them. Put one beside which both can stand.",
+        ),
+        (  # both fill the pot between them, but who has plates cannot deliver
+            "WOWOWW W0P1XW WBWWWW",
+            "cook 0 gets to onions O, plates B, a pot P, cook 1 to onions O, a pot P, a place of delivery X, and",
+        ),
+    ],
+)
+def test_a_kitchen_of_which_cooks_cannot_get_to_all_that_a_soup_takes_is_refused(layout, words):
+    with pytest.raises(ConfigError) as caught:
+        load_env("overcooked", {"layout": layout})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *LAYOUTS,
+        "WPWWW O0W1X WBWWW",  # over the counter between them soups are handed
+        "WOWBW W0P1X WWWWW",  # one fills the pot between them, the other serves
+        "WWWWPOW W1WW0.W WWWWBXW",  # the other cook is not needed
+        "WPWWWW O0.1XW WBWWPO",  # nor are the other pot and the other onions
+    ],
+)
+def test_a_kitchen_in_which_cooks_can_make_a_soup_is_taken(layout):
+    assert load_env("overcooked", {"layout": layout}).rows

@@ -2,7 +2,12 @@
 
 import json
 
+import pytest
+from adapter_cases import SOCCER
 from programs import ROOT, run_python
+
+from warpdrive.env import load_env
+from warpdrive.errors import ConfigError
 
 EXAMPLES = ROOT / "examples"
 
@@ -10,6 +15,13 @@ EXAMPLES = ROOT / "examples"
 def test_it_fits_in_sixty_lines_of_each_language():
     for name in ("soccer.cu", "soccer.py"):
         assert len((EXAMPLES / "soccer" / name).read_text().splitlines()) <= 60
+
+
+def test_all_that_is_wrong_with_its_config_is_told_at_once():
+    wrong = {"players_per_team": 0, "episode_length": 0, "length": 0.0, "width": -6.0, "kick": 1e39}
+    with pytest.raises(ConfigError) as caught:
+        load_env(SOCCER, wrong)
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [f"env.{key}" for key in wrong]
 
 
 def test_it_passes_the_conformance_kit_with_the_sanitizers(device):

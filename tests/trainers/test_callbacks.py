@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from trainers_runs import reports_of
 
-from trainers.callbacks import Callback, Callbacks
+from trainers.bsuite import BsuiteCsv
+from trainers.callbacks import Callback, Callbacks, entry_of_member
 from trainers.errors import CallbackError
 from trainers.scheduled import Scheduled
 from trainers.settings.read_config import read_config
@@ -143,6 +145,29 @@ def test_errors_name_the_callback_and_the_hook(run_with):
         Callbacks(objects=[remembers])  # before anything is learned
     with pytest.raises(ConfigError, match=r"callbacks: 3 is no trainers\.callbacks\.Callback"):
         Callbacks(objects=[3])
+
+
+SCHEDULED = "trainers.scheduled:Scheduled"
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "expected"),
+    [
+        ({SCHEDULED: {"array": "wind", "value": 1.0}}, {}, {SCHEDULED: {"array": "wind", "value": 1.0}}),
+        ({SCHEDULED: {"array": "wind", "value": 1.0}}, {"value": 7}, {SCHEDULED: {"array": "wind", "value": 7}}),
+        ("trainers.bsuite:BsuiteCsv", {"folder": "x"}, {"trainers.bsuite:BsuiteCsv": {"folder": "x"}}),
+        ("trainers.bsuite:BsuiteCsv", None, "'trainers.bsuite:BsuiteCsv': of_member: TypeError: 'NoneType' object is"),
+    ],
+)
+def test_a_callback_gives_a_member_of_a_population_other_arguments(monkeypatch, given, own, expected):
+    monkeypatch.setattr(Callback, "of_member", lambda arguments, number: own)
+    monkeypatch.delattr(BsuiteCsv, "of_member")
+    if own is None:
+        with pytest.raises(ConfigError, match=expected):
+            entry_of_member(given, 3)
+        return
+    before = copy.deepcopy(given)
+    assert entry_of_member(given, 3) == expected and given == before
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(20, 0.75), (40, 0.5), (100, 0.0)])

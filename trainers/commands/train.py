@@ -16,7 +16,7 @@ from trainers.errors import UnreadableError
 from trainers.run.disk import check_runs_folder
 from trainers.run.stop import PARENT, end_with_parent, save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
-from trainers.settings.config import Config, PopulationConfig, check_run_name
+from trainers.settings.config import Config, check_run_name
 from warpdrive.errors import CheckpointError, ConfigError, tell, tell_anyway
 from warpdrive.variables import number_in
 
@@ -172,6 +172,7 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     """
     import tempfile
 
+    from trainers.population import config_of_member
     from trainers.run.estimate import estimate, printed_size
     from trainers.run.free_memory import free_bytes
     from trainers.trainer import Trainer, make_backend
@@ -180,7 +181,7 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     settings = config.trainer
     if config.population.size > 1:
         say(f"of a population of {config.population.size}, this is one")
-        config = dataclasses.replace(config, population=PopulationConfig())
+        config = config_of_member(config, 0, Path(config.saving.basedir))
     if settings.num_gpus > 1:
         share = {"num_envs": settings.num_envs // settings.num_gpus, "num_gpus": 1}
         share["train_batch_size"] = settings.train_batch_size // settings.num_gpus

@@ -47,7 +47,7 @@ class TrainerConfig:
     """Copies of the env that are stepped at once."""
     train_batch_size: Count | None = None
     """Env steps of one iteration, over all envs: each env makes train_batch_size / num_envs. If not given, as many as
-    the algorithms like: 2,000, and 20 of each env at least; DQN's 256."""
+    the algorithms like: 2,000, and 20 of each env at least (A2C: 5); DQN's 256."""
     num_episodes: Count | None = None
     """Length of the run in whole episodes, over all envs. Give this or total_timesteps."""
     total_timesteps: Count | None = None
@@ -248,7 +248,7 @@ class ActorCriticConfig(PolicyConfig):
     the run."""
     num_minibatches: Count | None = None
     """Steps of the optimiser a pass over the rollout: every sample is in one of them. If not given, as many as make
-    minibatches of 512 samples, A2C's of 128; 32 at most."""
+    minibatches of 512 samples, 32 at most (A2C: 64 samples, 128 at most)."""
     gae_lambda: Fraction = 0.95
     """Weight of longer sums in the advantage: 0 trusts the critic, 1 the rewards."""
     critic_lr: Annotated[Number, Between(0)] | None = None

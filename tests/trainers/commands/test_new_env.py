@@ -9,6 +9,8 @@ from programs import full_disk, run_python
 
 from trainers.cli import main
 from trainers.commands.new_env import FILES, TEMPLATE
+from warpdrive.env import load_env
+from warpdrive.errors import ConfigError
 
 
 def test_it_names_the_next_commands_and_they_work(tmp_path, monkeypatch, capsys):
@@ -48,6 +50,16 @@ def test_nothing_of_the_templates_name_is_left_and_next_commands_begin_with_fold
     told = capsys.readouterr().out.splitlines()
     assert f"  cd {tmp_path}" in told
     assert told.index("  pip install pytest") < told.index("  python -m pytest x9")
+
+
+def test_all_that_is_wrong_with_its_config_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        load_env("trainers.templates.my_env.my_env:MyEnv", {"num_runners": 0, "field_size": 1, "episode_length": 0})
+    assert str(caught.value).splitlines() == [
+        "env.num_runners: expected a whole number from 1 to 10000, got 0",
+        "env.field_size: expected a whole number from 2 to 10000, got 1",
+        "env.episode_length: expected a whole number from 1 to 2,000,000,000, got 0",
+    ]
 
 
 def full(path: Path, text: str, **how: object) -> None:

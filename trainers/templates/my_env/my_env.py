@@ -4,12 +4,13 @@ This file says what there is, my_env.cu what happens.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from gymnasium import spaces
 
+from warpdrive.config import Between, Steps
 from warpdrive.env import Env, Group
-from warpdrive.errors import EnvError
 
 NUM_FEATURES = 4
 """Numbers that an agent sees: see `observe` in my_env.cu."""
@@ -17,12 +18,12 @@ NUM_FEATURES = 4
 
 @dataclass(frozen=True)
 class MyEnvConfig:
-    """What `env:` in a YAML file may set."""
+    """What `env:` in a YAML file may set, and within which bounds: all that is wrong is told at once."""
 
-    num_runners: int = 3
-    field_size: int = 8
+    num_runners: Annotated[int, Between(1, 10_000)] = 3
+    field_size: Annotated[int, Between(2, 10_000)] = 8
     """Cells along a side."""
-    episode_length: int = 40
+    episode_length: Steps = 40
     """Steps."""
 
 
@@ -33,10 +34,6 @@ class MyEnv(Env):
 
     def __init__(self, config=None):
         super().__init__(config)
-        if self.config.num_runners < 1:
-            raise EnvError(f"env.num_runners must be at least 1, got {self.config.num_runners}.")
-        if self.config.field_size < 2:
-            raise EnvError(f"env.field_size must be at least 2, got {self.config.field_size}.")
         self.num_agents = self.config.num_runners
         self.episode_length = self.config.episode_length
         seen = spaces.Box(-1.0, 1.0, (NUM_FEATURES,), np.float32)  # of one agent
