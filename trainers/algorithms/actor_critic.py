@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
@@ -72,8 +71,6 @@ class ActorAndCritics(OffPolicy):
 
     def __init__(self, config: ActorAndCriticsConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         import copy
-
-        import torch
 
         super().__init__(config, group, guard, seed)
         generator = torch.Generator().manual_seed(self.world.first(lambda: seed + CRITICS_SEED))
@@ -130,8 +127,6 @@ class ActorAndCritics(OffPolicy):
     def num_bytes(
         cls, config: ActorAndCriticsConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
-        import torch
-
         from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
 
         with torch.device("meta"):
@@ -191,8 +186,6 @@ class ActorAndCritics(OffPolicy):
         Returns:
             The gradient's norm, and these means.
         """
-        import torch
-
         optimizer.begin()
         loss.backward(inputs=optimizer.parameters)
         means = [loss.detach(), *figures]
@@ -215,8 +208,6 @@ class ActorAndCritics(OffPolicy):
             q: [critics, N] or [critics, N, A].
             more: [N], what else is reported, as a mean.
         """
-        import torch
-
         counts = batch.weight.sign()  # weights that make up for priorities are no parts of a mean
         number = self.number_of(counts)
         if losses.dim() > 1:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import Figures
 from trainers.algorithms.ngu import NGU, ArmSequences, NGUConfig, learned_by_arms
 from trainers.algorithms.q_replay import Losses
@@ -20,8 +21,6 @@ from trainers.algorithms.r2d2 import rescaled, unscaled
 from warpdrive.config import Between, Count
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
@@ -118,8 +117,6 @@ class AGENT57(NGU):
         batch: ArmSequences,
         config: AGENT57Config,
     ) -> Losses:
-        import torch
-
         with torch.no_grad():
             chooses = cls.q_of_arms(config, heads if config.double else of_target)
         paid = {"q": batch.sequences.reward, INTRINSIC: batch.intrinsic[config.burn_in :]}

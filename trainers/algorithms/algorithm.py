@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.settings.config import PolicyConfig
 from warpdrive.config import value_at
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
     from torch import nn
 
     from trainers.acting.actor import Actor, Stage
@@ -79,8 +79,6 @@ class Algorithm:
     must agree on who sums first."""
 
     def __init__(self, config: PolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import torch
-
         from trainers.learning.distributed import world
 
         self.world = world()

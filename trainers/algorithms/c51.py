@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from trainers import torch_later as torch
 from trainers.algorithms.dqn import DQN, DQNConfig, best_actions
 from trainers.algorithms.q_replay import Losses
 from warpdrive.config import Between
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
 
@@ -68,8 +67,6 @@ def c51_loss(log_probability: torch.Tensor, target: torch.Tensor) -> torch.Tenso
 
 def support_of(config: C51Config, like: torch.Tensor) -> torch.Tensor:
     """[atoms]: their returns."""
-    import torch
-
     return torch.linspace(config.v_min, config.v_max, config.num_atoms, dtype=like.dtype, device=like.device)
 
 
@@ -94,8 +91,6 @@ class C51(DQN):
     def losses_of(
         cls, policy: Policy, target_policy: Policy, batch: Samples, config: C51Config, generator: torch.Generator
     ) -> Losses:
-        import torch
-
         logits = policy.heads(batch.observation)["q"].unflatten(-1, (-1, config.num_atoms))
         log_probability = logits[torch.arange(len(logits), device=logits.device), batch.action].log_softmax(-1)
         support = support_of(config, logits)

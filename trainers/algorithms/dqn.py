@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import Figures, State
 from trainers.algorithms.q_replay import FALLING, Losses, QReplay, QReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
     from torch import nn
 
     from trainers.acting.actor import Actor, Stage
@@ -142,8 +142,6 @@ class DQN(QReplay):
     def losses_of(
         cls, policy: Policy, target_policy: Policy, batch: Samples, config: DQNConfig, generator: torch.Generator
     ) -> Losses:
-        import torch
-
         q = policy.heads(batch.observation)["q"].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             next_q_of_target = target_policy.heads(batch.next_observation)["q"]

@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import Figures, State
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Fraction, Number, Positive, Size
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
@@ -80,8 +79,6 @@ class IMPALA(OnPolicy):
 
     def __init__(self, config: IMPALAConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         import copy
-
-        import torch
 
         from trainers.targets.gae import kernels_of, prepare_scale
         from trainers.targets.vtrace import prepare_vtrace
@@ -144,16 +141,12 @@ class IMPALA(OnPolicy):
         return found
 
     def estimate_targets(self) -> None:
-        import torch
-
         for call in self._scale:
             call()
         self._estimate_anew(torch.arange(self.group.num_units, device=self.device))
 
     def minibatches(self) -> Sequence[torch.Tensor]:
         """All steps of some envs each, in an order drawn anew."""
-        import torch
-
         num_steps, num_envs, num_agents = self.group.shape
         rows = torch.arange(num_steps * num_envs * num_agents, device=self.device).view(self.group.shape)
         order = torch.randperm(num_envs, generator=self.generator, device=self.device)
@@ -161,8 +154,6 @@ class IMPALA(OnPolicy):
         return [rows[:, envs].flatten() for envs in parts]
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
-        import torch
-
         with torch.no_grad():
             self._estimate_anew(units)
         return super()._learn_from(units)
@@ -200,8 +191,6 @@ class IMPALA(OnPolicy):
 
     def _publish(self) -> None:
         """The learner's newest takes the place of its oldest, and what is then the oldest plays."""
-        import torch
-
         with torch.no_grad():
             self.version += 1
             played = {**self.group.policy.state_dict(), "version": None}

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainers import torch_later as torch
 from trainers.algorithms.dqn import DQN, DQNConfig, best_actions
 from trainers.algorithms.q_replay import Losses
 from trainers.algorithms.qrdqn import QRDQN, losses_of_quantiles, middles
 from warpdrive.config import Count, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
     from torch import nn
 
     from trainers.networks.policy import Policy
@@ -44,8 +44,6 @@ class IQNConfig(DQNConfig):
 
 def cosines(fraction: torch.Tensor, number: int) -> torch.Tensor:
     """[..., number]: cos(pi i fraction), i from 0."""
-    import torch
-
     index = torch.arange(number, dtype=fraction.dtype, device=fraction.device)
     return (math.pi * index * fraction.unsqueeze(-1)).cos()
 
@@ -56,8 +54,6 @@ def quantiles_of(policy: Policy, hidden: torch.Tensor, fraction: torch.Tensor) -
     Args:
         hidden: [N, width], what the network makes of an observation.
     """
-    import torch
-
     network = policy.network
     asked = torch.relu(network.fraction_layer(cosines(fraction, policy.config.num_cosines)))
     return network.q_head.last(hidden.unsqueeze(-2) * asked)
@@ -87,8 +83,6 @@ class IQN(DQN):
     def losses_of(
         cls, policy: Policy, target_policy: Policy, batch: Samples, config: IQNConfig, generator: torch.Generator
     ) -> Losses:
-        import torch
-
         hidden = policy.heads(batch.observation)["q"]
         rows = {"device": hidden.device, "dtype": hidden.dtype, "generator": generator}
         fraction = torch.rand(len(hidden), config.num_quantiles, **rows)

@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.actor_critic import critic_losses
 from trainers.algorithms.algorithm import Figures
 from trainers.algorithms.sac import SAC, SACConfig, log_probs_of
 from trainers.algorithms.team_replay import TeamReplay, TeamReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.experience.spec import GroupSpec
     from trainers.networks.critics import CentralCritics
     from trainers.networks.features import Observation
@@ -63,8 +62,6 @@ def team_soft_value(
     Returns:
         value and entropy, nats, [N, A].
     """
-    import torch
-
     if in_game is not None:
         here = in_game.bool().unsqueeze(-1)
         mask = here.expand(noise.shape) if mask is None else mask & here
@@ -86,8 +83,6 @@ def team_critic_pass(
     noise: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of a batch: losses [N, A], Q-values of what was done [critics, N, A], what they should have been [N, A]."""
-    import torch
-
     with torch.no_grad():
         following = (batch.next_observation, batch.next_mask, batch.next_in_game, batch.next_state)
         next_value, _ = team_soft_value(policy, target_critics, *following, alpha, noise)
@@ -132,8 +127,6 @@ class MASAC(TeamReplay, SAC):
 
     def _noise(self, batch: TeamSamples) -> torch.Tensor:
         """Draws for the actions of a batch's agents."""
-        import torch
-
         shape = (*batch.action.shape, self.critics.num_actions)
         noise = torch.empty(shape, device=self.device)
         return noise.exponential_(generator=self.generator).clamp_min(1e-30)
@@ -142,8 +135,6 @@ class MASAC(TeamReplay, SAC):
     def _passes(
         cls, config: MASACConfig, networks: Sequence[torch.nn.Module], batch: TeamSamples
     ) -> list[Callable[[], torch.Tensor]]:
-        import torch
-
         policy, _, critics, target_critics = networks
         alpha, noise = torch.ones(()), torch.ones(*batch.action.shape, critics.num_actions)
         now = (batch.observation, batch.mask, batch.in_game, batch.state)

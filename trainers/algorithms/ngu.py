@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import Figures, State
 from trainers.algorithms.dqn import best_actions, dqn_loss
 from trainers.algorithms.q_replay import Losses
@@ -26,8 +27,6 @@ from trainers.algorithms.r2d2 import R2D2, R2D2Config, rescaled, unscaled
 from warpdrive.config import Between, Count, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
@@ -150,8 +149,6 @@ def of_action(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
 
 def weights_of_arms(arm: torch.Tensor, num_arms: int, cross_mixture: float) -> torch.Tensor:
     """[..., arms]: what each arm's loss counts of a step that `arm` [...] played; 1 together."""
-    import torch
-
     played = arm.unsqueeze(-1) == torch.arange(num_arms, device=arm.device)
     return torch.where(played, cross_mixture, (1.0 - cross_mixture) / (num_arms - 1))
 
@@ -172,8 +169,6 @@ class NGU(R2D2):
     config: NGUConfig
 
     def __init__(self, config: NGUConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import torch
-
         from trainers.exploration.episodic import EpisodicMemory
         from trainers.learning.optimiser import SafeAdam
 
@@ -191,8 +186,6 @@ class NGU(R2D2):
 
     def begin_arms(self) -> None:
         """Each env gets its arm, by its number among those of all ranks."""
-        import torch
-
         arm = self.group.actor.arm
         first = self.world.rank * len(arm)
         arm.copy_(torch.arange(first, first + len(arm)) % self.config.num_arms)
@@ -226,8 +219,6 @@ class NGU(R2D2):
 
     @classmethod
     def num_bytes(cls, config: NGUConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
-        import torch
-
         from trainers.exploration.episodic import EpisodicMemory
         from trainers.exploration.novelty import inverse_losses
         from trainers.run.num_bytes import NUM_ROWS, WORK, Counted, bytes_of, runnable
@@ -274,8 +265,6 @@ class NGU(R2D2):
 
     def explore(self) -> Figures:
         """Writes `group.intrinsic`. A step that ends an episode is paid nothing: what came of it nobody acts on."""
-        import torch
-
         from trainers.exploration.episodic import episodic_novelty
 
         group, rollout, config, novelty = self.group, self.group.rollout, self.config, self.novelty
@@ -309,8 +298,6 @@ class NGU(R2D2):
 
     def learn_novelty(self, batch: Batch) -> Figures:
         """A step of the networks that measure novelty, from what the update drew."""
-        import torch
-
         from trainers.exploration.novelty import inverse_losses
 
         self.novelty_optimizer.begin()
@@ -335,8 +322,6 @@ class NGU(R2D2):
         config: NGUConfig,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        import torch
-
         given = (policy.memory_size, batch.sequences, config)
         heads = unrolled(policy.unroll_heads, *given)
         with torch.no_grad():
@@ -379,8 +364,6 @@ def learned_by_arms(
         chooses: as `q`, of which the largest is what an arm would do; None: of `q`, or of `q_of_target` as `double`
             says.
     """
-    import torch
-
     from trainers.exploration.family import discounts_of_arms
 
     num, sequences = config.burn_in, batch.sequences

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import START, Algorithm, Clock, Figures
 from trainers.errors import MemoryShortError
 from trainers.replay.goals import why_no_goals
@@ -24,7 +25,6 @@ from warpdrive.config import Between, Count, Number, Positive, Size
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
     from torch import nn
 
     from trainers.acting.actor import Actor
@@ -373,8 +373,6 @@ class OffPolicy(Algorithm):
 
     def follow(self) -> Figures:
         """The networks that targets are made by make their step towards those that they follow."""
-        import torch
-
         with torch.no_grad():
             for target, network in self.followers:
                 torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.config.tau)

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import MAX_SAMPLES, OnPolicy, bytes_of_whole
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from warpdrive.config import Count
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
@@ -77,8 +76,6 @@ class OFFPPO(PPO):
     config: OFFPPOConfig
 
     def __init__(self, config: OFFPPOConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import torch
-
         from trainers.replay.of_group import fields_of, store_of, window_of
         from trainers.replay.selectors import Uniform
         from trainers.replay.windows import Transitions
@@ -177,8 +174,6 @@ class OFFPPO(PPO):
         return samples_of_kept(batch, self.policy, self.group.features, self.group.shape)
 
     def _tell(self, samples: Samples) -> None:
-        import torch
-
         num_steps, num_slots = self.group.shape[0], self.store.num_slots
         slot = self.batch.index // self.table.num_rows
         age = (self.store.small["head"][0] - 1 - slot) % num_slots // num_steps

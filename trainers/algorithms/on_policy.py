@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import Algorithm, Figures, State
 from trainers.settings.config import ActorCriticConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
@@ -66,8 +65,6 @@ class OnPolicy(Algorithm):
         estimate: Callable[[], None] | None = None,
         policy: Policy | None = None,
     ) -> None:
-        import torch
-
         from trainers.fused.player import find_learner
         from trainers.learning.optimiser import SafeAdam
         from trainers.targets.gae import prepare_gae
@@ -178,8 +175,6 @@ class OnPolicy(Algorithm):
         Means are over the minibatches up to that which found target_kl passed: those after it would all tell of the
         same policy.
         """
-        import torch
-
         self.begin()
         sums = torch.zeros(len(self.OF_MINIBATCHES) + 1, device=self.device)
         for _ in range(self.config.num_epochs):
@@ -191,8 +186,6 @@ class OnPolicy(Algorithm):
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
         """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
-        import torch
-
         target_kl = getattr(self.config, "target_kl", None)
         number, mean, deviation = self.moments(units)
         figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
@@ -226,8 +219,6 @@ class OnPolicy(Algorithm):
             mean, deviation, number: of `moments`.
             weight, of_value: of `weights`.
         """
-        import torch
-
         scalars = self.scalars
         log_prob, entropy, value = self.policy.evaluate(samples)
         advantage = (samples.advantage - mean) / deviation
@@ -241,8 +232,6 @@ class OnPolicy(Algorithm):
 
     def begin(self) -> None:
         """Advantages and targets of the rollout."""
-        import torch
-
         self.optimizer.begin()
         group = self.group
         with torch.no_grad():
@@ -257,8 +246,6 @@ class OnPolicy(Algorithm):
 
     def estimate_targets(self) -> None:
         """Fills `group.advantage` and `target`."""
-        import torch
-
         self.estimate()
         value = self.group.value[:-1]
         if self.policy.value_norm is not None:
@@ -331,8 +318,6 @@ class OnPolicy(Algorithm):
 
     def minibatches(self) -> Sequence[torch.Tensor]:
         """All units of the rollout, each in one minibatch, in an order drawn anew."""
-        import torch
-
         number = self.group.num_units
         order = torch.randperm(number, generator=self.generator, device=self.device)
         return order.chunk(self.config.num_minibatches)
@@ -349,8 +334,6 @@ class OnPolicy(Algorithm):
 
     def end(self) -> None:
         """What waits until the update is over: the statistics of observations, which the next rollout then uses."""
-        import torch
-
         policy, group = self.policy, self.group
         if policy.observation_norm is None:
             return

@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from trainers import torch_later as torch
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Count, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.experience.samples import Samples
     from warpdrive.function_manager import Constant
 
@@ -58,8 +57,6 @@ def ppo_loss(
     Returns:
         policy loss [N], and the logarithm of the ratio [N].
     """
-    import torch
-
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
     clipped = torch.clamp(ratio, 1 - clip, 1 + clip)
@@ -82,7 +79,6 @@ def value_loss(
         clip: how far the value may move from what it was; None: as far as it likes.
         huber_delta: errors above this count linearly; None: all squared.
     """
-    import torch
 
     def error(found: torch.Tensor) -> torch.Tensor:
         if huber_delta is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import START, Clock, Figures
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
@@ -19,8 +20,6 @@ from trainers.settings.config import ModelConfig, PolicyConfig
 from warpdrive.config import Between, Count, Fraction, Number, Positive, Schedule
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
@@ -141,8 +140,6 @@ class PQN(OnPolicy):
         weight: torch.Tensor | float,
         of_value: torch.Tensor | float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        import torch
-
         q, _ = self.policy.outputs_and_value(samples)
         q = q.gather(-1, samples.action.long().unsqueeze(-1)).squeeze(-1)
         error = q - self.target.view(-1).index_select(0, samples.index)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import Algorithm, Clock
 from trainers.settings.config import PolicyConfig
 from warpdrive.config import value_at
 
 if TYPE_CHECKING:
-    import torch
-
     from trainers.experience.spec import GroupSpec
 
 
@@ -60,7 +59,5 @@ def exponents_of_envs(first: int, num_envs: int, of_all: int) -> torch.Tensor:
 
     Source: Horgan et al. 2018, "Distributed prioritized experience replay" (Ape-X), arXiv:1803.00933, section 4.1.
     """
-    import torch
-
     number = torch.arange(first, first + num_envs, dtype=torch.float32).view(-1, 1, 1)
     return 1.0 + 7.0 * number / max(1, of_all - 1)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
 from warpdrive.config import Between, Number, Positive, Schedule
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
     from torch import nn
 
     from trainers.acting.actor import Actor, Stage
@@ -87,8 +87,6 @@ class QReplay(OffPolicy):
 
     def __init__(self, config: QReplayConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         import copy
-
-        import torch
 
         super().__init__(config, group, guard, seed)
         generator = torch.Generator().manual_seed(self.world.first(lambda: seed))
@@ -172,8 +170,6 @@ class QReplay(OffPolicy):
     def num_bytes(
         cls, config: QReplayConfig, actor: Actor, num_steps: int, num_envs: int, device: str
     ) -> dict[str, int]:
-        import torch
-
         from trainers.run.num_bytes import WORK, Counted, bytes_of, runnable
 
         policy = actor.policy
@@ -221,16 +217,12 @@ class QReplay(OffPolicy):
 
     def _errors_of(self, batch: Batch) -> torch.Tensor:
         """[N], what a batch's items would be drawn again by if they had been learned from."""
-        import torch
-
         batch = self.samples(batch)
         with torch.no_grad():
             found = self.losses_of(self.learned, self.target, batch, self.config, self.generator)
             return self.priority_of(found.error, self.weight_of(batch).sign())
 
     def learn(self) -> Figures:
-        import torch
-
         self.optimizer.begin()
         batch = self.draw()
         losses_of = self.of_torch(self.losses_of_update)

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.q_learning import why_no_q_values
 from trainers.algorithms.q_replay import QReplay, QReplayConfig
 from warpdrive.config import Between, Count
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Stage
     from trainers.acting.epsilon_greedy import EpsilonGreedyActor
     from trainers.experience.spec import GroupSpec
@@ -153,8 +152,6 @@ def unrolled(
     Args:
         unroll: `Policy.unroll`, or another that takes what it takes and gives a memory last.
     """
-    import torch
-
     num, observation, starts = config.burn_in, batch.observation, batch.starts
     memory = batch.memory
     if memory is None:

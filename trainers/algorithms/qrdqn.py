@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainers import torch_later as torch
 from trainers.algorithms.dqn import DQN, DQNConfig, best_actions
 from trainers.algorithms.q_replay import Losses
 from warpdrive.config import Count, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import Samples
 
@@ -52,8 +51,6 @@ def quantile_loss(
 
 def middles(number: int, like: torch.Tensor) -> torch.Tensor:
     """[number]: the middles of equal parts of 0 to 1."""
-    import torch
-
     return (torch.arange(number, dtype=like.dtype, device=like.device) + 0.5) / number
 
 
@@ -61,8 +58,6 @@ def losses_of_quantiles(
     quantile: torch.Tensor, target: torch.Tensor, fraction: torch.Tensor, huber_delta: float | None
 ) -> Losses:
     """What an update and its report need, of what `quantile_loss` gets. The error is the mean of all pairs."""
-    import torch
-
     loss = quantile_loss(quantile, target, fraction, huber_delta)
     with torch.no_grad():
         error = (target.unsqueeze(-2) - quantile.unsqueeze(-1)).abs().mean((-2, -1))
@@ -90,8 +85,6 @@ class QRDQN(DQN):
     def losses_of(
         cls, policy: Policy, target_policy: Policy, batch: Samples, config: QRDQNConfig, generator: torch.Generator
     ) -> Losses:
-        import torch
-
         found = policy.heads(batch.observation)["q"].unflatten(-1, (-1, config.num_quantiles))
         row = torch.arange(len(found), device=found.device)
         quantile = found[row, batch.action]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.dqn import dqn_loss, dqn_target
 from trainers.algorithms.q_replay import Losses
 from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, q_of_sequences
@@ -22,8 +23,6 @@ from warpdrive.config import Between, Count, Number, Positive
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
@@ -162,8 +161,6 @@ class R2D2(QSequences):
         config: R2D2Config,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        import torch
-
         every, num = q_of_sequences(policy, batch, config), config.burn_in
         q = every[: config.length].gather(-1, batch.action[num:].unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():

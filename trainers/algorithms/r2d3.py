@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.r2d2 import R2D2, R2D2Config
 from warpdrive.config import Between
 from warpdrive.errors import ConfigError, WarpDriveError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
@@ -87,8 +86,6 @@ def why_no_demonstrations(config: R2D3Config, spec: GroupSpec) -> str | None:
 def mixed(is_demo: torch.Tensor, demos: SampledSequences, played: SampledSequences) -> SampledSequences:
     """A batch whose item i is demonstration i where `is_demo` [N] says so, else i of what was played. Demonstrations
     begin with an empty memory."""
-    import torch
-
     from trainers.replay.of_group import OF_STEPS, SampledSequences
 
     def choose(theirs: torch.Tensor | None, ours: torch.Tensor | None, axis: int = 1) -> torch.Tensor | None:
@@ -118,8 +115,6 @@ class R2D3(R2D2):
     config: R2D3Config
 
     def __init__(self, config: R2D3Config, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import torch
-
         from trainers.replay.dataset import read_dataset
 
         super().__init__(config, group, guard, seed)
@@ -167,8 +162,6 @@ class R2D3(R2D2):
 
     def draw(self) -> SampledSequences:
         """The sequences of this update, mixed."""
-        import torch
-
         played = super().draw()
         self._draw_demos()
         demos = self.samples(self._demos)

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms import actor_critic
 from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, part_of_mean
 from trainers.algorithms.algorithm import Figures, State
 from warpdrive.config import Fraction, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
-
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
@@ -82,8 +81,6 @@ def soft_value(
 
 def log_probs_of(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """[N, actions]; as the Sampler draws, action 0 is taken where none may be."""
-    import torch
-
     from trainers.heads import MASKED
 
     if mask is not None:
@@ -112,8 +109,6 @@ def critic_pass(
     policy: Policy, critics: Critics, target_critics: Critics, batch: Samples, alpha: torch.Tensor, deviate: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of a batch: losses [N], Q-values of what was done [critics, N], what they should have been [N]."""
-    import torch
-
     with torch.no_grad():
         following = (batch.next_observation, batch.next_mask)
         next_value, _ = soft_value(policy, target_critics, *following, alpha, deviate)
@@ -139,8 +134,6 @@ class SAC(ActorAndCritics):
     config: SACConfig
 
     def __init__(self, config: SACConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        import torch
-
         super().__init__(config, group, guard, seed)
         log = torch.tensor(math.log(config.temperature), device=self.device)
         self.temperature = torch.nn.ParameterDict({"log": torch.nn.Parameter(log)})
@@ -212,8 +205,6 @@ class SAC(ActorAndCritics):
     def _passes(
         cls, config: SACConfig, networks: Sequence[torch.nn.Module], batch: Samples
     ) -> list[Callable[[], torch.Tensor]]:
-        import torch
-
         policy, _, critics, target_critics = networks
         alpha, is_of_box = torch.ones(()), critics.is_of_box
 

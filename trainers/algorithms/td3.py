@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms import actor_critic
 from trainers.algorithms.actor_critic import ActorAndCritics, ActorAndCriticsConfig, critic_losses, part_of_mean
 from trainers.algorithms.algorithm import START, Clock, Figures, State
@@ -21,8 +22,6 @@ from warpdrive.config import Between, Count, Number, Schedule, value_at
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from collections.abc import Iterator
-
-    import torch
 
     from trainers.acting.actor import Actor, Stage
     from trainers.experience.group_rollout import GroupRollout
@@ -98,8 +97,6 @@ def critic_pass(
     config: TD3Config,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of a batch: losses [N], Q-values of what was done [critics, N], what they should have been [N]."""
-    import torch
-
     with torch.no_grad():
         following = batch.next_observation
         action = target_action(target_policy, following, noise, config)
@@ -119,8 +116,6 @@ def distributional_pass(
     """The same of critics that give the logits of atoms: losses are cross entropies, Q-values means. What a return
     should be is by the target critic whose mean is the smallest, of each transition. Fourth, the probability [N] that
     critics give the first and the last atom together."""
-    import torch
-
     support = critics.support
     with torch.no_grad():
         following = batch.next_observation
@@ -175,8 +170,6 @@ class TD3(ActorAndCritics):
 
     @classmethod
     def make_critics(cls, config: TD3Config, spec: GroupSpec, generator: torch.Generator | None) -> Critics:
-        import torch
-
         from trainers.networks.critics import Critics
 
         support = support_of(config, torch.empty(())) if config.distributional else None
@@ -256,8 +249,6 @@ class TD3(ActorAndCritics):
     def _passes(
         cls, config: TD3Config, networks: Sequence[torch.nn.Module], batch: Samples
     ) -> list[Callable[[], torch.Tensor]]:
-        import torch
-
         policy, *others = networks
         noise = torch.zeros_like(batch.action) if config.target_noise else None
         learned_by = distributional_pass if config.distributional else critic_pass

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from trainers import torch_later as torch
 from trainers.algorithms.dqn import dqn_loss, value_of_best
 from trainers.algorithms.q_replay import Losses
 from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, q_of_sequences
 from trainers.algorithms.team_replay import TeamReplay, TeamReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
     from torch import nn
 
     from trainers.experience.group_rollout import GroupRollout
@@ -159,8 +159,6 @@ class VDN(TeamReplay, QSequences):
         config: VDNConfig,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        import torch
-
         if not config.from_sequences:
             q = team_q(learned["policy"], learned["mixer"], batch)
             with torch.no_grad():

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers import torch_later as torch
 from trainers.settings.outside import config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError, WarpDriveError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
-    import torch
     from torch import nn
 
     from trainers.networks.features import Inputs
@@ -63,8 +63,6 @@ def make_network(
     kind = find_network(type)
     if not is_outside(type):
         return kind(config, inputs, heads, generator)
-    import torch
-
     signature = inspect.signature(kind)
     try:
         signature.bind(config, inputs, heads, generator)
@@ -97,8 +95,6 @@ def make_network(
 
 def _try(type: str, network: Any, inputs: Inputs) -> Mapping[str, torch.Tensor]:
     """What a network makes of two rows of zeros, by head; of a recurrent one, in the first step."""
-    import torch
-
     shapes = {key: (space.shape, str(space.dtype)) for key, space in inputs.spaces.items()}
     if network.sees == "arrays":
         seen = {key: torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for key, (shape, dtype) in shapes.items()}
