@@ -8,54 +8,33 @@ from __future__ import annotations
 import socket
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 ADDRESS = "127.0.0.1"
 LOOPBACK = "loopback"
 """The name for torchrun."""
 
 
-class Loopback(RendezvousHandler):
+class Loopback(StaticTCPRendezvous):
     """A meeting of one launcher with itself; its ranks use the same store."""
 
     def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._is_closed = False
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
             listener.bind((ADDRESS, 0))
             listener.listen(1024)
             port = listener.getsockname()[1]
-            self._store = TCPStore(
+            self._on_loopback = TCPStore(
                 ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
-        self._place = RendezvousStoreInfo(ADDRESS, port)
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, 0, 1, self._place)
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
+        super().__init__(ADDRESS, port, rank=0, world_size=1, run_id=run_id, timeout=0)
 
     def get_backend(self) -> str:
         return LOOPBACK
 
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    def set_closed(self) -> None:
-        self._is_closed = True
-
-    def shutdown(self) -> bool:
-        self._is_closed = True
-        return True
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(self._on_loopback, 0, 1, RendezvousStoreInfo(ADDRESS, self.master_port))
 
 
 def _make(parameters: RendezvousParameters) -> Loopback:
