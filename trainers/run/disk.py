@@ -64,14 +64,20 @@ def reserve(path: Path, num_bytes: int) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Writes a file as a whole or not at all: who reads it meanwhile finds the old one."""
+    with _in_place_of(path) as beside:
+        write(beside, content)
+    flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _in_place_of(path: Path) -> Iterator[Path]:
+    """Gives a name beside it, to make something at that then takes its place; where that fails, nothing is left."""
     beside = temporary(path)
     try:
-        write(beside, content)
+        yield beside
         os.replace(beside, path)
-    except BaseException:
+    finally:
         beside.unlink(missing_ok=True)
-        raise
-    flush_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -140,14 +146,8 @@ def flush_folder(path: Path) -> None:
 
 def replace_link(link: Path, target: str) -> None:
     """Lets a link point to a name beside it."""
-    beside = temporary(link)
-    try:
-        beside.unlink(missing_ok=True)
+    with _in_place_of(link) as beside:
         beside.symlink_to(target)
-        os.replace(beside, link)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
     flush_folder(link.parent)
 
 
@@ -155,15 +155,11 @@ def link(of: Path, to: Path, num_bytes: int) -> None:
     """Another name of the same file of so many bytes, where the disk is the same; else a copy."""
     if to.exists() and to.stat().st_size == num_bytes:
         return
-    beside = temporary(to)
-    try:
+    with _in_place_of(to) as beside:
         try:
             os.link(of, beside)
         except OSError:
             shutil.copyfile(of, beside)
-        os.replace(beside, to)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def replace_folder(beside: Path, place: Path) -> None:
