@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.errors import MemoryShortError, is_shortage
-from trainers.settings.arguments import add_allow_import
-from warpdrive.config import did_you_mean, shown
+from trainers.run.manifest import RESOLVED_CONFIG
+from trainers.run.reading import list_checkpoints, members_in, no_such_run
+from trainers.settings.arguments import add_allow_import, find_config
+from trainers.settings.config import SHARED, EvaluationConfig, PolicyConfig
+from trainers.settings.outside import check_allowed
+from warpdrive.config import did_you_mean, shown, to_section
 from warpdrive.errors import CheckpointError, ConfigError, printable
 
 if TYPE_CHECKING:  # a command's help loads no torch
     from trainers.evaluation import Score
     from trainers.networks.policy import Policy
-    from trainers.settings.config import EvaluationConfig
     from warpdrive.backends.base import Backend
     from warpdrive.env import Env
 
@@ -138,8 +141,7 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
         CheckpointError: there is no run, or nothing of it was saved.
     """
     from trainers.evaluation import load_policies
-    from trainers.run.checkpoint import RESOLVED_CONFIG, candidates, list_checkpoints, run_folder_of
-    from trainers.run.reading import members_in, no_such_run
+    from trainers.run.checkpoint import candidates, run_folder_of
     from trainers.settings.read_config import read_config
 
     if not run.exists():
@@ -161,8 +163,6 @@ def by_group(players: Players) -> dict[str, Policy]:
     Raises:
         ConfigError: the shared policy's network reads which of all agents it acts for.
     """
-    from trainers.settings.config import SHARED
-
     if SHARED not in players.policies:
         return dict(players.policies)
     policy = players.policies[SHARED]
@@ -201,7 +201,6 @@ def untrained_policy(env: Env, group: str, kind: str) -> Policy:
 
     from trainers.heads import GaussianHead, make_head
     from trainers.networks.policy import Policy
-    from trainers.settings.config import PolicyConfig
     from warpdrive.gaussian_sampler import LARGEST_END
 
     class Constant(nn.Module):
@@ -309,11 +308,7 @@ COLUMNS = ["agents", "mean return", "standard error", "episode length"]
 
 def _nobody(options: argparse.Namespace, overrides: Sequence[tuple[str, str]], folder: Path | None) -> Players:
     """The env of a config file or of a name, without policies."""
-    from trainers.settings.arguments import find_config
-    from trainers.settings.config import EvaluationConfig
-    from trainers.settings.outside import check_allowed
     from trainers.settings.read_config import read_config
-    from warpdrive.config import to_section
     from warpdrive.config_file import override
     from warpdrive.env import load_env
 

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from trainers.algorithms import warnings_of
+from trainers.run.best import why_no_best
 from trainers.settings.arguments import (
     Overrides,
     add_config_arguments,
@@ -15,6 +16,7 @@ from trainers.settings.arguments import (
     names_of_configs,
     needed_config,
 )
+from warpdrive.config import to_plain
 from warpdrive.errors import ConfigError, tell
 
 
@@ -25,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
-    from trainers.run.best import why_no_best
     from warpdrive.env import load_env
 
     if options.what == "show":
@@ -48,7 +49,6 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
 def show(path: Path, options: argparse.Namespace, overrides: Overrides) -> int:
     """Prints the config as the run will have it: what was given, and all defaults, the env's as well."""
-    from warpdrive.config import to_plain
     from warpdrive.config_file import dump_yaml
     from warpdrive.env import load_env
 

@@ -4,17 +4,33 @@ side of the game plays each side of another run."""
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainers.players import (
+    COLUMNS,
+    add_playing_arguments,
+    by_group,
+    check_at_least,
+    check_same_game,
+    check_seed,
+    explained_shortage,
+    players_of,
+    score_as_json,
+    score_rows,
+    table,
+    tell_apart,
+)
+from warpdrive.backends import choose_backend
+from warpdrive.errors import ConfigError, tell
 
 if TYPE_CHECKING:  # a command's help loads no torch
     from trainers.evaluation import Score
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from trainers.players import add_playing_arguments
-
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or checkpoints in them")
     parser.add_argument("--against", metavar="RUN", help="each side of the game against each side of this run")
     add_playing_arguments(parser)
@@ -22,12 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
-    import json
-
-    from trainers.players import table
-    from warpdrive.backends import choose_backend
-    from warpdrive.errors import ConfigError, tell
-
     if overrides:
         raise ConfigError(f"command line: {overrides[0][0]}: eval takes runs as they were made, no keys of a config.")
     if options.against is not None and len(options.runs) > 1:
@@ -55,7 +65,6 @@ Found = tuple[list[dict], list[list[str]], dict[str, str]]
 def _scores(options: argparse.Namespace, backend: Any) -> Found:
     """Of each run by itself."""
     from trainers.evaluation import Evaluation
-    from trainers.players import COLUMNS, explained_shortage, players_of, score_as_json, score_rows
 
     results, of_runs, figures = [], [], {}
     for path in options.runs:
@@ -82,15 +91,6 @@ def _figure_words(score: Score, names: Iterable[str]) -> list[str]:
 def _cross_scores(options: argparse.Namespace, backend: Any) -> Found:
     """Of every pairing of two runs' sides."""
     from trainers.evaluation import cross_play
-    from trainers.players import (
-        by_group,
-        check_same_game,
-        explained_shortage,
-        players_of,
-        score_as_json,
-        score_rows,
-        tell_apart,
-    )
 
     ours, theirs = (
         players_of(Path(path), backend, options.allow_import) for path in (options.runs[0], options.against)
@@ -114,8 +114,6 @@ def _cross_scores(options: argparse.Namespace, backend: Any) -> Found:
 
 
 def _how(options: argparse.Namespace, players: Any) -> dict[str, Any]:
-    from trainers.players import check_at_least, check_seed
-
     settings = players.settings
     num_episodes = settings.num_episodes if options.episodes is None else options.episodes
     return {

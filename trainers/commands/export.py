@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainers.settings.arguments import Overrides, add_allow_import, refuse_overrides
+from trainers.run.disk import from_here
+from trainers.settings.arguments import Overrides, add_allow_import, output_file, refuse_overrides
 from warpdrive.distribution import pip_install
 from warpdrive.errors import ConfigError, tell
 
@@ -37,8 +38,6 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     from trainers.export.exporter import FORMATS, check_installed, export_policy, provenance
     from trainers.export.portable import PortablePolicy, real_inputs
     from trainers.run.checkpoint import candidates, load_tensors, run_folder_of
-    from trainers.run.disk import from_here
-    from trainers.settings.arguments import output_file
 
     check_installed(options.format)
     output = None if options.output is None else output_file(options.output, [FORMATS[options.format]])
@@ -74,7 +73,6 @@ def _export_datasets(options: argparse.Namespace) -> int:
     from trainers.replay.dataset import export_dataset
     from trainers.replay.of_ranks import is_of_rank
     from trainers.run.checkpoint import candidates, load_checkpoint, run_folder_of
-    from trainers.run.disk import from_here
 
     run_folder = run_folder_of(Path(options.run_folder))
     saved = load_checkpoint(candidates(Path(options.run_folder))[0])

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trainers import algorithms, networks
+from trainers.run.best import best_metric, metrics_to_go_by, why_no_best
 from trainers.settings.arguments import Overrides, add_allow_import, config_of, find_config, refuse_overrides
+from trainers.settings.config import EvaluationConfig
 from warpdrive.config import did_you_mean, shown
 from warpdrive.env_names import env_files, family_of
 from warpdrive.errors import ConfigError, tell
@@ -88,8 +90,6 @@ def _by_family(rows: Mapping[str, str], families: Mapping[str, dict[str, Any]]) 
 
 def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
     from trainers.report.metrics import EXPLANATIONS, metrics_of
-    from trainers.run.best import best_metric, metrics_to_go_by, why_no_best
-    from trainers.settings.config import EvaluationConfig
     from warpdrive.env import load_env
 
     last = ""

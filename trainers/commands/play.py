@@ -6,10 +6,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trainers.players import (
+    COLUMNS,
+    add_playing_arguments,
+    add_source_arguments,
+    check_at_least,
+    check_seed,
+    explained_shortage,
+    find_players,
+    score_rows,
+    table,
+)
+from warpdrive.backends import choose_backend
+from warpdrive.errors import ConfigError, tell
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from trainers.players import add_playing_arguments, add_source_arguments
-
     add_source_arguments(parser)
     add_playing_arguments(parser)
     parser.add_argument("--html", action="store_true", help="draw an episode as an HTML player")
@@ -29,18 +41,7 @@ def run(
             played.
     """
     from trainers.evaluation import Evaluation
-    from trainers.players import (
-        COLUMNS,
-        check_at_least,
-        check_seed,
-        explained_shortage,
-        find_players,
-        score_rows,
-        table,
-    )
     from trainers.report.media import check_can_be_drawn, files_to_write, write_media
-    from warpdrive.backends import choose_backend
-    from warpdrive.errors import ConfigError, tell
 
     renders = num_episodes is not None
     first = check_at_least(0, "--env-index", options.env_index)

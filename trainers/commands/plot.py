@@ -4,9 +4,13 @@ with its 95 % stratified bootstrap interval. Of others, the legend says what dif
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from trainers.settings.arguments import Overrides, refuse_overrides
+from trainers.players import check_at_least
+from trainers.run.reading import members_in
+from trainers.settings.arguments import Overrides, output_file, refuse_overrides
+from warpdrive.errors import ConfigError, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
-    import sys
-
-    from trainers.players import check_at_least
     from trainers.report import plot
-    from trainers.run.reading import members_in
-    from warpdrive.errors import ConfigError, tell
 
     refuse_overrides("plot", overrides)
     check_at_least(1, "--smooth", options.smooth)
@@ -63,7 +62,6 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
 def _paths(output: str | None, runs: list[Path]) -> list[Path]:
     from trainers.report.plot import ENDINGS
-    from trainers.settings.arguments import output_file
 
     if output is None:
         place = runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()

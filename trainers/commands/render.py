@@ -6,10 +6,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trainers.commands import play
+from trainers.players import add_playing_arguments, add_source_arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from trainers.players import add_playing_arguments, add_source_arguments
-
     add_source_arguments(parser)
     add_playing_arguments(parser)
     parser.add_argument("--env-index", type=int, default=0, metavar="I", help="the first episode to draw, from 0 on")
@@ -21,6 +22,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: list[tuple[str, str]], folder: Path | None) -> int:
-    from trainers.commands import play
-
     return play.run(options, overrides, folder, num_episodes=1)

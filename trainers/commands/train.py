@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from trainers.errors import UnreadableError
 from trainers.run.disk import check_runs_folder
+from trainers.run.manifest import RESOLVED_CONFIG
+from trainers.run.reading import members_in
 from trainers.run.stop import PARENT, end_with_parent, save_spares
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
 from trainers.settings.config import Config, check_run_name
@@ -60,8 +63,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     if resume is None or options.config is not None:
         path = needed_config(options, folder)
     else:
-        from trainers.run.checkpoint import RESOLVED_CONFIG, run_folder_of
-        from trainers.run.reading import members_in
+        from trainers.run.checkpoint import run_folder_of
 
         path = (resume if members_in(resume) else run_folder_of(resume)) / RESOLVED_CONFIG
     if is_rank:
@@ -170,8 +172,6 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     Raises:
         MemoryShortError: the run does not fit.
     """
-    import tempfile
-
     from trainers.population import config_of_member
     from trainers.run.estimate import estimate, printed_size
     from trainers.run.free_memory import free_bytes

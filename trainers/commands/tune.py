@@ -13,7 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config
+from trainers.players import check_at_least, table
+from trainers.run.best import best_metric, metrics_to_go_by
+from trainers.run.stop import Stopped, StopSignals, signal_name
+from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config, output_file
+from trainers.settings.config import total_env_steps
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError, tell
 
 if TYPE_CHECKING:
@@ -45,10 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) -> int:
-    from trainers.run.best import best_metric
-    from trainers.run.stop import Stopped, StopSignals, signal_name
-    from trainers.settings.arguments import output_file
-    from trainers.settings.config import total_env_steps
     from trainers.tuning.process import TrainingProcess, jobs_at_once, shares_of_cores
     from trainers.tuning.results import config_with, make_folder, write_csv
     from trainers.tuning.search import Search, first_judged
@@ -107,7 +107,6 @@ def _conclude(
     trials: list[Trial], metric: str, place: Path, output: Path, section: dict, changed: dict[int, Overrides]
 ) -> int:
     """Tells and writes what was found; the exit code."""
-    from trainers.players import table
     from trainers.tuning.results import draw, in_order, rows_of, write_config
     from warpdrive.config_file import override
 
@@ -134,8 +133,6 @@ def _conclude(
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    from trainers.players import check_at_least
-
     for name in ("trials", "jobs"):
         number = getattr(options, name)
         if number is not None:
@@ -146,8 +143,6 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 def _check_metric(config: Config, env: Env) -> None:
     """Raises ConfigError where nobody said which of several groups is to get better."""
-    from trainers.run.best import metrics_to_go_by
-
     if len(env.groups) > 1 and config.saving.best_metric is None:
         known = ", ".join(metrics_to_go_by([*config.policy, *env.groups], env.groups, config.evaluation, env.figures))
         groups = " and ".join(f"'{name}'" for name in env.groups)
