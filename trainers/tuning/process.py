@@ -22,7 +22,7 @@ CONTEXT = 600 << 20
 
 
 class TrainingProcess:
-    """A `Run` of search.py.
+    """A trial that trains.
 
     It is a session of its own: Ctrl-C reaches the search alone, which then asks its trials to end. Where the search is
     killed, they stop as by a SIGTERM.
@@ -51,6 +51,7 @@ class TrainingProcess:
         return self._process.poll() is not None
 
     def reports(self) -> list[tuple[int, float]]:
+        """(env steps, figure) of what was reported since the last call."""
         try:
             with self.metrics.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read:
@@ -70,6 +71,7 @@ class TrainingProcess:
         return found
 
     def why_failed(self) -> str | None:
+        """Of one that ended, asked once; None if it trained to its end."""
         code = self._process.wait()
         with self._errors:
             self._errors.seek(0)
@@ -82,10 +84,12 @@ class TrainingProcess:
         return f"ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
     def stop(self) -> None:
+        """Asks it to end soon."""
         if not self.has_ended():
             self._process.terminate()
 
     def kill(self) -> None:
+        """Ends it now."""
         if not self.has_ended():
             os.killpg(self._process.pid, signal.SIGKILL)  # its ranks, too, if it has any
             self._process.wait()

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainers.tuning.space import LogRange, Space
 from warpdrive.distribution import pip_install
@@ -20,6 +20,8 @@ from warpdrive.errors import BackendError
 
 if TYPE_CHECKING:
     import optuna
+
+    from trainers.tuning.process import TrainingProcess
 
 NUM_PARTS, REDUCTION, JUDGED_UNTIL = 8, 2, 0.75
 """A trial is first judged after 1 / NUM_PARTS of its run, and then each time after REDUCTION times as much; one in
@@ -29,27 +31,6 @@ LOOK_EVERY, PATIENCE = 0.1, 120.0
 
 RUNS, FINISHED, PRUNED, STOPPED, FAILED = "runs", "finished", "pruned", "stopped", "failed"
 """What becomes of a trial: to its end, among the worse half, the search's time was over or Ctrl-C, an error."""
-
-
-class Run(Protocol):
-    """A trial that trains; `process.py` has the real one."""
-
-    def has_ended(self) -> bool: ...
-    def reports(self) -> list[tuple[int, float]]:
-        """(env steps, figure) of what was reported since the last call."""
-        ...
-
-    def why_failed(self) -> str | None:
-        """Of one that ended, asked once; None if it trained to its end."""
-        ...
-
-    def stop(self) -> None:
-        """Asks it to end soon."""
-        ...
-
-    def kill(self) -> None:
-        """Ends it now."""
-        ...
 
 
 @dataclass
@@ -126,7 +107,7 @@ class Search:
     def __init__(
         self,
         space: Space,
-        start: Callable[[Trial], Run],
+        start: Callable[[Trial], TrainingProcess],
         num_steps: int,
         first_judged: int,
         seed: int = 0,
@@ -148,7 +129,7 @@ class Search:
             pruner=optuna.pruners.SuccessiveHalvingPruner(first_judged, REDUCTION),
         )
         self.trials: list[Trial] = []
-        self._running: list[tuple[Trial, optuna.Trial, Run, float]] = []
+        self._running: list[tuple[Trial, optuna.Trial, TrainingProcess, float]] = []
 
     def propose(self) -> tuple[Trial, optuna.Trial]:
         """The next trial, and Optuna's view of it."""
