@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 _COUNTS_OF_32_BITS = {"env_step", "running_length", "length_sum", "num_ended", "num_dropped"}
@@ -24,13 +22,3 @@ def of_this_version(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
         one = torch.ones_like(tensors["head.log_std"])
         tensors |= {"head.centre": 0.0 * one, "head.scale": one}
     return tensors
-
-
-def is_of_ring(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether DQN of an older version kept its transitions in this file: whole rollouts, each observation twice."""
-    return {"place", "count", "has_future"} <= tensors.keys()
-
-
-def acting_of_ring(name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """What else was in the file "replay.<policy>" then, by the file that has it now."""
-    return {name.replace("replay.", "acting.", 1): {"epsilon": tensors["epsilon"]}} if is_of_ring(tensors) else {}

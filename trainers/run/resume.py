@@ -19,7 +19,6 @@ from trainers.run.checks import check_finite
 from trainers.run.generators import new_of_ranks, prepare_generators
 from trainers.run.identity import Changes, changes_since
 from trainers.run.manifest import read_manifest
-from trainers.run.older_versions import acting_of_ring, is_of_ring
 from trainers.run.reading import MAX_JSON_BYTES, STEP_NAME
 from trainers.run.tensor_file import num_bytes_of
 from warpdrive.config import shown
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 _NEVER_NEGATIVE = re.compile(r"/(exp_avg_sq|step)$|(^|[._])norm\.(variance|count)$")
 """Names of an optimiser's and of running statistics' tensors."""
-_RING = 4
-"""Times the bytes of a store: what an older version's file of it, with each observation twice, has at most."""
 
 
 def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
@@ -110,14 +107,18 @@ def _sizes(trainer: Trainer, told: Mapping[str, Any], manifest: Path) -> dict[st
     that begin empty nobody knows: they are left out.
 
     Raises:
-        MisfitError: all together they are far larger.
+        MisfitError: all together they are far larger; or an older version kept what stores have in another way.
     """
     world, listings = trainer.world, listings_of(told, manifest)
+    for name in trainer.stores.keys() - listings.keys():
+        if f"{name}.safetensors" in told["files"]:
+            way_out = f"policy.{name.partition('.')[2]}.model.model_ckpt_filepath takes over what it learned"
+            raise MisfitError(f"{manifest}: is of an older version, which kept {name} otherwise: {way_out}.")
     arrays = checkpoint.arrays_of(trainer.env.data)
     ours = {name: num_bytes_of(tensors) for name, tensors in trainer.learned().items()}
     ours[checkpoint.ENV] = num_bytes_of(arrays, world, checkpoint.axes_of_ranks(checkpoint.ENV, arrays, world))
-    for name, store in trainer.chunks.stores.items():
-        ours[name] = world.size * (ours[name] if name in listings else _RING * num_bytes_of(store.state()))
+    for name in trainer.chunks.stores:
+        ours[name] = world.size * ours[name]
     found = {}
     for file in told["files"]:
         name = file.removesuffix(".safetensors")
@@ -233,19 +234,15 @@ def _empty(trainer: Trainer, saved: Checkpoint) -> dict[str, str]:
     """The stores that begin empty, each with the reason; takes what the checkpoint has of them out of it.
 
     Raises:
-        CheckpointError: it was saved by a version that kept them otherwise, and nobody said that they may.
+        CheckpointError: it holds no steps of one that has some.
     """
     empty = {}
     for name in trainer.stores:
         if name in trainer.chunks.stores and name in saved.replay:
             continue
-        held, is_asked = saved.tensors.pop(name, {}), name not in trainer.chunks.stores
-        if is_of_ring(held) and not is_asked:
-            message = "is of an older version, which kept transitions otherwise. saving.replay=false goes on without"
-            raise CheckpointError(f"{saved.path / name}.safetensors: {message} them, with an empty store.")
+        saved.tensors.pop(name, None)
         if trainer.stores[name].num_steps_added:
             message = f"holds no steps of {name}, and this run has played some. Resume from it by a new process."
             raise CheckpointError(f"{saved.path}: {message}")
-        saved.tensors.update(acting_of_ring(name, held))
-        empty[name] = "saving.replay is false" if is_asked else "it was saved without it"
+        empty[name] = "it was saved without it" if name in trainer.chunks.stores else "saving.replay is false"
     return empty

@@ -4,7 +4,7 @@ of PPO in Pendulum with all statistics.
 1: returns as a mean and a mean square, of a weight; Box actions in their own unit; no figure, no number of ranks.
 2: the same, with a figure and a number of ranks.
 3: returns as a mean and a variance; Box actions from a centre and a scale.
-ring: DQN in CartPole, which kept each observation twice; a store that came after it does not take it over.
+ring: DQN in CartPole, which kept each observation twice: what it learned is taken over, and the run does not go on.
 """
 
 import shutil
@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from trainers.errors import MisfitError
+from trainers.evaluation import load_policies
 from trainers.run import checkpoint
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
-from warpdrive.errors import CheckpointError
 
 FORMATS = Path(__file__).parent / "formats"
 STEP = "step_000000000060"
@@ -59,21 +60,19 @@ def test_a_run_of_an_older_version_goes_on_from_what_its_files_hold(name, tmp_pa
     assert [one.name for one in checkpoint.list_checkpoints(run / "checkpoints")] == [STEP, "step_000000000100"]
 
 
-def test_what_dqn_kept_in_an_older_version_is_refused_in_a_line_and_left_out_where_that_is_said(tmp_path, capsys):
+def test_a_run_whose_store_an_older_version_kept_is_refused_in_a_line_and_what_it_learned_is_taken_over(tmp_path):
     run = Path(shutil.copytree(FORMATS / "ring", tmp_path / "ring"))
-    file = run / "checkpoints" / "step_000000000030" / "replay.shared.safetensors"
-    length = [("trainer.total_timesteps", "100")]
-    with pytest.raises(CheckpointError) as caught:
-        Trainer(read_config(run / "config.resolved.yaml", length), resume=run, allow_changed=True)
+    place = run / "checkpoints" / "step_000000000030"
+    given = [("trainer.total_timesteps", "100"), ("saving.basedir", str(tmp_path))]
+    with pytest.raises(MisfitError) as caught:
+        Trainer(read_config(run / "config.resolved.yaml", given), resume=run, allow_changed=True)
+    key = "policy.shared.model.model_ckpt_filepath"
     assert str(caught.value) == (
-        f"{file}: is of an older version, which kept transitions otherwise. saving.replay=false goes on without them, "
-        "with an empty store."
+        f"{place / 'manifest.json'}: is of an older version, which kept replay.shared otherwise: {key} takes over what "
+        "it learned."
     )
-    config = read_config(run / "config.resolved.yaml", [*length, ("saving.replay", "false")])
-    trainer = Trainer(config, resume=run, allow_changed=True)
-    assert "replay.shared begins empty, as saving.replay is false: what was played before" in capsys.readouterr().out
-    algorithm = trainer.algorithms["shared"]
-    assert torch.equal(algorithm.epsilon, load_file(file)["epsilon"])
-    assert algorithm.store.num_steps_added == 0
-    trainer.train()
-    assert algorithm.store.num_steps_added == 35 == int(algorithm.store.small["head"][0])
+    file = place / "policy.shared.safetensors"
+    trainer = Trainer(read_config(run / "config.resolved.yaml", [*given, (key, str(file))]))
+    _, policies = load_policies(run)
+    for policy in (trainer.policies["shared"], policies["shared"]):
+        assert all(torch.equal(policy.state_dict()[name], one) for name, one in load_file(file).items())
