@@ -16,6 +16,7 @@ from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvGradient
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
+from trainers.fused.of_replay import AdamMemory
 from trainers.fused.packed import KERNELS
 from trainers.fused.recurrent import RecurrentGradient
 from trainers.fused.shape import STAGE_ROWS, WARPS
@@ -94,7 +95,6 @@ class FusedLearner:
     def learn(self) -> dict[str, torch.Tensor]:
         """All steps of an iteration; returns the figures' means over them, by name."""
         learner, scalars = self.learner, self.learner.scalars
-        self._adopt()
         learner.begin()
         if learner.policy.value_norm is not None:
             self.packed.pack()  # it moves the critic's last layer
@@ -102,7 +102,7 @@ class FusedLearner:
         names = ("entropy_coeff", "vf_loss_coeff", "clip_param")
         torch.stack([scalars.get(name, zero) for name in names], out=self._coefficients)
         torch.stack([scalars["lr"], scalars.get("critic_lr", scalars["lr"])], out=self._lr)
-        self._steps[0].copy_(self._num_adam_steps[0])
+        self._steps[0].copy_(self._adam.steps[0])
         if self.plan.has_order:
             self._key.random_(generator=learner.generator)
             self._shuffle()
@@ -111,7 +111,7 @@ class FusedLearner:
             self._sums.copy_(learner.world.sum(self._sums)[0])
         for call in self._calls:
             call()
-        self._num_adam_steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._num_adam_steps))
+        self._adam.steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._adam.steps))
         learner.end()
         means, norm = self._figures.sum(dim=(0, 1)) / self.plan.num_steps, self._norms.mean()
         if self._target_kl:
@@ -178,31 +178,12 @@ class FusedLearner:
             calls += side_by_side([one.prepare_after(number, rows) for one in self._networks])
         return calls
 
-    def _adopt(self) -> None:
-        """Makes the optimiser's memory a view of ours, after a checkpoint put other tensors there."""
-        optimizer, start = self.learner.optimizer, 0
-        for number, parameter in enumerate(self.learner.parameters):
-            mine = {
-                "step": self._num_adam_steps[number],
-                "exp_avg": self._average[start : start + parameter.numel()].view(parameter.shape),
-                "exp_avg_sq": self._square[start : start + parameter.numel()].view(parameter.shape),
-            }
-            start += parameter.numel()
-            state = optimizer.state[parameter]
-            for name, tensor in mine.items():
-                if name not in state:  # before the first step, or of a checkpoint that was
-                    state[name] = tensor.zero_()
-                elif state[name].data_ptr() != tensor.data_ptr():
-                    tensor.copy_(state[name])
-                    state[name] = tensor
-
     def _prepare_optimizer(self) -> None:
         learner, packed = self.learner, self.packed
         size, device = len(packed.parameter), packed.parameter.device
         new = packed.parameter.new_zeros
-        self._average, self._square, self._gradient = new(size), new(size), new(size)
-        self._steps, self._num_adam_steps = new(2, 1), new(len(learner.parameters))
-        self._squares = new(self.plan.num_groups)
+        self._adam = AdamMemory(learner.optimizer)
+        self._gradient, self._steps, self._squares = new(size), new(2, 1), new(self.plan.num_groups)
         place = torch.zeros(size, dtype=torch.int64)
         stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
         is_critic = torch.zeros(size, dtype=torch.bool)
@@ -328,8 +309,8 @@ class FusedLearner:
             is_critic=self._is_critic,
             weight_place=self.packed.weight_place,
             parameter=self.packed.parameter,
-            average=self._average,
-            square=self._square,
+            average=self._adam.average,
+            square=self._adam.square,
             elements=self.packed.elements,
             biases=self.packed.biases,
             norm=self._norms[number : number + 1],
