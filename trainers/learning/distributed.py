@@ -135,18 +135,16 @@ class World:
         return told
 
     def together(self, call: Callable[[], Any]) -> None:
-        """All ranks make the call; if it raises on rank 0, all raise that."""
+        """All ranks make the call; what it raises on one of them, all raise: what the first of those did."""
         error = None
         try:
             with contextlib.nullcontext() if self.rank else self.alone():
                 call()
         except Exception as caught:
-            if self.size == 1 or self.rank:
-                raise
             error = caught
-        of_first = self.first(lambda: error)
-        if of_first is not None:
-            raise of_first if error is None else error
+        for told in self.gather(error):
+            if told is not None:
+                raise told if error is None else error
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""

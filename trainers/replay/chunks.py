@@ -44,7 +44,6 @@ from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores
 from trainers.replay.stamps import Stamps
 from trainers.replay.storage import why_not_kept
 from trainers.run import disk
-from trainers.run.checks import on_all_ranks
 from trainers.run.reading import check_folder, opened, opened_folder
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
@@ -191,12 +190,12 @@ class Chunks:
     def check_sums(self, folder: Path, listings: Mapping[str, Listing]) -> None:
         """Raises CheckpointError, on all ranks, if a file that one of them needs is not what was written."""
         sources = sources_of(self.stores, listings, self.world)
-        on_all_ranks(self.world, lambda: [check_sums(folder, listing) for _, _, listing, _ in sources])
+        self.world.together(lambda: [check_sums(folder, listing) for _, _, listing, _ in sources])
 
     def check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool = True) -> None:
         """Raises CheckpointError, on all ranks, if files that `check_sums` read hold another kind of store than the
         run's; or what no run keeps, which stops at a NaN."""
-        on_all_ranks(self.world, lambda: self._check_fits(folder, listings, is_of_run))
+        self.world.together(lambda: self._check_fits(folder, listings, is_of_run))
 
     def _check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool) -> None:
         for name, store, listing, cut in sources_of(self.stores, listings, self.world):

@@ -156,18 +156,6 @@ def begin_checkpoint(
             if error is not None:
                 raise error
 
-    def write_own() -> None:
-        """What each rank writes itself; where one cannot, all have failed."""
-        error = None
-        try:
-            added.write(beside)
-        except OSError as found:
-            error = [found.errno, found.strerror]
-        with _told(place, num_bytes, beside):
-            for failed in world.gather(error):
-                if failed is not None:
-                    raise OSError(*failed)
-
     def finish() -> Path:
         with _told(place, num_bytes, beside):
             disk.write(beside / RNG, rng_content)
@@ -194,7 +182,8 @@ def begin_checkpoint(
 
     world.first(prepare)
     world.together(write)
-    write_own()
+    with _told(place, num_bytes, beside):
+        world.together(lambda: added.write(beside))
     return finish
 
 

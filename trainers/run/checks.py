@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
@@ -12,18 +11,6 @@ from trainers.run.tensor_file import sha256_of
 from warpdrive.errors import CheckpointError
 
 Tensors = Mapping[str, torch.Tensor]
-
-
-def on_all_ranks(world: World, call: Callable[[], Any]) -> None:
-    """All ranks make the call; what it raises on one of them, all raise: what the first of those did."""
-    error = None
-    try:
-        call()
-    except Exception as caught:
-        error = caught
-    for told in world.gather(error):
-        if told is not None:
-            raise told if error is None else error
 
 
 def check_ranks_agree(files: Mapping[str, Tensors], world: World) -> None:
