@@ -25,7 +25,6 @@ from trainers.algorithms.on_policy import MAX_SAMPLES
 from trainers.heads import CategoricalHeads, split_heads
 from trainers.networks.policy import Policy, make_policy
 from trainers.report.throughput import column_of
-from trainers.targets.gae import gae_reference
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.config import value_at
@@ -151,10 +150,10 @@ class HostFed:
         # Agents end by themselves: who leaves the game has no future in it. So each counts as an env.
         ended = self.terminated.unsqueeze(-1) | (is_playing & ~self.stays[:, :, columns])
         truncated = self.truncated.unsqueeze(-1).expand_as(ended)
-        advantage = gae_reference(
-            self.reward[:, :, columns].flatten(1).unsqueeze(-1),
-            group.value.flatten(1).unsqueeze(-1),
-            group.next_value.flatten(1).unsqueeze(-1),
+        advantage = advantages(
+            self.reward[:, :, columns].flatten(1),
+            group.value.flatten(1),
+            group.next_value.flatten(1),
             ended.flatten(1),
             truncated.flatten(1),
             config.gamma,
@@ -182,6 +181,26 @@ class HostFed:
         """A rollout and an update."""
         self.collect()
         self.learn()
+
+
+def advantages(
+    reward: torch.Tensor,
+    value: torch.Tensor,
+    next_value: torch.Tensor,
+    ended: torch.Tensor,
+    truncated: torch.Tensor,
+    discount: float,
+    gae_lambda: float,
+) -> torch.Tensor:
+    """Generalised advantage estimation, [T, E] as what it is given; `next_value` is of what was seen before a reset.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, section 3.
+    """
+    found = reward + discount * next_value * (~ended).float() - value
+    goes_on = (~(ended | truncated)).float()
+    for t in reversed(range(len(found) - 1)):
+        found[t] += discount * gae_lambda * goes_on[t] * found[t + 1]
+    return found
 
 
 def draw(outputs: torch.Tensor, head: CategoricalHeads) -> torch.Tensor:

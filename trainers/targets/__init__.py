@@ -1,1 +1,1 @@
-"""What learning aims at, computed from experience: each a kernel with its reference in plain torch beside it."""
+"""What learning aims at, computed from experience; tests hold each kernel to plain torch."""

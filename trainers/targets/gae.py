@@ -19,8 +19,9 @@ LARGEST = torch.finfo(torch.float32).max
 def prepare_gae(
     group: GroupRollout, discount: float, gae_lambda: float, reward_clip: float = math.inf
 ) -> Callable[[], None]:
-    """Generalised advantage estimation: a launch packed once, which reads the rollout and writes `group.advantage`; see
-    `gae_reference` for what it computes.
+    """Generalised advantage estimation: a launch packed once, which reads the rollout and writes `group.advantage`.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, section 3; gae.cu has it in words.
 
     The value's unit and the scale of rewards are the group's: `group.value_moments`, `group.reward_scale`.
     Rewards are first scaled, and clipped to +-reward_clip if the policy scales them.
@@ -90,40 +91,3 @@ def prepare_scale(group: GroupRollout, prepare: Callable[..., Callable[[], None]
     # The advantage is free until GAE writes it.
     launch = prepare("discounted_returns", running=running, discounted=group.advantage)
     return [launch, lambda: norm.update(group.advantage, group.active, group.reward_scale)]
-
-
-def gae_reference(
-    reward: torch.Tensor,
-    value: torch.Tensor,
-    next_value: torch.Tensor,
-    terminated: torch.Tensor,
-    truncated: torch.Tensor,
-    discount: float,
-    gae_lambda: float,
-    active: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What the kernel computes, in plain torch; tests hold the two together.
-
-    A terminated step has no future, truncated or not. One that is only truncated has one, `next_value`, but
-    the sum stops there: the steps after it belong to another episode.
-
-    Args:
-        reward, value: [T, E, A] float32.
-        next_value: [T, E, A] float32, value of what was seen after step t, before any reset.
-        terminated, truncated: [T, E] bool.
-        discount, gae_lambda: per step, in [0, 1].
-        active: [T, E, A] bool, where agents may leave the game and are then paid what their team earns: the mean of
-            what those in the game are, 0 where none is.
-    Returns:
-        Advantage, [T, E, A]. Add `value` to get the critic's target.
-    Source: Schulman et al. 2016, arXiv:1506.02438, section 3.
-    """
-    if active is not None:
-        team_reward = torch.where(active, reward, 0.0).sum(-1) / active.sum(-1).clamp_min(1)
-        reward = torch.where(active, reward, team_reward.unsqueeze(-1))
-    has_future = (~terminated).unsqueeze(-1).float()
-    goes_on = (~(terminated | truncated)).unsqueeze(-1).float()
-    advantage = reward + discount * next_value * has_future - value
-    for t in reversed(range(len(advantage) - 1)):
-        advantage[t] += discount * gae_lambda * goes_on[t] * advantage[t + 1]
-    return advantage

@@ -28,8 +28,8 @@ def prepare_vtrace(
     max_c: float,
     reward_clip: float,
 ) -> Callable[[], None]:
-    """A launch packed once, which reads the rollout and writes `group.advantage` and `target`; see `vtrace_reference`
-    for what it computes. Rewards are scaled by `group.reward_scale` and clipped, as GAE has them.
+    """A launch packed once, which reads the rollout and writes `group.advantage` and `target`; vtrace.cu has the
+    formulas. Rewards are scaled by `group.reward_scale` and clipped, as GAE has them.
 
     Args:
         log_ratio: [T, E, A], logarithm of the probability of what was done, now over then.
@@ -37,6 +37,7 @@ def prepare_vtrace(
         value_moments: [2], what the unit of group.value and group.final_value is, which are of the critic as it is now.
         discount, trace_lambda: per step, in [0, 1].
         max_rho, max_c: bounds of the ratio, in what a step counts and in how far later ones are heard.
+    Source: Espeholt et al. 2018, arXiv:1802.01561, sections 4.1 and 4.2.
     """
     num_steps, num_envs, num_agents = group.shape
     is_gpu = log_ratio.is_cuda
@@ -56,38 +57,3 @@ def prepare_vtrace(
         max_c=max_c,
         max_truncations=group.rollout.max_truncations,
     )
-
-
-def vtrace_reference(
-    reward: torch.Tensor,
-    value: torch.Tensor,
-    next_value: torch.Tensor,
-    log_ratio: torch.Tensor,
-    terminated: torch.Tensor,
-    truncated: torch.Tensor,
-    discount: float,
-    trace_lambda: float,
-    max_rho: float,
-    max_c: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernel computes, in plain torch; tests hold the two together.
-
-    Args:
-        reward, value, next_value: [T, E, A]; the last of what was seen after a step, before any reset.
-        log_ratio: [T, E, A].
-        terminated, truncated: [T, E] bool.
-    Returns:
-        Advantage and target, [T, E, A] each.
-    Source: Espeholt et al. 2018, arXiv:1802.01561, sections 4.1 and 4.2.
-    """
-    has_future = (~terminated).unsqueeze(-1).to(value.dtype)
-    goes_on = (~(terminated | truncated)).unsqueeze(-1).to(value.dtype)
-    rho, c = (log_ratio.exp().clamp_max(most) for most in (max_rho, max_c))
-    surprise = reward + discount * has_future * next_value - value
-    advantage, target = rho * surprise, torch.empty_like(value)
-    d = torch.zeros_like(value[0])
-    for t in reversed(range(len(value))):
-        advantage[t] += rho[t] * discount * goes_on[t] * d
-        d = rho[t] * surprise[t] + discount * trace_lambda * goes_on[t] * c[t] * d
-        target[t] = value[t] + d
-    return advantage, target

@@ -4,10 +4,10 @@ import re
 
 import pytest
 import torch
+from oracles.targets import vtrace_reference
 
 from trainers.algorithms.impala import IMPALA, impala_loss
 from trainers.settings.read_config import read_config
-from trainers.targets.vtrace import vtrace_reference
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 from warpdrive.layout import FINAL

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from oracles.targets import gae_reference
 
-from trainers.targets.gae import SOURCE, gae_reference
+from trainers.targets.gae import SOURCE
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
+from oracles.targets import gae_reference, vtrace_reference
 
-from trainers.targets.gae import gae_reference
-from trainers.targets.vtrace import SOURCE, vtrace_reference
+from trainers.targets.vtrace import SOURCE
 from warpdrive.backends.base import LaunchShape
 from warpdrive.data_manager import DataManager
 from warpdrive.function_manager import FunctionManager
