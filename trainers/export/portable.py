@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 
 from trainers.experience.spec import spec_of
 from trainers.heads import MASKED, CategoricalHeads, GaussianHead, TanhHead, split_heads
-from trainers.networks.features import central_features, torch_dtype
+from trainers.networks.features import central_features, one_hot, torch_dtype
 from trainers.networks.policy import Policy, features_of
 from warpdrive.env import Env
 from warpdrive.layout import GLOBAL_STATE, parts
@@ -120,12 +119,13 @@ class PortablePolicy(nn.Module):
         return found
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        ids = self._agent_number(inputs) if self.policy.sees_agent_id else None
+        number = one_hot(inputs[AGENT_ID], self.num_agents) if AGENT_ID in inputs else None
+        ids = number if self.policy.sees_agent_id else None
         observation = self.features.of_parts([inputs[name] for name in self.observed], ids)
         critic_input = None
         if self.seen_by_critic:
-            state = self._rows([inputs[name] for name in self.seen_by_critic])
-            critic_input = torch.cat([state, self._agent_number(inputs)], dim=-1)
+            state = [inputs[name].flatten(1).float() for name in self.seen_by_critic]
+            critic_input = torch.cat([*state, number], dim=-1)
         elif self.num_critic_features:
             first = inputs[next(iter(self.observed))]
             critic_input = torch.zeros(first.shape[0], self.num_critic_features)
@@ -143,14 +143,6 @@ class PortablePolicy(nn.Module):
         if memory is not None:
             outputs[NEXT_MEMORY] = memory
         return outputs
-
-    @staticmethod
-    def _rows(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
-        rows = [array.reshape(array.shape[0], math.prod(array.shape[1:])).float() for array in arrays]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
-
-    def _agent_number(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return (inputs[AGENT_ID].unsqueeze(-1) == torch.arange(self.num_agents)).float()
 
     def _distribution(self, found: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
         head = self.policy.head

@@ -165,7 +165,8 @@ class Chunks:
     def shared(self, folder: Path) -> dict[str, Any]:
         """By store, the tier of files that lie among those of checkpoints in a folder."""
         files = {name: _files_of(store) for name, store in self.stores.items()}
-        return {name: one for name, one in files.items() if one is not None and one.is_shared_in(folder / REPLAY)}
+        place = folder / REPLAY
+        return {name: one for name, one in files.items() if one is not None and one.is_shared and one.folder == place}
 
     def remove_unlisted(self, folder: Path) -> None:
         """Removes what no checkpoint lists any more, nor a tier of files needs."""

@@ -371,10 +371,6 @@ class Filed:
             self.num_dropped += lost
         return tuple(kept)
 
-    def is_shared_in(self, folder: Path) -> bool:
-        """Whether checkpoints whose files lie there share these."""
-        return self.is_shared and self.folder == folder
-
     def claim(self) -> tuple[Part, ...]:
         """What there is, once all that came down is written, for a checkpoint: it stays until that is whole."""
         self.flush()

@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -70,9 +69,7 @@ class LiveDisplay:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def advance(self, iteration: int) -> None:

@@ -67,20 +67,19 @@ def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
         break
     trainer.world.gather(place)  # all have read it: now others may be renamed
 
+    def accept() -> None:
+        run.accept(trainer.env_steps)
+        for aside in checkpoint.set_aside_after(place):
+            run.say(f"set aside: {aside}")
+
     def go_on() -> None:
-        trainer.world.first(lambda: _go_on_after(trainer, place))
+        trainer.world.first(accept)
         run.say(f"resumed from {place}, after {trainer.env_steps:,} env steps")
         for line in changes.lines():
             run.say(f"changed since then: {line}", style="yellow")
         run.add_to_history(trainer.env_steps, trainer.world.size, place, changes.allowed)
 
     return go_on
-
-
-def _go_on_after(trainer: Trainer, place: Path) -> None:
-    trainer.run.accept(trainer.env_steps)
-    for aside in checkpoint.set_aside_after(place):
-        trainer.run.say(f"set aside: {aside}")
 
 
 def load(trainer: Trainer, path: Path) -> Checkpoint:

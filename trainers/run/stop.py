@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from warpdrive.interrupts import was_interrupted
@@ -100,9 +100,7 @@ class StopSignals:
         asked, self._is_save_asked = self._is_save_asked, False
         return asked
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._give_back()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
