@@ -23,6 +23,7 @@ from warpdrive.config import Count
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor
+    from trainers.algorithms.on_policy import Moments
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
@@ -163,7 +164,7 @@ class OFFPPO(PPO):
 
         return iter([units]) if isinstance(units, Samples) else super().chunks(units)
 
-    def moments(self, units: Samples) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
+    def moments(self, units: Samples) -> Moments:
         return self.moments_of(units.advantage, units.weight)
 
     def targets_of(self, samples: Samples) -> torch.Tensor:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.policy import Policy
     from warpdrive.function_manager import Constant
 
+    Moments = tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]
+    Weights = tuple[torch.Tensor | float, torch.Tensor | float]
+
 MAX_SAMPLES = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Samples that go through the network at once; gradients of more are added up. It bounds the memory of an
 update, and a CPU is fastest with what its cache holds."""
@@ -187,11 +190,11 @@ class OnPolicy(Algorithm):
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
         """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
         target_kl = getattr(self.config, "target_kl", None)
-        number, mean, deviation = self.moments(units)
+        moments = self.moments(units)
         figures = torch.zeros(len(self.OF_MINIBATCHES) - 1, device=self.device)
         for samples in self.chunks(units):  # one, unless the minibatch is huge: then gradients are added up
-            weights = self.weights(units, samples, number)
-            loss, losses, found = self.of_torch(self._loss_of)(samples, mean, deviation, number, *weights)
+            weights = self.weights(units, samples, number=moments[0])
+            loss, losses, found = self.of_torch(self._loss_of)(samples, moments, weights)
             loss.backward()
             with torch.no_grad():
                 self.guard.check_loss(self.group.name, losses, samples.index)
@@ -204,22 +207,15 @@ class OnPolicy(Algorithm):
         return torch.where(was_stopped > 0, 0.0, found)
 
     def _loss_of(
-        self,
-        samples: Samples,
-        mean: torch.Tensor | float,
-        deviation: torch.Tensor | float,
-        number: torch.Tensor | int,
-        weight: torch.Tensor | float,
-        of_value: torch.Tensor | float,
+        self, samples: Samples, moments: Moments, weights: Weights
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The samples' part of a minibatch's loss, through which gradients flow; the loss of each [N]; their part of
         its figures but for the gradient's.
 
         Args:
-            mean, deviation, number: of `moments`.
-            weight, of_value: of `weights`.
+            moments, weights: see the methods of these names.
         """
-        scalars = self.scalars
+        scalars, (number, mean, deviation), (weight, of_value) = self.scalars, moments, weights
         log_prob, entropy, value = self.policy.evaluate(samples)
         advantage = (samples.advantage - mean) / deviation
         policy_loss, value_loss, *of_ratio = self.losses(samples, log_prob, value, advantage)
@@ -278,7 +274,7 @@ class OnPolicy(Algorithm):
         target = self.target.view(-1).index_select(0, samples.index)
         return target if self.policy.value_norm is None else self.policy.value_norm.normalise(target)
 
-    def moments(self, units: torch.Tensor) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
+    def moments(self, units: torch.Tensor) -> Moments:
         """Of the advantages of these units, on all ranks: how many count, their mean and their deviation.
 
         Agents that are out of the game do not count. Mean 0 and deviation 1 if the config does not normalise.
@@ -288,9 +284,7 @@ class OnPolicy(Algorithm):
         weight = None if group.active is None else group.active.reshape(-1)[index]
         return self.moments_of(group.advantage.view(-1)[index], weight)
 
-    def moments_of(
-        self, advantage: torch.Tensor, weight: torch.Tensor | None
-    ) -> tuple[torch.Tensor | int, torch.Tensor | float, torch.Tensor | float]:
+    def moments_of(self, advantage: torch.Tensor, weight: torch.Tensor | None) -> Moments:
         """The same of advantages [N], of which those count whose `weight` [N] is not 0; None: all."""
         number = len(advantage) if weight is None else weight.sum()
         if not self.config.normalize_advantage:
@@ -303,9 +297,7 @@ class OnPolicy(Algorithm):
             divisor = _at_least_one(number)
         return divisor, mean, variance.sqrt() + 1e-8
 
-    def weights(
-        self, units: torch.Tensor, samples: Samples, number: torch.Tensor | int
-    ) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+    def weights(self, units: torch.Tensor, samples: Samples, number: torch.Tensor | int) -> Weights:
         """What samples of these units count, by their action and by their value, in sums that are then divided by
         `number`, which `moments` gave: 1, and 0 where an agent is out of the game.
 

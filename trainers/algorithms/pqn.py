@@ -21,6 +21,7 @@ from warpdrive.config import Between, Count, Fraction, Number, Positive, Schedul
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor, Stage
+    from trainers.algorithms.on_policy import Moments, Weights
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
@@ -132,14 +133,9 @@ class PQN(OnPolicy):
         return {**found, "epsilon": set_epsilon(self, clock)}
 
     def _loss_of(
-        self,
-        samples: Samples,
-        mean: torch.Tensor | float,
-        deviation: torch.Tensor | float,
-        number: torch.Tensor | int,
-        weight: torch.Tensor | float,
-        of_value: torch.Tensor | float,
+        self, samples: Samples, moments: Moments, weights: Weights
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        (number, _, _), (weight, _) = moments, weights
         q, _ = self.policy.outputs_and_value(samples)
         q = q.gather(-1, samples.action.long().unsqueeze(-1)).squeeze(-1)
         error = q - self.target.view(-1).index_select(0, samples.index)

@@ -6,9 +6,8 @@ from typing import Any
 
 from trainers.heads.categorical import MASKED, CategoricalHeads, split_heads
 from trainers.heads.gaussian import GaussianHead
-from trainers.heads.squashed import SquashedGaussianHead, SquashedHead, TanhHead
+from trainers.heads.squashed import SquashedGaussianHead, SquashedHead, TanhHead, has_bounds
 from warpdrive.errors import EnvError
-from warpdrive.gaussian_sampler import LARGEST_END
 
 __all__ = ["MASKED", "CategoricalHeads", "GaussianHead", "Head", "SquashedGaussianHead", "SquashedHead", "TanhHead",
            "make_head", "split_heads"]  # fmt: skip
@@ -27,7 +26,7 @@ def make_head(space: Any, log_std_init: float = 0.0, squashes: bool = False) -> 
     if hasattr(space, "n"):
         return CategoricalHeads([space.n])
     if hasattr(space, "low") and len(space.shape) == 1 and space.dtype.kind == "f":
-        if squashes and not (abs(space.low).max() < LARGEST_END and abs(space.high).max() < LARGEST_END):
+        if squashes and not has_bounds(space):
             raise EnvError("squash_actions: a number of the action has no bound to be squashed into. Leave it out.")
         return GaussianHead(space, log_std_init, squashes)
     shape = f" of shape {list(space.shape)}" if getattr(space, "shape", None) else ""

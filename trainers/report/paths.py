@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainers.acting.actor import Actor
     from trainers.trainer import Trainer
 
 
@@ -27,12 +26,7 @@ def _told(trainer: Trainer, name: str) -> str:
     learns_alike = algorithm is not None and algorithm.path == actor.path
     found = actor.told(trainer.precision, learns_alike)
     if algorithm is not None and not learns_alike:
-        found += ", " + _told_learner(trainer, algorithm.path, actor)
+        in_torch = f"torch learns in {actor.stage.told_of_torch(actor.policy)}"
+        learns = {"fused": f"fused kernels learn in {trainer.precision}", "torch": in_torch}
+        found += ", " + learns.get(algorithm.path, f"{algorithm.path} learns")
     return found if actor.why is None else f"{found}: {actor.why}"
-
-
-def _told_learner(trainer: Trainer, path: str, actor: Actor) -> str:
-    """Where another one plays."""
-    if path == "fused":
-        return f"fused kernels learn in {trainer.precision}"
-    return f"torch learns in {actor.stage.told_of_torch(actor.policy)}" if path == "torch" else f"{path} learns"
