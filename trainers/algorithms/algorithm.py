@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.heads import Head
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
-    from trainers.replay.chunks import Store
+    from trainers.replay.store import ReplayStore
 
 Figures = Mapping[str, "torch.Tensor | float"]
 """By metric: what is reported as train/<policy>/<metric>; reading a tensor waits for the update."""
@@ -170,7 +170,7 @@ class Algorithm:
         word each, and by name; `restore` writes into these very tensors."""
         return {}
 
-    def stores(self) -> Mapping[str, Store]:
+    def stores(self) -> Mapping[str, ReplayStore]:
         """By a word each, what was kept that is too large for `state`: of it a checkpoint writes what is new."""
         return {}
 

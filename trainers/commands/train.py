@@ -122,20 +122,18 @@ def _newest_run(config: Config, options: argparse.Namespace, is_rank: bool) -> P
     """What `--resume auto` means: the same for all ranks."""
     from trainers.run.again import newest_run_of
 
-    def find() -> str | None:
+    def find() -> Path | None:
         found = newest_run_of(config, options.run_name, options.allow_import)
         if found is None:
             none = f"{config.saving.basedir} has no run of this config to go on with"
             tell_anyway(f"--resume auto: {none}: a new one begins")
-        return None if found is None else str(found)
+        return found
 
-    if is_rank:
-        from trainers.learning.distributed import join
+    if not is_rank:
+        return find()
+    from trainers.learning.distributed import join
 
-        found = join(config.trainer).first(find)
-    else:
-        found = find()
-    return None if found is None else Path(found)
+    return join(config.trainer).first(find)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy
 import torch
@@ -49,6 +49,9 @@ from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into
 from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, tell
 
+if TYPE_CHECKING:
+    from trainers.replay.store import ReplayStore
+
 MAX_PARTS = 8
 """Files of one chunk, after which it is written anew as one."""
 
@@ -59,30 +62,6 @@ Plan = tuple[tuple[Part, ...], list[tuple[int, int]]]
 """The files that still serve, and the steps that new ones are to hold."""
 
 
-class Store(Protocol):
-    """What of a store is asked for here."""
-
-    tensors: Mapping[str, torch.Tensor]
-    """[num_slots / every, ...] each, without gaps: what is known every so many steps of step s lies in row s / every,
-    counted around; what waits for the next step, in that of the head."""
-    num_slots: int
-    steps_per_chunk: int
-    """A multiple of a window's."""
-    num_steps_added: int
-    """The head, on the host: a multiple of a window's steps, too."""
-
-    @property
-    def layout(self) -> Any:
-        """Whose `described()` is what two stores must agree on."""
-
-    @property
-    def bounds(self) -> Mapping[str, tuple[int, int]]:
-        """Of tensors that something is indexed by, the least and the most that may be in them."""
-
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """Those tensors, and others, which are written whole each time."""
-
-
 class Chunks:
     """The files of a run's stores.
 
@@ -90,7 +69,7 @@ class Chunks:
         stores: by name, "replay.<policy>"; of several ranks this one's, all alike.
     """
 
-    def __init__(self, stores: Mapping[str, Store], world: World | None = None) -> None:
+    def __init__(self, stores: Mapping[str, ReplayStore], world: World | None = None) -> None:
         self.stores, self.world = dict(stores), world or World()
         self.parts: dict[str, tuple[Part, ...]] = {}
         """Of the newest checkpoint that is whole, by store and rank; on the first rank."""
@@ -112,7 +91,7 @@ class Chunks:
         """What a checkpoint in `folder` has to write."""
         kept: dict[str, tuple[Part, ...]] = {}
 
-        def ranges_of(name: str, store: Store) -> list[tuple[int, int]]:
+        def ranges_of(name: str, store: ReplayStore) -> list[tuple[int, int]]:
             names, files = self.names(name), shared.get(name)
             if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
                 self.parts.update(dict.fromkeys(names, ()))
@@ -129,12 +108,12 @@ class Chunks:
         shared = self.shared(folder)
         found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
         ranges = {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}
-        tiers = {name: tiered.counted() for name, one in self.stores.items() if (tiered := _tiered(one)) is not None}
+        tiers = {name: tiered.counted() for name, one in self.stores.items() if (tiered := one.tiered) is not None}
         ranks = enumerate(self.world.gather(tiers))
         counted = {name_on(name, rank): found for rank, ones in ranks for name, found in ones.items()}
         return Addition(self, ranges, kept, shared, counted)
 
-    def _whole(self, folder: Path, names: Sequence[str], store: Store) -> dict[str, tuple[Part, ...]]:
+    def _whole(self, folder: Path, names: Sequence[str], store: ReplayStore) -> dict[str, tuple[Part, ...]]:
         """Of all ranks' parts of a store, those that may go on: what was harmed meanwhile is told, and left out."""
         first = first_step(store.num_steps_added, store.num_slots)
         known = {name: tuple(one for one in self.parts.get(name, ()) if one.end > first) for name in names}
@@ -208,7 +187,7 @@ class Chunks:
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             if listing.gaps and _files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
-            if cut is not None and _tiered(store) is not None:
+            if cut is not None and store.tiered is not None:
                 told = f"{folder}: {name} was of another number of ranks, and tiers take over no other rank's envs"
                 raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
             for part in listing.parts:
@@ -223,7 +202,7 @@ class Chunks:
             are_ours: whether later checkpoints go into this folder, and may share these files.
         """
         for _, store, listing, cut in sources_of(self.stores, listings, self.world):
-            if (tiered := _tiered(store)) is not None:
+            if (tiered := store.tiered) is not None:
                 tiered.count_on_from(listing.counted)
             if (files := _files_of(store)) is not None:
                 files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
@@ -347,10 +326,10 @@ def _check_tensors(
                     raise CheckpointError(f"{path}: {why}. It was changed by hand. {EMPTY}")
 
 
-def fill(store: Store, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
+def fill(store: ReplayStore, folder: Path, listing: Listing, cut: Cut | None = None) -> None:
     """Reads the files of a listing, which were checked, into a store's slots; what no file has is zeros. If the envs
     were another rank's, a cut of them."""
-    if (tiered := _tiered(store)) is not None:
+    if (tiered := store.tiered) is not None:
         for part in listing.parts:
             if part.end <= tiered.division.warm_from(listing.num_steps):
                 tiered.put(part.begin, {"done": tiered.files.rows("done", part.begin, part.end)}, listing.num_steps)
@@ -393,7 +372,7 @@ def _moved(path: Path, place: int, begin: int, end: int) -> Part:
 # --------------------------------------------------------------------------------------------------- stores
 
 
-def _to_write(store: Store, known: Sequence[Part], settled: int) -> Plan:
+def _to_write(store: ReplayStore, known: Sequence[Part], settled: int) -> Plan:
     """What new files hold begins at `settled`, or later."""
     head, size = store.num_steps_added, store.steps_per_chunk
     first = first_step(head, store.num_slots)
@@ -406,45 +385,41 @@ def _to_write(store: Store, known: Sequence[Part], settled: int) -> Plan:
     return tuple(kept), list(cut_at_chunks(begin, head, size, store.num_slots))
 
 
-def _rows(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
+def _rows(store: ReplayStore, begin: int, end: int) -> dict[str, torch.Tensor]:
     """What is known of these steps: views, but for what lies in several tiers."""
-    if (tiered := _tiered(store)) is not None:
+    if (tiered := store.tiered) is not None:
         return tiered.rows(begin, end)
     tensors, num_slots = store.tensors, store.num_slots
     return {name: _rows_of(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
 
 
-def _like(store: Store, begin: int, end: int) -> dict[str, torch.Tensor]:
+def _like(store: ReplayStore, begin: int, end: int) -> dict[str, torch.Tensor]:
     """Tensors of their shapes."""
-    return _rows(store, begin, end) if _tiered(store) is None else _tiered(store).like(begin, end)
+    return _rows(store, begin, end) if store.tiered is None else store.tiered.like(begin, end)
 
 
-def _tiered(store: Store) -> Any:
-    """The store's tiers, if it has some."""
-    return getattr(store, "tiered", None)
-
-
-def _files_of(store: Store) -> Any:
-    return getattr(_tiered(store), "files", None)
+def _files_of(store: ReplayStore) -> Any:
+    return None if store.tiered is None else store.tiered.files
 
 
 def _rows_of(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
+    """Of a ring in which what is known every so many steps of step s lies in row s / every, counted around."""
     first, last = -(-begin // every), -(-end // every)
     row = first % len(tensor)
     return tensor[row : row + last - first]
 
 
-def _small(store: Store, head: int) -> dict[str, torch.Tensor]:
+def _small(store: ReplayStore, head: int) -> dict[str, torch.Tensor]:
     found = {name: one for name, one in store.state().items() if name not in store.tensors}
     return found | {f"{PENDING}{name}": one for name, one in _rows(store, head, head + 1).items()}
 
 
-def _ring(store: Store) -> weakref.ref[torch.Tensor]:
+def _ring(store: ReplayStore) -> weakref.ref[torch.Tensor]:
     """By which a store's memory is known again, without holding it."""
     return weakref.ref(next(iter(store.tensors.values())))
 
 
-def _step_bytes(store: Store) -> int:
-    if (tiered := _tiered(store)) is not None:
+def _step_bytes(store: ReplayStore) -> int:
+    if (tiered := store.tiered) is not None:
         return tiered.division.step_bytes + tiered.division.done_bytes
     return sum(one.nbytes for one in store.tensors.values()) // store.num_slots

@@ -22,7 +22,6 @@ from warpdrive.errors import CheckpointError
 
 if TYPE_CHECKING:
     from trainers.learning.distributed import World
-    from trainers.replay.chunks import Store
     from trainers.replay.listing import Listing
     from trainers.replay.store import ReplayStore
 
@@ -83,8 +82,8 @@ def moved_stores(stores: Iterable[str], listings: Mapping[str, Listing], world: 
 
 
 def sources_of(
-    stores: Mapping[str, Store], listings: Mapping[str, Listing], world: World
-) -> Iterator[tuple[str, Store, Listing, Cut | None]]:
+    stores: Mapping[str, ReplayStore], listings: Mapping[str, Listing], world: World
+) -> Iterator[tuple[str, ReplayStore, Listing, Cut | None]]:
     """By store, where a rank's steps are: in its own listing, or in cuts of those of another number of ranks.
 
     Raises:

@@ -25,6 +25,8 @@ NUM_ENVS, ROW_BYTES = 3, 3 * (4 * 4 + 4 + 1 + 4 // 2)
 class Standin:
     """A ring of steps whose numbers tell which step they are of, with a memory every second one; windows of 2 steps."""
 
+    tiered = None
+
     def __init__(self, num_slots=40, steps_per_chunk=8, device="cpu"):
         self.num_slots, self.steps_per_chunk, self.num_steps_added = num_slots, steps_per_chunk, 0
         shapes = {"observation": ((4,), torch.float32), "action": ((), torch.int32), "done": ((), torch.uint8)}
