@@ -155,7 +155,7 @@ def train(config: str | None, changes: dict[str, str], device: str) -> None:
             print(f"{trainer.config.name}, policy {name}: {group.actor.path}", flush=True)
         for _ in range(2):
             figures = trainer.iterate()
-        trainer.metrics.report(figures)
+        trainer.metrics.begin_report(figures).read()[0]
         trainer.guard.raise_if_halted(trainer.iteration)
 
 

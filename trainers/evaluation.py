@@ -221,7 +221,7 @@ def load_policies(
     for name in policies:
         file = saved.path / f"policy.{name}.safetensors"
         check_finite({str(file): saved.tensors.get(file.stem, {})}, _NOT_FINITE)
-        checkpoint.restore_module(policies[name], saved.tensors.get(file.stem, {}), file)
+        checkpoint.restore_tensors(policies[name].state_dict(), saved.tensors.get(file.stem, {}), file)
         if backend is not None:
             policies[name].to(backend.device)
     return env, policies

@@ -430,7 +430,8 @@ class Trainer:
         policy = make_policy(env, name, config, generator)
         if config.model.model_ckpt_filepath is not None and reads_file:  # a run that is resumed has its own
             file = Path(config.model.model_ckpt_filepath)
-            checkpoint.restore_module(policy, checkpoint.load_tensors(file, policy.state_dict()), file)
+            parameters = policy.state_dict()
+            checkpoint.restore_tensors(parameters, checkpoint.load_tensors(file, parameters), file)
         return policy.to(self.backend.device)
 
 

@@ -212,7 +212,7 @@ def test_a_policy_with_a_nan_is_refused_in_one_line(tag_run, tmp_path, capsys, d
     run = shutil.copytree(tag_run, tmp_path / "run", symlinks=True)
     saved = checkpoint.load_checkpoint(run / "checkpoints" / "last")
     saved.tensors["policy.runner"]["network.policy_head.bias"][1] = torch.nan
-    place = checkpoint.save_checkpoint(saved.path.parent, 120, saved.tensors, saved.rng, saved.progress)
+    place = checkpoint.begin_checkpoint(saved.path.parent, 120, saved.tensors, saved.rng, saved.progress)()
     before = sorted(run.rglob("*"))
     assert main([command, str(run), *(() if command == "export" else ("--device", device))]) == BAD_CHECKPOINT
     out, err = capsys.readouterr()

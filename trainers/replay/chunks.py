@@ -44,6 +44,7 @@ from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores
 from trainers.replay.stamps import Stamps
 from trainers.replay.storage import why_not_kept
 from trainers.run import disk
+from trainers.run.manifest import sum_of
 from trainers.run.reading import check_folder, opened, opened_folder
 from trainers.run.tensor_file import has_header_of, header_of, read_tensors_into, write_tensors
 from warpdrive.config import shown
@@ -362,8 +363,7 @@ def _opened(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
 
 def _moved(path: Path, place: int, begin: int, end: int) -> Part:
     disk.flush(path)
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sum_of(path)
     part = Part(f"{path.stem}.{found[:16]}.safetensors", begin, end, path.stat().st_size, found)
     os.replace(path, part.name, dst_dir_fd=place)
     return part

@@ -7,7 +7,6 @@ A thread makes no call of CUDA: what it needs was copied to host memory before i
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import threading
@@ -25,6 +24,7 @@ from trainers.replay.stamps import Stamps
 from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
 from trainers.run import disk
+from trainers.run.manifest import sum_of
 from trainers.run.tensor_file import header_of, write_tensors
 from warpdrive.errors import ConfigError, tell
 
@@ -215,8 +215,7 @@ class Filed:
         try:
             write_tensors(beside, self._warm_rows(begin, end))
             disk.flush(beside)
-            with beside.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = sum_of(beside)
             part = Part(part_name(self.name, begin, end, found), begin, end, beside.stat().st_size, found)
         except BaseException:
             beside.unlink(missing_ok=True)

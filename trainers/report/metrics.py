@@ -137,10 +137,6 @@ class Metrics:
         for call in self._calls:
             call()
 
-    def report(self, figures: Mapping[str, Figures]) -> dict[str, float]:
-        """Metrics since the last report, by name; waits for the device. See `begin_report`."""
-        return self.begin_report(figures).read()[0]
-
     def begin_report(self, figures: Mapping[str, Figures], also: torch.Tensor | None = None) -> PendingReport:
         """Sends the metrics since the last report, over all ranks, on their way; starts the sums anew.
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainers.errors import NotSavedError, UnreadableError
 from trainers.learning.distributed import World
@@ -85,11 +84,6 @@ class Checkpoint:
     """What rng.json holds; see `generators.prepare_generators`."""
     replay: dict[str, Listing]
     """By store, which files hold its steps; they were not looked at."""
-
-
-def save_checkpoint(folder: Path, env_steps: int, tensors: Mapping[str, Tensors], *what: Any, **more: Any) -> Path:
-    """Writes a checkpoint; see `begin_checkpoint`. Returns its folder."""
-    return begin_checkpoint(folder, env_steps, tensors, *what, **more)()
 
 
 def begin_checkpoint(
@@ -392,17 +386,12 @@ def load_tensors(path: Path, policy: Tensors | None = None) -> dict[str, torch.T
     return tensors_of(path, read(place_of(path), told=path, check=lambda file: check_size(path, file, needed)))
 
 
-def restore_module(module: nn.Module, tensors: Tensors, file: Path | str) -> None:
-    """Writes parameters into a module, in place. Nothing is written if anything does not fit.
+def restore_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
+    """Copies tensors in place. Nothing is written if anything does not fit.
 
     Raises:
         CheckpointError: a name, shape or dtype differs.
     """
-    restore_tensors(module.state_dict(), tensors, file)
-
-
-def restore_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
-    """Copies tensors of the same names, shapes and dtypes in place; see `restore_module`."""
     check_tensors(into, tensors, file)
     with torch.no_grad():
         for name, tensor in tensors.items():

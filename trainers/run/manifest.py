@@ -40,7 +40,9 @@ def make_manifest(
         "env_steps": env_steps,
         "progress": dict(progress),
         "figure": None if figure is None else {"metric": figure[0], "value": figure[1]},
-        "files": {name: _bytes_and_sum(path) for name, path in sorted(files.items())},
+        "files": {
+            name: {"bytes": path.stat().st_size, "sha256": sum_of(path)} for name, path in sorted(files.items())
+        },
         **(more or {}),
     }
     manifest["sha256"] = sha256(to_json(manifest))
@@ -109,10 +111,10 @@ def content_of(path: Path, told: Mapping[str, Any], needed: int | None = None) -
     return read(path, told["bytes"], MAX_JSON_BYTES if path.name == RNG else None, levels=3, check=check)
 
 
-def _bytes_and_sum(path: Path) -> dict[str, Any]:
+def sum_of(path: Path) -> str:
+    """SHA-256 of a file, which is read piece by piece."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": found}
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def to_json(value: Any) -> bytes:

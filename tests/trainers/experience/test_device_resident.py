@@ -218,11 +218,11 @@ def test_a_prioritised_update_asks_for_no_number_and_brings_none(device):
 @needs_gpu
 def test_a_report_pulls_one_tensor(make_trainer):
     trainer = make_trainer("two policies", "cuda")
-    trainer.metrics.report(trainer.iterate())
+    trainer.metrics.begin_report(trainer.iterate()).read()[0]
     figures = trainer.iterate()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=ACTIVITIES) as profile:
-        trainer.metrics.report(figures)
+        trainer.metrics.begin_report(figures).read()[0]
     (copy,) = copies_in(profile)
     assert "DtoH" in copy
 

@@ -79,7 +79,7 @@ def save(folder, kept, env_steps=None, num_kept=3):
     """A checkpoint of the stores alone."""
     (store,) = kept.stores.values()
     env_steps = store.num_steps_added * NUM_ENVS if env_steps is None else env_steps
-    return checkpoint.save_checkpoint(folder, env_steps, kept.small(), {}, {}, num_kept, chunks=kept)
+    return checkpoint.begin_checkpoint(folder, env_steps, kept.small(), {}, {}, num_kept, chunks=kept)()
 
 
 def load(place, store):
@@ -192,9 +192,9 @@ def test_a_file_goes_with_the_last_checkpoint_that_lists_it_and_the_best_counts(
     for number in range(12):
         store.add(16)
         figure = ("reward", 1.0 if number == 2 else 0.0)
-        last = checkpoint.save_checkpoint(
+        last = checkpoint.begin_checkpoint(
             tmp_path, 1 + number, kept.small(), {}, {}, num_kept=2, figure=figure, chunks=kept
-        )
+        )()
     places = checkpoint.list_checkpoints(tmp_path)
     assert [place.name[-2:] for place in places] == ["03", "11", "12"]
     assert set(files_in(tmp_path)) == set().union(*map(listed_by, places))

@@ -362,7 +362,7 @@ def test_truncations_that_lost_their_row_after_they_were_saved_come_back_as_they
         truncated = torch.ones(4, 2, dtype=torch.bool, device=backend.device)
         window = {"seen": seen, "reward": seen[:4, ..., 0], "terminated": ~truncated, "truncated": truncated}
         ring.add({**window, "final_seen": seen[:4]})
-        place = checkpoint.save_checkpoint(tmp_path, number, kept.small(), {}, {}, num_kept=1, chunks=kept)
+        place = checkpoint.begin_checkpoint(tmp_path, number, kept.small(), {}, {}, num_kept=1, chunks=kept)()
     assert (ring.tensors["done"] == 1).any()
     saved, other = checkpoint.load_checkpoint(place), Chunks({NAME: made[1]})
     other.restore(tmp_path, saved.replay, are_ours=False)
@@ -382,7 +382,7 @@ def test_a_store_of_another_size_is_saved_anew(tmp_path, backend):
     def save(number):
         reward = torch.full((4, 2, 1), float(number), device=backend.device)
         ring.add({"reward": reward, **ends})
-        return checkpoint.save_checkpoint(tmp_path, number, kept.small(), {}, {}, num_kept=1, chunks=kept)
+        return checkpoint.begin_checkpoint(tmp_path, number, kept.small(), {}, {}, num_kept=1, chunks=kept)()
 
     for number in range(7):
         save(number)

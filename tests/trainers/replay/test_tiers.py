@@ -159,7 +159,7 @@ def test_of_two_chunks_one_goes_into_files_and_the_other_is_drawn_no_more(backen
 
 
 def save(folder, kept: Kept, files: Chunks):
-    return checkpoint.save_checkpoint(folder, kept.store.num_steps_added, files.small(), {}, {}, 2, chunks=files)
+    return checkpoint.begin_checkpoint(folder, kept.store.num_steps_added, files.small(), {}, {}, 2, chunks=files)()
 
 
 def shared(kept: Kept, folder) -> Chunks:

@@ -42,14 +42,14 @@ def test_returns_and_lengths_run_on_across_rollouts_and_a_report_starts_the_sums
     trainer = Trainer(tiny())
     first = play(trainer, 4)
     returns, length, number = by_hand(first)
-    metrics = trainer.metrics.report({})
+    metrics = trainer.metrics.begin_report({}).read()[0]
     assert metrics["rollout/num_episodes"] == number
     assert metrics["rollout/ep_len_mean"] == pytest.approx(length)
     assert metrics["rollout/tagger/ep_rew_mean"] == pytest.approx(returns[:2].mean().item(), abs=1e-4)
     assert metrics["rollout/runner/ep_rew_mean"] == pytest.approx(returns[2].item(), abs=1e-4)
     assert metrics["rollout/ep_rew_mean"] == pytest.approx(returns.mean().item(), abs=1e-4)
     second = play(trainer, 2)
-    assert number + trainer.metrics.report({})["rollout/num_episodes"] == by_hand(first + second)[2]
+    assert number + trainer.metrics.begin_report({}).read()[0]["rollout/num_episodes"] == by_hand(first + second)[2]
 
 
 def test_lengths_and_numbers_of_episodes_are_counted_beyond_32_bits(tiny):
@@ -61,7 +61,7 @@ def test_lengths_and_numbers_of_episodes_are_counted_beyond_32_bits(tiny):
     trainer.env.num_invalid_actions.fill_(2**31)
     _, length, number = by_hand(play(trainer, 4))
     num_envs = trainer.env.num_envs
-    metrics = trainer.metrics.report({})
+    metrics = trainer.metrics.begin_report({}).read()[0]
     num_episodes = number + num_envs * (2**31 - 1)
     assert metrics["rollout/num_episodes"] == num_episodes
     total = number * length + num_envs * (2**31 - 1 + before)  # each env ended the episode that it was in
@@ -73,16 +73,16 @@ def test_lengths_and_numbers_of_episodes_are_counted_beyond_32_bits(tiny):
 def test_no_episode_ended_leaves_the_means_out_and_figures_of_device_and_host_arrive_under_their_policy(tiny):
     trainer = Trainer(tiny())
     nothing = ("rollout/num_episodes", "health/dropped_truncations", "health/invalid_actions")
-    assert trainer.metrics.report({}) == dict.fromkeys(nothing, 0.0)
+    assert trainer.metrics.begin_report({}).read()[0] == dict.fromkeys(nothing, 0.0)
     on_device = torch.tensor(2.5, device=trainer.env.device)
-    metrics = trainer.metrics.report({"tagger": {"entropy": on_device, "learning_rate": 0.125}})
+    metrics = trainer.metrics.begin_report({"tagger": {"entropy": on_device, "learning_rate": 0.125}}).read()[0]
     assert (metrics["train/tagger/entropy"], metrics["train/tagger/learning_rate"]) == (2.5, 0.125)
 
 
 def test_shared_policy_reports_groups_too(tiny):
     trainer = Trainer(tiny(policy={"shared": {}}))
     play(trainer, 2)
-    metrics = trainer.metrics.report({})
+    metrics = trainer.metrics.begin_report({}).read()[0]
     weighted = (2 * metrics["rollout/tagger/ep_rew_mean"] + metrics["rollout/runner/ep_rew_mean"]) / 3
     assert metrics["rollout/shared/ep_rew_mean"] == pytest.approx(weighted)
 
@@ -107,7 +107,7 @@ def test_a_figure_of_the_env_is_what_the_last_steps_of_episodes_wrote(tiny):
         num_ended += int((rollout.terminated | rollout.truncated).sum())
         num_up += int(rollout.terminated.sum())
     assert 0 < num_up < num_ended
-    metrics = trainer.metrics.report({})
+    metrics = trainer.metrics.begin_report({}).read()[0]
     assert metrics["rollout/all_up"] == pytest.approx(num_up / num_ended)
     assert not any(trainer.metrics.arrays["figure_sum_all_up"].tolist())
     score = trainer.evaluation.play()

@@ -23,7 +23,7 @@ ONE, TWO = ["agent"], ["tagger", "runner"]
 def save(folder, env_steps, value=None, metric=RETURN, num_kept=3):
     figure = None if value is None else (metric, value)
     tensors = {"env": {"x": torch.ones(1)}}
-    return checkpoint.save_checkpoint(folder, env_steps, tensors, {}, {}, num_kept, figure)
+    return checkpoint.begin_checkpoint(folder, env_steps, tensors, {}, {}, num_kept, figure)()
 
 
 def kept(folder):

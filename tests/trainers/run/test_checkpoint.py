@@ -34,7 +34,7 @@ TENSORS = {
 
 
 def save(folder, env_steps=1000):
-    return checkpoint.save_checkpoint(folder, env_steps, TENSORS, {"torch": "00"}, {"iteration": 3})
+    return checkpoint.begin_checkpoint(folder, env_steps, TENSORS, {"torch": "00"}, {"iteration": 3})()
 
 
 def test_round_trip_keeps_every_bit_and_the_manifest_lists_every_other_file(tmp_path):
@@ -53,7 +53,7 @@ def test_round_trip_keeps_every_bit_and_the_manifest_lists_every_other_file(tmp_
 
 def test_counts_of_32_bits_of_an_older_version_are_read_also_where_they_went_on_below_0(tmp_path):
     steps = torch.tensor([5, 2**31 - 1, -(2**31), -1], dtype=torch.int32)
-    place = checkpoint.save_checkpoint(tmp_path, 1, {"env": {"env_step": steps, "time_step": steps.clone()}}, {}, {})
+    place = checkpoint.begin_checkpoint(tmp_path, 1, {"env": {"env_step": steps, "time_step": steps.clone()}}, {}, {})()
     loaded = checkpoint.load_checkpoint(place).tensors["env"]
     assert loaded["env_step"].tolist() == [5, 2**31 - 1, 2**31, 2**32 - 1]
     assert torch.equal(loaded["time_step"], steps)  # an env's own
@@ -138,9 +138,10 @@ def test_other_shapes_are_refused_and_nothing_is_written():
     module = torch.nn.Linear(2, 1)
     before = [parameter.clone() for parameter in module.parameters()]
     with pytest.raises(CheckpointError, match=r"f\.safetensors: 'bias' is \[2\] torch\.float32, but \[1\]"):
-        checkpoint.restore_module(module, {"weight": torch.zeros(1, 2), "bias": torch.zeros(2)}, "f.safetensors")
+        tensors = {"weight": torch.zeros(1, 2), "bias": torch.zeros(2)}
+        checkpoint.restore_tensors(module.state_dict(), tensors, "f.safetensors")
     with pytest.raises(CheckpointError, match=r"lacks bias"):
-        checkpoint.restore_module(module, {"weight": torch.zeros(1, 2)}, "f.safetensors")
+        checkpoint.restore_tensors(module.state_dict(), {"weight": torch.zeros(1, 2)}, "f.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 

@@ -62,7 +62,7 @@ def test_new_folders_are_on_the_disk_with_all_that_are_made_above_them(tmp_path,
     disk.make_numbered(tmp_path / "a" / "b", "run", "runs")
     assert set(flushed) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
     flushed.clear()
-    checkpoint.save_checkpoint(tmp_path / "a" / "b" / "run" / "checkpoints", 1, {"env": {}}, {}, {})
+    checkpoint.begin_checkpoint(tmp_path / "a" / "b" / "run" / "checkpoints", 1, {"env": {}}, {}, {})()
     assert tmp_path / "a" / "b" / "run" in flushed
 
 
@@ -103,7 +103,7 @@ def test_a_line_is_added_as_a_whole_or_not_at_all(tmp_path):
 def test_a_process_that_dies_while_it_replaces_a_checkpoint_loses_neither(tmp_path, monkeypatch):
     """The same step saved again: the old one is moved away before the new one comes."""
     arguments = (tmp_path, 60, {"env": {}}, {}, {"iteration": 1})
-    place = checkpoint.save_checkpoint(*arguments)
+    place = checkpoint.begin_checkpoint(*arguments)()
     rename, calls = os.rename, []
 
     class Killed(BaseException):
@@ -118,7 +118,7 @@ def test_a_process_that_dies_while_it_replaces_a_checkpoint_loses_neither(tmp_pa
     monkeypatch.setattr(os, "rename", killed)
     monkeypatch.setattr(disk, "remove_leftovers", lambda folder: None)  # nor had it time to tidy up
     with pytest.raises(Killed):
-        checkpoint.save_checkpoint(*arguments)
+        checkpoint.begin_checkpoint(*arguments)()
     assert not place.exists()
     monkeypatch.undo()
     disk.remove_leftovers(tmp_path)
@@ -130,7 +130,7 @@ def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 65_000)
     monkeypatch.setattr(disk, "write", lambda *_: pytest.fail("written without room"))
     with pytest.raises(NotSavedError, match=r"the disk is full: 0\.1 MB needed, 0\.1 MB free on the disk\. The older"):
-        checkpoint.save_checkpoint(tmp_path, 1, {"env": {}}, {}, {})
+        checkpoint.begin_checkpoint(tmp_path, 1, {"env": {}}, {}, {})()
     assert disk.why_not_written(OSError(errno.EDQUOT, "x"), tmp_path, 1).startswith("the quota is used up: 0.0 MB")
     assert disk.why_not_written(OSError(errno.EIO, "Input/output error"), tmp_path, 1) == "Input/output error"
     monkeypatch.setattr(os, "statvfs", lambda _: mock.Mock(f_files=24, f_favail=1))

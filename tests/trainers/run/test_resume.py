@@ -250,7 +250,8 @@ def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(whole, tmp_
 def test_going_back_twice_keeps_what_was_set_aside_before(tmp_path):
     """A checkpoint of 60 env steps is set aside, another one is made, and that is set aside, too."""
     for number in (1, 2):
-        places = [checkpoint.save_checkpoint(tmp_path, steps, {"env": {}}, {}, {"time": number}) for steps in (30, 60)]
+        what = {"env": {}}, {}, {"time": number}
+        places = [checkpoint.begin_checkpoint(tmp_path, steps, *what)() for steps in (30, 60)]
         aside = checkpoint.set_aside_after(places[0])
         assert [one.name for one in aside] == ["abandoned_step_000000000060" + "-2" * (number - 1)]
     times = [checkpoint.load_checkpoint(one).progress["time"] for one in sorted(tmp_path.glob("abandoned_*"))]
