@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
-from trainers.fused.packed import PackedNetwork, PackedPolicy
+from trainers.fused.packed import PackedNetwork, PackedPolicy, elements_of
 from warpdrive.function_manager import Constant
 
 
@@ -76,7 +76,7 @@ class NetworkGradient:
     def prepare_products(self, number: int, rows: int) -> list[Callable[[], None]]:
         """The matrix library's products of a chunk's records: deltas and features, then each further layer's."""
         plan = self.plan
-        dtype = torch.float32 if plan.element_bytes == 4 else torch.bfloat16
+        dtype = elements_of(plan.element_bytes)
         record, widths = plan.shape.record, plan.shape.widths_of_record
         records = self.records.view(dtype)[: rows * record].view(rows, record)
         features, hidden1, hidden2, _, delta2, delta_out = records.split(widths, dim=1)

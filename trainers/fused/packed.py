@@ -13,6 +13,7 @@ from torch import nn
 
 from trainers.fused.cell import CellPlan
 from trainers.fused.learning_plan import NUM_FIGURES, SLICES, STEP_THREADS
+from trainers.fused.of_replay import join_memory
 from trainers.fused.plan import Plan
 from trainers.fused.seen import Seen
 from trainers.fused.shape import Shape, to_tiles
@@ -103,12 +104,8 @@ class PackedPolicy:
         self.backend = backend
         self.compiled: dict[Path, FunctionManager] = {}
         """Kernels that several of its networks use, by their file."""
-        parameters = list(policy.parameters())
-        self.numbers = {id(p): start for p, start in zip(parameters, _starts(parameters), strict=True)}
-        self.parameter = torch.cat([p.detach().flatten() for p in parameters])
-        for p in parameters:
-            start = self.numbers[id(p)]
-            p.data = self.parameter[start : start + p.numel()].view(p.shape)
+        self.parameter = join_memory(list(policy.parameters()))
+        self.numbers = {id(p): p.storage_offset() for p in policy.parameters()}
         self.networks = self._find_networks()
         num_elements = sum(shape.num_elements for shape in plan.shapes)
         device = backend.device
@@ -279,10 +276,6 @@ def _trunks(network: nn.Module) -> list[Iterable[nn.Module] | None]:
         return [network.trunk, network.critic_trunk]
     encoders = network.encoder, network.critic_encoder
     return [one and one.layers_of(0) for one in encoders]
-
-
-def _starts(parameters: list[nn.Parameter]) -> list[int]:
-    return np.cumsum([0] + [p.numel() for p in parameters])[:-1].tolist()
 
 
 def elements_of(element_bytes: int) -> torch.dtype:
